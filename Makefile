@@ -1,0 +1,26 @@
+.PHONY: check lint types test test-all clean
+
+# Lint, types and the fast tests: about a minute, no download.
+check: lint types test
+
+lint:
+	ruff check .
+	ruff format --check .
+
+# The folders cli, weights and bench are installed below redrafter_mlx (see pyproject.toml), which
+# a type checker does not see; symlinks show it the package as it is installed.
+types:
+	rm -rf build/typing && mkdir -p build/typing/redrafter_mlx
+	ln -s $(addprefix $(CURDIR)/,$(wildcard redrafter_mlx/*)) build/typing/redrafter_mlx/
+	ln -s $(addprefix $(CURDIR)/,cli weights bench) build/typing/redrafter_mlx/
+	cd build/typing && mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases -p redrafter_mlx
+
+test:
+	python -m pytest -q -m "not real_model"
+
+# Everything, with the real SmolLM2-135M (94 MB, fetched on first use).
+test-all:
+	python -m pytest -q
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,82 @@
+"""Beam search in the drafter (paper, section 3.2), in one lazy graph of static shape."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import mlx.core as mx
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.tree import Beams
+
+
+class DraftModel(Protocol):
+    """What beam search asks of a drafter."""
+
+    @property
+    def output_size(self) -> int: ...
+
+    def advance(self, state: mx.array, tokens: mx.array) -> mx.array: ...
+
+    def log_probs(self, context: mx.array, state: mx.array) -> mx.array: ...
+
+    def to_tokens(self, outputs: mx.array) -> mx.array: ...
+
+
+def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: BeamShape) -> Beams:
+    """The W likeliest candidates of length L that start with the root.
+
+    Shapes:
+      context: [B, D], the target's hidden state behind the root's predecessor
+      root:    [B] int32
+    Returns:
+      Beams with W = shape.width and L = shape.length, likeliest first
+    """
+    W, L = shape.width, shape.length
+    if model.output_size < W:
+        raise BadInputError(
+            f"beam_width is {W}; the drafter can draft only {model.output_size} tokens"
+        )
+    B, D = context.shape
+    tokens = mx.broadcast_to(root[:, None, None], (B, W, 1))
+    scores = mx.zeros((B, W, 1), mx.float32)
+    if L == 1:
+        return Beams(tokens, scores)
+
+    # All beams begin alike, so the first extension looks at one of them only.
+    state = model.advance(mx.zeros((B, 1, D), context.dtype), root[:, None])
+    for level in range(1, L):
+        live = state.shape[1]
+        around = mx.broadcast_to(context[:, None], (B, live, D))
+        step = _no_better_than_certain(model.log_probs(around, state))  # [B, live, V']
+        total = scores[:, :live, -1:] + step
+        best, where = top_k(total.reshape(B, -1), W)
+        parent, output = where // step.shape[-1], where % step.shape[-1]
+        token = model.to_tokens(output)
+        tokens = mx.concatenate([_select(tokens, parent), token[:, :, None]], axis=2)
+        scores = mx.concatenate([_select(scores, parent), best[:, :, None]], axis=2)
+        if level < L - 1:
+            state = model.advance(_select(state, parent), token)
+    return Beams(tokens, scores)
+
+
+def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
+    """The k largest of [B, M], largest first: values [B, k] and int32 indices [B, k]."""
+    if k == 1:
+        index = mx.argmax(x, axis=-1, keepdims=True)
+    else:
+        index = mx.argpartition(-x, kth=k - 1, axis=-1)[:, :k]
+        order = mx.argsort(-mx.take_along_axis(x, index, axis=-1), axis=-1)
+        index = mx.take_along_axis(index, order, axis=-1)
+    return mx.take_along_axis(x, index, axis=-1), index.astype(mx.int32)
+
+
+def _select(x: mx.array, beams: mx.array) -> mx.array:
+    """Rows of x [B, W', ...] at `beams` [B, W]."""
+    return mx.take_along_axis(x, beams[:, :, None], axis=1)
+
+
+def _no_better_than_certain(log_probs: mx.array) -> mx.array:
+    """At most 0 in spite of rounding, and never NaN: a child is never likelier than its parent."""
+    return mx.minimum(mx.where(mx.isnan(log_probs), -mx.inf, log_probs), 0.0)

@@ -1,0 +1,155 @@
+"""Configuration: frozen dataclasses that refuse unknown keys and bad values in one line."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
+
+from redrafter_mlx.errors import BadInputError
+
+DType = Literal["auto", "float16", "bfloat16", "float32"]
+"""Arithmetic of the target: `auto` is as stored on a GPU and float32 on a CPU."""
+
+MAX_BEAM_WIDTH = 64
+MAX_BEAM_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class BeamShape:
+    """Beam width W and beam length L; L counts the first token, as in the paper (section 3.2).
+
+    `max_nodes` is the node capacity N of the packed tree; None holds every node a beam can have.
+    """
+
+    width: int
+    length: int
+    max_nodes: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_int("beam_width", self.width, 1, MAX_BEAM_WIDTH)
+        _check_int("beam_length", self.length, 1, MAX_BEAM_LENGTH)
+        if self.max_nodes is not None:
+            _check_int("max_nodes", self.max_nodes, 1, None)
+
+    @property
+    def nodes(self) -> int:
+        """The node capacity N: all W beams share at least the root."""
+        most = self.width * (self.length - 1) + 1
+        return most if self.max_nodes is None else min(self.max_nodes, most)
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a token is chosen from the target's distribution; the meaning of each is mlx-lm's."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, low=0.0)
+        _check_number("top_p", self.top_p, low=0.0, high=1.0, low_excluded=True)
+        _check_number("min_p", self.min_p, low=0.0, high=1.0)
+        _check_int("top_k", self.top_k, 0, None)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """Everything that a caller may say about one answer.
+
+    `stop` strings end the answer before the string itself. Without `beam_width` and `beam_length`
+    the drafter's own shape is used; `draft=False` decodes auto-regressively.
+    `seed` None draws a fresh one.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    beam_width: int | None = None
+    beam_length: int | None = None
+    max_nodes: int | None = None
+    draft: bool = True
+
+    def __post_init__(self) -> None:
+        given: object = self.stop
+        stop = (given,) if isinstance(given, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        _check_int("max_tokens", self.max_tokens, 1, None)
+        if self.seed is not None:
+            _check_int("seed", self.seed, 0, 2**64 - 1)
+        if any(not isinstance(s, str) or not s for s in self.stop):
+            raise BadInputError(f"stop is {self.stop!r}; give non-empty strings")
+        _ = self.sampling
+        _ = BeamShape(
+            1 if self.beam_width is None else self.beam_width,
+            1 if self.beam_length is None else self.beam_length,
+            self.max_nodes,
+        )
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(self.temperature, self.top_p, self.top_k, self.min_p)
+
+    def beam_shape(self, default: BeamShape) -> BeamShape:
+        """The shape asked for, filled up from `default` where nothing was said."""
+        return BeamShape(
+            default.width if self.beam_width is None else self.beam_width,
+            default.length if self.beam_length is None else self.beam_length,
+            default.max_nodes if self.max_nodes is None else self.max_nodes,
+        )
+
+    def updated(self, overrides: Mapping[str, object]) -> GenerationOptions:
+        """A copy with `overrides`; raises BadInputError for a key that does not exist."""
+        refuse_unknown_keys(overrides, [f.name for f in fields(self)], "option")
+        return replace(self, **overrides)  # type: ignore[arg-type]
+
+
+def refuse_unknown_keys(given: Mapping[str, object], known: list[str], what: str) -> None:
+    """Raise BadInputError naming the first key of `given` that is not among `known`."""
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
+            raise BadInputError(f"unknown {what} {key!r}; {hint}")
+
+
+def check_choice(name: str, value: str, choices: object) -> None:
+    """Raise BadInputError unless `value` is one of the strings of a Literal type."""
+    known = get_args(choices)
+    if value not in known:
+        raise BadInputError(f"{name} is {value!r}; choose one of {', '.join(map(str, known))}")
+
+
+def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInputError(f"{name} is {value!r}; it must be a whole number")
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise BadInputError(f"{name} is {value}; it must be {bound}")
+
+
+def _check_number(
+    name: str, value: object, low: float, high: float = math.inf, low_excluded: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadInputError(f"{name} is {value!r}; it must be a number")
+    if value < low or value > high or (low_excluded and value == low):
+        above = f"above {low:g}" if low_excluded else f"at least {low:g}"
+        limit = "" if high == math.inf else f" and at most {high:g}"
+        raise BadInputError(f"{name} is {value:g}; it must be {above}{limit}")
+
+
+DEFAULT_BEAM_SHAPE = BeamShape(2, 4)
+"""For a drafter that says nothing of shapes: 7 nodes, below every Metal kernel's row limit of 8."""

@@ -1,0 +1,107 @@
+"""Drafters on disk: `config.json` and `model.safetensors` in a folder, as in the paper's code."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.drafter import Drafter, DrafterConfig, check_target
+from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.target import Target
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+
+def read_config(folder: str | Path) -> DrafterConfig:
+    """The configuration of a drafter's folder; one readable error for anything wrong with it."""
+    path = Path(folder) / CONFIG
+    if not Path(folder).is_dir():
+        raise ModelNotFoundError(f"no drafter at {folder}; give a folder that holds {CONFIG}")
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path} is missing; a drafter's folder holds {CONFIG}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from None
+    if not isinstance(given, dict):
+        raise DamagedFileError(f"{path} holds no JSON object")
+    try:
+        return DrafterConfig.from_dict(given)
+    except BadInputError as error:
+        raise DamagedFileError(f"{path}: {error}") from None
+
+
+def load_drafter(
+    folder: str | Path,
+    target: Target,
+    *,
+    target_name: str | None = None,
+    target_fingerprint: str | None = None,
+) -> Drafter:
+    """A drafter for `target`, parameters evaluated.
+
+    Raises:
+      MismatchError: before any weight is read, naming both sides: hidden size, vocabulary, or
+                     another target than `target_fingerprint`
+      DamagedFileError: naming the file and the tensor
+    """
+    config = read_config(folder)
+    check_target(config, target.hidden_size, target.vocab_size)
+    trained_for, present = config.target_fingerprint, target_fingerprint
+    if trained_for is not None and present is not None and trained_for != present:
+        raise MismatchError(
+            f"{folder} was trained for {config.target or 'another target'} ({trained_for}), not "
+            f"for {target_name or 'this target'} ({present})"
+        )
+    drafter = Drafter(config)
+    if config.bits is not None and config.group_size is not None:
+        nn.quantize(drafter, group_size=config.group_size, bits=config.bits)
+    _load_weights(drafter, Path(folder) / WEIGHTS)
+    drafter.eval()
+    mx.eval(drafter.parameters())
+    return drafter
+
+
+def save_drafter(drafter: Drafter, folder: str | Path) -> None:
+    """Write a drafter's folder; each file appears whole or not at all, the weights first."""
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = dict(tree_flatten(drafter.parameters()))
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
+        part = Path(partial)
+        mx.save_safetensors(str(part / WEIGHTS), weights, {"format": "mlx"})
+        text = json.dumps(drafter.config.to_dict(), indent=2, sort_keys=True)
+        (part / CONFIG).write_text(text + "\n", encoding="utf-8")
+        for name in (WEIGHTS, CONFIG):
+            os.replace(part / name, folder / name)
+
+
+def _load_weights(drafter: Drafter, path: Path) -> None:
+    """Fill a drafter with the tensors of a file, all of them and no others."""
+    if not path.is_file():
+        raise DamagedFileError(f"{path} is missing; a drafter's folder holds {WEIGHTS}")
+    try:
+        stored = mx.load(str(path))
+    except (RuntimeError, ValueError) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from None
+    assert isinstance(stored, dict)
+    wanted = dict(tree_flatten(drafter.parameters()))
+    for name, array in wanted.items():
+        if name not in stored:
+            raise DamagedFileError(f"{path} lacks tensor {name} of shape {list(array.shape)}")
+        if stored[name].shape != array.shape:
+            raise DamagedFileError(
+                f"{path}: tensor {name} has shape {list(stored[name].shape)}, "
+                f"config.json asks for {list(array.shape)}"
+            )
+    for name in stored:
+        if name not in wanted:
+            raise DamagedFileError(f"{path} holds tensor {name}, which config.json does not name")
+    drafter.load_weights(list(stored.items()))

@@ -1,0 +1,343 @@
+"""The library's door: a target with its drafter, answering prompts token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.generate import wired_limit
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerBase
+
+from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, GenerationOptions
+from redrafter_mlx.decode import Decoder, Proposer, StepResult
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.drafter_files import load_drafter
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.memory import PrefixMemory
+from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.target import Target
+from redrafter_mlx.text import AnswerText
+from redrafter_mlx.weights.chat import encode_text, render_chat
+
+if TYPE_CHECKING:
+    from redrafter_mlx.load import TargetSource
+    from redrafter_mlx.session import Session
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Response:
+    """One token, with the fields of mlx-lm's `GenerationResponse` and two of ours.
+
+    text:              what this token makes certain; may be empty, or more than the token
+    from_draft:        whether the drafter had guessed it
+    prompt_tps:        prompt tokens read per second (those reused from an earlier turn not counted)
+    generation_tps:    tokens per second since the first one
+    peak_memory:       GB
+    finish_reason:     "stop" or "length" on the last response, else None
+    steps:             target calls after the prompt so far
+    tokens_per_step:   tokens from those calls divided by them; 1.0 for auto-regression
+    """
+
+    text: str
+    token: int
+    from_draft: bool
+    prompt_tokens: int
+    prompt_tps: float
+    generation_tokens: int
+    generation_tps: float
+    peak_memory: float
+    finish_reason: str | None
+    steps: int
+    tokens_per_step: float
+    step: StepResult
+    place: int
+
+    @property
+    def logprobs(self) -> mx.array:
+        """The target's log-probabilities [V] float32 that this token was chosen from."""
+        return self.step.log_probs(self.place)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole answer; `token_ids` holds the ending token too, `text` does not."""
+
+    prompt_ids: list[int]
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    steps: int
+    tokens_per_step: float
+    prompt_tps: float
+    generation_tps: float
+    peak_memory: float
+
+
+class Redrafter:
+    """A target, its tokenizer and what drafts for it. Made by `load` or from an mlx-lm pair.
+
+    Any thread may call it, and any number: each answer has its own state, and steps queue up.
+
+    drafter_note: one line when it decodes plainly: why, and how to change that
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
+        drafter: Drafter | Proposer | None = None,
+        *,
+        source: TargetSource | None = None,
+        drafter_note: str | None = None,
+    ) -> None:
+        """Raises UnsupportedModelError or MismatchError for what cannot work together."""
+        wrapped = isinstance(tokenizer, TokenizerWrapper)
+        self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
+        self.source = source
+        self.drafter_note = drafter_note
+        mx.eval(model.parameters())
+        self.target = Target(model)
+        self.drafter = drafter if isinstance(drafter, Drafter) else None
+        self.proposer: Proposer | None = None
+        if isinstance(drafter, Drafter):
+            mx.eval(drafter.parameters())
+            self.proposer = drafter.bind(self.target)
+        else:
+            self.proposer = drafter
+        self._wired = _WiredMemory(model)
+
+    def warm_up(self) -> None:
+        """Run every kernel once, and make sure that this model's trees are exact.
+
+        Raises UnsupportedModelError if they are not.
+        """
+        with self.target.lock:
+            self.target.check_trees()
+        self.generate([0], max_tokens=4)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: object,
+    ) -> Generator[Response, None, None]:
+        """Answer a prompt, one response a token.
+
+        Args:
+          prompt: a user's message, a list of messages with `role` and `content`, or token ids
+          raw: take a string as it is, without the chat template
+          options: and `overrides`, its fields by name; see GenerationOptions
+        Raises:
+          BadInputError: at once, for options or a prompt that cannot be used
+        """
+        chosen = (options or GenerationOptions()).updated(overrides)
+        return self.respond(self.encode(prompt, raw=raw), chosen, PrefixMemory())
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: object,
+    ) -> Completion:
+        """The whole answer at once; arguments and errors as in `stream`."""
+        ids = self.encode(prompt, raw=raw)
+        chosen = (options or GenerationOptions()).updated(overrides)
+        responses = list(self.respond(ids, chosen, PrefixMemory()))
+        last = responses[-1]
+        assert last.finish_reason is not None
+        return Completion(
+            prompt_ids=ids,
+            token_ids=[r.token for r in responses],
+            text="".join(r.text for r in responses),
+            finish_reason=last.finish_reason,
+            steps=last.steps,
+            tokens_per_step=last.tokens_per_step,
+            prompt_tps=last.prompt_tps,
+            generation_tps=last.generation_tps,
+            peak_memory=last.peak_memory,
+        )
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: object,
+    ) -> AsyncIterator[Response]:
+        """`stream` for asyncio: decoding runs in a thread, the event loop stays free."""
+        responses = self.stream(prompt, raw=raw, options=options, **overrides)
+        pending: asyncio.Future[Response | None] | None = None
+        try:
+            while True:
+                pending = asyncio.ensure_future(asyncio.to_thread(next, responses, None))
+                response = await asyncio.shield(pending)
+                if response is None:
+                    return
+                yield response
+        finally:
+            # A cancelled caller leaves a step running; a generator that runs cannot be closed.
+            if pending is not None:
+                await asyncio.wait([pending])
+            await asyncio.to_thread(responses.close)
+
+    def session(self, system: str | None = None) -> Session:
+        """A conversation that keeps keys and values from turn to turn."""
+        from redrafter_mlx.session import Session
+
+        return Session(self, system)
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The token ids of any kind of prompt; raises BadInputError if there are none."""
+        if isinstance(prompt, str):
+            if raw:
+                ids = encode_text(self.tokenizer, prompt)
+            else:
+                ids = render_chat(self.tokenizer, [{"role": "user", "content": prompt}])
+        elif prompt and isinstance(prompt[0], Mapping):
+            ids = render_chat(self.tokenizer, [dict(m) for m in prompt])  # type: ignore[arg-type]
+        else:
+            ids = [_token_id(t, self.target.vocab_size) for t in prompt]
+        if not ids:
+            raise BadInputError("the prompt is empty; give at least one token")
+        return ids
+
+    def respond(
+        self, prompt: list[int], options: GenerationOptions, memory: PrefixMemory
+    ) -> Generator[Response, None, None]:
+        """Decode behind `prompt`, reusing what `memory` holds of it and leaving there what is new.
+
+        Whatever ends it, the memory is consistent: after an exception in here it is empty.
+        """
+        answer = AnswerText(
+            self.tokenizer.detokenizer,
+            self.tokenizer.eos_token_ids,
+            options.stop,
+            options.max_tokens,
+        )
+        decoder = self._decoder(options)
+        seed = secrets.randbits(63) if options.seed is None else options.seed
+        pieces: deque[str] = deque()
+
+        def finished(result: StepResult) -> bool:
+            for token in result.tokens:
+                pieces.append(answer.add(token))
+                if answer.finish_reason is not None:
+                    break
+            return answer.finish_reason is not None
+
+        with self._wired:
+            began = time.perf_counter()
+            cache, start = memory.take(prompt, self.target.new_cache)
+            results = decoder.run(cache, start, prompt[start:], sequence_keys(seed), finished)
+            try:
+                first, prompt_tps, made, steps = began, 0.0, 0, -1
+                for result in results:
+                    now = time.perf_counter()
+                    steps += 1
+                    if steps == 0:
+                        first, prompt_tps = now, (len(prompt) - start) / max(now - began, 1e-9)
+                    for i, text in enumerate(pieces):
+                        made += 1
+                        yield Response(
+                            text=text,
+                            token=result.tokens[i],
+                            from_draft=i < len(result.tokens) - 1,
+                            prompt_tokens=len(prompt),
+                            prompt_tps=prompt_tps,
+                            generation_tokens=made,
+                            generation_tps=made / max(now - first, 1e-9) if steps else 0.0,
+                            peak_memory=mx.get_peak_memory() / 1e9,
+                            finish_reason=(
+                                answer.finish_reason if made == len(answer.tokens) else None
+                            ),
+                            steps=steps,
+                            tokens_per_step=(made - 1) / steps if steps else 1.0,
+                            step=result,
+                            place=i,
+                        )
+                    pieces.clear()
+                memory.keep(cache, prompt + answer.tokens[:-1])
+            except GeneratorExit:
+                results.close()
+                memory.keep(cache, prompt + answer.tokens[:-1])
+                raise
+
+    def _decoder(self, options: GenerationOptions) -> Decoder:
+        default = self.drafter.config.beam_shape if self.drafter else DEFAULT_BEAM_SHAPE
+        proposer = self.proposer if options.draft else None
+        return Decoder(self.target, proposer, options.beam_shape(default), options.sampling)
+
+
+def stream_generate(
+    model: nn.Module,
+    tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
+    prompt: str | Sequence[int] | mx.array,
+    *,
+    drafter: Drafter | str | Path | None = None,
+    options: GenerationOptions | None = None,
+    **overrides: object,
+) -> Iterator[Response]:
+    """mlx-lm's `stream_generate` with drafts, for those who hold its model and tokenizer already.
+
+    Args:
+      prompt: text (taken as it is, as mlx-lm does) or token ids
+      drafter: or the path of a drafter's folder; None decodes auto-regressively
+      options: and `overrides`, its fields by name; see GenerationOptions
+    """
+    if isinstance(drafter, (str, Path)):
+        drafter = load_drafter(drafter, Target(model))
+    redrafter = Redrafter(model, tokenizer, drafter)
+    if isinstance(prompt, mx.array):
+        prompt = [int(t) for t in np.array(prompt).reshape(-1)]
+    return redrafter.stream(prompt, raw=True, options=options, **overrides)
+
+
+class _WiredMemory:
+    """mlx-lm's `wired_limit` for as long as at least one answer is being decoded."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._users = 0
+        self._lock = threading.Lock()
+        self._limit = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                # mlx-lm prints its warning about large models; standard output is the answer's.
+                with contextlib.redirect_stdout(sys.stderr):
+                    self._limit.enter_context(wired_limit(self._model))
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._limit.close()
+
+
+def _token_id(token: object, vocab_size: int) -> int:
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        raise BadInputError(f"prompt holds {token!r}; token ids are whole, 0 to {vocab_size - 1}")
+    return token

@@ -1,0 +1,94 @@
+"""From tokens to the text that a reader sees, cut at end-of-text and at stop strings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from mlx_lm.tokenizer_utils import StreamingDetokenizer
+
+
+class StopScanner:
+    """Passes text on until a stop string appears, holding back what could become one.
+
+    A stop string is found wherever its characters fall: inside a token, across tokens, across
+    steps. The text before it is kept, the string itself and what follows are not.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped = False
+
+    def feed(self, text: str) -> str:
+        """The part of the text so far that is certain to be before every stop string."""
+        self._held += text
+        found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
+        if found:
+            self.stopped = True
+            self._held = self._held[: min(found)]
+            return self.flush()
+        keep = max((_overlap(self._held, s) for s in self._stop), default=0)
+        ready = self._held[: len(self._held) - keep]
+        self._held = self._held[len(self._held) - keep :]
+        return ready
+
+    def flush(self) -> str:
+        """What is still held back, once no more text can come."""
+        ready, self._held = self._held, ""
+        return ready
+
+
+class AnswerText:
+    """The text of one answer, and where it ends.
+
+    tokens:        what was kept, the ending token included
+    finish_reason: None while it goes on; "stop" at end-of-text or a stop string, "length" at
+                   max_tokens
+    """
+
+    def __init__(
+        self,
+        detokenizer: StreamingDetokenizer,
+        eos: Collection[int],
+        stop: Sequence[str],
+        max_tokens: int,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._eos = eos
+        self._scanner = StopScanner(stop)
+        self._max_tokens = max_tokens
+        self.tokens: list[int] = []
+        self.finish_reason: str | None = None
+
+    def add(self, token: int) -> str:
+        """Take the next token; returns the text that it makes certain."""
+        assert self.finish_reason is None, "the answer has ended"
+        self.tokens.append(token)
+        if token in self._eos:
+            self.finish_reason = "stop"
+            return self._finish()
+        self._detokenizer.add_token(token)
+        text = self._scanner.feed(self._detokenizer.last_segment)
+        if self._scanner.stopped:
+            self.finish_reason = "stop"
+        elif len(self.tokens) == self._max_tokens:
+            self.finish_reason = "length"
+            text += self._finish()
+        return text
+
+    def _finish(self) -> str:
+        """Flush what detokeniser and scanner hold; a stop string may still end in it."""
+        self._detokenizer.finalize()
+        text = self._scanner.feed(self._detokenizer.last_segment)
+        if self._scanner.stopped:
+            self.finish_reason = "stop"
+            return text
+        return text + self._scanner.flush()
+
+
+def _overlap(text: str, stop: str) -> int:
+    """How many last characters of `text` are a beginning of `stop`."""
+    for n in range(min(len(text), len(stop) - 1), 0, -1):
+        if text.endswith(stop[:n]):
+            return n
+    return 0

@@ -1,0 +1,156 @@
+"""Beams merged into a tree: candidates that share a prefix share its nodes (paper, section 3.2).
+
+    beams             owners           tree
+    Mars is a   red     0 0 0 0        Mars - is - a ------- red
+    Mars is red when    0 0 1 1                 |- red ----- when
+    Mars is dark red    0 0 2 2                 `- dark ---- red
+
+Every operation keeps its shapes whatever the data, and none reads a value on the host.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+
+class Beams(NamedTuple):
+    """Candidates that start with the same root.
+
+    Shapes:
+      tokens:    [B, W, L] int32, tokens[b, w, 0] is the root
+      log_probs: [B, W, L] float32, of the candidate up to and including each token; 0 at the
+                 root and never rising along L
+    """
+
+    tokens: mx.array
+    log_probs: mx.array
+
+
+class TokenTree(NamedTuple):
+    """Merged beams in a fixed number of nodes, parents before children, padding behind.
+
+    Shapes:
+      tokens:  [B, N] int32, node 0 is the root
+      parents: [B, N] int32, parents[b, i] < i; -1 at the root and at padding
+      depths:  [B, N] int32, 0 at the root
+      mask:    [B, N, N] bool, True = node i may attend to node j: j is i or its ancestor
+
+    max_depth: static bound of the depths
+    is_chain:  static; every node is the child of the node before it, as with one beam
+    """
+
+    tokens: mx.array
+    parents: mx.array
+    depths: mx.array
+    mask: mx.array
+    max_depth: int
+    is_chain: bool
+
+    @property
+    def valid(self) -> mx.array:
+        """[B, N] bool, False at padding."""
+        return (self.parents >= 0) | (mx.arange(self.tokens.shape[1])[None] == 0)
+
+
+def dedup_prefix(tokens: mx.array) -> mx.array:
+    """For each prefix of each candidate, the first candidate that has the same prefix.
+
+    Shapes:
+      tokens: [B, W, L] int32
+    Returns:
+      owners: [B, W, L] int32; owners[b, w, l] is the least v with
+              tokens[b, v, :l+1] == tokens[b, w, :l+1]
+    """
+    W = tokens.shape[1]
+    equal = (tokens[:, :, None] == tokens[:, None, :]).astype(mx.int32)  # [B, W, W, L]
+    same_prefix = mx.cumprod(equal, axis=3).astype(mx.bool_)
+    candidate = mx.arange(W)[None, None, :, None]
+    return mx.min(mx.where(same_prefix, candidate, W), axis=2)
+
+
+def pack_beam(beams: Beams, max_nodes: int) -> TokenTree:
+    """Merge shared prefixes and keep the `max_nodes` likeliest nodes, likeliest first.
+
+    A parent is never less likely than its child and wins a tie, so what is kept is a tree.
+
+    Args:
+      max_nodes: N, the node capacity; what is not needed is padding, which no valid node
+                 attends to and which accepts nothing
+    """
+    if beams.tokens.shape[1] == 1:
+        return _chain(beams.tokens[:, 0, :max_nodes])
+    B, W, L = beams.tokens.shape
+    M, N = W * L, min(max_nodes, W * (L - 1) + 1)
+    owners = dedup_prefix(beams.tokens)
+    # Candidate nodes in depth-major order, m = depth * W + beam: a parent stands before its child.
+    owner = owners.swapaxes(1, 2).reshape(B, M)
+    beam, depth = mx.arange(M) % W, mx.arange(M) // W
+    distinct = owner == beam[None]
+    rank = _best_first(_depth_major(beams.log_probs), distinct)
+
+    slot = mx.arange(N)
+    at_slot = rank[:, None, :] == slot[None, :, None]  # [B, N, M], one True a row
+    chosen = mx.sum(mx.where(at_slot, mx.arange(M)[None, None], 0), axis=2)  # [B, N]
+    valid = mx.take_along_axis(distinct, chosen, axis=1)
+
+    # Slots of the ancestors of each node, root first: the rank of the owner at each depth.
+    lineage = mx.take_along_axis(owners, (chosen % W)[:, :, None], axis=1)  # [B, N, L]
+    candidates = (mx.arange(L)[None, None] * W + lineage).reshape(B, N * L)
+    ancestors = mx.take_along_axis(rank, candidates, axis=1).reshape(B, N, L)
+    depths = mx.where(valid, depth[chosen], 0)
+    on_path = mx.arange(L)[None, None] <= depths[:, :, None]
+    reaches = (ancestors[:, :, :, None] == slot) & on_path[:, :, :, None]  # [B, N, L, N]
+    itself = (slot[:, None] == slot)[None]
+    mask = mx.where(valid[:, :, None], mx.any(reaches, axis=2), itself)
+
+    above = mx.maximum(depths - 1, 0)[:, :, None]
+    parent = mx.take_along_axis(ancestors, above, axis=2)[:, :, 0]
+    return TokenTree(
+        tokens=mx.take_along_axis(_depth_major(beams.tokens), chosen, axis=1),
+        parents=mx.where(valid & (depths > 0), parent, -1),
+        depths=depths,
+        mask=mask,
+        max_depth=min(L, N) - 1,
+        is_chain=False,
+    )
+
+
+def _chain(tokens: mx.array) -> TokenTree:
+    """One candidate [B, N] as a tree without branches."""
+    B, N = tokens.shape
+    node = mx.arange(N)
+    return TokenTree(
+        tokens=tokens,
+        parents=mx.broadcast_to(node - 1, (B, N)),
+        depths=mx.broadcast_to(node, (B, N)),
+        mask=mx.broadcast_to(node[:, None] >= node[None], (B, N, N)),
+        max_depth=N - 1,
+        is_chain=True,
+    )
+
+
+def _depth_major(x: mx.array) -> mx.array:
+    """[B, W, L] as [B, L * W]."""
+    return x.swapaxes(1, 2).reshape(x.shape[0], -1)
+
+
+def _best_first(scores: mx.array, distinct: mx.array) -> mx.array:
+    """The place of every candidate when distinct ones come first, then by score, then by index.
+
+    Counts who stands before whom instead of sorting: exact on ties, on every backend.
+
+    Shapes:
+      scores:   [B, M] float32
+      distinct: [B, M] bool
+    Returns:
+      rank:     [B, M] int32, a permutation of 0..M-1
+    """
+    index = mx.arange(scores.shape[1])
+    mine, other = scores[:, :, None], scores[:, None, :]
+    earlier = (index[None, :] < index[:, None])[None]
+    better = (other > mine) | ((other == mine) & earlier)
+    both = distinct[:, :, None] == distinct[:, None, :]
+    ahead = mx.where(both, mx.where(distinct[:, :, None], better, earlier), distinct[:, None, :])
+    return mx.sum(ahead.astype(mx.int32), axis=2)

@@ -1,0 +1,100 @@
+"""Slow, obvious references that the fast path must equal. Plain Python, no MLX operations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Trie:
+    """A node of a prefix tree: its token, its score, and its children by token."""
+
+    token: int
+    score: float
+    depth: int = 0
+    children: dict[int, Trie] = field(default_factory=dict)
+
+
+def build_trie(tokens: list[list[int]], scores: list[list[float]]) -> Trie:
+    """All candidates of one beam merged by their prefixes."""
+    root = Trie(tokens[0][0], scores[0][0])
+    for candidate, score in zip(tokens, scores, strict=True):
+        node = root
+        for depth in range(1, len(candidate)):
+            token = candidate[depth]
+            node = node.children.setdefault(token, Trie(token, score[depth], depth))
+    return root
+
+
+def trie_paths(node: Trie, prefix: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
+    """Every node of a trie by the tokens from the root to it, with its score."""
+    here = (*prefix, node.token)
+    found = {here: node.score}
+    for child in node.children.values():
+        found.update(trie_paths(child, here))
+    return found
+
+
+def owners(tokens: list[list[int]]) -> list[list[int]]:
+    """For each prefix of each candidate, the first candidate that has it."""
+    return [
+        [
+            next(v for v, other in enumerate(tokens) if other[: at + 1] == mine[: at + 1])
+            for at in range(len(mine))
+        ]
+        for mine in tokens
+    ]
+
+
+def kept_paths(tokens: list[list[int]], scores: list[list[float]], max_nodes: int) -> set[float]:
+    """The scores of the nodes that a capacity of `max_nodes` keeps, best first."""
+    ranked = sorted(trie_paths(build_trie(tokens, scores)).values(), reverse=True)
+    return set(ranked[:max_nodes])
+
+
+def packed_paths(
+    tokens: list[int], parents: list[int], valid: list[bool]
+) -> dict[tuple[int, ...], int]:
+    """Every node of a packed tree by the tokens from the root to it, with its place."""
+    paths: list[tuple[int, ...]] = []
+    found: dict[tuple[int, ...], int] = {}
+    for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        path = (token,) if i == 0 else (*paths[parent], token)
+        paths.append(path)
+        if valid[i]:
+            assert path not in found, "a node stands twice in the tree"
+            found[path] = i
+    return found
+
+
+def walk(
+    tokens: list[int], parents: list[int], valid: list[bool], choices: list[int]
+) -> tuple[list[int], int]:
+    """The accepted path, root first, and the bonus token."""
+    path = [0]
+    while True:
+        here = path[-1]
+        child = [
+            i
+            for i in range(1, len(tokens))
+            if valid[i] and parents[i] == here and tokens[i] == choices[here]
+        ]
+        if not child:
+            return path, choices[here]
+        path.append(child[0])
+
+
+def beam_search(
+    log_probs: Callable[[tuple[int, ...]], list[float]], root: int, W: int, L: int
+) -> list[tuple[tuple[int, ...], float]]:
+    """The W best candidates of length L and their scores, best first, one level at a time."""
+    beams: list[tuple[tuple[int, ...], float]] = [((root,), 0.0)]
+    for _ in range(L - 1):
+        grown = [
+            ((*path, token), score + step)
+            for path, score in beams
+            for token, step in enumerate(log_probs(path))
+        ]
+        beams = sorted(grown, key=lambda item: -item[1])[:W]
+    return beams

@@ -1,0 +1,177 @@
+"""The cache after a step holds exactly the accepted path."""
+
+from __future__ import annotations
+
+import itertools
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from test_target import tree_for
+from tiny import SpoiledOracle, plain_tokens, random_model
+
+from redrafter_mlx.accept import accept
+from redrafter_mlx.cache import CAPACITY_STEP, TreeCache, attention_mask
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decode import Decoder
+from redrafter_mlx.memory import PrefixMemory, common_prefix
+from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.target import Target
+
+
+def rows(cache: TreeCache, row: int, length: int) -> list[np.ndarray]:
+    return [
+        np.array(a[row, :, :length])
+        for c in cache.layers
+        for a in (c.keys, c.values)
+        if a is not None
+    ]
+
+
+def fresh_rows(target: Target, tokens: list[int]) -> list[np.ndarray]:
+    cache = target.new_cache()
+    target.prefill(mx.array([tokens]), cache, 0, [len(tokens) - 1])
+    return rows(cache, 0, len(tokens))
+
+
+def test_mask_lets_nodes_see_the_committed_text_and_their_ancestors() -> None:
+    """The drawing in `attention_mask`."""
+    tree = mx.array([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]]).astype(mx.bool_)
+    drawing = """
+        1 1 1 0 0 0
+        1 1 1 1 0 0
+        1 1 1 0 1 0
+    """
+    want = [[int(c) for c in line.split()] for line in drawing.split("\n") if line.strip()]
+    assert attention_mask(tree, mx.array([2]), 6)[0, 0].astype(mx.int32).tolist() == want
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_cache_after_commit_equals_prefill(batch: int) -> None:
+    """For every node that acceptance could end at, in rows of different length and shape."""
+    target = Target(random_model("qwen3"))
+    prompts = [[11, 12, 13, 14, 15], [21, 22, 23]][:batch]
+    tree = tree_for(batch)
+    valid = tree.valid.tolist()
+    for end in range(tree.tokens.shape[1]):
+        if not all(v[end] for v in valid):
+            continue
+        cache = target.new_cache()
+        width = max(map(len, prompts))
+        padded = mx.array([p + [0] * (width - len(p)) for p in prompts])
+        target.prefill(padded, cache, 0, [len(p) - 1 for p in prompts])
+        length = mx.array([len(p) for p in prompts])
+        target.verify(tree, cache, length, width)
+        paths = []
+        choices = np.full(tree.tokens.shape, 96)
+        for b in range(batch):
+            path, at = [], end
+            while at >= 0:
+                path.insert(0, at)
+                at = tree.parents[b, at].item()
+            for here, then in itertools.pairwise(path):
+                choices[b, here] = tree.tokens[b, then].item()
+            paths.append(path)
+        accepted = accept(tree, mx.array(choices))
+        after = cache.commit(tree, accepted.path, accepted.n_accepted, length)
+        assert after.tolist() == [len(p) + len(q) for p, q in zip(prompts, paths, strict=True)]
+
+        # Once put in place at once, and once by the write of the next step.
+        following = tree_for(batch)
+        target.verify(following, cache, after, width + 4)
+        written = [rows(cache, b, after[b].item()) for b in range(batch)]
+        for b in range(batch):
+            text = prompts[b] + [tree.tokens[b, i].item() for i in paths[b]]
+            for got, want in zip(written[b], fresh_rows(target, text), strict=True):
+                np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_cache_after_settle_equals_prefill() -> None:
+    target = Target(random_model())
+    tree = tree_for(1)
+    cache = target.new_cache()
+    prompt = [11, 12, 13]
+    target.prefill(mx.array([prompt]), cache, 0, [2])
+    target.verify(tree, cache, mx.array([3]), 3)
+    choices = mx.where(tree.depths == 0, 10, 96)  # to token 10, the child that stands last
+    accepted = accept(tree, choices)
+    assert accepted.n_accepted.item() == 1
+    cache.commit(tree, accepted.path, accepted.n_accepted, mx.array([3]))
+    cache.settle()
+    for got, want in zip(rows(cache, 0, 5), fresh_rows(target, [*prompt, 4, 10]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 1), BeamShape(1, 4), BeamShape(3, 4)])
+def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
+    model = random_model()
+    target = Target(model)
+    prompt = [3, 5, 7]
+    text = prompt + plain_tokens(model, prompt, 40)
+    decoder = Decoder(target, SpoiledOracle(text, 97), shape, SamplingParams())
+    cache = target.new_cache()
+    said: list[int] = []
+
+    def finished(result: object) -> bool:
+        said.extend(result.tokens)  # type: ignore[attr-defined]
+        return len(said) >= 30
+
+    for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
+        pass
+    cache.settle()
+    known = prompt + said[:-1]
+    for got, want in zip(rows(cache, 0, len(known)), fresh_rows(target, known), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(random_model())
+    tokens = [(7 * i) % 97 for i in range(50)]
+    want = fresh_rows(target, tokens)
+    monkeypatch.setattr("redrafter_mlx.target.PREFILL_CHUNK", 7)
+    cache = target.new_cache()
+    context = target.prefill(mx.array([tokens]), cache, 0, [49])
+    for got, expected in zip(rows(cache, 0, 50), want, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+    monkeypatch.undo()
+    at_once = target.prefill(mx.array([tokens]), target.new_cache(), 0, [49])
+    np.testing.assert_allclose(context, at_once, rtol=1e-4, atol=1e-4)
+
+
+def test_buffers_grow_by_whole_buckets() -> None:
+    model = random_model()
+    decoder = Decoder(Target(model), None, BeamShape(1, 1), SamplingParams())
+    cache = decoder.target.new_cache()
+    seen: set[int] = set()
+    count = 0
+
+    def finished(_: object) -> bool:
+        nonlocal count
+        count += 1
+        seen.add(cache.layers[0].keys.shape[2])  # type: ignore[union-attr]
+        return count > CAPACITY_STEP + 60
+
+    for _ in decoder.run(cache, 0, [1, 2, 3], sequence_keys(0), finished):
+        pass
+    assert seen == {CAPACITY_STEP, 2 * CAPACITY_STEP}
+
+
+def test_a_memory_gives_back_only_what_the_next_prompt_shares() -> None:
+    memory = PrefixMemory()
+    cache, start = memory.take([1, 2, 3], lambda: TreeCache(0))
+    assert start == 0
+    memory.keep(cache, [1, 2, 3, 4])
+    again, start = memory.take([1, 2, 3, 9, 9], lambda: TreeCache(0))
+    assert again is cache
+    assert start == 3
+    other, start = memory.take([1, 2, 3], lambda: TreeCache(0))
+    assert other is not cache, "what was taken is not there until it is kept again"
+    memory.keep(cache, [1, 2, 3])
+    _, start = memory.take([1, 2, 3], lambda: TreeCache(0))
+    assert start == 2, "the last token of a prompt is always read again"
+
+
+def test_common_prefix() -> None:
+    assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
+    assert common_prefix([1, 2], [1, 2, 4]) == 2
+    assert common_prefix([], [1]) == 0

@@ -1,0 +1,235 @@
+"""The loop: exact for any drafts, lazy, one transfer a step, flat in memory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+import pytest
+from tiny import SpoiledOracle, plain_tokens, random_drafter, random_model
+
+from redrafter_mlx import decode
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decode import Decoder, Proposer, StepResult
+from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.target import Target
+
+GREEDY = SamplingParams()
+SHAPES = [BeamShape(W, L) for W in range(1, 5) for L in range(1, 6)]
+READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__array__", "__index__")
+
+
+def run(
+    decoder: Decoder, prompt: list[int], n: int, seed: int = 0
+) -> tuple[list[int], list[StepResult]]:
+    said: list[int] = []
+
+    def finished(result: StepResult) -> bool:
+        said.extend(result.tokens)
+        return len(said) >= n
+
+    cache = decoder.target.new_cache()
+    results = list(decoder.run(cache, 0, prompt, sequence_keys(seed), finished))
+    return said[:n], results
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "stablelm"])
+def test_tokens_equal_autoregression_without_a_drafter(name: str) -> None:
+    model = random_model(name)
+    decoder = Decoder(Target(model), None, BeamShape(1, 1), GREEDY)
+    said, results = run(decoder, [3, 5, 7], 50)
+    assert said == plain_tokens(model, [3, 5, 7], 50)
+    assert all(len(r.tokens) == 1 for r in results)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tokens_equal_autoregression_with_a_random_drafter(shape: BeamShape) -> None:
+    model = random_model()
+    target = Target(model)
+    decoder = Decoder(target, random_drafter().bind(target), shape, GREEDY)
+    said, _ = run(decoder, [3, 5, 7], 60)
+    assert said == plain_tokens(model, [3, 5, 7], 60)
+
+
+@pytest.mark.parametrize("shape", [s for s in SHAPES if s.length > 1])
+def test_tokens_equal_autoregression_whatever_length_is_accepted(shape: BeamShape) -> None:
+    """With a drafter that knows the answer and spoils it, every accepted length occurs."""
+    model = random_model(seed=3)
+    prompt = [3, 5, 7]
+    text = prompt + plain_tokens(model, prompt, 240)
+    decoder = Decoder(Target(model), SpoiledOracle(text, 97), shape, GREEDY)
+    said, results = run(decoder, prompt, 200)
+    assert said == text[3:203]
+    assert {len(r.tokens) for r in results} == set(range(1, shape.length + 1))
+
+
+@pytest.mark.parametrize("max_nodes", [1, 2, 3, 5, 8])
+def test_tokens_equal_autoregression_when_the_tree_is_cut_short(max_nodes: int) -> None:
+    model = random_model(seed=3)
+    text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 120)]
+    shape = BeamShape(4, 4, max_nodes)
+    decoder = Decoder(Target(model), SpoiledOracle(text, 97), shape, GREEDY)
+    said, results = run(decoder, [3, 5, 7], 100)
+    assert said == text[3:103]
+    assert max(r.nodes for r in results) <= max_nodes
+
+
+def test_rows_of_a_batch_are_decoded_as_if_alone() -> None:
+    model = random_model()
+    target = Target(model)
+    decoder = Decoder(target, random_drafter().bind(target), BeamShape(3, 4), GREEDY)
+    prompts = [[3, 5, 7], [11, 13, 17, 19, 23]]
+    cache = target.new_cache()
+    state, output = decoder.start(cache, 0, prompts, sequence_keys(0, 2))
+    said = [list(r.tokens) for r in decode._read(output)]
+    for _ in range(20):
+        state, output = decoder.step(state, int(max(state.length.tolist())))
+        for row, result in zip(said, decode._read(output), strict=True):
+            row.extend(result.tokens)
+    for prompt, row in zip(prompts, said, strict=True):
+        assert row == plain_tokens(model, prompt, len(row))
+
+
+@contextmanager
+def counted_reads() -> Iterator[Counter[str]]:
+    """Counts everything that moves a value of an array to the host."""
+    counts: Counter[str] = Counter()
+    honest = {name: getattr(mx.array, name) for name in READS if hasattr(mx.array, name)}
+
+    def counting(name: str, original: object) -> object:
+        def read(*args: object, **kwargs: object) -> object:
+            counts[name] += 1
+            return original(*args, **kwargs)  # type: ignore[operator]
+
+        return read
+
+    evaluate = mx.eval
+    try:
+        for name, original in honest.items():
+            setattr(mx.array, name, counting(name, original))
+        mx.eval = counting("eval", evaluate)
+        yield counts
+    finally:
+        for name, original in honest.items():
+            setattr(mx.array, name, original)
+        mx.eval = evaluate
+
+
+def test_the_counter_of_reads_counts_each_kind() -> None:
+    """The test of the laziness test."""
+    with counted_reads() as counts:
+        x = mx.array([1])
+        x.item(), x.tolist(), bool(x), int(x), float(x), memoryview(x), mx.eval(x)
+        assert x.__array__ is not None
+    assert {"item", "tolist", "__bool__", "__int__", "__float__", "eval"} <= set(counts)
+
+
+def drafters(target: Target) -> list[Proposer | None]:
+    tied = random_drafter(head="tied", exit_dim=32, draft_vocab_size=40)
+    return [None, random_drafter().bind(target), tied.bind(target)]
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 1), BeamShape(1, 4), BeamShape(3, 4)])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.8, top_p=0.9, top_k=20, min_p=0.05)])
+def test_a_step_reads_nothing_on_the_host(shape: BeamShape, sampling: SamplingParams) -> None:
+    target = Target(random_model())
+    for proposer in drafters(target):
+        decoder = Decoder(target, proposer, shape, sampling)
+        state, _ = decoder.start(target.new_cache(), 0, [[1, 2, 3]], sequence_keys(0))
+        with counted_reads() as counts:
+            for i in range(5):
+                state, _ = decoder.step(state, 3 + i * shape.length)
+        assert counts == {}
+
+
+def test_the_loop_transfers_once_a_step() -> None:
+    target = Target(random_model())
+    decoder = Decoder(target, random_drafter().bind(target), BeamShape(3, 4), GREEDY)
+    with counted_reads() as counts:
+        _, results = run(decoder, [1, 2, 3], 40)
+    assert counts == {"tolist": len(results)}
+
+
+def test_the_next_step_is_submitted_before_the_caller_is_given_this_one() -> None:
+    target = Target(random_model())
+    decoder = Decoder(target, None, BeamShape(1, 1), GREEDY)
+    submitted = 0
+    honest = decode._submit
+
+    def counting(*args: object) -> None:
+        nonlocal submitted
+        submitted += 1
+        honest(*args)  # type: ignore[arg-type]
+
+    decode._submit = counting  # type: ignore[assignment]
+    try:
+        run_ = decoder.run(target.new_cache(), 0, [1, 2], sequence_keys(0), lambda _: False)
+        for given, _ in zip(range(1, 6), run_, strict=False):
+            assert submitted == given + 1
+    finally:
+        decode._submit = honest
+
+
+def test_nothing_is_submitted_behind_the_end() -> None:
+    target = Target(random_model())
+    decoder = Decoder(target, None, BeamShape(1, 1), GREEDY)
+    calls = 0
+    honest = decode._submit
+
+    def counting(*args: object) -> None:
+        nonlocal calls
+        calls += 1
+        honest(*args)  # type: ignore[arg-type]
+
+    decode._submit = counting  # type: ignore[assignment]
+    try:
+        _, results = run(decoder, [1, 2], 5)
+    finally:
+        decode._submit = honest
+    assert calls == len(results) == 5
+
+
+def test_memory_stays_flat_over_two_thousand_steps() -> None:
+    """The cache is full-sized from the start, so any growth is a leak or a copy that stays."""
+    model = random_model(num_hidden_layers=1)
+    target = Target(model)
+    decoder = Decoder(target, random_drafter().bind(target), BeamShape(2, 2), GREEDY)
+    prompt = [i % 97 for i in range(300)]
+    state, output = decoder.start(target.new_cache(), 0, [prompt], sequence_keys(0))
+    sizes = []
+    for step in range(2000):
+        # Always the same place in the text: the length is set back, the rest is a real step.
+        state.length = mx.array([300])
+        state.cache.pending = None
+        state, output = decoder.step(state, 300)
+        decode._submit(state, output)
+        decode._read(output)
+        if step % 100 == 99:
+            sizes.append(mx.get_active_memory())
+    assert max(sizes[1:]) <= sizes[0] * 1.02 + 2**16, sizes
+
+
+def test_buffers_are_written_in_place() -> None:
+    """While decoding, memory holds the cache once; a buffer that is copied is there twice."""
+    model = random_model(num_attention_heads=2, num_key_value_heads=2, head_dim=64)
+    target = Target(model)
+    prompt = [i % 97 for i in range(3_000)]
+    for shape in (BeamShape(1, 1), BeamShape(2, 3)):
+        decoder = Decoder(target, random_drafter().bind(target), shape, GREEDY)
+        cache = target.new_cache()
+        mx.clear_cache()
+        before = mx.get_active_memory()
+        seen = 0
+
+        def finished(_: StepResult) -> bool:
+            nonlocal seen
+            seen += 1
+            if seen == 3:  # the prompt is behind us
+                mx.reset_peak_memory()
+            return seen == 12
+
+        for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
+            pass
+        assert mx.get_peak_memory() - before < 1.4 * cache.nbytes

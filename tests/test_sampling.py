@@ -1,0 +1,181 @@
+"""Sampled choices: the target's distribution, mlx-lm's filters, and the seed's promise."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.sample_utils import make_sampler
+from test_decode import SHAPES, run
+from tiny import SpoiledOracle, random_drafter, random_model
+
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decode import Decoder, _read
+from redrafter_mlx.sampling import choose, filtered_log_probs, sequence_keys
+from redrafter_mlx.target import Target
+
+FILTERS = [
+    {},
+    {"top_p": 0.7},
+    {"top_k": 5},
+    {"min_p": 0.2},
+    {"top_p": 0.9, "top_k": 8, "min_p": 0.05},
+]
+
+
+def kept_by_mlx_lm(logits: mx.array, params: SamplingParams) -> set[int]:
+    """The tokens that mlx-lm's own sampler ever draws, and how often, from many draws."""
+    sampler = make_sampler(
+        params.temperature, top_p=params.top_p, min_p=params.min_p, top_k=params.top_k
+    )
+    mx.random.seed(0)
+    log_probs = logits - mx.logsumexp(logits)
+    return set(sampler(mx.broadcast_to(log_probs, (20_000, logits.size))).tolist())
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_filters_keep_the_tokens_that_mlx_lm_keeps(filters: dict) -> None:
+    mx.random.seed(7)
+    logits = mx.random.normal((24,)) * 2
+    params = SamplingParams(3.0, **filters)  # hot, so that every kept token is drawn
+    ours = np.isfinite(np.array(filtered_log_probs(logits, params)))
+    assert set(np.flatnonzero(ours).tolist()) == kept_by_mlx_lm(logits, params)
+
+
+def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
+    """Pearson's statistic over cells with an expectation, and its degrees of freedom."""
+    cells = expected > 0
+    assert counts[~cells].sum() == 0, "drew what has no probability"
+    statistic = ((counts[cells] - expected[cells]) ** 2 / expected[cells]).sum()
+    return float(statistic), int(cells.sum()) - 1
+
+
+def critical(freedom: int) -> float:
+    """The 1 - 1e-6 quantile of chi-square (Wilson and Hilferty's approximation)."""
+    z = 4.753
+    h = 2 / (9 * freedom)
+    return freedom * (1 - h + z * math.sqrt(h)) ** 3
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("filters", FILTERS)
+def test_choices_follow_the_filtered_distribution(temperature: float, filters: dict) -> None:
+    mx.random.seed(3)
+    draws, logits = 20_000, mx.random.normal((16,)) * 0.6
+    params = SamplingParams(temperature, **filters)
+    chosen = choose(
+        mx.broadcast_to(logits, (draws, 1, 16)),
+        mx.zeros((draws, 1), mx.int32),
+        mx.full((draws,), 9),
+        sequence_keys(5, draws),
+        params,
+        0,
+    )
+    expected = np.array(mx.softmax(filtered_log_probs(logits, params))) * draws
+    statistic, freedom = chi_square(np.bincount(np.array(chosen)[:, 0], minlength=16), expected)
+    assert statistic < critical(freedom)
+
+
+def exact_joint(
+    model: nn.Module, prompt: list[int], V: int, n: int, params: SamplingParams
+) -> np.ndarray:
+    """The probability of every sequence of n tokens behind the prompt, by enumeration."""
+    joint = np.ones((V,) * n)
+    for path in itertools.product(range(V), repeat=n):
+        logits = model(mx.array([[*prompt, *path]]))[0, len(prompt) - 1 : -1]
+        probs = np.array(mx.softmax(filtered_log_probs(logits, params), axis=-1))
+        joint[path] = math.prod(float(probs[i, token]) for i, token in enumerate(path))
+    return joint
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 1), BeamShape(1, 3), BeamShape(3, 3)])
+@pytest.mark.parametrize("params", [SamplingParams(1.0), SamplingParams(0.7, top_p=0.8)])
+def test_drafted_sequences_follow_the_targets_joint_distribution(
+    shape: BeamShape, params: SamplingParams
+) -> None:
+    """Three tokens behind a prompt over a vocabulary of 5: 125 sequences, 10,000 draws."""
+    V, n, rows = 5, 3, 2_000
+    model = random_model(vocab_size=V, num_hidden_layers=1)
+    target = Target(model)
+    decoder = Decoder(target, random_drafter(vocab_size=V).bind(target), shape, params)
+    counts = np.zeros((V,) * n)
+    accepted = 0
+    for batch in range(5):
+        keys = sequence_keys(batch, rows)
+        state, output = decoder.start(target.new_cache(), 0, [[1, 4]] * rows, keys)
+        said = [r.tokens for r in _read(output)]
+        while min(map(len, said)) < n:
+            state, output = decoder.step(state, 2 + max(map(len, said)))
+            for row, result in zip(said, _read(output), strict=True):
+                row.extend(result.tokens)
+                accepted += len(result.tokens) - 1
+        for row in said:
+            counts[tuple(row[:n])] += 1
+    assert accepted > 0 or shape.length == 1
+    expected = exact_joint(model, [1, 4], V, n, params) * counts.sum()
+    statistic, freedom = chi_square(counts.ravel(), expected.ravel())
+    assert statistic < critical(freedom)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    "params", [SamplingParams(0.8), SamplingParams(1.2, top_p=0.9, top_k=20, min_p=0.02)]
+)
+def test_a_seed_gives_the_same_text_with_drafts_and_without(
+    seed: int, params: SamplingParams
+) -> None:
+    model = random_model()
+    target = Target(model)
+    alone = Decoder(target, None, BeamShape(1, 1), params)
+    want, _ = run(alone, [3, 5, 7], 60, seed)
+    oracle = SpoiledOracle([3, 5, 7, *want], 97)
+    for shape in SHAPES:
+        got, _ = run(Decoder(target, oracle, shape, params), [3, 5, 7], 40, seed)
+        assert got == want[:40], shape
+
+
+def test_seeds_and_rows_differ() -> None:
+    logits = mx.zeros((4, 1, 97))
+    depths, at = mx.zeros((4, 1), mx.int32), mx.full((4,), 5)
+    draw = [
+        tuple(
+            choose(logits, depths, at, sequence_keys(s, 4), SamplingParams(1.0), 0)[:, 0].tolist()
+        )
+        for s in range(4)
+    ]
+    assert len(set(draw)) == 4
+    assert all(len(set(row)) > 1 for row in draw)
+
+
+def test_neighbouring_places_are_independent_of_neighbouring_seeds() -> None:
+    """Seed s at place p + 1 must not repeat seed s + 1 at place p."""
+    logits, depths = mx.zeros((1, 4, 97)), mx.arange(4)[None]
+    rows = [
+        choose(logits, depths, mx.array([0]), sequence_keys(s), SamplingParams(1.0), 3)[0].tolist()
+        for s in range(3)
+    ]
+    assert rows[0][1:] != rows[1][:-1]
+    assert rows[1][1:] != rows[2][:-1]
+
+
+def test_generators_that_run_interleaved_do_not_disturb_each_other() -> None:
+    target = Target(random_model())
+    params = SamplingParams(1.0)
+    decoder = Decoder(target, random_drafter().bind(target), BeamShape(2, 3), params)
+    want = [run(decoder, [3, 5], 30, seed)[0] for seed in (1, 2)]
+    said: list[list[int]] = [[], []]
+
+    def start(i: int) -> object:
+        def finished(result: object) -> bool:
+            said[i].extend(result.tokens)  # type: ignore[attr-defined]
+            return len(said[i]) >= 30
+
+        return decoder.run(target.new_cache(), 0, [3, 5], sequence_keys(i + 1), finished)
+
+    for _ in itertools.zip_longest(start(0), start(1)):  # type: ignore[call-overload]
+        mx.random.seed(0)
+    assert [row[:30] for row in said] == want

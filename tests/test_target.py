@@ -1,0 +1,152 @@
+"""Trees through unmodified mlx-lm models, against one sequence at a time."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from tiny import ARCHITECTURES, VOCAB, random_model
+
+from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.target import Target
+from redrafter_mlx.tree import Beams, TokenTree, pack_beam
+
+BEAMS = [[4, 5, 6, 7], [4, 5, 8, 9], [4, 10, 6, 7]]
+SCORES = [[0.0, -0.1, -0.3, -0.4], [0.0, -0.1, -0.5, -0.6], [0.0, -0.7, -0.8, -0.9]]
+PROMPTS = [[11, 12, 13, 14, 15], [21, 22, 23]]
+
+
+def tree_for(batch: int, max_nodes: int = 12) -> TokenTree:
+    """Rows of different shape: the second row's beams agree for longer."""
+    second = [[4, 5, 6, 7], [4, 5, 6, 9], [4, 5, 6, 3]]
+    tokens = [BEAMS, second][:batch]
+    scores = [SCORES, [[0.0, -0.1, -0.3, s] for s in (-0.4, -0.5, -0.6)]][:batch]
+    return pack_beam(Beams(mx.array(tokens), mx.array(scores)), max_nodes)
+
+
+def sequential_logits(model: nn.Module, tokens: list[int]) -> np.ndarray:
+    """mlx-lm's own model and cache on a plain sequence: the logits behind its last token."""
+    out = model(mx.array([tokens]), cache=make_prompt_cache(model))
+    return np.array(out[0, -1].astype(mx.float32))
+
+
+def assert_tree_equals_sequences(model: nn.Module, batch: int, rtol: float) -> None:
+    target = Target(model)
+    tree = tree_for(batch)
+    cache = target.new_cache()
+    prompts = PROMPTS[:batch]
+    width = max(map(len, prompts))
+    padded = mx.array([p + [0] * (width - len(p)) for p in prompts])
+    target.prefill(padded, cache, 0, [len(p) - 1 for p in prompts])
+    length = mx.array([len(p) for p in prompts])
+    hidden, logits = target.verify(tree, cache, length, width)
+    assert hidden.shape[-1] == target.hidden_size
+    for b, prompt in enumerate(prompts):
+        paths: list[list[int]] = []
+        valid = tree.valid[b].tolist()
+        for i, (token, parent) in enumerate(
+            zip(tree.tokens[b].tolist(), tree.parents[b].tolist(), strict=True)
+        ):
+            paths.append([token] if i == 0 else [*paths[parent], token])
+            if not valid[i]:
+                continue
+            want = sequential_logits(model, prompt + paths[i])
+            got = np.array(logits[b, i].astype(mx.float32))
+            assert np.abs(got - want).max() <= rtol * np.abs(want).max(), (b, i)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_tree_logits_equal_sequential_logits(name: str) -> None:
+    assert_tree_equals_sequences(random_model(name), batch=1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "stablelm"])
+def test_tree_logits_equal_sequential_logits_in_a_batch_of_different_rows(name: str) -> None:
+    assert_tree_equals_sequences(random_model(name), batch=2, rtol=1e-4)
+
+
+def test_quantised_tree_logits_equal_sequential_logits() -> None:
+    model = random_model("llama", hidden_size=64, intermediate_size=128)
+    nn.quantize(model, group_size=32, bits=4)
+    assert_tree_equals_sequences(model, batch=1, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_check_at_loading_passes_for_every_supported_architecture(name: str) -> None:
+    assert Target(random_model(name)).check_trees() < 1e-3
+
+
+def test_the_check_at_loading_notices_a_broken_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = Target(random_model())
+    honest = Target.verify
+
+    def blind(self: Target, tree: TokenTree, *rest: object) -> object:
+        return honest(self, tree._replace(mask=mx.ones_like(tree.mask)), *rest)  # type: ignore
+
+    monkeypatch.setattr(Target, "verify", blind)
+    with pytest.raises(UnsupportedModelError, match=r"llama.*--no-draft"):
+        target.check_trees()
+
+
+def test_the_callers_model_is_left_as_it_was() -> None:
+    model = random_model("qwen3")
+    before = {name: id(array) for name, array in tree_flatten(model.parameters())}
+    ropes = [type(layer.self_attn.rope) for layer in model.layers]
+    target = Target(model)
+    target.check_trees()
+    assert {name: id(array) for name, array in tree_flatten(model.parameters())} == before
+    assert [type(layer.self_attn.rope) for layer in model.layers] == ropes
+
+
+def test_weights_are_shared_and_not_copied() -> None:
+    model = random_model()
+    target = Target(model)
+    mine = dict(tree_flatten(model.model.parameters()))
+    for name, array in tree_flatten(target._backbone.parameters()):
+        assert array is mine[name], name
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "what"),
+    [
+        ("mamba", {"state_size": 4, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,
+                   "time_step_rank": 4}, "ArraysCache"),
+        ("llama", {"layer_types": ["full_attention", "sliding_attention"],
+                   "sliding_window": 16}, "RotatingKVCache"),
+        ("gpt2", {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64,
+                  "layer_norm_epsilon": 1e-5}, "rotary"),
+        ("deepseek_v2", {"kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 8,
+                         "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": None,
+                         "rope_scaling": {"type": "yarn", "factor": 2.0,
+                                          "original_max_position_embeddings": 64}},
+         "MLA"),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary"),
+    ],
+)  # fmt: skip
+def test_a_model_that_cannot_share_its_state_is_refused_by_name(
+    name: str, changes: dict, what: str
+) -> None:
+    model = random_model(name, **changes)
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*{what}.*--no-draft"):
+        Target(model)
+
+
+def test_output_rows_are_the_models_own_output_layer() -> None:
+    for name in ("llama", "llama (mistral-style)", "internlm2"):
+        model = random_model(name)
+        target = Target(model)
+        hidden = mx.random.normal((1, 3, target.hidden_size))
+        some = mx.array([5, 90, 0])
+        want = target.logits(hidden)
+        np.testing.assert_allclose(target.output_rows()(hidden), want, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            target.output_rows(some)(hidden), want[..., some], rtol=1e-4, atol=1e-5
+        )
+
+
+def test_vocabulary_and_hidden_size_are_the_models() -> None:
+    target = Target(random_model("gemma"))
+    assert (target.vocab_size, target.hidden_size) == (VOCAB, 32)

@@ -1,0 +1,154 @@
+"""Beams merged into trees, against slow tries."""
+
+from __future__ import annotations
+
+import random
+
+import mlx.core as mx
+import pytest
+from references import build_trie, kept_paths, owners, packed_paths, trie_paths
+
+from redrafter_mlx.tree import Beams, TokenTree, dedup_prefix, pack_beam
+
+MARS, IS, A, RED, REDDISH, WHEN, DARK = 1, 2, 3, 4, 5, 6, 7
+WORKED_EXAMPLE = [[MARS, IS, A, RED], [MARS, IS, REDDISH, WHEN], [MARS, IS, DARK, RED]]
+
+
+def random_beams(rng: random.Random, B: int, W: int, L: int, vocab: int) -> tuple[list, list]:
+    """Candidates with consistent cumulative scores: equal prefixes have equal scores."""
+    batch_tokens, batch_scores = [], []
+    for _ in range(B):
+        memo: dict[tuple[int, ...], float] = {}
+        root = rng.randrange(vocab)
+        tokens, scores = [], []
+        for _ in range(W):
+            row, score, line = [root], 0.0, [0.0]
+            for _ in range(L - 1):
+                row.append(rng.randrange(vocab))
+                step = memo.setdefault(tuple(row), -rng.choice([0.0, 0.25, rng.random() * 3]))
+                score += step
+                line.append(score)
+            tokens.append(row)
+            scores.append(line)
+        batch_tokens.append(tokens)
+        batch_scores.append(scores)
+    return batch_tokens, batch_scores
+
+
+def pack(tokens: list, scores: list, max_nodes: int) -> TokenTree:
+    return pack_beam(Beams(mx.array(tokens), mx.array(scores)), max_nodes)
+
+
+def test_owners_of_the_papers_worked_example() -> None:
+    """The drawing of docs/tree_attention.md in the paper's code."""
+    assert dedup_prefix(mx.array([WORKED_EXAMPLE])).tolist() == [
+        [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 2, 2]]
+    ]
+
+
+def test_mask_of_the_papers_worked_example() -> None:
+    # Likelier beams first, as a beam search gives them, so that nodes come out beam by beam.
+    scores = [[0, -0.1, -0.2, -0.3], [0, -0.1, -0.4, -0.5], [0, -0.1, -0.6, -0.7]]
+    tree = pack([WORKED_EXAMPLE], [scores], 8)
+    assert tree.tokens.tolist() == [[MARS, IS, A, RED, REDDISH, WHEN, DARK, RED]]
+    assert tree.parents.tolist() == [[-1, 0, 1, 2, 1, 4, 1, 6]]
+    assert tree.depths.tolist() == [[0, 1, 2, 3, 2, 3, 2, 3]]
+    drawing = """
+        Y . . . . . . .
+        Y Y . . . . . .
+        Y Y Y . . . . .
+        Y Y Y Y . . . .
+        Y Y . . Y . . .
+        Y Y . . Y Y . .
+        Y Y . . . . Y .
+        Y Y . . . . Y Y
+    """
+    want = [[c == "Y" for c in line.split()] for line in drawing.split("\n") if line.strip()]
+    assert tree.mask.tolist() == [want]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_owners_equal_the_first_candidate_with_the_same_prefix(seed: int) -> None:
+    rng = random.Random(seed)
+    B, W, L = rng.randrange(1, 4), rng.randrange(1, 7), rng.randrange(1, 6)
+    tokens, _ = random_beams(rng, B, W, L, vocab=rng.choice([1, 2, 3, 50]))
+    assert dedup_prefix(mx.array(tokens)).tolist() == [owners(t) for t in tokens]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_packed_tree_equals_the_trie(seed: int) -> None:
+    """With room for all, the packed nodes are the trie's nodes, in rows of any shape."""
+    rng = random.Random(seed)
+    B, W, L = rng.randrange(1, 4), rng.randrange(1, 6), rng.randrange(1, 6)
+    tokens, scores = random_beams(rng, B, W, L, vocab=rng.choice([1, 2, 3, 50]))
+    tree = pack(tokens, scores, W * L)
+    valid = tree.valid.tolist()
+    for b in range(B):
+        got = packed_paths(tree.tokens[b].tolist(), tree.parents[b].tolist(), valid[b])
+        assert set(got) == set(trie_paths(build_trie(tokens[b], scores[b])))
+        for path, i in got.items():
+            assert tree.depths[b, i].item() == len(path) - 1
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_full_tree_keeps_the_likeliest_nodes_and_is_still_a_tree(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    B, W, L = rng.randrange(1, 4), rng.randrange(2, 6), rng.randrange(2, 6)
+    N = rng.randrange(1, W * (L - 1) + 1)
+    tokens, scores = random_beams(rng, B, W, L, vocab=rng.choice([2, 3, 50]))
+    tree = pack(tokens, scores, N)
+    assert tree.tokens.shape == (B, N)
+    for b in range(B):
+        valid = tree.valid[b].tolist()
+        paths = packed_paths(tree.tokens[b].tolist(), tree.parents[b].tolist(), valid)
+        everything = trie_paths(build_trie(tokens[b], scores[b]))
+        assert len(paths) == min(N, len(everything))
+        got = sorted((everything[p] for p in paths), reverse=True)
+        assert got == sorted(everything.values(), reverse=True)[: len(got)]
+        assert set(got) <= kept_paths(tokens[b], scores[b], N)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_node_attends_to_itself_and_its_ancestors_alone(seed: int) -> None:
+    rng = random.Random(2000 + seed)
+    tokens, scores = random_beams(rng, 2, 4, 4, vocab=rng.choice([1, 2, 50]))
+    tree = pack(tokens, scores, rng.randrange(1, 14))
+    N = tree.tokens.shape[1]
+    for b in range(2):
+        parents = tree.parents[b].tolist()
+        for i in range(N):
+            allowed, at = {i}, parents[i]
+            while at >= 0:
+                assert at < i, "a parent stands before its child"
+                allowed.add(at)
+                at = parents[at]
+            got = {j for j in range(N) if tree.mask[b, i, j].item()}
+            assert got == allowed
+
+
+def test_all_equal_beams_become_one_chain() -> None:
+    tree = pack([[[9, 8, 7]] * 3], [[[0.0, -1.0, -2.0]] * 3], 7)
+    assert tree.valid.tolist() == [[True] * 3 + [False] * 4]
+    assert tree.tokens[0, :3].tolist() == [9, 8, 7]
+    assert tree.parents.tolist() == [[-1, 0, 1, -1, -1, -1, -1]]
+
+
+def test_beams_that_share_only_the_root_keep_all_their_nodes() -> None:
+    tree = pack([[[9, 1, 2], [9, 3, 4]]], [[[0.0, -1.0, -2.0], [0.0, -1.5, -2.5]]], 5)
+    assert tree.tokens.tolist() == [[9, 1, 3, 2, 4]]
+    assert tree.parents.tolist() == [[-1, 0, 0, 1, 2]]
+
+
+def test_one_beam_is_a_chain_of_whatever_length_fits() -> None:
+    tree = pack([[[5, 6, 7, 8]]], [[[0.0, -1.0, -2.0, -3.0]]], 3)
+    assert tree.is_chain
+    assert tree.tokens.tolist() == [[5, 6, 7]]
+    assert tree.parents.tolist() == [[-1, 0, 1]]
+    assert tree.max_depth == 2
+
+
+def test_certain_children_do_not_displace_their_parents() -> None:
+    """Scores that tie all the way down: the parent wins, so every prefix of a kept path is kept."""
+    tree = pack([[[1, 2, 3], [1, 4, 5], [1, 6, 7]]], [[[0.0] * 3] * 3], 4)
+    assert tree.tokens.tolist() == [[1, 2, 4, 6]]
+    assert tree.depths.tolist() == [[0, 1, 1, 1]]

@@ -1,0 +1,148 @@
+"""Tiny random models of real architectures, drafters for them, and one that knows too much."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import generate_step
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.drafter import Drafter, DrafterConfig
+from redrafter_mlx.tree import Beams
+
+VOCAB = 97
+HIDDEN = 32
+
+_COMMON = {
+    "hidden_size": HIDDEN,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 512,
+    "rope_theta": 10000.0,
+}
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+ARCHITECTURES: dict[str, dict[str, object]] = {
+    "llama": {},
+    "llama (mistral-style)": {"head_dim": 16, "tie_word_embeddings": False},
+    "llama (llama3 rope)": {"rope_scaling": LLAMA3_ROPE, "rope_traditional": True},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {"head_dim": 8, "tie_word_embeddings": True},
+    "phi3": {"original_max_position_embeddings": 512, "tie_word_embeddings": False},
+    "gemma": {"head_dim": 8},
+    "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8.0},
+    "olmo2": {"head_dim": 8},
+    "granite": {
+        "logits_scaling": 4.0,
+        "attention_multiplier": 0.35,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.5,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    "stablelm": {
+        "norm_eps": 1e-5,
+        "layer_norm_eps": 1e-5,
+        "use_qkv_bias": True,
+        "partial_rotary_factor": 0.25,
+    },
+    "starcoder2": {"norm_epsilon": 1e-5, "tie_word_embeddings": True},
+    "internlm2": {"bias": False, "tie_word_embeddings": False},
+    "cohere": {"layer_norm_eps": 1e-5, "logit_scale": 0.5},
+    "phi": {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5},
+    "glm4": {"head_dim": 8, "attention_bias": True, "partial_rotary_factor": 0.5},
+    "exaone": {"num_layers": 2, "layer_norm_epsilon": 1e-5, "head_dim": 8},
+    "helium": {"head_dim": 8, "attention_bias": False, "mlp_bias": False,
+               "tie_word_embeddings": False},
+    "minicpm": {"dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 4.0},
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+                  "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 32,
+                  "norm_topk_prob": True, "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+def random_model(name: str = "llama", seed: int = 0, **changes: object) -> nn.Module:
+    """A model of an mlx-lm architecture with random weights large enough to have opinions."""
+    model_type = name.split(" ")[0]
+    architecture = importlib.import_module(f"mlx_lm.models.{model_type}")
+    given = {"model_type": model_type, **_COMMON, **ARCHITECTURES.get(name, {}), **changes}
+    mx.random.seed(seed)
+    model: nn.Module = architecture.Model(architecture.ModelArgs.from_dict(given))
+    scaled = [
+        (path, array * 2.0 if array.ndim > 1 else array)
+        for path, array in nn.utils.tree_flatten(model.parameters())
+    ]
+    model.load_weights(scaled)
+    mx.eval(model.parameters())
+    return model
+
+
+def random_drafter(seed: int = 0, **changes: object) -> Drafter:
+    """A drafter for `random_model` with random weights."""
+    given: dict[str, object] = {
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCAB,
+        "exit_dim": 48,
+        "num_draft_layers": 2,
+        "rnn": True,
+    }
+    mx.random.seed(seed)
+    drafter = Drafter(DrafterConfig.from_dict({**given, **changes}))
+    mx.eval(drafter.parameters())
+    return drafter
+
+
+def plain_tokens(model: nn.Module, prompt: list[int], n: int) -> list[int]:
+    """What mlx-lm's own greedy loop says: the reference of every exactness test."""
+    steps = generate_step(mx.array(prompt), model, max_tokens=n)
+    return [int(token) for token, _ in steps]
+
+
+@dataclass(frozen=True)
+class SpoiledOracle:
+    """Proposes the true continuation in one beam, spoiled at a random depth, among random ones.
+
+    With it every accepted length occurs. text: the whole true text, prompt included.
+    """
+
+    text: list[int]
+    vocab: int
+    seed: int = 0
+
+    def propose(
+        self, context: mx.array, root: mx.array, position: mx.array, shape: BeamShape
+    ) -> Beams:
+        del context
+        W, L = shape.width, shape.length
+        rng = random.Random(self.seed)
+        spoil = mx.array([rng.randrange(1, L + 1) for _ in range(1009)])
+        noise = mx.array([[rng.randrange(self.vocab) for _ in range(W * L)] for _ in range(1009)])
+        at = position % 1009
+        true = mx.array([*self.text, *[0] * (L + 1)])
+        place = mx.minimum(position[:, None] + mx.arange(L)[None], len(self.text) + L)
+        chain = true[place][:, None]  # [1, 1, L]
+        depth = mx.arange(L)[None, None]
+        wrong = noise[at].reshape(1, W, L)
+        lucky = (mx.arange(W) == at % W)[None, :, None]
+        tokens = mx.where(lucky & (depth < spoil[at][:, None, None]), chain, wrong)
+        shared = mx.where(depth < L // 2, chain, tokens)  # so that prefixes are shared
+        half = (at % 2 == 0)[:, None, None]
+        tokens = mx.where(half & (depth < spoil[at][:, None, None]), shared, tokens)
+        tokens = mx.where(depth == 0, root[:, None, None], tokens)
+        log_probs = -depth.astype(mx.float32) - mx.arange(W)[None, :, None] * 1e-3 * (depth > 0)
+        return Beams(tokens.astype(mx.int32), mx.broadcast_to(log_probs, tokens.shape))
