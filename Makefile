@@ -16,7 +16,7 @@ types:
 	cd build/typing && mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases -p redrafter_mlx
 
 test:
-	python -m pytest -q -m "not real_model"
+	python -m pytest -q -m "not real_model and not exhaustive"
 
 # Everything, with the real SmolLM2-135M (94 MB, fetched on first use).
 test-all:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
     from redrafter_mlx.drafter import Drafter, DrafterConfig
     from redrafter_mlx.errors import RedrafterError
-    from redrafter_mlx.generate import Completion, Redrafter, Response, stream_generate
+    from redrafter_mlx.generate import Redrafter, stream_generate
     from redrafter_mlx.load import load
+    from redrafter_mlx.response import Completion, Response
     from redrafter_mlx.session import Session
 
 _HOME = {
@@ -36,9 +37,9 @@ _HOME = {
     "Drafter": "drafter",
     "DrafterConfig": "drafter",
     "RedrafterError": "errors",
-    "Completion": "generate",
+    "Completion": "response",
     "Redrafter": "generate",
-    "Response": "generate",
+    "Response": "response",
     "Session": "session",
     "stream_generate": "generate",
     "load": "load",

@@ -46,7 +46,7 @@ def accept(tree: TokenTree, choices: mx.array) -> Acceptance:
     N = tree.tokens.shape[1]
     node = mx.arange(N)[None]
     asked = mx.take_along_axis(choices, mx.maximum(tree.parents, 0), axis=1)
-    right = ((tree.tokens == asked) & (tree.parents >= 0)) | (node == 0)
+    right = (tree.tokens == asked) | (node == 0)
     accepted = mx.all(mx.logical_not(tree.mask) | right[:, None, :], axis=2) & tree.valid
 
     n_accepted = mx.max(mx.where(accepted, tree.depths, 0), axis=1)

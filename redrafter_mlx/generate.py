@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
-import sys
-import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
-from mlx_lm.generate import wired_limit
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
@@ -27,10 +22,12 @@ from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import load_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.memory import PrefixMemory
+from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.text import AnswerText
 from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.wired import WiredMemory
 
 if TYPE_CHECKING:
     from redrafter_mlx.load import TargetSource
@@ -38,55 +35,6 @@ if TYPE_CHECKING:
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[Message] | Sequence[int]
-
-
-@dataclass(frozen=True)
-class Response:
-    """One token, with the fields of mlx-lm's `GenerationResponse` and two of ours.
-
-    text:              what this token makes certain; may be empty, or more than the token
-    from_draft:        whether the drafter had guessed it
-    prompt_tps:        prompt tokens read per second (those reused from an earlier turn not counted)
-    generation_tps:    tokens per second since the first one
-    peak_memory:       GB
-    finish_reason:     "stop" or "length" on the last response, else None
-    steps:             target calls after the prompt so far
-    tokens_per_step:   tokens from those calls divided by them; 1.0 for auto-regression
-    """
-
-    text: str
-    token: int
-    from_draft: bool
-    prompt_tokens: int
-    prompt_tps: float
-    generation_tokens: int
-    generation_tps: float
-    peak_memory: float
-    finish_reason: str | None
-    steps: int
-    tokens_per_step: float
-    step: StepResult
-    place: int
-
-    @property
-    def logprobs(self) -> mx.array:
-        """The target's log-probabilities [V] float32 that this token was chosen from."""
-        return self.step.log_probs(self.place)
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A whole answer; `token_ids` holds the ending token too, `text` does not."""
-
-    prompt_ids: list[int]
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    steps: int
-    tokens_per_step: float
-    prompt_tps: float
-    generation_tps: float
-    peak_memory: float
 
 
 class Redrafter:
@@ -120,7 +68,7 @@ class Redrafter:
             self.proposer = drafter.bind(self.target)
         else:
             self.proposer = drafter
-        self._wired = _WiredMemory(model)
+        self._wired = WiredMemory(model)
 
     def warm_up(self) -> None:
         """Run every kernel once, and make sure that this model's trees are exact.
@@ -311,30 +259,6 @@ def stream_generate(
     if isinstance(prompt, mx.array):
         prompt = [int(t) for t in np.array(prompt).reshape(-1)]
     return redrafter.stream(prompt, raw=True, options=options, **overrides)
-
-
-class _WiredMemory:
-    """mlx-lm's `wired_limit` for as long as at least one answer is being decoded."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._users = 0
-        self._lock = threading.Lock()
-        self._limit = contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                # mlx-lm prints its warning about large models; standard output is the answer's.
-                with contextlib.redirect_stdout(sys.stderr):
-                    self._limit.enter_context(wired_limit(self._model))
-            self._users += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._limit.close()
 
 
 def _token_id(token: object, vocab_size: int) -> int:

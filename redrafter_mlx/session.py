@@ -6,8 +6,9 @@ from collections.abc import Generator
 
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.generate import Redrafter, Response
+from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.memory import PrefixMemory
+from redrafter_mlx.response import Response
 
 
 class Session:

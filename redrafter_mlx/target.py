@@ -52,9 +52,10 @@ class Target:
         view, ropes = _with_node_positions(backbone)
         layers = len(make_prompt_cache(whole))
         if ropes < layers:
-            raise UnsupportedModelError(
-                f"{self.model_type} cannot be drafted for: {layers - ropes} of its {layers} layers "
-                f"have no rotary embedding that takes positions; use --no-draft"
+            raise _unsupported(
+                self.model_type,
+                f"{layers - ropes} of its {layers} layers have no rotary embedding that takes "
+                f"positions",
             )
         #: Held while a step is built, submitted and read, so that callers queue up by steps.
         self.lock = threading.Lock()
@@ -147,9 +148,9 @@ class Target:
         if tolerance is None:
             tolerance = 1e-3 if got.dtype == mx.float32 else 0.2
         if not error <= tolerance:
-            raise UnsupportedModelError(
-                f"{self.model_type} cannot be drafted for: a tree's logits differ from the "
-                f"sequence's by {error:.1%} of their range; use --no-draft"
+            raise _unsupported(
+                self.model_type,
+                f"a tree's logits differ from the sequence's by {error:.1%} of their range",
             )
         return error
 
@@ -187,15 +188,18 @@ class _HiddenAsInput:
         return getattr(self._backbone, name)
 
 
+def _unsupported(model_type: str, why: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{model_type} cannot be drafted for: {why}; mlx_lm.generate runs it undrafted"
+    )
+
+
 def _find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
     for name in _BACKBONE_NAMES:
         backbone = model.get(name)
         if isinstance(backbone, nn.Module):
             return name, backbone
-    raise UnsupportedModelError(
-        f"{model_type} cannot be drafted for: its layers and its output layer are not separate "
-        f"modules of the model; use --no-draft"
-    )
+    raise _unsupported(model_type, "its layers are not a module apart from its output layer")
 
 
 def _check_cache(model: nn.Module, model_type: str) -> None:
@@ -206,9 +210,8 @@ def _check_cache(model: nn.Module, model_type: str) -> None:
     what = sorted(k.__name__ for k in kinds - {KVCache})
     if latent or what:
         state = "latent attention (MLA)" if latent else " and ".join(what)
-        raise UnsupportedModelError(
-            f"{model_type} cannot be drafted for: it keeps {state}, and only dense models with "
-            f"plain key/value caches can verify trees; use --no-draft"
+        raise _unsupported(
+            model_type, f"it keeps {state}, and only plain key/value caches can hold a tree"
         )
 
 
@@ -216,9 +219,7 @@ def _find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
     for child in backbone.children().values():
         if isinstance(child, (nn.Embedding, nn.QuantizedEmbedding)):
             return child
-    raise UnsupportedModelError(
-        f"{model_type} cannot be drafted for: its token embedding was not found; use --no-draft"
-    )
+    raise _unsupported(model_type, "its token embedding was not found")
 
 
 def _with_node_positions(module: nn.Module) -> tuple[nn.Module, int]:

@@ -87,7 +87,7 @@ def test_the_check_at_loading_notices_a_broken_mask(monkeypatch: pytest.MonkeyPa
         return honest(self, tree._replace(mask=mx.ones_like(tree.mask)), *rest)  # type: ignore
 
     monkeypatch.setattr(Target, "verify", blind)
-    with pytest.raises(UnsupportedModelError, match=r"llama.*--no-draft"):
+    with pytest.raises(UnsupportedModelError, match=r"llama.*mlx_lm"):
         target.check_trees()
 
 
@@ -130,7 +130,7 @@ def test_a_model_that_cannot_share_its_state_is_refused_by_name(
     name: str, changes: dict, what: str
 ) -> None:
     model = random_model(name, **changes)
-    with pytest.raises(UnsupportedModelError, match=f"{name}.*{what}.*--no-draft"):
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*{what}.*mlx_lm"):
         Target(model)
 
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafter import Drafter, DrafterConfig
@@ -146,3 +149,27 @@ class SpoiledOracle:
         tokens = mx.where(depth == 0, root[:, None, None], tokens)
         log_probs = -depth.astype(mx.float32) - mx.arange(W)[None, :, None] * 1e-3 * (depth > 0)
         return Beams(tokens.astype(mx.int32), mx.broadcast_to(log_probs, tokens.shape))
+
+
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer() -> TokenizerWrapper:
+    """One token a byte, three control tokens behind them, and a ChatML template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", additional_special_tokens=["<|im_start|>"]
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return TokenizerWrapper(tokenizer, BPEStreamingDetokenizer)
+
+
+def byte_model(seed: int = 0, **changes: object) -> nn.Module:
+    """A tiny model over `byte_tokenizer`'s vocabulary."""
+    return random_model("llama", seed, vocab_size=258, **changes)

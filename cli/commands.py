@@ -1,0 +1,193 @@
+"""The chat's slash commands: one table, one short function each."""
+
+from __future__ import annotations
+
+import difflib
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redrafter_mlx.cli.saved import SavedChat, read_chat, shown_turns, write_chat
+from redrafter_mlx.cli.settings import option_names, parse_setting
+from redrafter_mlx.cli.terminal import check_text
+from redrafter_mlx.errors import BadInputError
+
+if TYPE_CHECKING:
+    from redrafter_mlx.cli.chat import Chat
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is typed, what it does in a few words, and the function that gets the rest."""
+
+    usage: str
+    summary: str
+    run: Callable[[Chat, str], None]
+
+    @property
+    def name(self) -> str:
+        return self.usage.split()[0]
+
+
+def run_command(chat: Chat, line: str) -> None:
+    """Carry out a line that begins with `/`; raises BadInputError for what cannot be done."""
+    name, _, rest = line.strip().partition(" ")
+    command = {c.name: c for c in COMMANDS}.get(name)
+    if command is None:
+        near = difflib.get_close_matches(name, [c.name for c in COMMANDS], n=1)
+        hint = f"did you mean {near[0]}?" if near else "/help lists them"
+        raise BadInputError(
+            f"unknown command {name}; {hint} (a space in front sends the line as a message)"
+        )
+    command.run(chat, check_text(name, rest.strip()))
+
+
+def describe_model(chat: Chat) -> str:
+    """The model in a few words: name, arithmetic, and whether drafts are made."""
+    source = chat.model.source
+    words = [] if source is None else [source.name, source.dtype]
+    if source is not None and source.bits:
+        words.append(f"{source.bits}-bit")
+    drafting = chat.model.drafter is not None and chat.options.draft
+    return ", ".join([*words, "drafting" if drafting else "decoding plainly"])
+
+
+def _help(chat: Chat, rest: str) -> None:
+    _refuse_words("/help", rest)
+    width = max(len(c.usage) for c in COMMANDS)
+    lines = [f"{c.usage:<{width}}  {c.summary}" for c in COMMANDS]
+    lines += [
+        f"{QUOTED:<{width}}  a message of several lines",
+        f"{'Ctrl-C':<{width}}  end the answer, keep what was said",
+        f"{'Ctrl-D':<{width}}  leave",
+    ]
+    chat.terminal.say("\n".join(lines))
+
+
+def _clear(chat: Chat, rest: str) -> None:
+    _refuse_words("/clear", rest)
+    chat.session.clear()
+    chat.terminal.say("the conversation is forgotten; system message and options stay")
+
+
+def _system(chat: Chat, rest: str) -> None:
+    if not rest:
+        chat.terminal.say(_shown_system(chat))
+        return
+    chat.session.system = None if rest == "none" else rest
+    chat.terminal.say("from the next message on: " + _shown_system(chat))
+
+
+def _set(chat: Chat, rest: str) -> None:
+    name, _, text = rest.partition(" ")
+    if not name:
+        chat.terminal.say(_shown_options(chat))
+        return
+    if text.strip() or name not in option_names():
+        value = parse_setting(name, text.strip())
+        chat.options = chat.options.updated({name: value})
+    chat.terminal.say(_shown_option(chat, name))
+
+
+def _show(chat: Chat, rest: str) -> None:
+    _refuse_words("/show", rest)
+    source, drafter = chat.model.source, chat.model.drafter
+    rows = []
+    if source is not None:
+        bits = f", {source.bits}-bit weights" if source.bits else ""
+        rows = [f"model {source.name} ({source.path})", f"dtype {source.dtype}{bits}"]
+    note = chat.model.drafter_note or "none"
+    rows.append(f"drafter {note if drafter is None else 'loaded'}")
+    rows.append(_shown_system(chat))
+    rows.append(f"conversation {shown_turns(chat.session.messages)}")
+    chat.terminal.say("\n".join([*rows, _shown_options(chat)]))
+
+
+def _stats(chat: Chat, rest: str) -> None:
+    if rest not in ("", "on", "off"):
+        raise BadInputError(f"/stats {rest} is not known; give on, off, or nothing for the totals")
+    if rest:
+        chat.show_statistics = rest == "on"
+        chat.terminal.say(f"statistics line {rest}")
+    else:
+        chat.terminal.say(chat.totals.line())
+
+
+def _save(chat: Chat, rest: str) -> None:
+    path, session = _path("/save", rest), chat.session
+    name = chat.model.source.name if chat.model.source is not None else None
+    write_chat(path, SavedChat(name, session.system, session.messages, chat.options))
+    chat.terminal.say(f"saved {shown_turns(session.messages)} to {path}")
+
+
+def _load(chat: Chat, rest: str) -> None:
+    path = _path("/load", rest)
+    saved = read_chat(path, chat.options)
+    chat.session.clear()
+    chat.session.system = saved.system
+    chat.session.messages = saved.messages
+    chat.options = saved.options
+    source = chat.model.source
+    other = saved.model is not None and source is not None and saved.model != source.name
+    chat.terminal.say(
+        f"loaded {shown_turns(saved.messages)} from {path}"
+        + (f"; they were with {saved.model}, this is {source.name}" if other else "")
+    )
+
+
+def _exit(chat: Chat, rest: str) -> None:
+    _refuse_words("/exit", rest)
+    chat.leaving = True
+
+
+QUOTED = '""" ... """'
+COMMANDS = (
+    Command("/help", "this list", _help),
+    Command("/clear", "forget the conversation", _clear),
+    Command("/system TEXT", "set the system message; none removes it, nothing shows it", _system),
+    Command("/set NAME VALUE", "set an option; default resets it, nothing shows them", _set),
+    Command("/show", "model, drafter and options", _show),
+    Command("/stats on|off", "the line behind each answer; nothing shows the totals", _stats),
+    Command("/save FILE", "write the conversation as JSON", _save),
+    Command("/load FILE", "go on with a saved conversation", _load),
+    Command("/exit", "leave", _exit),
+)
+
+
+def _refuse_words(name: str, rest: str) -> None:
+    if rest:
+        raise BadInputError(f"{name} takes nothing behind it, not {rest!r}")
+
+
+def _path(name: str, rest: str) -> Path:
+    """The file that a command names; quotation marks round it are taken off."""
+    quoted = len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "'\""
+    text = rest[1:-1] if quoted else rest
+    if not text or "\0" in text:
+        raise BadInputError(f"{name} needs a file: {name} FILE")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise BadInputError(f"{name} {text}: {error}") from None
+
+
+def _shown_system(chat: Chat) -> str:
+    system = chat.session.system
+    return "no system message" if system is None else f"system {system}"
+
+
+def _shown_options(chat: Chat) -> str:
+    return "\n".join(_shown_option(chat, name) for name in option_names())
+
+
+def _shown_option(chat: Chat, name: str) -> str:
+    value = getattr(chat.options, name)
+    if isinstance(value, tuple):
+        shown = shlex.join(value) or "none"
+    elif isinstance(value, bool):
+        shown = "on" if value else "off"
+    else:
+        shown = "none" if value is None else str(value)
+    return f"{name} {shown}"

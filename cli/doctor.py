@@ -1,0 +1,259 @@
+"""`redrafter-mlx doctor`: what this machine has, what is wrong with it, and the remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import redrafter_mlx
+from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.terminal import one_line
+from redrafter_mlx.errors import RedrafterError
+
+_PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
+_REINSTALL = "pip install --force-reinstall redrafter-mlx"
+_LITTLE_DISK = 1000**3
+
+
+Facts = dict[str, str | int | bool | None]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something found wrong; `unusable` if nothing can be generated until it is mended."""
+
+    what: str
+    remedy: str
+    unusable: bool = False
+
+
+@dataclass
+class Report:
+    """Facts by section and name, in the order they are shown, and what was found wrong."""
+
+    facts: dict[str, Facts] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    @property
+    def unusable(self) -> bool:
+        return any(p.unusable for p in self.problems)
+
+
+def command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Look at this machine: what answers, what is missing, and how to mend it.
+
+    The exit status is not zero only if something makes the program unusable.
+    """
+    with progress_bars("looking at this machine"):
+        report = examine()
+    if as_json:
+        print(json.dumps({**report.facts, "problems": [asdict(p) for p in report.problems]}))
+    else:
+        print_report(report)
+    raise typer.Exit(1 if report.unusable else 0)
+
+
+def examine() -> Report:
+    """Everything, one section after the other; a section that fails is itself a finding."""
+    report = Report()
+    sections: tuple[tuple[str, Callable[[Report], Facts]], ...] = (
+        ("system", _system),
+        ("packages", _packages),
+        ("mlx", _mlx),
+        ("memory", _memory),
+        ("model", _model),
+        ("hub cache", _hub_cache),
+        ("our cache", _our_cache),
+    )
+    for name, look in sections:
+        try:
+            report.facts[name] = look(report)
+        except Exception as error:
+            report.facts[name] = {}
+            what = f"{name} could not be looked at: {type(error).__name__}: {error}"
+            report.problems.append(Problem(one_line(what), _REINSTALL))
+    return report
+
+
+def print_report(report: Report) -> None:
+    """The report for people: aligned facts, then each problem with its remedy."""
+    width = max(len(_label(name)) for facts in report.facts.values() for name in facts)
+    for section, facts in report.facts.items():
+        print(section)
+        for name, value in facts.items():
+            print(f"  {_label(name):<{width}}  {one_line(_shown(name, value))}")
+    for problem in report.problems:
+        print(f"{'unusable' if problem.unusable else 'problem'}: {one_line(problem.what)}")
+        print(f"  remedy: {one_line(problem.remedy)}")
+    if not report.problems:
+        print("nothing wrong was found")
+
+
+def _system(report: Report) -> Facts:
+    if sys.platform == "darwin" and platform.machine() != "arm64":
+        what = "this Python runs for Intel, where MLX has no Metal"
+        report.problems.append(Problem(what, "install an arm64 Python", unusable=True))
+    mac = platform.mac_ver()[0]
+    return {
+        "os": f"macOS {mac}" if mac else platform.platform(),
+        "chip": _chip(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
+
+
+def _packages(report: Report) -> Facts:
+    versions: Facts = {}
+    for name in _PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+            report.problems.append(Problem(f"{name} is not installed", _REINSTALL, unusable=True))
+    return versions
+
+
+def _mlx(report: Report) -> Facts:
+    """The device, whether it computes, and what multiplies matrices on the CPU."""
+    blas = redrafter_mlx.BLAS
+    facts: Facts = {"blas": blas.note}
+    try:
+        import mlx.core as mx
+
+        device = mx.default_device()
+        facts["device"] = f"{device.type.name}, {mx.device_info(device).get('device_name', '')}"
+        facts["computes"] = mx.ones((64, 64)).sum().item() == 64 * 64
+        for module in ("mlx_lm", "redrafter_mlx.generate", "redrafter_mlx.load"):
+            importlib.import_module(module)
+    except Exception as error:
+        what = f"MLX does not work: {type(error).__name__}: {error}"
+        report.problems.append(Problem(one_line(what), _REINSTALL, unusable=True))
+        return facts
+    if not facts["computes"]:
+        what = f"MLX computes wrongly on {facts['device']}"
+        report.problems.append(Problem(what, _REINSTALL, unusable=True))
+    if sys.platform == "linux" and device.type == mx.DeviceType.cpu and blas.library is None:
+        what = "matrix products run on MLX's own reference BLAS, many times slower"
+        report.problems.append(Problem(what, redrafter_mlx.blas.remedy()))
+    if sys.platform == "darwin" and device.type == mx.DeviceType.cpu:
+        what = "MLX computes on the CPU, not on the GPU"
+        report.problems.append(Problem(what, "use macOS 14 or later on Apple Silicon"))
+    return facts
+
+
+def _memory(report: Report) -> Facts:  # noqa: ARG001
+    facts: Facts = {"total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                facts["available_bytes"] = int(line.split()[1]) * 1024
+    with contextlib.suppress(Exception):
+        import mlx.core as mx
+
+        limit = mx.device_info(mx.default_device()).get("max_recommended_working_set_size")
+        if limit is not None:
+            facts["gpu_may_use_bytes"] = int(limit)
+    return facts
+
+
+def _model(report: Report) -> Facts:
+    """Whether the default model is here, whole and of the right checksum."""
+    from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
+    from redrafter_mlx.weights.resolve import find_local
+    from redrafter_mlx.weights.wheel import wheel_path
+
+    facts: Facts = {"default": DEFAULT_MODEL, "path": None}
+    fetch = f"redrafter-mlx pull {DEFAULT_MODEL}"
+    try:
+        local = find_local(DEFAULT_MODEL)
+    except RedrafterError as error:
+        report.problems.append(Problem(str(error), fetch))
+        return facts
+    if local is not None:
+        facts["path"] = str(local.path)
+        return facts
+    kept = wheel_path(REGISTRY[DEFAULT_MODEL])
+    damaged = kept.exists()
+    what = f"{kept} is damaged" if damaged else f"{DEFAULT_MODEL} is not on disk yet"
+    report.problems.append(Problem(what, fetch))
+    return facts
+
+
+def _hub_cache(report: Report) -> Facts:
+    from huggingface_hub import constants
+
+    return _folder(report, Path(constants.HF_HUB_CACHE), "HF_HUB_CACHE")
+
+
+def _our_cache(report: Report) -> Facts:
+    from redrafter_mlx.weights.cache import cache_dir
+
+    return _folder(report, cache_dir(), "REDRAFTER_CACHE")
+
+
+def _folder(report: Report, folder: Path, variable: str) -> Facts:
+    """Path, size and free disk of a cache; a problem if nothing can be put there."""
+    place = folder
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    remedy = f"set {variable} to a folder that can be written and has room"
+    if not place.is_dir() or not os.access(place, os.W_OK):
+        report.problems.append(Problem(f"{folder} cannot be written", remedy))
+    elif free < _LITTLE_DISK:
+        report.problems.append(Problem(f"the disk of {folder} is nearly full", remedy))
+    return {"path": str(folder), "size_bytes": _bytes_below(folder), "free_bytes": free}
+
+
+def _bytes_below(folder: Path) -> int:
+    """What a folder takes; links, of which the Hub's cache is full, are not counted twice."""
+    total = 0
+    for root, _, files in os.walk(folder):
+        for name in files:
+            path = Path(root) / name
+            with contextlib.suppress(OSError):
+                total += 0 if path.is_symlink() else path.stat().st_size
+    return total
+
+
+def _chip() -> str:
+    """The processor by the name on its box."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        if sys.platform == "darwin":
+            asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+            return subprocess.run(
+                asked, capture_output=True, text=True, timeout=5, check=True
+            ).stdout.strip()
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _label(name: str) -> str:
+    return name.removesuffix("_bytes").replace("_", " ")
+
+
+def _shown(name: str, value: str | int | bool | None) -> str:
+    from redrafter_mlx.weights.cache import human_size
+
+    if value is None:
+        return "no"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return human_size(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)

@@ -1,0 +1,121 @@
+"""The command line: its commands, and how it ends."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from redrafter_mlx import __version__
+from redrafter_mlx.cli import chat, doctor, generate, models
+from redrafter_mlx.cli.terminal import one_line, tolerate_any_text
+from redrafter_mlx.errors import RedrafterError
+
+INTERRUPTED = 130
+"""128 + SIGINT, what a shell expects of a program that Ctrl-C ended."""
+
+app = typer.Typer(
+    name="redrafter-mlx",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    rich_markup_mode="markdown",
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"redrafter-mlx {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[  # noqa: ARG001
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Local language models, faster and word for word the same, by recurrent drafting on MLX.
+
+    Start with `redrafter-mlx chat`; `redrafter-mlx doctor` looks at this machine.
+    """
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+app.command("generate")(generate.command)
+app.command("chat")(chat.command)
+app.command("pull")(models.pull)
+app.command("list")(models.list_all)
+app.command("show")(models.show)
+app.command("doctor")(doctor.command)
+
+
+def main() -> None:
+    """The console script: run a command and exit with its status."""
+    quieten_libraries()
+    tolerate_any_text()
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; an error that a user can cause becomes one line on stderr."""
+    try:
+        status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except RedrafterError as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            return _reader_left()
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}")
+    except MemoryError:
+        return _fail("out of memory; try --quantize 4 or a smaller model")
+    except SystemExit as exit_:  # typer's own answer to a closed pipe
+        return _reader_left() if exit_.code == 1 else int(exit_.code or 0)
+    except Exception as error:
+        # Usage errors are click's or typer's own, depending on typer's version.
+        explain = getattr(error, "format_message", None)
+        if explain is None:
+            raise
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else "redrafter-mlx"
+        return _fail(f"{explain().rstrip('.')}; see {command} --help", status=2)
+
+
+def quieten_libraries() -> None:
+    """Keep advice and progress bars that are not ours off the terminal; errors stay."""
+    for name, value in (
+        ("TRANSFORMERS_VERBOSITY", "error"),
+        ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
+        ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
+        ("HF_HUB_DISABLE_TELEMETRY", "1"),
+        ("TOKENIZERS_PARALLELISM", "false"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def _fail(message: str, status: int = 1) -> int:
+    print(f"error: {one_line(message)}", file=sys.stderr)
+    return status
+
+
+def _reader_left() -> int:
+    """End quietly, and keep Python from flushing into the closed pipe once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    return 1
+
+
+if __name__ == "__main__":
+    main()

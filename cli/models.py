@@ -1,0 +1,102 @@
+"""`redrafter-mlx pull`, `list` and `show`: models and where their files are."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.terminal import check_text, sanitise
+from redrafter_mlx.errors import BadInputError
+
+if TYPE_CHECKING:
+    from redrafter_mlx.weights.status import ModelStatus
+
+_WIDE = 200
+"""Columns where no terminal says how many: a pipe gets every name whole."""
+
+Name = Annotated[
+    str, typer.Argument(metavar="NAME|REPO|PATH", help="As in --model.", show_default=False)
+]
+
+
+def pull(name: Name, offline: opt.Offline = False) -> None:
+    """Bring a model here and check it; prints where it is.
+
+    An interrupted download goes on where it stopped.
+    """
+    wanted = _checked(name)
+    with progress_bars(f"pulling {wanted}") as progress:
+        from redrafter_mlx.weights.resolve import pull as fetch
+
+        local = fetch(wanted, offline=offline, progress=progress)
+    print(sanitise(str(local.path)))
+
+
+def list_all() -> None:
+    """List the models that have a name of their own, and which of them are on this machine.
+
+    Any Hub repository or folder that mlx-lm loads works as well.
+    """
+    with progress_bars("looking"):
+        from redrafter_mlx.weights.status import list_models
+
+        known = list_models()
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("NAME", "ON DISK", "SIZE", "LICENCE", "DESCRIPTION"):
+        table.add_column(title, no_wrap=title == "NAME", justify="left")
+    for model in known:
+        table.add_row(
+            model.name,
+            "yes" if model.path else "no",
+            _size(model.on_disk or model.size),
+            model.licence or "",
+            model.description,
+        )
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+
+def show(name: Name) -> None:
+    """Show what is known of one model; uses no network."""
+    wanted = _checked(name)
+    with progress_bars(f"looking at {wanted}"):
+        from redrafter_mlx.weights.status import show_model
+
+        rows = _rows(show_model(wanted))
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        print(sanitise(f"{label:<{width}}  {value}"))
+
+
+def _rows(model: ModelStatus) -> list[tuple[str, str]]:
+    """Label and value of everything that is known, in reading order."""
+    remedy = f"not here; fetch it with: redrafter-mlx pull {model.name}"
+    known = [
+        ("name", model.name),
+        ("description", model.description),
+        ("licence", model.licence),
+        ("source", model.source),
+        ("download", _size(model.size)),
+        ("path", str(model.path) if model.path else remedy),
+        ("on disk", _size(model.on_disk)),
+    ]
+    details = [(label, value) for label, value in model.details.items() if label != "licence"]
+    return [(label, " ".join(value.split())) for label, value in [*known, *details] if value]
+
+
+def _size(size: int | None) -> str:
+    from redrafter_mlx.weights.cache import human_size
+
+    return "" if size is None else human_size(size)
+
+
+def _checked(name: str) -> str:
+    if not name.strip():
+        raise BadInputError("the model's name is empty; `redrafter-mlx list` shows names")
+    return check_text("the model's name", name)

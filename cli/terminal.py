@@ -1,0 +1,161 @@
+"""Standard input, output and error, for people and for pipes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+import unicodedata
+from dataclasses import dataclass
+from types import FrameType, TracebackType
+from typing import TextIO
+
+from redrafter_mlx.errors import BadInputError
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BIDI = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+def sanitise(text: str) -> str:
+    """`text` with every character that could command a terminal made visible.
+
+    C0 and DEL become caret notation (ESC is `^[`); C1, lone surrogates and what turns the writing
+    direction become U+FFFD. Newline and tab stay. One character at a time, so that an escape
+    sequence that arrives in pieces is caught as well.
+    """
+    return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
+
+
+def one_line(text: str) -> str:
+    """`text` on a single line, safe to show."""
+    return sanitise(" ".join(text.split()))
+
+
+def check_text(what: str, text: str) -> str:
+    """`text`, unless it came from bytes that are not UTF-8: then raises BadInputError."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise BadInputError(f"{what} is not UTF-8 text; convert it first") from None
+    return text
+
+
+def statistics_line(
+    tokens: int, tokens_per_second: float, tokens_per_step: float, note: str | None = None
+) -> str:
+    """`128 tokens · 14.2 tok/s · 2.31 tokens/step`, and a note behind it.
+
+    A rate of 0 is one that an answer was too short to have.
+    """
+    parts = [f"{tokens} token{'' if tokens == 1 else 's'}"]
+    if tokens_per_second > 0:
+        parts.append(f"{tokens_per_second:.1f} tok/s")
+    if tokens > 1:
+        parts.append(f"{tokens_per_step:.2f} tokens/step")
+    return " · ".join([*parts, note] if note else parts)
+
+
+@dataclass
+class Terminal:
+    """Where words come from and go to.
+
+    interactive: a person types and reads: prompts are shown, and messages stand beside answers
+    """
+
+    stdin: TextIO
+    stdout: TextIO
+    stderr: TextIO
+    interactive: bool
+
+    @classmethod
+    def standard(cls) -> Terminal:
+        """This process's own streams."""
+        interactive = sys.stdin.isatty() and sys.stdout.isatty()
+        return cls(sys.stdin, sys.stdout, sys.stderr, interactive)
+
+    def read_line(self, prompt: str) -> str:
+        """The next line without its end; raises EOFError behind the last one."""
+        if self.interactive:
+            return input(prompt)
+        line = self.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.rstrip("\r\n")
+
+    def write(self, text: str) -> None:
+        """Part of an answer, at once; a file or pipe gets it as it is, a terminal sanitised."""
+        self.stdout.write(sanitise(text) if self.stdout.isatty() else text)
+        self.stdout.flush()
+
+    def say(self, text: str) -> None:
+        """A line that is no answer: beside the answers for a person, on stderr otherwise."""
+        stream = self.stdout if self.interactive else self.stderr
+        print(sanitise(text), file=stream, flush=True)
+
+    def error(self, message: str) -> None:
+        """One line on stderr that says what was wrong."""
+        print(f"error: {one_line(message)}", file=self.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """One line on stderr beside the answer, dimmed where that is possible."""
+        line = one_line(text)
+        if self.stderr.isatty() and "NO_COLOR" not in os.environ:
+            line = f"\x1b[2m{line}\x1b[0m" if os.environ.get("TERM") != "dumb" else line
+        print(line, file=self.stderr, flush=True)
+
+
+class StopKey:
+    """Ctrl-C while an answer is on its way.
+
+    Before the first token it raises KeyboardInterrupt, as ever: reading a long prompt stops at
+    once. From then on it only sets `pressed`, so that the answer ends between two tokens and the
+    conversation's cache stays usable; pressed again, it raises. While the answer is being put
+    away it does nothing: the turn is kept.
+    """
+
+    def __init__(self) -> None:
+        self.pressed = False
+        self.answering = False
+        self.closing = False
+        self._before: object = None
+
+    def __enter__(self) -> StopKey:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None
+    ) -> None:  # fmt: skip
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        again, self.pressed = self.pressed, True
+        if not self.closing and (again or not self.answering):
+            raise KeyboardInterrupt
+
+
+def tolerate_any_text() -> None:
+    """Let the standard streams carry any text: a wrong byte is then our error, not Python's."""
+    for stream, errors in (
+        (sys.stdin, "surrogateescape"),
+        (sys.stdout, "replace"),
+        (sys.stderr, "backslashreplace"),
+    ):
+        with contextlib.suppress(AttributeError, ValueError):
+            stream.reconfigure(errors=errors)  # type: ignore[union-attr]
+
+
+def _visible(char: str) -> str:
+    if char in "\n\t":
+        return char
+    code = ord(char)
+    if code < 0x20 or code == 0x7F:
+        return "^" + chr(code ^ 0x40)
+    if char in _BIDI or unicodedata.category(char) in ("Cc", "Cs"):
+        return _REPLACEMENT
+    return char

@@ -1,0 +1,164 @@
+"""From a name to a model in memory: the target, and the drafter that belongs to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx import weights
+from redrafter_mlx.config import DType, check_choice
+from redrafter_mlx.drafter_files import CONFIG, load_drafter, read_config
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.target import Target
+from redrafter_mlx.weights.cache import cache_dir
+from redrafter_mlx.weights.folder import load_folder
+from redrafter_mlx.weights.gguf import load_gguf
+from redrafter_mlx.weights.precision import check_quantize, settle
+from redrafter_mlx.weights.progress import Progress, no_progress
+from redrafter_mlx.weights.resolve import LocalModel, resolve
+
+
+@dataclass(frozen=True)
+class TargetSource:
+    """Where a target's weights came from, and what is in memory.
+
+    name:        what the user asked for
+    path:        the file or folder on disk
+    fingerprint: "sha256:..." of a GGUF file; of config.json and the safetensors' names, sizes and
+                 headers of a folder
+    model_type:  mlx-lm's name of the architecture
+    dtype:       the arithmetic, such as "float32"
+    bits:        of a quantised weight in memory, None if not quantised
+    licence:     as the registry or the file names it, None if neither does
+    """
+
+    name: str
+    path: Path
+    fingerprint: str
+    model_type: str
+    dtype: str
+    bits: int | None
+    licence: str | None
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """An mlx-lm model with its parameters evaluated, and its tokenizer."""
+
+    model: nn.Module
+    tokenizer: TokenizerWrapper
+    source: TargetSource
+
+
+def load(
+    model: str | Path | None = None,
+    drafter: str | Path | None = "auto",
+    *,
+    dtype: DType = "auto",
+    quantize: int | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Redrafter:
+    """A target with its drafter, in memory, warmed up and ready to answer.
+
+    Args:
+      drafter: a drafter's folder; "auto" takes the one that was trained for this very target, if
+        this machine has it; None decodes plainly. Other arguments as in `load_target`
+    Raises:
+      RedrafterError: in one line, for whatever a user can cause
+    """
+    loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
+    name, fingerprint = loaded.source.name, loaded.source.fingerprint
+    folder, note = drafter, None
+    if drafter == "auto":
+        folder = find_drafter(fingerprint)
+        if folder is None:
+            note = (
+                f"no drafter for {name} yet, decoding plainly; "
+                f"`redrafter-mlx train --model {name} --output DIR` trains one"
+            )
+    trained = None
+    if folder is not None:
+        trained = load_drafter(
+            folder, Target(loaded.model), target_name=name, target_fingerprint=fingerprint
+        )
+    redrafter = Redrafter(
+        loaded.model, loaded.tokenizer, trained, source=loaded.source, drafter_note=note
+    )
+    redrafter.warm_up()
+    return redrafter
+
+
+def find_drafter(fingerprint: str) -> Path | None:
+    """The folder of a drafter for the target of that fingerprint: the user's own, or one shipped.
+
+    Looked for in `drafters/` of our cache, then beside the code in `weights/drafters/`.
+    """
+    for shelf in (cache_dir() / "drafters", Path(weights.__file__).parent / "drafters"):
+        for config in sorted(shelf.glob(f"*/{CONFIG}")):
+            if read_config(config.parent).target_fingerprint == fingerprint:
+                return config.parent
+    return None
+
+
+def load_target(
+    name: str | Path | None = None,
+    *,
+    dtype: DType = "auto",
+    quantize: int | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> LoadedTarget:
+    """Bring a target into memory, fetching its files first where they are not here.
+
+    Args:
+      name: of the registry, a Hub repository, a folder or a GGUF file; None is the default model
+      dtype: the arithmetic, see weights/precision.py; auto is as stored on a GPU and float32 on
+        a CPU
+      quantize: 4 or 8 bits; a model that is quantised to as many already stays as it is
+      offline: use what is on this machine
+      progress: told of downloads and of checksums
+    Raises:
+      RedrafterError: in one line: no such model, cannot be fetched, damaged, or not supported
+    """
+    check_choice("dtype", dtype, DType)
+    check_quantize(quantize)
+    local = resolve(name, offline=offline, progress=progress)
+    try:
+        return _load(local, dtype, quantize, progress or no_progress)
+    except DamagedFileError as error:
+        if local.remedy is None:
+            raise
+        raise DamagedFileError(f"{error}; run: {local.remedy}") from error
+    except OSError as error:
+        raise DamagedFileError(f"{local.path} cannot be read: {error.strerror or error}") from error
+
+
+def _load(
+    local: LocalModel, dtype: DType, quantize: int | None, progress: Progress
+) -> LoadedTarget:
+    if local.path.is_file():
+        raw = load_gguf(local.path, progress)
+    else:
+        raw = load_folder(local.path, local.name)
+    precision = settle(raw.model, dtype, quantize, raw.stored)
+    try:
+        mx.eval(raw.model.parameters())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise BadInputError(f"{local.name} cannot be brought into memory: {reason}") from error
+    source = TargetSource(
+        name=local.name,
+        path=local.path,
+        fingerprint=raw.fingerprint,
+        model_type=raw.model_type,
+        dtype=precision.dtype,
+        bits=precision.bits,
+        licence=local.entry.licence if local.entry else raw.licence,
+    )
+    return LoadedTarget(raw.model, raw.tokenizer, source)

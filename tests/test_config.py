@@ -1,0 +1,111 @@
+"""Configuration refuses what it does not know, and the package is light to import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.drafter import DrafterConfig
+from redrafter_mlx.errors import BadInputError, RedrafterError
+
+
+def python(code: str, **env: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_importing_the_package_imports_no_mlx() -> None:
+    heavy = "('mlx.core', 'mlx_lm', 'transformers', 'numpy', 'typer', 'rich')"
+    code = f"import redrafter_mlx, sys; print([m for m in {heavy} if m in sys.modules])"
+    assert python(code) == "[]"
+
+
+def test_every_public_name_exists() -> None:
+    python("import redrafter_mlx as r\nfor n in r.__all__: getattr(r, n)")
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    code = "import redrafter_mlx as r\ntry: r.nothing\nexcept AttributeError as e: print(e)"
+    assert "nothing" in python(code)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="BLAS is chosen on Linux only")
+def test_the_blas_can_be_refused_and_a_missing_one_is_said() -> None:
+    show = "import redrafter_mlx; print(redrafter_mlx.BLAS.library, redrafter_mlx.BLAS.note)"
+    assert python(show, REDRAFTER_BLAS="none") == "None MLX's own, as REDRAFTER_BLAS=none asks"
+    assert "could not be loaded" in python(show, REDRAFTER_BLAS="libnothing.so")
+    late = "import mlx.core, redrafter_mlx; print(redrafter_mlx.BLAS.note)"
+    assert "too late" in python(late)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="BLAS is chosen on Linux only")
+def test_the_blas_that_is_named_is_in_the_process() -> None:
+    code = (
+        "import redrafter_mlx\n"
+        "name = redrafter_mlx.BLAS.library\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print(name is None or name.split('/')[-1].split('.so')[0] in maps)\n"
+    )
+    assert python(code) == "True"
+
+
+def test_layout_of_imports_runs_one_way() -> None:
+    """The algorithm imports no terminal and no network; weights imports no algorithm."""
+    root = Path(__file__).parents[1]
+    terminal = ("typer", "rich", "requests", "httpx", "urllib", "redrafter_mlx.cli")
+    for path in (root / "redrafter_mlx").glob("*.py"):
+        for line in imports(path):
+            assert not any(line == t or line.startswith(t + ".") for t in terminal), (path, line)
+    algorithm = ("accept", "beam", "cache", "decode", "drafter", "generate", "target", "tree")
+    for path in (root / "weights").glob("*.py"):
+        for line in imports(path):
+            assert line not in {f"redrafter_mlx.{name}" for name in algorithm}, (path, line)
+            assert line.split(".")[0] not in ("typer", "rich"), (path, line)
+    for name in ("tree", "accept"):
+        for line in imports(root / "redrafter_mlx" / f"{name}.py"):
+            assert line.split(".")[0] in ("__future__", "typing", "mlx") or line.endswith(".tree")
+
+
+def imports(path: Path) -> list[str]:
+    import ast
+
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+    return found
+
+
+def test_unknown_keys_are_refused_with_the_nearest_known_one() -> None:
+    with pytest.raises(BadInputError, match="'beam_widht'; did you mean 'beam_width'"):
+        GenerationOptions().updated({"beam_widht": 3})
+    with pytest.raises(BadInputError, match="'exit_dims'; did you mean 'exit_dim'"):
+        DrafterConfig.from_dict({"exit_dims": 3})
+
+
+def test_overrides_change_what_they_name_and_nothing_else() -> None:
+    options = GenerationOptions(temperature=0.5).updated({"beam_width": 3, "stop": "x"})
+    assert (options.temperature, options.beam_width, options.stop) == (0.5, 3, ("x",))
+    assert options.beam_shape(BeamShape(1, 5, 4)) == BeamShape(3, 5, 4)
+
+
+def test_a_shape_holds_every_node_its_beams_can_have() -> None:
+    assert BeamShape(4, 4).nodes == 13
+    assert BeamShape(4, 4, 7).nodes == 7
+    assert BeamShape(1, 1).nodes == 1
+
+
+def test_every_error_of_ours_is_caught_by_one_name() -> None:
+    assert issubclass(BadInputError, RedrafterError)
+    assert issubclass(BadInputError, ValueError)

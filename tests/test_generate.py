@@ -1,0 +1,391 @@
+"""The library's door: answers, sessions, threads, asyncio, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.generate import stream_generate as mlx_lm_stream
+from tiny import SpoiledOracle, byte_model, byte_tokenizer, random_drafter
+
+import redrafter_mlx
+from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.response import Response
+from redrafter_mlx.session import Session
+
+PROMPT = [72, 101, 108]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(seed=1)
+
+
+def make(model: nn.Module, drafted: bool = True) -> Redrafter:
+    drafter = random_drafter(vocab_size=258) if drafted else None
+    return Redrafter(model, byte_tokenizer(), drafter)
+
+
+@pytest.fixture
+def redrafter(model: nn.Module) -> Redrafter:
+    return make(model)
+
+
+def oracle_for(model: nn.Module, prompt: list[int], n: int) -> SpoiledOracle:
+    plain = make(model, drafted=False).generate(prompt, max_tokens=n)
+    return SpoiledOracle(prompt + plain.token_ids, 258)
+
+
+def test_an_answer_equals_mlx_lms_stream_generate(model: nn.Module, redrafter: Redrafter) -> None:
+    """Token, text, counts and finish reason, response by response."""
+    theirs = list(mlx_lm_stream(model, byte_tokenizer(), PROMPT, max_tokens=40))
+    ours = list(redrafter.stream(PROMPT, max_tokens=40))
+    assert [r.token for r in ours] == [r.token for r in theirs]
+    assert "".join(r.text for r in ours) == "".join(r.text for r in theirs)
+    for got, want in zip(ours, theirs, strict=True):
+        assert got.finish_reason == want.finish_reason
+        assert got.generation_tokens == want.generation_tokens
+        assert got.prompt_tokens == want.prompt_tokens
+        np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=1e-3, atol=1e-4)
+
+
+def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
+    drafted = Redrafter(model, byte_tokenizer(), oracle_for(model, PROMPT, 80))
+    responses = list(drafted.stream(PROMPT, max_tokens=60, beam_width=2, beam_length=4))
+    last = responses[-1]
+    assert last.steps < 59, "an oracle saves steps"
+    assert last.tokens_per_step == pytest.approx(59 / last.steps)
+    assert sum(not r.from_draft for r in responses) in (last.steps, last.steps + 1)
+    plain = drafted.generate(PROMPT, max_tokens=60, draft=False)
+    assert (plain.steps, plain.tokens_per_step) == (59, 1.0)
+    assert plain.token_ids == [r.token for r in responses]
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 12))
+def test_max_tokens_cuts_exactly_where_autoregression_would(
+    model: nn.Module, max_tokens: int
+) -> None:
+    drafted = Redrafter(model, byte_tokenizer(), oracle_for(model, PROMPT, 40))
+    got = drafted.generate(PROMPT, max_tokens=max_tokens, beam_width=3, beam_length=4)
+    want = drafted.generate(PROMPT, max_tokens=max_tokens, draft=False)
+    assert (got.token_ids, got.text, got.finish_reason) == (
+        want.token_ids,
+        want.text,
+        want.finish_reason,
+    )
+    assert len(got.token_ids) == max_tokens
+
+
+def test_end_of_text_inside_an_accepted_draft_ends_the_answer_there(model: nn.Module) -> None:
+    text = make(model, drafted=False).generate(PROMPT, max_tokens=60).token_ids
+    for place in (1, 2, 3, 5, 8, 13):
+        drafted = Redrafter(model, byte_tokenizer(), SpoiledOracle(PROMPT + text, 258))
+        drafted.tokenizer.eos_token_ids = {text[place]}
+        first = text.index(text[place])
+        got = drafted.generate(PROMPT, max_tokens=60, beam_width=3, beam_length=5)
+        assert (got.token_ids, got.finish_reason) == (text[: first + 1], "stop")
+
+
+def test_stop_strings_that_span_tokens_and_drafts_cut_as_without_drafts(model: nn.Module) -> None:
+    oracle = oracle_for(model, PROMPT, 80)
+    drafted = Redrafter(model, byte_tokenizer(), oracle)
+    text = drafted.generate(PROMPT, max_tokens=60, draft=False).text
+    for at, n in itertools.product((2, 5, 11, 20), (1, 2, 5)):
+        stop = text[at : at + n]
+        got = drafted.generate(PROMPT, max_tokens=60, stop=[stop], beam_width=2, beam_length=5)
+        plain = drafted.generate(PROMPT, max_tokens=60, stop=[stop], draft=False)
+        assert got.text == plain.text == text[: text.index(stop)]
+        assert got.token_ids == plain.token_ids
+        assert got.finish_reason == "stop"
+
+
+def test_a_prompt_can_be_text_messages_or_ids(redrafter: Redrafter) -> None:
+    asked = redrafter.encode("hé")
+    assert asked == redrafter.encode([{"role": "user", "content": "hé"}])
+    assert redrafter.encode(asked) == asked
+    assert redrafter.tokenizer.decode(asked) == (
+        "<|im_start|>user\nhé<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert redrafter.tokenizer.decode(redrafter.encode("hé", raw=True)) == "hé"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "temperature is -1; it must be at least 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 0.0}, "top_p is 0; it must be above 0 and at most 1"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"min_p": 2}, "min_p is 2"),
+        ({"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
+        ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
+        ({"beam_width": 0}, "beam_width is 0; it must be between 1 and 64"),
+        ({"beam_length": 99}, "beam_length is 99"),
+        ({"seed": -3}, "seed is -3"),
+        ({"stop": [""]}, "stop is"),
+        ({"temprature": 1}, "unknown option 'temprature'; did you mean 'temperature'"),
+    ],
+)
+def test_bad_options_are_refused_at_once_naming_the_value(
+    redrafter: Redrafter, options: dict, message: str
+) -> None:
+    with pytest.raises(BadInputError, match=message.replace("(", r"\(")):
+        redrafter.stream(PROMPT, **options)
+    with pytest.raises(BadInputError):
+        redrafter.session().stream("hi", **options)
+
+
+@pytest.mark.parametrize("prompt", [[], [258], [-1], [1.5], [True], ""])
+def test_bad_prompts_are_refused_at_once(redrafter: Redrafter, prompt: object) -> None:
+    with pytest.raises(BadInputError, match="prompt"):
+        redrafter.stream(prompt, raw=True)  # type: ignore[arg-type]
+
+
+def test_a_drafter_of_another_size_is_refused(model: nn.Module) -> None:
+    with pytest.raises(MismatchError, match="vocabulary is 97, the target's is 258"):
+        Redrafter(model, byte_tokenizer(), random_drafter())
+
+
+def test_stream_generate_serves_those_who_hold_an_mlx_lm_pair(model: nn.Module) -> None:
+    theirs = [r.token for r in mlx_lm_stream(model, byte_tokenizer(), "Hello", max_tokens=20)]
+    drafter = random_drafter(vocab_size=258)
+    ids = byte_tokenizer().encode("Hello")
+    for given in ("Hello", mx.array(ids), ids):
+        ours = redrafter_mlx.stream_generate(
+            model, byte_tokenizer(), given, drafter=drafter, max_tokens=20
+        )
+        assert [r.token for r in ours] == theirs
+
+
+def test_warming_up_leaves_answers_as_they_are(redrafter: Redrafter) -> None:
+    before = redrafter.generate(PROMPT, max_tokens=10)
+    redrafter.warm_up()
+    assert redrafter.generate(PROMPT, max_tokens=10).token_ids == before.token_ids
+
+
+# Sessions
+
+
+def turn(session: Session, text: str, n: int = 20) -> list[Response]:
+    return list(session.stream(text, max_tokens=n))
+
+
+def fresh_answer(redrafter: Redrafter, session: Session, text: str, n: int = 20) -> list[int]:
+    system = [] if session.system is None else [{"role": "system", "content": session.system}]
+    messages = [*system, *session.messages, {"role": "user", "content": text}]
+    return redrafter.generate(messages, max_tokens=n).token_ids
+
+
+def test_every_turn_says_what_a_fresh_reading_of_the_conversation_would(
+    redrafter: Redrafter,
+) -> None:
+    session = redrafter.session(system="Be brief.")
+    for text in ("one", "two", "three"):
+        want = fresh_answer(redrafter, session, text)
+        assert [r.token for r in turn(session, text)] == want
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 3
+
+
+def test_a_turn_reads_only_what_is_new(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+    turn(session, "a rather long first message, to be read once")
+    kept = len(session._memory.tokens)
+    read: list[int] = []
+    honest = redrafter.target.prefill
+
+    def counting(tokens: mx.array, *rest: object) -> mx.array:
+        read.append(tokens.shape[1])
+        return honest(tokens, *rest)  # type: ignore[arg-type]
+
+    redrafter.target.prefill = counting  # type: ignore[method-assign]
+    asked = len(redrafter.encode([*session.messages, {"role": "user", "content": "and"}]))
+    turn(session, "and")
+    redrafter.target.prefill = honest  # type: ignore[method-assign]
+    # Random bytes may come back as other tokens; what was asked before is never read again.
+    assert len(read) == 1
+    assert read[0] < asked
+    assert asked - read[0] >= min(kept, 60)
+
+
+def test_changing_the_system_message_rereads_the_conversation(redrafter: Redrafter) -> None:
+    session = redrafter.session(system="Be brief.")
+    turn(session, "one")
+    session.system = "Be long."
+    want = fresh_answer(redrafter, session, "two")
+    assert [r.token for r in turn(session, "two")] == want
+
+
+@pytest.mark.parametrize("after", [1, 2, 7])
+def test_a_closed_answer_keeps_what_was_said_and_the_session_goes_on(
+    redrafter: Redrafter, after: int
+) -> None:
+    session = redrafter.session()
+    turn(session, "one")
+    stream = session.stream("two", max_tokens=30)
+    said = [next(stream).text for _ in range(after)]
+    stream.close()
+    assert session.messages[-1] == {"role": "assistant", "content": "".join(said)}
+    want = fresh_answer(redrafter, session, "three")
+    assert [r.token for r in turn(session, "three")] == want
+
+
+def test_an_exception_in_the_consumer_leaves_the_session_consistent(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+
+    def consume() -> None:
+        for i, _ in enumerate(session.stream("one", max_tokens=30)):
+            _ = 1 // (3 - i)
+
+    with pytest.raises(ZeroDivisionError):
+        consume()
+    want = fresh_answer(redrafter, session, "two")
+    assert [r.token for r in turn(session, "two")] == want
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
+    redrafter: Redrafter, at: int
+) -> None:
+    """Ctrl-C can fall between any two operations, such as two layers' cache updates."""
+    session = redrafter.session()
+    turn(session, "one")
+    calls = 0
+    honest = redrafter.target._hidden
+
+    def interrupted(*args: object) -> mx.array:
+        nonlocal calls
+        calls += 1
+        hidden = honest(*args)  # type: ignore[arg-type]
+        if calls == at:
+            raise KeyboardInterrupt
+        return hidden
+
+    redrafter.target._hidden = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        turn(session, "two", 30)
+    redrafter.target._hidden = honest  # type: ignore[method-assign]
+    assert session.messages[-2] == {"role": "user", "content": "two"}
+    want = fresh_answer(redrafter, session, "three")
+    assert [r.token for r in turn(session, "three")] == want
+
+
+def test_a_cleared_session_is_a_new_one(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+    first = [r.token for r in turn(session, "one")]
+    turn(session, "two")
+    session.clear()
+    assert session.messages == []
+    assert [r.token for r in turn(session, "one")] == first
+
+
+def test_an_empty_turn_is_refused_and_changes_nothing(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+    with pytest.raises(BadInputError, match="empty"):
+        session.stream("  \n")
+    assert session.messages == []
+
+
+# Threads and asyncio
+
+
+def test_any_thread_may_answer(model: nn.Module) -> None:
+    with ThreadPoolExecutor(1) as loader:
+        redrafter = loader.submit(make, model).result()
+    want = redrafter.generate(PROMPT, max_tokens=20).token_ids
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(redrafter.generate, PROMPT, max_tokens=20).result().token_ids == want
+
+
+def test_one_answer_may_be_read_from_several_threads(redrafter: Redrafter) -> None:
+    """As web frameworks do that hand each `next` of a generator to any thread of a pool."""
+    want = redrafter.generate(PROMPT, max_tokens=30, temperature=1.0, seed=3).token_ids
+    stream = redrafter.stream(PROMPT, max_tokens=30, temperature=1.0, seed=3)
+    got: list[int] = []
+    while True:
+        box: list[Response | None] = []
+        thread = threading.Thread(target=lambda box=box: box.append(next(stream, None)))
+        thread.start()
+        thread.join()
+        if box[0] is None:
+            break
+        got.append(box[0].token)
+        assert box[0].logprobs.shape == (258,)
+        assert box[0].logprobs[box[0].token].item() <= 0
+    assert got == want
+
+
+def test_callers_at_the_same_time_queue_up_and_each_gets_its_own_answer(
+    redrafter: Redrafter,
+) -> None:
+    prompts = [[i, i + 1, i + 2] for i in range(6)]
+    want = [redrafter.generate(p, max_tokens=25).token_ids for p in prompts]
+    busy = threading.Semaphore(1)
+    honest = redrafter.target._hidden
+
+    def alone(*args: object) -> mx.array:
+        assert busy.acquire(blocking=False), "two steps at once"
+        try:
+            return honest(*args)  # type: ignore[arg-type]
+        finally:
+            busy.release()
+
+    redrafter.target._hidden = alone  # type: ignore[method-assign]
+    with ThreadPoolExecutor(6) as pool:
+        got = list(pool.map(lambda p: redrafter.generate(p, max_tokens=25).token_ids, prompts))
+    assert got == want
+
+
+def test_two_open_answers_in_one_thread_do_not_block_each_other(redrafter: Redrafter) -> None:
+    want = [redrafter.generate(p, max_tokens=15).token_ids for p in (PROMPT, [9, 8])]
+    streams = [redrafter.stream(p, max_tokens=15) for p in (PROMPT, [9, 8])]
+    got = zip(*streams, strict=True)
+    assert [list(t) for t in zip(*(tuple(r.token for r in pair) for pair in got), strict=True)] == (
+        want
+    )
+
+
+def test_astream_gives_the_same_answer_and_leaves_the_loop_free(redrafter: Redrafter) -> None:
+    want = redrafter.generate(PROMPT, max_tokens=20).token_ids
+
+    async def main() -> tuple[list[int], int]:
+        ticks = 0
+
+        async def tick() -> None:
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        got = [r.token async for r in redrafter.astream(PROMPT, max_tokens=20)]
+        ticking.cancel()
+        return got, ticks
+
+    got, ticks = asyncio.run(main())
+    assert got == want
+    assert ticks > 20
+
+
+def test_a_cancelled_astream_leaves_the_model_usable(redrafter: Redrafter) -> None:
+    want = redrafter.generate(PROMPT, max_tokens=20).token_ids
+
+    async def main() -> None:
+        async def consume() -> None:
+            async for _ in redrafter.astream(PROMPT, max_tokens=10_000):
+                pass
+
+        task = asyncio.create_task(consume())
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert redrafter.generate(PROMPT, max_tokens=20).token_ids == want

@@ -1,0 +1,324 @@
+"""A GGUF file gives the model and tokenizer that it was made from, or one line of what is wrong."""
+
+# ruff: noqa: RUF001
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from pathlib import Path
+from typing import ClassVar
+from unicodedata import normalize
+
+import mlx.core as mx
+import numpy as np
+import pytest
+import regex
+from mlx_lm import generate
+from weights_samples import (
+    F16,
+    F32,
+    Q4_0,
+    Q4_1,
+    Q5_K,
+    Q8_0,
+    byte_characters,
+    gguf_metadata,
+    gguf_tensors,
+    llama_model,
+    unpack,
+    vocabulary,
+    write_gguf,
+)
+
+from redrafter_mlx.config import DType
+from redrafter_mlx.errors import DamagedFileError, RedrafterError, UnsupportedModelError
+from redrafter_mlx.load import load_target
+from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.gguf import load_gguf
+from redrafter_mlx.weights.gguf_header import read_header
+
+PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101]])
+HARD_STRINGS = [
+    "", " ", "  ", "hello world", " leading", "trailing  ", "a  b   c    d", "\t\ttabs\t",
+    "line\nline\n\n\nline\r\nline", "def f(x):\n    return x ** 2  # squared\n\n",
+    'for (int i = 0; i < n; ++i) { printf("%d\\n", a[i]); }', "<div class='x'>&amp;</div>",
+    "1234567890", "3.14159 and 1,000,000.00", "v1.2.3-rc4 0x7fff 1e-9", "½ ² Ⅷ ٣ 四 ①",
+    "I'm you're he'll they'd we've it's don't DON'T", "l'été, où ça ?", "naïve Ångström ﬁ ǅ",
+    "e\u0301 n\u0303 a\u0328\u0301", "日本語の文章。漢字、カタカナ、ひらがな",
+    "한국어 문장", "中文，标点！",
+    "مرحبا بالعالم", "שלום עולם", "नमस्ते दुनिया", "ไทยไม่มีเว้นวรรค",
+    "👩\u200d👩\u200d👧\u200d👦 🏳️\u200d🌈 👍🏽 🇫🇷", "a\u00a0b\u2003c\u3000d\u200be\ufefff",
+    "\u0000\u0001\u007f\u0085",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢 𐍈 \U0010ffff", "----====____****", "....!?!?...", "aaaaaaaaaaaaaaaaaaaaaaaaa",
+    "\\alpha_{i}^{2} = \\frac{1}{2}", "user@example.org https://example.org/a?b=c&d=%20#e",
+    "CamelCase snake_case kebab-case SCREAMING", "\n \n  \n   x", " \n", "x \n y", "Ġ Ċ â",
+    "|<im_end>| < |im_end| >",
+]  # fmt: skip
+
+# What transformers and llama.cpp give for SmolLM2's own tokenizer, as other projects print it.
+PUBLISHED_IDS = {
+    "Hello world": [19556, 905],
+    "The quick brown fox jumps over the lazy dog": [504, 2365, 6354, 16438, 27003, 690, 260, 23790,
+                                                    2767],
+    "  leading spaces": [216, 2899, 5600],
+    "Write a haiku about the ocean.\n": [19161, 253, 421, 30614, 563, 260, 5065, 30, 198],
+    "<|im_start|>": [1],
+    "<|endoftext|>": [0],
+}  # fmt: skip
+SYSTEM_IDS = [1, 9690, 198, 2683, 359, 253, 5356, 5646, 11173, 3365, 3511, 308, 34519, 28, 7018,
+              411, 407, 19712, 8182, 2, 198, 1, 4093, 198]  # fmt: skip
+PUBLISHED_CHAT_IDS = {
+    "Hello": [19556],
+    "hello world": [28120, 905],
+    "Hi there": [26843, 665],
+    "What is the capital of France?": [1780, 314, 260, 3575, 282, 4649, 47],
+    "Write a short story: Once upon a time": [19161, 253, 1890, 1977, 42, 4027, 1980, 253, 655],
+    "Quelle est la capitale de la France ? Réponds en une phrase.": [
+        65, 2726, 290, 1264, 2618, 47765, 1121, 367, 2618, 4649, 9148, 428, 2756, 96, 19870, 430,
+        16520, 8715, 30],
+    "<|im_start|>": [44, 108, 306, 79, 3738, 108, 46],
+}  # fmt: skip
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    return write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model(), Q4_1))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_float_gguf_gives_the_logits_of_the_model_it_was_made_from(
+    tmp_path: Path, tied: bool
+) -> None:
+    model = llama_model(tie_word_embeddings=tied)
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(model))
+    loaded = load_target(path)
+    got, want = loaded.model(PROMPT), model(PROMPT)
+    assert mx.abs(got - want).max().item() < 1e-4 * mx.abs(want).max().item()
+    assert loaded.source.bits is None
+
+
+@pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0, F16])
+def test_weights_on_a_cpu_are_exactly_the_numbers_of_the_file(tmp_path: Path, kind: int) -> None:
+    tensors = gguf_tensors(llama_model(), kind)
+    loaded = load_target(write_gguf(tmp_path / "m.gguf", gguf_metadata(), tensors))
+    for name in ("token_embd.weight", "blk.1.ffn_down.weight", "blk.0.attn_q.weight"):
+        modules = {"token_embd.weight": loaded.model.model.embed_tokens,
+                   "blk.1.ffn_down.weight": loaded.model.layers[1].mlp.down_proj,
+                   "blk.0.attn_q.weight": loaded.model.layers[0].self_attn.q_proj}  # fmt: skip
+        assert modules[name].weight.dtype == mx.float32
+        np.testing.assert_array_equal(np.array(modules[name].weight), unpack(tensors[name]))
+
+
+def test_quantised_file_asked_for_as_it_is_stays_quantised(sample: Path) -> None:
+    dense, kept = load_target(sample), load_target(sample, quantize=4)
+    assert (dense.source.bits, kept.source.bits) == (None, 4)
+    assert dense.source.dtype == kept.source.dtype == "float32"
+    assert "scales" in kept.model.layers[0].mlp.up_proj
+    np.testing.assert_allclose(dense.model(PROMPT), kept.model(PROMPT), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float16", "bfloat16", "float32"])
+def test_quantised_file_stays_so_on_a_gpu(
+    sample: Path, monkeypatch: pytest.MonkeyPatch, dtype: DType
+) -> None:
+    """The rules of a GPU, applied here; the file's scales are float16."""
+    monkeypatch.setattr("redrafter_mlx.weights.precision._on_cpu", lambda: False)
+    loaded = load_target(sample, dtype=dtype)
+    want = "float16" if dtype == "auto" else dtype
+    assert (loaded.source.bits, loaded.source.dtype) == (4, want)
+    assert str(loaded.model(PROMPT).dtype) == f"mlx.core.{want}"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_dtype_asked_for_is_the_dtype_of_the_logits(sample: Path, dtype: DType) -> None:
+    loaded = load_target(sample, dtype=dtype)
+    assert loaded.source.dtype == dtype
+    assert str(loaded.model(PROMPT).dtype) == f"mlx.core.{dtype}"
+
+
+def test_fingerprint_is_the_checksum_of_the_file(sample: Path) -> None:
+    want = hashlib.sha256(sample.read_bytes()).hexdigest()
+    assert load_target(sample).source.fingerprint == f"sha256:{want}"
+
+
+def test_no_cut_of_a_gguf_file_is_taken_for_a_whole_one(sample: Path) -> None:
+    data = sample.read_bytes()
+    for length in [*range(0, 600, 37), *range(600, len(data) - 32, len(data) // 40)]:
+        sample.write_bytes(data[:length])
+        with pytest.raises(DamagedFileError, match=r"m\.gguf") as caught:
+            load_gguf(sample)
+        assert "\n" not in str(caught.value)
+
+
+def test_no_changed_byte_of_the_header_escapes_as_a_traceback(sample: Path) -> None:
+    data = bytearray(sample.read_bytes())
+    for at in range(4, 900, 13):
+        changed = bytearray(data)
+        changed[at] ^= 0xFF
+        sample.write_bytes(changed)
+        try:
+            load_gguf(sample)
+        except RedrafterError as error:
+            assert "\n" not in str(error)  # noqa: PT017
+
+
+def _changed(tmp_path: Path, change: str) -> Path:
+    tensors, metadata = gguf_tensors(llama_model(), F16), gguf_metadata()
+    name = "blk.1.attn_k.weight"
+    shape, kind, data = tensors[name]
+    if change == "missing":
+        del tensors[name]
+    elif change == "shape":
+        tensors[name] = ((shape[0] // 2, shape[1]), kind, data[: len(data) // 2])
+    elif change == "extra":
+        tensors["blk.1.attn_k.bias"] = ((4,), F32, bytes(16))
+    elif change == "type":
+        tensors["token_embd.weight"] = ((267, 256), Q5_K, bytes(267 * 176))
+        metadata["llama.embedding_length"] = 256
+        metadata["llama.attention.key_length"] = 16
+    return write_gguf(tmp_path / "m.gguf", metadata, tensors)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ("missing", DamagedFileError, r"m\.gguf.*blk\.1\.attn_k\.weight is missing"),
+        ("shape", DamagedFileError, r"m\.gguf.*blk\.1\.attn_k\.weight has shape \(16, 64\)"),
+        ("extra", UnsupportedModelError, r"m\.gguf.*blk\.1\.attn_k\.bias"),
+        ("type", UnsupportedModelError, r"m\.gguf.*token_embd\.weight is Q5_K"),
+    ],
+)
+def test_wrong_tensor_is_named(
+    tmp_path: Path, change: str, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        load_gguf(_changed(tmp_path, change))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("general__architecture", "gemma3", "gemma3.*only dense llama"),
+        ("tokenizer__ggml__pre", "tekken", "'tekken'.*smollm"),
+        ("tokenizer__ggml__model", "bert", "kind bert"),
+        ("tokenizer__ggml__tokens", None, "lacks tokenizer.ggml.tokens"),
+        ("tokenizer__ggml__merges", ["h ee"], "merges"),
+        ("llama__block_count", None, "lacks llama.block_count"),
+        ("llama__block_count", 10**9, "1000000000 layers"),
+        ("llama__rope__scaling__type", "yarn", "yarn rope scaling"),
+    ],
+)
+def test_unusable_metadata_is_named(tmp_path: Path, key: str, value: object, words: str) -> None:
+    tensors = gguf_tensors(llama_model(), F16)
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(**{key: value}), tensors)
+    with pytest.raises(RedrafterError, match=words):
+        load_gguf(path)
+
+
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "llama-bpe", "qwen2"])
+def test_byte_level_tokens_are_those_of_the_slow_reference(tmp_path: Path, pre: str) -> None:
+    metadata = gguf_metadata(tokenizer__ggml__pre=pre, tokenizer__ggml__add_bos_token=False)
+    path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
+    tokenizer, reference = load_gguf(path).tokenizer, SlowTokenizer(path)
+    for text in ["hello world", "hellohello 1212", " w wo  woas", *HARD_STRINGS]:
+        got = encode_text(tokenizer, text)
+        assert got == reference.encode(text), text
+        assert tokenizer.decode(got) == (normalize("NFC", text) if pre == "qwen2" else text)
+
+
+def test_every_token_that_ends_an_answer_is_known(sample: Path) -> None:
+    tokenizer = load_gguf(sample).tokenizer
+    tokens = vocabulary()
+    ends = {tokens.index("<|im_end|>"), tokens.index("<|endoftext|>")}
+    assert set(tokenizer.eos_token_ids) == ends
+
+
+def test_streamed_text_is_the_decoded_text(sample: Path) -> None:
+    tokenizer = load_gguf(sample).tokenizer
+    for text in ["hello world", "日本語 👩\u200d👩\u200d👧 x", "a\n\n  b"]:
+        detokenizer = tokenizer.detokenizer
+        for token in encode_text(tokenizer, text):
+            detokenizer.add_token(token)
+        detokenizer.finalize()
+        assert detokenizer.text == text
+
+
+@pytest.mark.real_model
+def test_smollm2_tokens_are_those_of_the_slow_reference() -> None:
+    target = load_target("smollm2-135m")
+    reference = SlowTokenizer(target.source.path)
+    for text in HARD_STRINGS:
+        got = encode_text(target.tokenizer, text)
+        assert got == reference.encode(text), text
+        assert target.tokenizer.decode(got) == text
+
+
+@pytest.mark.real_model
+def test_smollm2_tokens_are_those_published_for_the_original_tokenizer() -> None:
+    tokenizer = load_target("smollm2-135m").tokenizer
+    for text, ids in PUBLISHED_IDS.items():
+        assert encode_text(tokenizer, text) == ids, text
+    for question, ids in PUBLISHED_CHAT_IDS.items():
+        got = render_chat(tokenizer, [{"role": "user", "content": question}])
+        assert got == [*SYSTEM_IDS, *ids, 2, 198, 1, 520, 9531, 198], question
+
+
+@pytest.mark.real_model
+def test_smollm2_answers() -> None:
+    target = load_target("smollm2-135m")
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    prompt = render_chat(target.tokenizer, question)
+    assert "Paris" in generate(target.model, target.tokenizer, prompt, max_tokens=12)
+
+
+class SlowTokenizer:
+    """Byte-level BPE as its papers say it, from the file's lists."""
+
+    _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+    _LLAMA3 = (
+        r"'(?i:s|t|re|ve|m|ll|d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    _WORDS: ClassVar[dict[str, str]] = {
+        "gpt-2": _GPT2,
+        "smollm": _GPT2,
+        "llama-bpe": _LLAMA3,
+        "qwen2": _LLAMA3.replace("{1,3}", ""),
+    }
+
+    def __init__(self, path: Path) -> None:
+        header = read_header(path)
+        self._pre = header.text("tokenizer.ggml.pre")
+        self._ids = {t: i for i, t in enumerate(header.texts("tokenizer.ggml.tokens"))}
+        merges = header.texts("tokenizer.ggml.merges")
+        self._ranks = {tuple(m.split(" ")): i for i, m in enumerate(merges)}
+        self._characters = byte_characters()
+
+    def encode(self, text: str) -> list[int]:
+        text = normalize("NFC", text) if self._pre == "qwen2" else text
+        # SmolLM cuts every digit off before anything else.
+        stretches = regex.split(r"(\p{N})", text) if self._pre == "smollm" else [text]
+        words = [w for s in stretches for w in regex.findall(self._WORDS[self._pre], s)]
+        parts = [p for w in words for p in self._merge([self._characters[b] for b in w.encode()])]
+        return [self._ids[part] for part in parts]
+
+    def _merge(self, parts: list[str]) -> list[str]:
+        while True:
+            ranked = [
+                (self._ranks[pair], i)
+                for i in range(len(parts) - 1)
+                if (pair := (parts[i], parts[i + 1])) in self._ranks
+            ]
+            if not ranked:
+                return parts
+            _, i = min(ranked)
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+
+
+def test_header_numbers_lie_where_the_file_says(sample: Path) -> None:
+    """The first byte of a tensor, found through the header, is the one that was written."""
+    header = read_header(sample)
+    tensor = header.tensors["output_norm.weight"]
+    raw = sample.read_bytes()[tensor.start : tensor.start + tensor.nbytes]
+    assert struct.unpack("<64f", raw) == (1.0,) * 64

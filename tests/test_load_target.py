@@ -1,0 +1,232 @@
+"""A folder of safetensors: what mlx-lm loads, in the arithmetic asked for, or why not."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from mlx_lm.utils import load as mlx_lm_load
+from mlx_lm.utils import quantize_model, save_model
+from weights_samples import (
+    LLAMA,
+    gguf_metadata,
+    gguf_tensors,
+    llama_model,
+    vocabulary,
+    write_folder,
+    write_gguf,
+)
+
+from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
+from redrafter_mlx.load import load_target
+from redrafter_mlx.weights.gguf import load_gguf
+
+PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101]])
+
+
+@pytest.fixture(scope="module")
+def tokenizer_json(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tokenizer.json of the sample vocabulary."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    path = write_gguf(folder / "m.gguf", gguf_metadata(), gguf_tensors(llama_model()))
+    load_gguf(path).tokenizer.save_pretrained(folder)
+    path.unlink()
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path, tokenizer_json: Path) -> Path:
+    path = write_folder(tmp_path / "model", llama_model())
+    _copy_tokenizer(tokenizer_json, path)
+    return path
+
+
+def _copy_tokenizer(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+
+
+def _quantized(tmp_path: Path, tokenizer_json: Path, bits: int) -> Path:
+    path = tmp_path / f"quantized-{bits}"
+    config = {**LLAMA, "vocab_size": len(vocabulary()), "eos_token_id": 2}
+    model, config = quantize_model(llama_model(), config, 32, bits)
+    path.mkdir()
+    save_model(path, model)
+    (path / "config.json").write_text(json.dumps(config))
+    _copy_tokenizer(tokenizer_json, path)
+    return path
+
+
+def test_folder_gives_what_mlx_lm_gives(folder: Path) -> None:
+    loaded = load_target(folder)
+    model, tokenizer = mlx_lm_load(str(folder))  # type: ignore[misc]
+    np.testing.assert_array_equal(loaded.model(PROMPT), model(PROMPT))
+    text = "hello world 123\n"
+    assert loaded.tokenizer.encode(text) == tokenizer.encode(text)
+    assert set(loaded.tokenizer.eos_token_ids) == set(tokenizer.eos_token_ids)
+
+
+def test_source_tells_what_is_in_memory(folder: Path) -> None:
+    source = load_target(str(folder)).source
+    assert (source.name, source.path) == (str(folder), folder.resolve())
+    assert (source.model_type, source.dtype, source.bits) == ("llama", "float32", None)
+    half = load_target(folder, dtype="float16").source
+    assert half.dtype == "float16"
+    assert half.fingerprint == source.fingerprint
+
+
+def test_fingerprint_changes_with_config_and_with_weights(folder: Path) -> None:
+    before = load_target(folder).source.fingerprint
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "rope_theta": 5e5}))
+    after_config = load_target(folder).source.fingerprint
+    weights = dict(tree_flatten(llama_model().parameters()))
+    weights = {n: w.astype(mx.float16) for n, w in weights.items()}
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+    assert len({before, after_config, load_target(folder).source.fingerprint}) == 3
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_quantised_folder_is_written_out_exactly_on_a_cpu(
+    tmp_path: Path, tokenizer_json: Path, bits: int
+) -> None:
+    path = _quantized(tmp_path, tokenizer_json, bits)
+    dense, kept = load_target(path), load_target(path, quantize=bits)
+    assert (dense.source.bits, kept.source.bits) == (None, bits)
+    layer = kept.model.layers[0].mlp.up_proj
+    want = mx.dequantize(layer.weight, layer.scales, layer.biases, layer.group_size, layer.bits)
+    np.testing.assert_array_equal(dense.model.layers[0].mlp.up_proj.weight, want)
+
+
+def test_quantised_folder_is_not_quantised_otherwise(tmp_path: Path, tokenizer_json: Path) -> None:
+    path = _quantized(tmp_path, tokenizer_json, 8)
+    with pytest.raises(BadInputError, match="8 bits already"):
+        load_target(path, quantize=4)
+
+
+def test_quantising_on_load_leaves_what_does_not_divide(folder: Path) -> None:
+    """Rows of 64 divide into groups of 64; rows of 96 do not and stay, as in mlx-lm."""
+    loaded = load_target(folder, quantize=4)
+    assert loaded.source.bits == 4
+    assert "scales" in loaded.model.layers[0].mlp.up_proj
+    assert "scales" not in loaded.model.layers[0].mlp.down_proj
+
+
+def test_quantising_what_divides_nowhere_is_refused(tmp_path: Path, tokenizer_json: Path) -> None:
+    model = llama_model(hidden_size=48, num_attention_heads=4)
+    path = write_folder(tmp_path / "odd", model, hidden_size=48)
+    _copy_tokenizer(tokenizer_json, path)
+    with pytest.raises(BadInputError, match="groups of 64"):
+        load_target(path, quantize=4)
+
+
+@pytest.mark.parametrize("quantize", [2, 16, True, "4"])
+def test_unknown_bits_are_refused(folder: Path, quantize: object) -> None:
+    with pytest.raises(BadInputError, match="must be 4 or 8"):
+        load_target(folder, quantize=quantize)  # type: ignore[arg-type]
+
+
+def test_unknown_dtype_is_refused(folder: Path) -> None:
+    with pytest.raises(BadInputError, match="dtype is 'int8'"):
+        load_target(folder, dtype="int8")  # type: ignore[arg-type]
+
+
+def _rewrite(change: Callable[[dict[str, mx.array]], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        weights = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]
+        change(weights)
+        mx.save_safetensors(str(folder / "model.safetensors"), weights)
+
+    return damage
+
+
+def _cut(length: int) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        file = folder / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:length])
+
+    return damage
+
+
+def _write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def _config(**changes: object) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        config.update(changes)
+        kept = {key: value for key, value in config.items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(kept))
+
+    return damage
+
+
+def _remove(*names: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        for name in names:
+            (folder / name).unlink()
+
+    return damage
+
+
+K_PROJ = "model.layers.1.self_attn.k_proj.weight"
+INDEX = json.dumps({"weight_map": {"a.weight": "model-00002-of-00002.safetensors"}}).encode()
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "tensor missing": (_rewrite(lambda w: w.pop(K_PROJ)), rf"model: tensor {K_PROJ} is missing"),
+    "tensor extra": (
+        _rewrite(lambda w: w.update({"model.odd.weight": mx.zeros(2)})),
+        r"model\.safetensors: tensor model\.odd\.weight is not part",
+    ),
+    "wrong shape": (
+        _rewrite(lambda w: w.update({K_PROJ: mx.zeros((16, 64))})),
+        rf"model\.safetensors: tensor {K_PROJ} has shape \(16, 64\), not \(32, 64\)",
+    ),
+    "empty file": (_cut(0), r"model\.safetensors is truncated in its header"),
+    "half a header": (_cut(50), r"model\.safetensors is truncated in its header"),
+    "half the data": (_cut(60_000), r"model\.safetensors is truncated: tensor \S+ ends"),
+    "header is no JSON": (
+        _write("model.safetensors", struct.pack("<Q", 4) + b"{{{{"),
+        r"model\.safetensors: its header",
+    ),
+    "shard missing": (
+        _write("model.safetensors.index.json", INDEX),
+        r"model-00002-of-00002\.safetensors is missing; it holds a\.weight",
+    ),
+    "config is no JSON": (_write("config.json", b"{"), r"config\.json is not readable JSON"),
+    "config is a list": (_write("config.json", b"[]"), r"config\.json is not a JSON object"),
+    "config names no type": (_config(model_type=None), r"config\.json: it names no model_type"),
+    "config lacks a key": (_config(hidden_size=None), r"model cannot be loaded.*hidden_size"),
+    "config contradicts": (
+        _config(num_hidden_layers=3),
+        r"tensor model\.layers\.2\.\S+ is missing",
+    ),
+    "unknown architecture": (_config(model_type="nonesuch"), "does not know model type nonesuch"),
+    "wants its own code": (_config(model_file="m.py"), "own code"),
+    "no config": (_remove("config.json"), "holds no config.json"),
+    "no weights": (_remove("model.safetensors"), r"holds no model\*\.safetensors"),
+    "no tokenizer": (_remove("tokenizer.json", "tokenizer_config.json"), "holds no tokenizer"),
+    "tokenizer is no JSON": (_write("tokenizer.json", b"{"), r"its tokenizer cannot be read"),
+}
+
+
+@pytest.mark.parametrize("damage", list(DAMAGES))
+def test_damage_is_named_in_one_line(folder: Path, damage: str) -> None:
+    cause, words = DAMAGES[damage]
+    cause(folder)
+    with pytest.raises(RedrafterError, match=words) as caught:
+        load_target(folder)
+    assert "\n" not in str(caught.value)
+
+
+def test_file_that_is_no_model_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("not a model")
+    with pytest.raises(DamagedFileError, match=r"notes\.txt is not a GGUF file"):
+        load_target(path)

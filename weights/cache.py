@@ -1,0 +1,58 @@
+"""Our own cache folder, and the room that is left on its disk.
+
+The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files that did not come
+through the Hub (`models/`) and the remembered checksums of files anywhere (`checksums/`). What
+comes from the Hub lies in huggingface-hub's own cache.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from redrafter_mlx.errors import DownloadError
+
+_SPARE = 100 * 1000**2
+"""Bytes to leave free: a disk filled to the last byte breaks more than this download."""
+
+
+class NoRoomError(DownloadError):
+    """The disk has no room for a download; another source would not help."""
+
+
+def cache_dir() -> Path:
+    """$REDRAFTER_CACHE, or ~/.cache/redrafter-mlx; it may not exist yet."""
+    chosen = os.environ.get("REDRAFTER_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "redrafter-mlx"
+
+
+def make_folder(folder: Path, remedy: str) -> Path:
+    """Create `folder`; raises DownloadError naming it where that is not allowed."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DownloadError(f"cannot create {folder}: {error.strerror}; {remedy}") from error
+    return folder
+
+
+def check_free_disk(folder: Path, needed: int, what: str, remedy: str) -> None:
+    """Raise NoRoomError unless the disk of `folder` has room for `needed` bytes of `what`."""
+    place = folder
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed + _SPARE:
+        raise NoRoomError(
+            f"{what} needs {human_size(needed)} of disk and {place} has {human_size(free)} free; "
+            f"make room, or {remedy}"
+        )
+
+
+def human_size(n: int) -> str:
+    """A number of bytes for people, in powers of 1000: `98 MB`, `13.5 GB`."""
+    if n < 1000:
+        return f"{n} bytes"
+    if n < 999_500_000:
+        return f"{n / 1000**2:.0f} MB" if n >= 999_500 else f"{n / 1000:.0f} kB"
+    return f"{n / 1000**3:.1f} GB"

@@ -1,0 +1,138 @@
+"""From messages to token ids, with control tokens only where the template put them.
+
+What a user types stays text: `<|im_end|>` inside a message is encoded as its characters, never
+as the token that would end the turn.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Mapping, Sequence
+
+from jinja2.exceptions import TemplateError
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.errors import BadInputError
+
+# transformers keeps "are control tokens text?" as state of the tokenizer, set by each call.
+_TOKENIZER_LOCK = threading.RLock()
+_FIRST_PRIVATE = 0xF0000  # Unicode's private use plane
+
+
+def render_chat(
+    tokenizer: TokenizerWrapper,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """The token ids of a conversation in the model's own chat template.
+
+    Messages without control tokens are encoded exactly as `apply_chat_template` does it.
+
+    Args:
+      messages: each with the strings `role` and `content`
+      add_generation_prompt: end with the beginning of an answer
+    Raises:
+      BadInputError: no chat template, malformed messages, or messages that the template refuses
+    """
+    checked = [_check(message) for message in messages]
+    if not checked:
+        raise BadInputError("there are no messages to answer")
+    if not tokenizer.has_chat_template:
+        raise BadInputError(
+            "this model has no chat template; give the whole prompt with raw=True (--raw)"
+        )
+    control = _control_tokens(tokenizer)
+    holding = control and any(control.search(m["content"]) for m in checked)
+    with _TOKENIZER_LOCK:
+        if not control or not holding:
+            ids = _render(tokenizer, checked, add_generation_prompt, tokenize=True)
+            return [int(i) for i in ids]
+        masked, originals = _mask(checked, control)
+        text = _render(tokenizer, masked, add_generation_prompt, tokenize=False)
+        return _encode_masked(tokenizer, str(text), control, originals)
+
+
+def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
+    """The token ids of a raw prompt, as mlx-lm's `stream_generate` encodes it.
+
+    Control tokens in it are recognised, and the beginning-of-text token is put in front where
+    the model wants one and the text does not start with it.
+    """
+    bos = tokenizer.bos_token
+    with _TOKENIZER_LOCK:
+        ids = tokenizer.encode(text, add_special_tokens=bos is None or not text.startswith(bos))
+    return [int(i) for i in ids]
+
+
+def _check(message: Mapping[str, str]) -> dict[str, str]:
+    ok = isinstance(message, Mapping) and all(
+        isinstance(message.get(key), str) for key in ("role", "content")
+    )
+    if not ok or not re.fullmatch(r"\w+", message["role"]):
+        raise BadInputError(f"message {message!r:.80}; give a role and a content, both strings")
+    return dict(message)
+
+
+def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
+    """A pattern that finds every control token, as one group; None where there are none."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    texts = {str(token) for token in added.values() if token.special}
+    texts.update(str(token) for token in tokenizer.all_special_tokens)
+    longest_first = sorted((t for t in texts if t), key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+
+def _render(
+    tokenizer: TokenizerWrapper, messages: list[dict[str, str]], generate: bool, tokenize: bool
+) -> str | list[int]:
+    """Apply the template; text, or token ids with `tokenize`."""
+    try:
+        out: str | list[int] = tokenizer.apply_chat_template(
+            messages, tokenize=tokenize, add_generation_prompt=generate
+        )
+    except (TemplateError, TypeError, KeyError, IndexError) as error:
+        raise BadInputError(f"the model's chat template refuses these messages: {error}") from error
+    return out
+
+
+def _mask(
+    messages: list[dict[str, str]], control: re.Pattern[str]
+) -> tuple[list[dict[str, str]], dict[str, str]]:
+    """Replace control tokens in contents by characters that nobody uses, one for each.
+
+    Only the tokens themselves are hidden, so that a template may still strip or inspect the rest.
+    """
+    seen = "".join(m["content"] for m in messages)
+    unused = (c for i in range(0xFFFD) if (c := chr(_FIRST_PRIVATE + i)) not in seen)
+    characters: dict[str, str] = {}
+
+    def hide(match: re.Match[str]) -> str:
+        return characters.setdefault(match[0], next(unused))
+
+    masked = [{**m, "content": control.sub(hide, m["content"])} for m in messages]
+    return masked, {character: text for text, character in characters.items()}
+
+
+def _encode_masked(
+    tokenizer: TokenizerWrapper, text: str, control: re.Pattern[str], originals: dict[str, str]
+) -> list[int]:
+    """Encode a rendered template, the stretches with hidden control tokens as plain text.
+
+    A stretch reaches from one control token of the template to the next, so that nothing merges
+    across its edges, as nothing would if the control tokens in it were ordinary words.
+    """
+    hidden = re.compile(f"[{''.join(originals)}]")
+    ids: list[int] = []
+    pending = ""
+    for stretch in control.split(text):
+        if not hidden.search(stretch):
+            pending += stretch
+            continue
+        ids += tokenizer.encode(pending, add_special_tokens=False)
+        pending = ""
+        shown = hidden.sub(lambda match: originals[match[0]], stretch)
+        ids += tokenizer.encode(shown, add_special_tokens=False, split_special_tokens=True)
+    ids += tokenizer.encode(pending, add_special_tokens=False)
+    return [int(i) for i in ids]

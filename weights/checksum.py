@@ -1,0 +1,90 @@
+"""SHA-256 of large files, remembered for as long as the file's size and time stay the same.
+
+A remembered sum answers only for the exact size and modification time (nanoseconds) that the
+file had when it was read; anything else, truncation included, is read again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from redrafter_mlx.weights.cache import cache_dir
+from redrafter_mlx.weights.progress import Progress, no_progress
+
+_BLOCK = 1 << 20
+_WORTH_REMEMBERING = 16 * _BLOCK
+"""Bytes from which on a note costs less than reading the file again."""
+
+
+def sha256_of(path: Path, progress: Progress = no_progress) -> str:
+    """The SHA-256 of a file in hexadecimal, from memory where the file has not changed since."""
+    path = path.resolve()
+    before = _state(path)
+    remembered = _remembered(path)
+    if remembered is not None and remembered.get("state") == before:
+        return str(remembered["sha256"])
+    digest = _read(path, progress)
+    if before[0] >= _WORTH_REMEMBERING and _state(path) == before:
+        remember(path, digest)
+    return digest
+
+
+def is_intact(path: Path, sha256: str, size: int, progress: Progress = no_progress) -> bool:
+    """Whether a file is there, can be read, and has this size and this SHA-256."""
+    try:
+        return path.stat().st_size == size and sha256_of(path, progress) == sha256
+    except OSError:
+        return False
+
+
+def remember(path: Path, sha256: str) -> None:
+    """Note a sum that has just been computed; a cache that cannot be written is no error."""
+    note = _note(path.resolve())
+    content = {"path": str(path), "state": _state(path), "sha256": sha256}
+    with contextlib.suppress(OSError):
+        write_atomically(note, json.dumps(content))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small text file that appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".part-")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+def _read(path: Path, progress: Progress) -> str:
+    digest, done, size = hashlib.sha256(), 0, path.stat().st_size
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            done += len(block)
+            progress(f"checking {path.name}", done, size)
+    return digest.hexdigest()
+
+
+def _state(path: Path) -> list[int]:
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _note(path: Path) -> Path:
+    return cache_dir() / "checksums" / f"{hashlib.sha256(str(path).encode()).hexdigest()}.json"
+
+
+def _remembered(path: Path) -> dict[str, object] | None:
+    try:
+        content = json.loads(_note(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and "sha256" in content else None

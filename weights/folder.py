@@ -1,0 +1,219 @@
+"""A folder of config.json, safetensors and a tokenizer, loaded by mlx-lm, its errors put plainly.
+
+Two things differ from `mlx_lm.load`: a LLaMA tokenizer that is there only as SentencePiece's
+`tokenizer.model` gives SentencePiece's own tokens (see spm.py), and a Vicuna without a chat
+template gets Vicuna's. Code that comes with a model is never run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.utils import load_model, load_tokenizer
+
+from redrafter_mlx.errors import (
+    DamagedFileError,
+    ModelNotFoundError,
+    RedrafterError,
+    UnsupportedModelError,
+)
+from redrafter_mlx.weights.raw import RawModel
+from redrafter_mlx.weights.safetensors_header import SafetensorsHeader, read_safetensors_header
+from redrafter_mlx.weights.spm import (
+    CONTROL,
+    USER_DEFINED,
+    Pieces,
+    read_pieces,
+    spm_tokenizer,
+)
+from redrafter_mlx.weights.vicuna import VICUNA_TEMPLATE, is_vicuna
+
+_INDEX = "model.safetensors.index.json"
+_LLAMA_TOKENIZERS = ("LlamaTokenizer", "LlamaTokenizerFast")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",
+                    "spiece.model", "vocab.txt")  # fmt: skip
+
+
+def load_folder(folder: Path, name: str) -> RawModel:
+    """Read model and tokenizer; `name` is what the user called it.
+
+    Raises:
+      ModelNotFoundError: the folder holds no model
+      DamagedFileError: a file is truncated or not what it should be, a tensor missing or misshapen
+      UnsupportedModelError: mlx-lm does not know the architecture, or it wants its own code run
+    """
+    model_type = str(_read_config(folder)["model_type"])
+    headers = _read_headers(folder)
+    model, config = _load_model(folder, headers)
+    tokenizer = _load_tokenizer(folder, config)
+    if not tokenizer.has_chat_template and is_vicuna(folder, name):
+        tokenizer.chat_template = VICUNA_TEMPLATE
+        tokenizer.has_chat_template = True
+    return RawModel(model, tokenizer, model_type, _fingerprint(folder, headers))
+
+
+def _read_config(folder: Path) -> dict[str, object]:
+    path = folder / "config.json"
+    if not path.exists():
+        gguf = next(iter(sorted(folder.glob("*.gguf"))), None)
+        hint = f"; give the file itself, {gguf}" if gguf else ""
+        raise ModelNotFoundError(f"{folder} holds no config.json, so no model{hint}")
+    config = _read_json(path)
+    if not isinstance(config.get("model_type"), str):
+        raise DamagedFileError(f"{path}: it names no model_type")
+    return config
+
+
+def _read_json(path: Path) -> dict[str, object]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DamagedFileError(f"{path} is not readable JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise DamagedFileError(f"{path} is not a JSON object")
+    return content
+
+
+def _read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
+    """The headers of every weight file, all of which the index names must be there."""
+    files = sorted(folder.glob("model*.safetensors"))
+    index = folder / _INDEX
+    if index.exists():
+        shards = _read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise DamagedFileError(f"{index}: it has no weight_map")
+        for tensor, shard in shards.items():
+            if not (folder / str(shard)).exists():
+                raise DamagedFileError(f"{folder / str(shard)} is missing; it holds {tensor}")
+    if not files:
+        raise ModelNotFoundError(f"{folder} holds no model*.safetensors, so no model")
+    return {file: read_safetensors_header(file) for file in files}
+
+
+def _load_model(
+    folder: Path, headers: dict[Path, SafetensorsHeader]
+) -> tuple[nn.Module, dict[str, object]]:
+    """The model, and its configuration with what generation_config.json adds to it."""
+    try:
+        model, config = load_model(folder, lazy=True, strict=True)
+    except RedrafterError:
+        raise
+    except Exception as error:  # architectures fail in any way on a checkpoint that is not theirs
+        raise _explain(error, folder, headers) from error
+    return model, config
+
+
+def _explain(
+    error: Exception, folder: Path, headers: dict[Path, SafetensorsHeader]
+) -> RedrafterError:
+    """mlx-lm's complaint in one line that names file and tensor."""
+    text = " ".join(str(error).split())
+    if (match := re.search(r"Model type (\S+) not supported", text)) is not None:
+        return UnsupportedModelError(f"{folder}: mlx-lm does not know model type {match[1]}")
+    if "trust_remote_code" in text:
+        return UnsupportedModelError(f"{folder} wants its own code to be run, which is refused")
+    if (match := re.match(r"Missing (\d+) parameters: (.+?)[,.]?(?:\s|$)", text)) is not None:
+        return DamagedFileError(_first(f"{folder}: tensor {match[2]} is missing", int(match[1])))
+    if match := re.match(r"Received (\d+) parameters not in model: (.+?)[,.]?(?:\s|$)", text):
+        where = _holder(match[2], folder, headers)
+        return DamagedFileError(
+            _first(f"{where}: tensor {match[2]} is not part of the model", int(match[1]))
+        )
+    pattern = r"Expected shape (\(.*?\)) but received shape (\(.*?\)) for parameter (\S+)"
+    if (match := re.search(pattern, text)) is not None:
+        where = _holder(match[3], folder, headers)
+        return DamagedFileError(f"{where}: tensor {match[3]} has shape {match[2]}, not {match[1]}")
+    return DamagedFileError(f"{folder} cannot be loaded: {type(error).__name__}: {text:.200}")
+
+
+def _first(line: str, count: int) -> str:
+    return line if count == 1 else f"{line}, and {count - 1} more"
+
+
+def _holder(tensor: str, folder: Path, headers: dict[Path, SafetensorsHeader]) -> Path:
+    """The file that holds a tensor; the folder where mlx-lm has renamed it."""
+    return next((file for file, header in headers.items() if tensor in header.shapes), folder)
+
+
+def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper:
+    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
+        raise DamagedFileError(f"{folder} holds no tokenizer (tokenizer.json or tokenizer.model)")
+    ends = config.get("eos_token_id")
+    eos = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else None
+    settings = folder / "tokenizer_config.json"
+    known = _read_json(settings) if settings.exists() else {}
+    pieces = _llama_pieces(folder, known)
+    if pieces is not None:
+        template = known.get("chat_template")
+        length = known.get("model_max_length")
+        return spm_tokenizer(
+            pieces,
+            eos_token_ids=eos or (),
+            chat_template=template if isinstance(template, str) else None,
+            max_length=length if isinstance(length, int) else None,
+        )
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            return load_tokenizer(folder, eos_token_ids=eos)
+    except Exception as error:  # transformers raises whatever its parser met
+        text = " ".join(str(error).split())
+        raise DamagedFileError(f"{folder}: its tokenizer cannot be read: {text:.200}") from error
+
+
+def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
+    """The vocabulary of a LLaMA tokenizer that is there only as tokenizer.model, with what
+    tokenizer_config.json or added_tokens.json adds; None for any other tokenizer.
+
+    `legacy: false` asks for another treatment of text behind control tokens, and is left to
+    transformers.
+    """
+    if (folder / "tokenizer.json").exists() or not (folder / "tokenizer.model").exists():
+        return None
+    kind = settings.get("tokenizer_class", _LLAMA_TOKENIZERS[0])
+    if kind not in _LLAMA_TOKENIZERS or settings.get("legacy", True) is False:
+        return None
+    pieces = read_pieces(folder / "tokenizer.model")
+    texts, kinds = list(pieces.texts), list(pieces.kinds)
+    for number, text, special in sorted(_added_tokens(folder, settings)):
+        if text in texts:
+            continue
+        if number != len(texts):
+            return None
+        texts.append(text)
+        kinds.append(CONTROL if special else USER_DEFINED)
+    scores = [*pieces.scores, *(0.0 for _ in texts[len(pieces.scores) :])]
+    bos = settings.get("add_bos_token", True) is not False
+    return replace(pieces, texts=texts, kinds=kinds, scores=scores, add_bos=bos)
+
+
+def _added_tokens(folder: Path, settings: dict[str, object]) -> set[tuple[int, str, bool]]:
+    """(number, text, whether it is a control token) of every token added to a vocabulary."""
+    path = folder / "added_tokens.json"
+    listed = _read_json(path) if path.exists() else {}
+    found = {(number, text, True) for text, number in listed.items() if isinstance(number, int)}
+    described = settings.get("added_tokens_decoder")
+    for number, token in (described if isinstance(described, dict) else {}).items():
+        if str(number).isdigit() and isinstance(token, dict) and "content" in token:
+            found.discard((int(number), str(token["content"]), True))
+            found.add((int(number), str(token["content"]), bool(token.get("special"))))
+    return found
+
+
+def _fingerprint(folder: Path, headers: dict[Path, SafetensorsHeader]) -> str:
+    """SHA-256 over config.json and the weight files' names, sizes and headers.
+
+    Hashing 13 GB at every load would cost more than loading them.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file, header in sorted(headers.items()):
+        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
+        digest.update(header.raw)
+    return f"sha256:{digest.hexdigest()}"

@@ -1,0 +1,198 @@
+"""A GGUF file of the Llama architecture as an mlx-lm model, its quantised weights as they are.
+
+MLX reads F32, F16, Q4_0, Q4_1 and Q8_0 without loss (a quantised tensor becomes `weight`,
+`scales` and `biases` in groups of 32) and expands Q6_K to float16. GGUF permutes the rows of the
+query and key projections for rotary embedding over adjacent pairs: MLX's `traditional` kind.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models import llama
+
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.weights.checksum import sha256_of
+from redrafter_mlx.weights.gguf_header import GGUFHeader, read_header
+from redrafter_mlx.weights.gguf_tokenizer import tokenizer_from_gguf
+from redrafter_mlx.weights.progress import Progress, no_progress
+from redrafter_mlx.weights.raw import RawModel
+
+GROUP_SIZE = 32
+_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
+_READABLE = ("F32", "F16", *_BITS, "Q6_K")
+_IGNORED = ("rope_freqs.weight",)
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
+    """Read model and tokenizer; `progress` is told of the checksum.
+
+    The arithmetic that is stored is float32 where every matrix is, else float16.
+
+    Raises:
+      DamagedFileError: truncated, or a tensor or an entry of the metadata is missing or wrong
+      UnsupportedModelError: another architecture, tensor type, rope scaling or tokenizer
+    """
+    header = read_header(path)
+    args = _model_args(header)
+    _check_tensors(header, args)
+    tokenizer = tokenizer_from_gguf(header, vocab_size=args.vocab_size)
+    model = llama.Model(args)
+    weights = _read_weights(header)
+    _quantize_as_stored(model, header)
+    model.eval()
+    model.load_weights(list(weights.items()), strict=True)
+    matrices = {t.type for t in header.tensors.values() if len(t.shape) == 2}
+    licence = header.metadata.get("general.license")
+    return RawModel(
+        model,
+        tokenizer,
+        model_type=args.model_type,
+        fingerprint=f"sha256:{sha256_of(path, progress)}",
+        stored=mx.float32 if matrices == {"F32"} else mx.float16,
+        licence=licence if isinstance(licence, str) else None,
+    )
+
+
+def _model_args(header: GGUFHeader) -> llama.ModelArgs:
+    """The configuration that the metadata describes, refused where Llama's layers differ."""
+    architecture = header.text("general.architecture")
+    if architecture != "llama" or header.integer("llama.expert_count", 0):
+        kind = architecture if architecture != "llama" else "mixture-of-experts llama"
+        raise UnsupportedModelError(
+            f"{header.path}: GGUF files of architecture {kind} are not read, only dense llama; "
+            f"give the model's safetensors folder or Hub repository instead"
+        )
+    hidden = header.integer("llama.embedding_length")
+    heads = header.integer("llama.attention.head_count")
+    if hidden <= 0 or heads <= 0:
+        raise DamagedFileError(f"{header.path}: {hidden} hidden units in {heads} heads")
+    head_dim = header.integer("llama.attention.key_length", hidden // heads)
+    rotary = header.integer("llama.rope.dimension_count", head_dim)
+    if rotary != head_dim:
+        raise UnsupportedModelError(
+            f"{header.path}: rotary embedding of {rotary} of {head_dim} dimensions is not read"
+        )
+    layers = header.integer("llama.block_count")
+    if not 0 < layers <= len(header.tensors):
+        raise DamagedFileError(f"{header.path}: {layers} layers, but {len(header.tensors)} tensors")
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise DamagedFileError(f"{header.path}: tensor token_embd.weight is missing")
+    return llama.ModelArgs(
+        model_type="llama",
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        intermediate_size=header.integer("llama.feed_forward_length"),
+        num_attention_heads=heads,
+        num_key_value_heads=header.integer("llama.attention.head_count_kv", heads),
+        head_dim=head_dim,
+        rms_norm_eps=header.number("llama.attention.layer_norm_rms_epsilon"),
+        vocab_size=embedding.shape[0],
+        max_position_embeddings=header.integer("llama.context_length"),
+        rope_theta=header.number("llama.rope.freq_base", 10000.0),
+        rope_traditional=True,
+        rope_scaling=_rope_scaling(header),
+        tie_word_embeddings="output.weight" not in header.tensors,
+    )
+
+
+def _rope_scaling(header: GGUFHeader) -> dict[str, float | str] | None:
+    kind = header.text("llama.rope.scaling.type", "none")
+    if "rope_freqs.weight" in header.tensors:
+        kind = "llama3"
+    if kind == "none":
+        return None
+    if kind == "linear":
+        return {"type": "linear", "factor": header.number("llama.rope.scaling.factor")}
+    raise UnsupportedModelError(
+        f"{header.path}: GGUF files with {kind} rope scaling are not read; give the model's "
+        f"safetensors folder or Hub repository instead"
+    )
+
+
+def _expected_shapes(args: llama.ModelArgs) -> dict[str, tuple[int, ...]]:
+    """Every tensor that a Llama GGUF must hold, and its shape."""
+    D, F, V = args.hidden_size, args.intermediate_size, args.vocab_size
+    queries = args.num_attention_heads * args.head_dim
+    keys = args.num_key_value_heads * args.head_dim
+    layer = {
+        "attn_norm": (D,), "attn_q": (queries, D), "attn_k": (keys, D), "attn_v": (keys, D),
+        "attn_output": (D, queries), "ffn_norm": (D,), "ffn_gate": (F, D), "ffn_up": (F, D),
+        "ffn_down": (D, F),
+    }  # fmt: skip
+    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (V, D), "output_norm.weight": (D,)}
+    if not args.tie_word_embeddings:
+        shapes["output.weight"] = (V, D)
+    for i in range(args.num_hidden_layers):
+        shapes.update({f"blk.{i}.{name}.weight": shape for name, shape in layer.items()})
+    return shapes
+
+
+def _check_tensors(header: GGUFHeader, args: llama.ModelArgs) -> None:
+    """Raise naming the first tensor that is missing, too many, misshapen or of a type not read."""
+    expected = _expected_shapes(args)
+    for name, shape in expected.items():
+        tensor = header.tensors.get(name)
+        if tensor is None:
+            raise DamagedFileError(f"{header.path}: tensor {name} is missing")
+        if tensor.shape != shape:
+            raise DamagedFileError(
+                f"{header.path}: tensor {name} has shape {tensor.shape}, not {shape}"
+            )
+        if tensor.type not in _READABLE:
+            raise UnsupportedModelError(
+                f"{header.path}: tensor {name} is {tensor.type}; read are {', '.join(_READABLE)}"
+            )
+    extra = [n for n in header.tensors if n not in expected and n not in _IGNORED]
+    if extra:
+        raise UnsupportedModelError(
+            f"{header.path}: tensor {extra[0]} is not part of a dense llama"
+        )
+
+
+def _read_weights(header: GGUFHeader) -> dict[str, mx.array]:
+    """The file's arrays under mlx-lm's names."""
+    try:
+        stored = mx.load(str(header.path), format="gguf")
+    except (RuntimeError, ValueError) as error:
+        raise DamagedFileError(f"{header.path}: {' '.join(str(error).split())}") from error
+    assert isinstance(stored, dict)
+    return {_mlx_name(n): array for n, array in stored.items() if n not in _IGNORED}
+
+
+def _mlx_name(name: str) -> str:
+    """mlx-lm's name of a tensor: blk.3.attn_q.scales -> model.layers.3.self_attn.q_proj.scales."""
+    stem, _, part = name.rpartition(".")
+    if stem.startswith("blk."):
+        _, layer, module = stem.split(".")
+        return f"model.layers.{layer}.{_LAYER_NAMES[module]}.{part}"
+    known = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+    return f"{known[stem]}.{part}"
+
+
+def _quantize_as_stored(model: nn.Module, header: GGUFHeader) -> None:
+    """Make quantised layers of those whose weights are quantised in the file."""
+    bits = {
+        _mlx_name(name).removesuffix(".weight"): _BITS[tensor.type]
+        for name, tensor in header.tensors.items()
+        if tensor.type in _BITS
+    }
+
+    def how(path: str, _: nn.Module) -> bool | dict[str, int]:
+        return {"group_size": GROUP_SIZE, "bits": bits[path]} if path in bits else False
+
+    nn.quantize(model, class_predicate=how)

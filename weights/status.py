@@ -1,0 +1,117 @@
+"""What `list` and `show` tell of a model: where it comes from, and whether it is here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.weights.gguf_header import read_header
+from redrafter_mlx.weights.hub import cached_repos
+from redrafter_mlx.weights.registry import REGISTRY
+from redrafter_mlx.weights.resolve import find_local
+
+
+@dataclass(frozen=True)
+class ModelStatus:
+    """One model, for people.
+
+    source:  "repo @ revision" on the Hub, or None for something local
+    size:    bytes to download, None where that is not known beforehand
+    path:    the file or folder on this machine, None if it is not here (or not whole)
+    on_disk: its bytes on this machine
+    details: further facts by name (architecture, layers, ...), for a model that is here
+    """
+
+    name: str
+    description: str
+    source: str | None
+    licence: str | None
+    size: int | None
+    path: Path | None
+    on_disk: int | None
+    details: dict[str, str] = field(default_factory=dict)
+
+
+def list_models() -> list[ModelStatus]:
+    """The registry, the default model first, then other language models in the Hub's cache.
+
+    No network is used.
+    """
+    registered = {entry.repo for entry in REGISTRY.values()}
+    others = [name for name in cached_repos() if name not in registered]
+    found = [_status(name) for name in (*REGISTRY, *others)]
+    return [s for s in found if s.name in REGISTRY or (s.path and _is_language_model(s.path))]
+
+
+def show_model(name: str | Path) -> ModelStatus:
+    """One model by any name; raises ModelNotFoundError where nothing can have that name."""
+    status = _status(str(name))
+    if status.path is None:
+        return status
+    details = _gguf_details if status.path.is_file() else _folder_details
+    try:
+        known = details(status.path)
+    except (RedrafterError, OSError, ValueError) as error:
+        known = {"problem": str(error)}
+    return ModelStatus(**{**vars(status), "details": known})
+
+
+def _status(name: str) -> ModelStatus:
+    entry = REGISTRY.get(name)
+    local = find_local(name)
+    path = local.path if local else None
+    on_disk = _bytes(path) if path else None
+    if entry is not None:
+        file = f"/{entry.file}" if entry.file else ""
+        source = f"{entry.repo}{file} @ {entry.revision}"
+        return ModelStatus(
+            name, entry.description, source, entry.licence, entry.size, path, on_disk
+        )
+    from_hub = path is None or any(p.name.startswith("models--") for p in path.parents)
+    source_of_other = f"{name} @ main" if from_hub and not Path(name).exists() else None
+    return ModelStatus(name, "", source_of_other, None, None, path, on_disk)
+
+
+def _is_language_model(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return any("CausalLM" in name for name in config["architectures"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _bytes(path: Path) -> int:
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _gguf_details(path: Path) -> dict[str, str]:
+    header = read_header(path)
+    architecture = header.text("general.architecture")
+    kinds = [tensor.type for tensor in header.tensors.values() if len(tensor.shape) == 2]
+    known = {
+        "architecture": architecture,
+        "layers": header.metadata.get(f"{architecture}.block_count"),
+        "hidden size": header.metadata.get(f"{architecture}.embedding_length"),
+        "context": header.metadata.get(f"{architecture}.context_length"),
+        "weights": max(set(kinds), key=kinds.count) if kinds else None,
+        "licence": header.metadata.get("general.license"),
+    }
+    return {key: str(value) for key, value in known.items() if value is not None}
+
+
+def _folder_details(folder: Path) -> dict[str, str]:
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    quantization = config.get("quantization") or {}
+    bits = quantization.get("bits")
+    known = {
+        "architecture": config.get("model_type"),
+        "layers": config.get("num_hidden_layers"),
+        "hidden size": config.get("hidden_size"),
+        "vocabulary": config.get("vocab_size"),
+        "context": config.get("max_position_embeddings"),
+        "weights": f"{bits}-bit" if bits else config.get("torch_dtype") or config.get("dtype"),
+    }
+    return {key: str(value) for key, value in known.items() if value is not None}
