@@ -72,7 +72,7 @@ class Totals:
         """The statistics line of all answers together."""
         rate = self.tokens / self.seconds if self.seconds else 0.0
         per_step = self.tokens_of_steps / self.steps if self.steps else 1.0
-        return statistics_line(self.tokens, rate, per_step, f"{self.answers} answered")
+        return statistics_line(self.tokens, rate, per_step, f"answers so far: {self.answers}")
 
 
 @dataclass
@@ -123,7 +123,7 @@ def command(
         check_text("--system", system)
     loaded = opt.load_model(model, drafter, dtype, quantize, offline)
     chat = Chat(loaded, loaded.session(system), options, Terminal.standard())
-    if loaded.drafter_note and drafter != "none" and not no_draft:
+    if loaded.drafter_note and not no_draft:
         chat.terminal.note(loaded.drafter_note)
     raise typer.Exit(run_chat(chat))
 

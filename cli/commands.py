@@ -98,8 +98,7 @@ def _show(chat: Chat, rest: str) -> None:
     if source is not None:
         bits = f", {source.bits}-bit weights" if source.bits else ""
         rows = [f"model {source.name} ({source.path})", f"dtype {source.dtype}{bits}"]
-    note = chat.model.drafter_note or "none"
-    rows.append(f"drafter {note if drafter is None else 'loaded'}")
+    rows.append(chat.model.drafter_note or f"drafter {'none' if drafter is None else 'loaded'}")
     rows.append(_shown_system(chat))
     rows.append(f"conversation {shown_turns(chat.session.messages)}")
     chat.terminal.say("\n".join([*rows, _shown_options(chat)]))

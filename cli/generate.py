@@ -98,7 +98,7 @@ def command(
     asked = read_prompt(prompt, system, raw)
     loaded = opt.load_model(model, "none" if no_draft else drafter, dtype, quantize, offline)
     terminal = Terminal.standard()
-    if loaded.drafter_note and drafter != "none" and not no_draft:
+    if loaded.drafter_note:
         terminal.note(loaded.drafter_note)
     if as_json:
         print_json(loaded, asked, raw, options, terminal)

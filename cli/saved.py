@@ -59,13 +59,16 @@ def read_chat(path: Path, base: GenerationOptions) -> SavedChat:
 
 def _read_json(path: Path) -> object:
     try:
-        if path.exists() and not path.is_file():
-            raise BadInputError("it is not a file")
-        return json.loads(path.read_text(encoding="utf-8"))
+        special = path.exists() and not path.is_file()
+        text = "" if special else path.read_text(encoding="utf-8")
     except OSError as error:
         raise BadInputError(f"{error.strerror or error}") from None
     except UnicodeDecodeError:
         raise BadInputError("it is not UTF-8 text") from None
+    if special:
+        raise BadInputError("it is not a file")
+    try:
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise BadInputError(f"it is not JSON (line {error.lineno}: {error.msg})") from None
     except (RecursionError, ValueError):

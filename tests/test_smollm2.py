@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,9 +100,9 @@ class Subject:
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Iterator[Subject]:
+def smollm2() -> Subject:
     loaded = load_target("smollm2-135m", dtype="float32")
-    yield Subject(loaded, Target(loaded.model))
+    return Subject(loaded, Target(loaded.model))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
@@ -168,11 +167,11 @@ REDUCED = ["float16", "bfloat16", "4-bit"]
 
 
 @pytest.fixture(scope="module", params=REDUCED)
-def reduced(request: pytest.FixtureRequest) -> Iterator[tuple[str, Subject]]:
+def reduced(request: pytest.FixtureRequest) -> tuple[str, Subject]:
     name = request.param
     bits = 4 if name == "4-bit" else None
     loaded = load_target("smollm2-135m", dtype="auto" if bits else name, quantize=bits)
-    yield name, Subject(loaded, Target(loaded.model))
+    return name, Subject(loaded, Target(loaded.model))
 
 
 def assert_differences_are_near_ties(

@@ -1,0 +1,491 @@
+"""The chat: its loop through a real terminal and through a pipe, with a model that is scripted.
+
+Run as a script, this file is that chat; the terminal tests start it so.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from redrafter_mlx.cli.chat import Chat, run_chat
+from redrafter_mlx.cli.terminal import Terminal
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.errors import BadInputError, RedrafterError
+
+DEADLINE = 30.0
+
+
+@dataclass(frozen=True)
+class FakeToken:
+    text: str
+    generation_tokens: int
+    finish_reason: str | None = None
+    prompt_tokens: int = 7
+    prompt_tps: float = 100.0
+    generation_tps: float = 14.25
+    peak_memory: float = 0.5
+    steps: int = 3
+    tokens_per_step: float = 2.31
+
+
+class FakeSession:
+    """Answers with what it was told, as Session does: the turn is kept however it ends."""
+
+    def __init__(self, system: str | None) -> None:
+        self.system = system
+        self.messages: list[dict[str, str]] = []
+        self.options: list[GenerationOptions] = []
+
+    def clear(self) -> None:
+        self.messages = []
+
+    def stream(
+        self, text: str, *, options: GenerationOptions | None = None
+    ) -> Generator[FakeToken, None, None]:
+        if text == "refuse":
+            raise BadInputError("the prompt is too long; /clear makes it shorter")
+        assert options is not None
+        self.options.append(options)
+        return self._turn(text)
+
+    def _turn(self, text: str) -> Generator[FakeToken, None, None]:
+        said: list[str] = []
+        try:
+            for n, word in enumerate(self._words(text), 1):
+                said.append(word)
+                yield FakeToken(word, n)
+        finally:
+            self.messages += [
+                {"role": "user", "content": text},
+                {"role": "assistant", "content": "".join(said)},
+            ]
+
+    def _words(self, text: str) -> Iterator[str]:
+        if text == "think":
+            for _ in range(3000):
+                time.sleep(0.01)
+        if text == "count":
+            for n in range(10**6):
+                yield f"{n} "
+                time.sleep(0.002)
+        if text == "break":
+            yield "half"
+            raise RedrafterError("the model broke")
+        if text == "escape":
+            yield "red\x1b"
+            yield "[31m\x07\x9b\u202e!"
+        else:
+            yield f"turn {len(self.messages) // 2 + 1}:"
+            yield f" {json.dumps(text)}"
+
+
+class FakeModel:
+    source = SimpleNamespace(name="fake-model", path="/fake", dtype="float32", bits=None)
+    drafter = None
+    drafter_note = "no drafter for fake-model"
+
+    def session(self, system: str | None = None) -> FakeSession:
+        return FakeSession(system)
+
+
+def make_chat(terminal: Terminal) -> Chat:
+    model = FakeModel()
+    return Chat(model, model.session(), GenerationOptions(), terminal)
+
+
+@dataclass(frozen=True)
+class Piped:
+    status: int
+    out: str
+    err: str
+    chat: Chat
+
+
+def piped(*lines: str) -> Piped:
+    """A chat whose input is these lines and whose output is no terminal."""
+    out, err = io.StringIO(), io.StringIO()
+    chat = make_chat(Terminal(io.StringIO("".join(f"{x}\n" for x in lines)), out, err, False))
+    return Piped(run_chat(chat), out.getvalue(), err.getvalue(), chat)
+
+
+# Through a pipe.
+
+
+def test_a_pipe_gets_answers_on_stdout_and_statistics_on_stderr() -> None:
+    got = piped("hello", "", "again")
+    assert got.out == 'turn 1: "hello"\nturn 2: "again"\n'
+    assert got.err == "2 tokens · 14.2 tok/s · 2.31 tokens/step\n" * 2
+    assert got.status == 0
+
+
+def test_three_quotes_make_one_message_of_several_lines() -> None:
+    got = piped('"""first', " second", 'third"""', '"""', "/alone", '"""', '"""one"""', '""""""')
+    sent = [m["content"] for m in got.chat.session.messages if m["role"] == "user"]
+    assert sent == ["first\n second\nthird", "/alone", "one"]
+
+
+def test_quotes_that_are_never_closed_send_nothing() -> None:
+    got = piped('"""first', "second")
+    assert got.chat.session.messages == []
+    assert got.err == 'error: the message lacks its closing """; not sent\n'
+    assert got.status == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("/nothing", "/nothing"),
+        ("/hlep", "did you mean /help?"),
+        ("/set temperature abc", "temperature cannot be 'abc'; give a number"),
+        ("/set temperature -1", "temperature is -1"),
+        ("/set temperatur 1", "did you mean 'temperature'?"),
+        ("/set max_tokens 1.5", "max_tokens cannot be '1.5'; give a whole number"),
+        ("/set draft perhaps", "draft cannot be 'perhaps'; give on or off"),
+        ("/set stop 'open", "open quotation mark"),
+        ("/stats maybe", "/stats maybe"),
+        ("/clear all", "/clear takes nothing"),
+        ("/save", "/save needs a file"),
+        ("/load", "/load needs a file"),
+        ("/load /nowhere/at/all", "/nowhere/at/all: No such file"),
+        ("/load /dev/zero", "/dev/zero: it is not a file"),
+        ("/save /nowhere/at/all", "no folder /nowhere/at"),
+        ("bad \udcff byte", "not UTF-8"),
+        ("refuse", "too long"),
+        ("break", "the model broke"),
+    ],
+)
+def test_an_error_is_one_line_and_the_chat_goes_on(line: str, named: str) -> None:
+    got = piped(line, "/stats off", "after")
+    errors = [x for x in got.err.splitlines() if x.startswith("error: ")]
+    assert len(errors) == 1
+    assert named in errors[0]
+    assert '"after"' in got.out
+    assert got.status == 1
+
+
+def test_a_space_in_front_sends_a_slash_as_a_message() -> None:
+    assert piped(" /help").chat.session.messages[0]["content"] == " /help"
+
+
+def test_every_option_can_be_set_and_reset_by_its_name() -> None:
+    values = {
+        "max_tokens": ("9", 9), "temperature": ("0.5", 0.5), "top_p": ("0.9", 0.9),
+        "top_k": ("3", 3), "min_p": ("0.1", 0.1), "seed": ("7", 7),
+        "stop": ('a "b c"', ("a", "b c")), "beam_width": ("3", 3), "beam_length": ("5", 5),
+        "max_nodes": ("8", 8), "draft": ("off", False),
+    }  # fmt: skip
+    lines = [f"/set {name} {text}" for name, (text, _) in values.items()]
+    got = piped(*lines)
+    assert vars(got.chat.options) == {name: value for name, (_, value) in values.items()}
+    reset = piped(*lines, *(f"/set {name} default" for name in values))
+    assert reset.chat.options == GenerationOptions()
+    assert piped("/set seed 7", "/set seed none").chat.options.seed is None
+
+
+def test_a_refused_value_leaves_the_options_as_they_were() -> None:
+    got = piped("/set top_k 5", "/set top_k x", "/set top_k -1", "hello")
+    assert got.chat.session.options[-1].top_k == 5  # type: ignore[attr-defined]
+
+
+def test_a_system_message_is_set_shown_and_removed() -> None:
+    got = piped("/system Be brief.", "/system")
+    assert got.chat.session.system == "Be brief."
+    assert "system Be brief." in got.err
+    assert piped("/system x", "/system none").chat.session.system is None
+
+
+def test_statistics_can_be_switched_off_and_summed() -> None:
+    got = piped("/stats off", "one", "two", "/stats")
+    assert "4 tokens · 14.2 tok/s · 2.31 tokens/step · answers so far: 2" in got.err
+    assert got.err.count("tok/s") == 1
+
+
+def test_exit_leaves_at_once() -> None:
+    assert piped("/exit", "never").out == ""
+
+
+# Files.
+
+
+def test_a_loaded_conversation_is_the_saved_one(tmp_path: Path) -> None:
+    file = tmp_path / "my chat.json"
+    before = piped("/system S", "/set top_k 5", "/set stop a b", "one", f"/save '{file}'").chat
+    after = piped(f"/load {file}").chat
+    assert after.session.messages == before.session.messages
+    assert after.session.system == "S"
+    assert after.options == before.options
+    assert [p.name for p in tmp_path.iterdir()] == [file.name]
+
+
+def test_save_replaces_a_chat_and_nothing_else(tmp_path: Path) -> None:
+    chat, other = tmp_path / "chat.json", tmp_path / "notes.txt"
+    other.write_text("dear diary")
+    got = piped("one", f"/save {chat}", "two", f"/save {chat}", f"/save {other}")
+    assert len(json.loads(chat.read_text())["messages"]) == 4
+    assert other.read_text() == "dear diary"
+    assert "no saved chat" in got.err
+
+
+SAVED: dict[str, object] = {
+    "kind": "redrafter-mlx chat",
+    "model": "m",
+    "system": None,
+    "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
+    "options": {},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"kind": "other"}, "not a chat"),
+        ({"extra": 1}, "unknown key 'extra'"),
+        ({"model": 3}, "model is not a string"),
+        ({"system": ["x"]}, "system is not a string"),
+        ({"messages": {}}, "messages is not a list"),
+        ({"messages": [{"role": "user", "content": "a"}]}, "has no answer"),
+        ({"messages": [{"role": "assistant", "content": "a"}] * 2}, "message 1 has role"),
+        ({"messages": [{"role": "user"}, 1]}, "message 1 is not an object"),
+        ({"messages": [{"role": "user", "content": 1}] * 2}, "message 1 has no text"),
+        ({"messages": [{"role": "user", "content": "\ud800"}] * 2}, "not UTF-8"),
+        ({"options": []}, "options is not"),
+        ({"options": {"heat": 1}}, "unknown option 'heat'"),
+        ({"options": {"draft": "yes"}}, "draft is 'yes'"),
+        ({"options": {"seed": True}}, "seed is True"),
+        ({"options": {"stop": "a"}}, "stop is 'a'"),
+        ({"options": {"top_p": 2}}, "top_p is 2"),
+    ],
+)
+def test_a_file_that_is_wrong_anywhere_changes_nothing(
+    tmp_path: Path, change: dict[str, object], named: str
+) -> None:
+    file = tmp_path / "chat.json"
+    file.write_text(json.dumps({**SAVED, **change}))
+    got = piped("/system S", "/set top_k 5", "one", f"/load {file}")
+    assert re.search(f"^error: cannot load .*{re.escape(named)}", got.err, re.MULTILINE)
+    assert [m["content"] for m in got.chat.session.messages] == ["one", 'turn 1: "one"']
+    assert (got.chat.session.system, got.chat.options.top_k) == ("S", 5)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b"3", b"null"])
+def test_a_file_that_is_no_json_object_is_refused_in_one_line(
+    tmp_path: Path, content: bytes
+) -> None:
+    file = tmp_path / "chat.json"
+    file.write_bytes(content)
+    got = piped(f"/load {file}")
+    assert len(got.err.splitlines()) == 1
+    assert got.err.startswith(f"error: cannot load {file}: ")
+
+
+# Through a terminal.
+
+
+class Typist:
+    """A person at a pseudo-terminal in which the chat runs."""
+
+    def __init__(self, cache: Path) -> None:
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            environment = {**os.environ, "REDRAFTER_CACHE": str(cache), "TERM": "xterm"}
+            os.execve(sys.executable, [sys.executable, __file__], environment)
+        self._new = ""
+        self.seen = ""
+
+    def type(self, keys: str) -> None:
+        os.write(self._fd, keys.encode())
+
+    def expect(self, text: str, repeat: str = "") -> str:
+        """Wait until `text` appears behind what was awaited before; returns what precedes it.
+
+        `repeat` is typed again every second: a signal that comes just before Python's readline
+        begins to wait shows only with the next one.
+        """
+        began, repeated = time.monotonic(), 0
+        while text not in self._new:
+            elapsed = time.monotonic() - began
+            assert elapsed < DEADLINE, f"{text!r} did not appear in {self._new!r}"
+            if repeat and elapsed > repeated + 1:
+                repeated += 1
+                self.type(repeat)
+            self._read(0.1)
+        before, _, self._new = self._new.partition(text)
+        return before
+
+    def leave(self) -> int:
+        """Read to the end; returns the exit status."""
+        until = time.monotonic() + DEADLINE
+        while self._read(0.1):
+            assert time.monotonic() < until, f"still running: {self._new!r}"
+        self.seen += self._new
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        return os.waitstatus_to_exitcode(status)
+
+    def close(self) -> None:
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, 0)
+        os.close(self._fd)
+
+    def _read(self, seconds: float) -> bool:
+        if not select.select([self._fd], [], [], seconds)[0]:
+            return True
+        try:
+            read = os.read(self._fd, 65536).decode(errors="replace")
+        except OSError:  # Linux says so when the other side has left
+            return False
+        self._new += read
+        self.seen += read
+        return read != ""
+
+
+@pytest.fixture
+def typist(tmp_path: Path) -> Iterator[Typist]:
+    typist = Typist(tmp_path / "cache")
+    yield typist
+    typist.close()
+
+
+def test_a_terminal_session_survives_ctrl_c_and_clear(typist: Typist) -> None:
+    typist.expect("fake-model")
+    typist.expect(">>> ")
+    typist.type("hello\n")
+    typist.expect('turn 1: "hello"')
+    typist.expect("2.31 tokens/step")
+    typist.expect(">>> ")
+    typist.type("again\n")
+    typist.expect('turn 2: "again"')
+    typist.expect(">>> ")
+
+    typist.type("count\n")
+    typist.expect("3 4 5 ")
+    typist.type("\x03")
+    typist.expect("stopped")
+    typist.expect(">>> ")
+    typist.type("more\n")
+    typist.expect('turn 4: "more"')
+    typist.expect(">>> ")
+
+    typist.type("/clear\n")
+    typist.expect("forgotten")
+    typist.expect(">>> ")
+    typist.type("anew\n")
+    typist.expect('turn 1: "anew"')
+    typist.expect(">>> ")
+    typist.type("\x04")
+    assert typist.leave() == 0
+
+
+def test_ctrl_c_before_the_first_token_stops_at_once_and_keeps_the_turn(typist: Typist) -> None:
+    typist.expect(">>> ")
+    typist.type("think\n")
+    typist.expect("think")
+    time.sleep(0.05)  # either side of the answer's start is right
+    typist.type("\x03")
+    typist.expect(">>> ")
+    typist.type("hello\n")
+    typist.expect('"hello"')
+
+
+def test_ctrl_c_at_the_prompt_gives_a_hint_and_drops_the_line(typist: Typist) -> None:
+    typist.expect(">>> ")
+    typist.type("half a li\x03")
+    typist.expect("Ctrl-D or /exit leaves", repeat="\x03")
+    typist.expect(">>> ")
+    typist.type('"""\nmore\n')
+    typist.expect("more")
+    typist.expect("... ")
+    typist.type("\x03")
+    typist.expect("Ctrl-D or /exit leaves", repeat="\x03")
+    typist.expect(">>> ")
+    typist.type("whole\n")
+    typist.expect('turn 1: "whole"')
+    typist.expect(">>> ")
+    typist.type("/exit\n")
+    assert typist.leave() == 0
+
+
+def test_several_lines_can_be_typed(typist: Typist) -> None:
+    typist.expect(">>> ")
+    typist.type('"""one\n')
+    typist.expect("... ")
+    typist.type('two"""\n')
+    typist.expect(r'turn 1: "one\ntwo"')
+    typist.expect(">>> ")
+
+
+def test_control_characters_of_an_answer_do_not_reach_the_terminal(typist: Typist) -> None:
+    typist.expect(">>> ")
+    typist.type("escape\n")
+    typist.expect("red^[[31m^G\ufffd\ufffd!")
+    typist.expect(">>> ")
+
+
+def test_lines_are_edited_and_remembered_from_chat_to_chat(tmp_path: Path) -> None:
+    pytest.importorskip("readline")
+    for keys, said in (("helo\x1b[Dl\n", "hello"), ("\x1b[A\n", "hello")):
+        typist = Typist(tmp_path / "cache")
+        try:
+            typist.expect(">>> ")
+            typist.type(keys)
+            typist.expect(f'turn 1: "{said}"')
+            typist.expect(">>> ")
+            typist.type("\x04")
+            assert typist.leave() == 0
+        finally:
+            typist.close()
+    assert (tmp_path / "cache" / "chat_history").stat().st_mode & 0o077 == 0
+
+
+def test_ctrl_c_ends_a_piped_chat_with_130() -> None:
+    child = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(b"count\n")
+    child.stdin.flush()
+    assert child.stdout.read(2) == b"0 "
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=DEADLINE)
+    assert child.returncode == 130
+    assert out.endswith(b"\n")
+    assert err == b""
+
+
+def test_a_reader_that_leaves_ends_the_chat_quietly() -> None:
+    script = f"printf 'count\\n' | {sys.executable} {__file__} | head -c 4"
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=DEADLINE, check=False
+    )
+    assert (done.stdout, done.stderr) == ("0 1 ", "")
+
+
+if __name__ == "__main__":
+    import typer
+
+    from redrafter_mlx.cli import main
+
+    @main.app.command("fake-chat")
+    def fake_chat() -> None:
+        raise typer.Exit(run_chat(make_chat(Terminal.standard())))
+
+    main.tolerate_any_text()
+    sys.exit(main.run(["fake-chat"]))
