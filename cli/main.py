@@ -17,6 +17,8 @@ from redrafter_mlx.errors import RedrafterError
 INTERRUPTED = 130
 """128 + SIGINT, what a shell expects of a program that Ctrl-C ended."""
 
+_OUT_OF_MEMORY = "out of memory; try --quantize 4 or a smaller model"
+
 app = typer.Typer(
     name="redrafter-mlx",
     add_completion=False,
@@ -80,10 +82,12 @@ def run(arguments: list[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
     except MemoryError:
-        return _fail("out of memory; try --quantize 4 or a smaller model")
+        return _fail(_OUT_OF_MEMORY)
     except SystemExit as exit_:  # typer's own answer to a closed pipe
         return _reader_left() if exit_.code == 1 else int(exit_.code or 0)
     except Exception as error:
+        if isinstance(error, RuntimeError) and "allocate" in str(error):  # MLX's MemoryError
+            return _fail(_OUT_OF_MEMORY)
         # Usage errors are click's or typer's own, depending on typer's version.
         explain = getattr(error, "format_message", None)
         if explain is None:

@@ -84,8 +84,11 @@ class GenerationOptions:
 
     def __post_init__(self) -> None:
         given: object = self.stop
-        stop = (given,) if isinstance(given, str) else tuple(self.stop)
-        object.__setattr__(self, "stop", stop)
+        if not isinstance(given, (str, list, tuple)):
+            raise BadInputError(f"stop is {given!r}; give a string or a list of strings")
+        object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(given))
+        if not isinstance(self.draft, bool):
+            raise BadInputError(f"draft is {self.draft!r}; it must be true or false")
         _check_int("max_tokens", self.max_tokens, 1, None)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)

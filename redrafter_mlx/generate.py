@@ -214,7 +214,7 @@ class Redrafter:
                             prompt_tokens=len(prompt),
                             prompt_tps=prompt_tps,
                             generation_tokens=made,
-                            generation_tps=made / max(now - first, 1e-9) if steps else 0.0,
+                            generation_tps=(made - 1) / max(now - first, 1e-9) if steps else 0.0,
                             peak_memory=mx.get_peak_memory() / 1e9,
                             finish_reason=(
                                 answer.finish_reason if made == len(answer.tokens) else None

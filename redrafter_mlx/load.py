@@ -72,16 +72,19 @@ def load(
     Raises:
       RedrafterError: in one line, for whatever a user can cause
     """
+    if drafter is not None and drafter != "auto":
+        read_config(drafter)  # a wrong path is said before the target is loaded
     loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
     name, fingerprint = loaded.source.name, loaded.source.fingerprint
     folder, note = drafter, None
     if drafter == "auto":
-        folder = find_drafter(fingerprint)
+        folder, damaged = find_drafter(fingerprint)
         if folder is None:
             note = (
                 f"no drafter for {name} yet, decoding plainly; "
                 f"`redrafter-mlx train --model {name} --output DIR` trains one"
             )
+            note += "".join(f" (passed over: {error})" for error in damaged)
     trained = None
     if folder is not None:
         trained = load_drafter(
@@ -94,16 +97,23 @@ def load(
     return redrafter
 
 
-def find_drafter(fingerprint: str) -> Path | None:
+def find_drafter(fingerprint: str) -> tuple[Path | None, list[DamagedFileError]]:
     """The folder of a drafter for the target of that fingerprint: the user's own, or one shipped.
 
     Looked for in `drafters/` of our cache, then beside the code in `weights/drafters/`.
+
+    Returns:
+      the folder or None, and what is wrong with folders that could not be looked into
     """
+    damaged: list[DamagedFileError] = []
     for shelf in (cache_dir() / "drafters", Path(weights.__file__).parent / "drafters"):
         for config in sorted(shelf.glob(f"*/{CONFIG}")):
-            if read_config(config.parent).target_fingerprint == fingerprint:
-                return config.parent
-    return None
+            try:
+                if read_config(config.parent).target_fingerprint == fingerprint:
+                    return config.parent, damaged
+            except DamagedFileError as error:
+                damaged.append(error)
+    return None, damaged
 
 
 def load_target(

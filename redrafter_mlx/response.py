@@ -16,7 +16,7 @@ class Response:
     text:              what this token makes certain; may be empty, or more than the token
     from_draft:        whether the drafter had guessed it
     prompt_tps:        prompt tokens read per second (those reused from an earlier turn not counted)
-    generation_tps:    tokens per second since the first one
+    generation_tps:    tokens a second behind the first one
     peak_memory:       GB
     finish_reason:     "stop" or "length" on the last response, else None
     steps:             target calls after the prompt so far

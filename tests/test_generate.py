@@ -130,6 +130,8 @@ def test_a_prompt_can_be_text_messages_or_ids(redrafter: Redrafter) -> None:
         ({"beam_length": 99}, "beam_length is 99"),
         ({"seed": -3}, "seed is -3"),
         ({"stop": [""]}, "stop is"),
+        ({"stop": 5}, "stop is 5; give a string"),
+        ({"draft": "no"}, "draft is 'no'"),
         ({"temprature": 1}, "unknown option 'temprature'; did you mean 'temperature'"),
     ],
 )

@@ -1,0 +1,364 @@
+"""The commands: what they print where, how they refuse, and that help is quick."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx import __version__
+from redrafter_mlx.cli import doctor, generate, main, options
+from redrafter_mlx.cli.terminal import one_line, sanitise, statistics_line
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.errors import DownloadError
+from redrafter_mlx.response import Completion
+
+FAKE = Completion([1, 2], [3, 4], "a\x1b\u202e", "length", 1, 1.0, 50.0, 10.0, 0.5)
+
+
+@dataclass(frozen=True)
+class FakeToken:
+    text: str
+    generation_tokens: int
+    finish_reason: str | None = None
+    prompt_tokens: int = 7
+    prompt_tps: float = 100.0
+    generation_tps: float = 14.25
+    peak_memory: float = 0.5
+    steps: int = 3
+    tokens_per_step: float = 2.31
+
+
+class FakeModel:
+    """Says what it was asked, and remembers under which options."""
+
+    drafter_note = "no drafter for fake; `redrafter-mlx train` trains one"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[generate.Prompt, bool, GenerationOptions | None]] = []
+
+    def stream(
+        self,
+        prompt: generate.Prompt,
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+    ) -> Generator[FakeToken, None, None]:
+        self.asked.append((prompt, raw, options))
+        yield FakeToken("[red]an\x1b", 1)
+        yield FakeToken("swer", 2, "stop")
+
+    def generate(
+        self,
+        prompt: generate.Prompt,
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+    ) -> Completion:
+        self.asked.append((prompt, raw, options))
+        return FAKE
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
+    fake = FakeModel()
+    monkeypatch.setattr(options, "load_model", lambda *_: fake)
+    return fake
+
+
+def shell(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+    """The command line in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "redrafter_mlx.cli.main", *arguments],
+        input=stdin, capture_output=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+# generate
+
+
+def test_text_goes_to_stdout_and_statistics_to_stderr(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["generate", "-p", "Hi"]) == 0
+    out, err = capsys.readouterr()
+    assert out == "[red]an\x1bswer\n"
+    note, statistics = err.splitlines()
+    assert note == model.drafter_note
+    assert statistics.startswith("2 tokens · 14.2 tok/s · 2.31 tokens/step · prompt 7 tokens")
+
+
+def test_json_is_one_line_of_ascii_with_every_field(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["generate", "-p", "Hi", "--json"]) == 0
+    out, _ = capsys.readouterr()
+    assert out.count("\n") == 1
+    assert out.strip().isprintable()
+    assert json.loads(out) == vars(FAKE)
+    assert model.asked[0][0] == "Hi"
+
+
+def test_every_option_reaches_the_model(model: FakeModel) -> None:
+    line = (
+        "generate -p Hi --max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --seed 3"
+        " --stop a --stop b --beam-width 2 --beam-length 3 --max-nodes 4 --no-draft"
+    )
+    assert main.run(line.split()) == 0
+    assert model.asked[0][2] == GenerationOptions(
+        5, 0.5, 0.9, 4, 0.1, 3, ("a", "b"), 2, 3, 4, draft=False
+    )
+
+
+def test_a_system_message_comes_before_the_prompt(model: FakeModel) -> None:
+    assert main.run(["generate", "-p", "Hi", "--system", "S"]) == 0
+    assert model.asked[0][0] == [
+        {"role": "system", "content": "S"},
+        {"role": "user", "content": "Hi"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("flags", "prompt"), [((), "é\n\nb"), (("--raw",), "é\n\nb\n")], ids=["chat", "raw"]
+)
+def test_stdin_is_the_prompt_and_raw_takes_it_to_the_letter(
+    model: FakeModel, monkeypatch: pytest.MonkeyPatch, flags: tuple[str, ...], prompt: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("é\n\nb\n".encode())))
+    assert main.run(["generate", "-p", "-", *flags]) == 0
+    assert model.asked[0][:2] == (prompt, bool(flags))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "status"),
+    [
+        (["generate"], "'--prompt'", 2),
+        (["generate", "-p", "x", "--nope"], "--nope", 2),
+        (["generate", "-p", "x", "--top-k", "a"], "'--top-k'", 2),
+        (["nope"], "nope", 2),
+        (["pull"], "NAME|REPO|PATH", 2),
+        (["generate", "-p", ""], "the prompt is empty", 1),
+        (["generate", "-p", " \n"], "the prompt is empty", 1),
+        (["generate", "-p", "-"], "standard input gave nothing", 1),
+        (["generate", "-p", "bad \udcff"], "the prompt is not UTF-8", 1),
+        (["generate", "-p", "x", "--raw", "--system", "s"], "--system needs", 1),
+        (["generate", "-p", "x", "--temperature", "-1"], "temperature is -1", 1),
+        (["generate", "-p", "x", "--max-tokens", "0"], "max_tokens is 0", 1),
+        (["generate", "-p", "x", "--stop", ""], "stop is", 1),
+        (["generate", "-p", "x", "--dtype", "int8"], "--dtype is 'int8'", 1),
+        (["generate", "-p", "x", "--quantize", "5"], "--quantize is 5", 1),
+        (["chat", "--beam-width", "0"], "beam_width is 0", 1),
+        (["generate", "-p", "x", "--model", ""], "--model is empty", 1),
+        (["show", "smollm"], "no model 'smollm'; did you mean 'smollm2-135m'", 1),
+        (["pull", "/no/such"], "no file or folder '/no/such'", 1),
+        (["pull", "vicuna-7b", "--offline"], "redrafter-mlx pull vicuna-7b", 1),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(
+    arguments: list[str],
+    named: str,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert main.run(arguments) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert len(err.splitlines()) == 1
+    assert err.startswith("error: ")
+    assert named in err
+
+
+def test_stdin_that_is_not_text_is_refused() -> None:
+    done = shell("generate", "-p", "-", stdin=b"ab\xff")
+    assert done.returncode == 1
+    assert done.stderr == (
+        b"error: standard input is not UTF-8 text (at byte 2); convert it first\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "line"),
+    [
+        (DownloadError("no\nnetwork \x1b[2J"), 1, "error: no network ^[[2J\n"),
+        (KeyboardInterrupt(), 130, ""),
+        (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
+        (MemoryError(), 1, "error: out of memory; try --quantize 4 or a smaller model\n"),
+        (
+            RuntimeError("[metal::malloc] Attempting to allocate 9 bytes"),
+            1,
+            "error: out of memory; try --quantize 4 or a smaller model\n",
+        ),
+    ],
+)
+def test_what_a_user_can_cause_never_shows_a_traceback(
+    raised: BaseException,
+    status: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise raised
+
+    monkeypatch.setattr(options, "load_model", fail)
+    assert main.run(["generate", "-p", "x"]) == status
+    assert capsys.readouterr().err == line
+
+
+def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("ours")
+
+    monkeypatch.setattr(options, "load_model", fail)
+    with pytest.raises(RuntimeError, match="ours"):
+        main.run(["generate", "-p", "x"])
+
+
+# help
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["chat", "-h"], ["--version"], []])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import sys; from redrafter_mlx.cli import main; status = main.run(sys.argv[1:]);"
+        "heavy = {'mlx', 'mlx.core', 'transformers', 'mlx_lm', 'huggingface_hub', 'numpy'};"
+        "found = heavy & set(sys.modules); print(found, file=sys.stderr); sys.exit(status)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "set()\n")
+    assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "pull", "list", "show", "doctor"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([command, "--help"]) == 0
+    assert "Usage" in capsys.readouterr().out
+
+
+def test_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"redrafter-mlx {__version__}\n"
+
+
+# doctor, list, show
+
+
+def test_doctor_names_the_machine_and_every_cache(capsys: pytest.CaptureFixture[str]) -> None:
+    status = main.run(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert set(report) == {
+        "system", "packages", "mlx", "memory", "model", "hub cache", "our cache", "problems",
+    }  # fmt: skip
+    assert report["mlx"]["computes"] is True
+    assert report["our cache"]["free_bytes"] > 0
+
+
+def test_doctor_says_what_is_missing_and_how_to_mend_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that is not there yet can be fetched: no reason to fail."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "none"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert main.run(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert "problem: smollm2-135m is not on disk yet\n  remedy: redrafter-mlx pull" in out
+
+
+def test_doctor_fails_only_when_nothing_can_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "mlx_lm", None)
+    assert main.run(["doctor"]) == 1
+    assert "unusable: MLX does not work" in capsys.readouterr().out
+
+
+def test_a_doctors_section_that_breaks_is_itself_a_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: doctor.Report) -> doctor.Facts:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(doctor, "_memory", fail)
+    report = doctor.examine()
+    assert any("memory could not be looked at" in p.what for p in report.problems)
+    assert not report.unusable
+
+
+def test_list_and_show_need_no_network_and_name_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert main.run(["list"]) == 0
+    assert "vicuna-7b" in capsys.readouterr().out
+    assert main.run(["show", "vicuna-7b"]) == 0
+    assert "redrafter-mlx pull vicuna-7b" in capsys.readouterr().out
+
+
+# words
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("plain\n\ttext é 漢 👍", "plain\n\ttext é 漢 👍"),
+        ("\x1b]0;title\x07", "^[]0;title^G"),
+        ("\r\x00\x7f", "^M^@^?"),
+        ("\x9b31m\x85", "\ufffd31m\ufffd"),
+        ("\u202eabc\u2066", "\ufffdabc\ufffd"),
+        ("\ud800", "\ufffd"),
+    ],
+)
+def test_control_characters_become_visible(given: str, shown: str) -> None:
+    assert sanitise(given) == shown
+    assert "".join(map(sanitise, given)) == shown
+
+
+def test_one_line_is_one_line() -> None:
+    assert one_line(" a\n b\r\nc\x1b ") == "a b c^["
+
+
+def test_the_statistics_line_leaves_out_what_an_answer_was_too_short_for() -> None:
+    assert statistics_line(128, 14.21, 2.312) == "128 tokens · 14.2 tok/s · 2.31 tokens/step"
+    assert statistics_line(1, 0.0, 1.0, "stopped") == "1 token · stopped"
+
+
+def test_an_interrupted_answer_ends_its_line_and_the_stream(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[bool] = []
+
+    def interrupted(*_: object, **__: object) -> Generator[FakeToken, None, None]:
+        with contextlib.ExitStack() as stack:
+            stack.callback(closed.append, True)
+            yield FakeToken("half", 1)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "stream", interrupted)
+    assert main.run(["generate", "-p", "x"]) == 130
+    assert capsys.readouterr().out == "half\n"
+    assert closed == [True]
+
+
+def test_a_length_limit_is_named_in_the_statistics(
+    model: FakeModel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = replace(FakeToken("x", 2), finish_reason="length")
+    monkeypatch.setattr(model, "stream", lambda *_, **__: (t for t in (last,)))
+    assert main.run(["generate", "-p", "x"]) == 0
+    assert "ended by --max-tokens" in capsys.readouterr().err
