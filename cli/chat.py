@@ -11,7 +11,7 @@ import typer
 
 from redrafter_mlx.cli import commands
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.terminal import StopKey, Terminal, check_text, statistics_line
+from redrafter_mlx.cli.terminal import StopKey, Terminal, check_text, loss_note, statistics_line
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
@@ -100,12 +100,16 @@ def command(
     top_p: opt.TopP = GenerationOptions.top_p,
     top_k: opt.TopK = GenerationOptions.top_k,
     min_p: opt.MinP = GenerationOptions.min_p,
+    repetition_penalty: opt.RepetitionPenalty = GenerationOptions.repetition_penalty,
     seed: opt.Seed = None,
     drafter: opt.DrafterName = "auto",
     no_draft: opt.NoDraft = False,
     beam_width: opt.BeamWidth = None,
     beam_length: opt.BeamLength = None,
     max_nodes: opt.MaxNodes = None,
+    accept: opt.Accept = None,
+    epsilon: opt.Epsilon = GenerationOptions.epsilon,
+    delta: opt.Delta = GenerationOptions.delta,
     model: opt.Model = None,
     dtype: opt.Dtype = "auto",
     quantize: opt.Quantize = None,
@@ -117,7 +121,7 @@ def command(
     """
     options = opt.generation_options(
         max_tokens, temperature, top_p, top_k, min_p, seed, stop, beam_width, beam_length,
-        max_nodes, draft=not no_draft,
+        max_nodes, accept, epsilon, delta, repetition_penalty, draft=not no_draft,
     )  # fmt: skip
     if system is not None:
         check_text("--system", system)
@@ -216,7 +220,7 @@ def finish_answer(chat: Chat, last: Token | None, stopped: bool) -> None:
         note = "ended by max_tokens, /set max_tokens N allows more"
     if chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
-        chat.terminal.note(statistics_line(*rates, note))
+        chat.terminal.note(statistics_line(*rates, loss_note(chat.options), note))
 
 
 @contextlib.contextmanager

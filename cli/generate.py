@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.terminal import Terminal, check_text, statistics_line
+from redrafter_mlx.cli.terminal import Terminal, check_text, loss_note, statistics_line
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
@@ -76,12 +76,16 @@ def command(
     top_p: opt.TopP = GenerationOptions.top_p,
     top_k: opt.TopK = GenerationOptions.top_k,
     min_p: opt.MinP = GenerationOptions.min_p,
+    repetition_penalty: opt.RepetitionPenalty = GenerationOptions.repetition_penalty,
     seed: opt.Seed = None,
     drafter: opt.DrafterName = "auto",
     no_draft: opt.NoDraft = False,
     beam_width: opt.BeamWidth = None,
     beam_length: opt.BeamLength = None,
     max_nodes: opt.MaxNodes = None,
+    accept: opt.Accept = None,
+    epsilon: opt.Epsilon = GenerationOptions.epsilon,
+    delta: opt.Delta = GenerationOptions.delta,
     model: opt.Model = None,
     dtype: opt.Dtype = "auto",
     quantize: opt.Quantize = None,
@@ -93,7 +97,7 @@ def command(
     """
     options = opt.generation_options(
         max_tokens, temperature, top_p, top_k, min_p, seed, stop, beam_width, beam_length,
-        max_nodes, draft=not no_draft,
+        max_nodes, accept, epsilon, delta, repetition_penalty, draft=not no_draft,
     )  # fmt: skip
     asked = read_prompt(prompt, system, raw)
     loaded = opt.load_model(model, "none" if no_draft else drafter, dtype, quantize, offline)
@@ -157,13 +161,13 @@ def print_answer(
             if end != "\n":
                 terminal.write("\n")
     if last is not None:
-        terminal.note(_statistics(last))
+        terminal.note(_statistics(last, loss_note(options)))
 
 
-def _statistics(last: Token) -> str:
+def _statistics(last: Token, loss: str | None) -> str:
     note = "ended by --max-tokens" if last.finish_reason == "length" else None
     answer = statistics_line(
-        last.generation_tokens, last.generation_tps, last.tokens_per_step, note
+        last.generation_tokens, last.generation_tps, last.tokens_per_step, loss, note
     )
     prompt = f"prompt {last.prompt_tokens} tokens · {last.prompt_tps:.1f} tok/s"
     return f"{answer} · {prompt} · peak {last.peak_memory:.2f} GB"

@@ -8,7 +8,7 @@ import typer
 
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import check_text
-from redrafter_mlx.config import DType, GenerationOptions, check_choice
+from redrafter_mlx.config import AcceptMethod, DType, GenerationOptions, check_choice
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -104,6 +104,36 @@ MinP = Annotated[
         help="Drop tokens below P times the likeliest one's probability.",
     ),
 ]  # fmt: skip
+Accept = Annotated[
+    str | None,
+    typer.Option(
+        "--accept", metavar="greedy|sample|rejection|typical", rich_help_panel=_DRAFTS,
+        show_default=False,
+        help="How drafts are accepted; typical is not lossless. "
+        "[default: greedy at temperature 0, else sample]",
+    ),
+]  # fmt: skip
+Epsilon = Annotated[
+    float,
+    typer.Option(
+        "--epsilon", metavar="E", rich_help_panel=_DRAFTS,
+        help="Typical: a draft of at least this probability is taken.",
+    ),
+]  # fmt: skip
+Delta = Annotated[
+    float,
+    typer.Option(
+        "--delta", metavar="D", rich_help_panel=_DRAFTS,
+        help="Typical: so is one above D * exp(-entropy).",
+    ),
+]  # fmt: skip
+RepetitionPenalty = Annotated[
+    float,
+    typer.Option(
+        "--repetition-penalty", metavar="R", rich_help_panel=_SAMPLING,
+        help="Above 1, the last 20 tokens become less likely.",
+    ),
+]  # fmt: skip
 Seed = Annotated[
     int | None,
     typer.Option(
@@ -151,10 +181,15 @@ def load_model(
 def generation_options(
     max_tokens: int, temperature: float, top_p: float, top_k: int, min_p: float, seed: int | None,
     stop: list[str] | None, beam_width: int | None, beam_length: int | None,
-    max_nodes: int | None, draft: bool,
+    max_nodes: int | None, accept: str | None, epsilon: float, delta: float,
+    repetition_penalty: float, draft: bool,
 ) -> GenerationOptions:  # fmt: skip
     """The library's options; raises BadInputError in the first value that cannot be used."""
     return GenerationOptions(
+        accept=cast(AcceptMethod | None, accept),
+        epsilon=epsilon,
+        delta=delta,
+        repetition_penalty=repetition_penalty,
         max_tokens=max_tokens,
         temperature=temperature,
         top_p=top_p,

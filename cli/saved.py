@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from redrafter_mlx.cli.settings import options_from_json
+from redrafter_mlx.cli.settings import option_names, options_from_json
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError
@@ -38,7 +38,8 @@ def write_chat(path: Path, chat: SavedChat) -> None:
             raise BadInputError(f"{path} is there and no saved chat; choose another name")
         if not path.parent.is_dir():
             raise BadInputError(f"there is no folder {path.parent}; create it first")
-        content = {"kind": _KIND, **asdict(chat)}
+        options = {name: getattr(chat.options, name) for name in option_names()}
+        content = {"kind": _KIND, **asdict(chat), "options": options}
         write_atomically(path.resolve(), json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise BadInputError(

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType
-from typing import get_args, get_type_hints
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
@@ -18,8 +18,11 @@ _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "tex
 
 
 def option_names() -> list[str]:
-    """Every option, in the order of GenerationOptions."""
-    return [f.name for f in fields(GenerationOptions)]
+    """Every option that a person can spell, in the order of GenerationOptions.
+
+    A logit bias names tokens by their numbers; it is for the library's callers.
+    """
+    return [f.name for f in fields(GenerationOptions) if f.name != "logit_bias"]
 
 
 def parse_setting(name: str, text: str) -> object:
@@ -69,7 +72,8 @@ def _kinds(name: str) -> tuple[type, ...]:
     hint = get_type_hints(GenerationOptions)[name]
     if hint == tuple[str, ...]:
         return (tuple,)
-    return get_args(hint) or (hint,)
+    kinds = get_args(hint) or (hint,)
+    return tuple(str if get_origin(kind) is Literal else kind for kind in kinds)
 
 
 def _words(name: str, text: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import FrameType, TracebackType
 from typing import TextIO
 
+from redrafter_mlx.config import SamplingParams
 from redrafter_mlx.errors import BadInputError
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -42,10 +43,15 @@ def check_text(what: str, text: str) -> str:
     return text
 
 
+def loss_note(options: SamplingParams) -> str | None:
+    """What must stand beside an answer whose distribution is not the target's."""
+    return None if options.lossless else f"{options.method} (not lossless)"
+
+
 def statistics_line(
-    tokens: int, tokens_per_second: float, tokens_per_step: float, note: str | None = None
+    tokens: int, tokens_per_second: float, tokens_per_step: float, *notes: str | None
 ) -> str:
-    """`128 tokens · 14.2 tok/s · 2.31 tokens/step`, and a note behind it.
+    """`128 tokens · 14.2 tok/s · 2.31 tokens/step`, and notes behind it.
 
     A rate of 0 is one that an answer was too short to have.
     """
@@ -54,7 +60,7 @@ def statistics_line(
         parts.append(f"{tokens_per_second:.1f} tok/s")
     if tokens > 1:
         parts.append(f"{tokens_per_step:.2f} tokens/step")
-    return " · ".join([*parts, note] if note else parts)
+    return " · ".join([*parts, *filter(None, notes)])
 
 
 @dataclass

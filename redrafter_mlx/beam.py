@@ -34,10 +34,7 @@ def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: Bea
       Beams with W = shape.width and L = shape.length, likeliest first
     """
     W, L = shape.width, shape.length
-    if model.output_size < W:
-        raise BadInputError(
-            f"beam_width is {W}; the drafter can draft only {model.output_size} tokens"
-        )
+    check_width(model.output_size, W)
     B, D = context.shape
     tokens = mx.broadcast_to(root[:, None, None], (B, W, 1))
     scores = mx.zeros((B, W, 1), mx.float32)
@@ -54,10 +51,10 @@ def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: Bea
         best, where = top_k(total.reshape(B, -1), W)
         parent, output = where // step.shape[-1], where % step.shape[-1]
         token = model.to_tokens(output)
-        tokens = mx.concatenate([_select(tokens, parent), token[:, :, None]], axis=2)
-        scores = mx.concatenate([_select(scores, parent), best[:, :, None]], axis=2)
+        tokens = mx.concatenate([select(tokens, parent), token[:, :, None]], axis=2)
+        scores = mx.concatenate([select(scores, parent), best[:, :, None]], axis=2)
         if level < L - 1:
-            state = model.advance(_select(state, parent), token)
+            state = model.advance(select(state, parent), token)
     return Beams(tokens, scores)
 
 
@@ -72,7 +69,15 @@ def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
     return mx.take_along_axis(x, index, axis=-1), index.astype(mx.int32)
 
 
-def _select(x: mx.array, beams: mx.array) -> mx.array:
+def check_width(output_size: int, width: int) -> None:
+    """Raise BadInputError for a beam wider than what a drafter can draft."""
+    if output_size < width:
+        raise BadInputError(
+            f"beam_width is {width}; the drafter can draft only {output_size} tokens"
+        )
+
+
+def select(x: mx.array, beams: mx.array) -> mx.array:
     """Rows of x [B, W', ...] at `beams` [B, W]."""
     return mx.take_along_axis(x, beams[:, :, None], axis=1)
 

@@ -13,6 +13,8 @@ from redrafter_mlx.errors import BadInputError
 DType = Literal["auto", "float16", "bfloat16", "float32"]
 """Arithmetic of the target: `auto` is as stored on a GPU and float32 on a CPU."""
 
+AcceptMethod = Literal["greedy", "sample", "rejection", "typical"]
+
 MAX_BEAM_WIDTH = 64
 MAX_BEAM_LENGTH = 32
 
@@ -43,27 +45,67 @@ class BeamShape:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a token is chosen from the target's distribution; the meaning of each is mlx-lm's."""
+    """How a token is chosen from the target's distribution; the meaning of each is mlx-lm's.
+
+    accept: how drafts are accepted. `greedy` at temperature 0; above it `sample` (one draw of the
+      target at each node, lossless), `rejection` (drafts are sampled and tested, lossless) or
+      `typical` (likely enough drafts are taken as they are, not lossless). None takes the first
+      that fits the temperature
+    epsilon, delta: of typical acceptance, see accept.accept_typical
+    repetition_penalty: divides the logits of the last `repetition_context` tokens; 1 is none
+    logit_bias: pairs of a token and what is added to its logit
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    accept: AcceptMethod | None = None
+    epsilon: float = 0.3
+    delta: float = 0.09
+    repetition_penalty: float = 1.0
+    repetition_context: int = 20
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, low=0.0)
         _check_number("top_p", self.top_p, low=0.0, high=1.0, low_excluded=True)
         _check_number("min_p", self.min_p, low=0.0, high=1.0)
         _check_int("top_k", self.top_k, 0, None)
+        _check_number("epsilon", self.epsilon, low=0.0, high=1.0, low_excluded=True)
+        _check_number("delta", self.delta, low=0.0, high=1.0, low_excluded=True)
+        _check_number("repetition_penalty", self.repetition_penalty, low=0.0, low_excluded=True)
+        _check_int("repetition_context", self.repetition_context, 1, None)
+        for token, bias in self.logit_bias:
+            _check_int("logit_bias token", token, 0, None)
+            _check_number("logit_bias", bias, low=-math.inf)
+        if self.accept is not None:
+            check_choice("accept", self.accept, AcceptMethod)
+            if self.greedy != (self.accept == "greedy"):
+                wanted = "needs temperature 0" if self.accept == "greedy" else "needs one above 0"
+                raise BadInputError(
+                    f"accept is {self.accept!r}, which {wanted}; temperature is "
+                    f"{self.temperature:g}"
+                )
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def method(self) -> AcceptMethod:
+        """The acceptance method in force."""
+        return self.accept or ("greedy" if self.greedy else "sample")
+
+    @property
+    def lossless(self) -> bool:
+        """Whether the output's distribution is the target's."""
+        return self.method != "typical"
+
 
 @dataclass(frozen=True)
-class GenerationOptions:
-    """Everything that a caller may say about one answer.
+class GenerationOptions(SamplingParams):
+    """Everything that a caller may say about one answer: how tokens are chosen, and the rest.
 
     `stop` strings end the answer before the string itself. Without `beam_width` and `beam_length`
     the drafter's own shape is used; `draft=False` decodes auto-regressively.
@@ -71,10 +113,6 @@ class GenerationOptions:
     """
 
     max_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     beam_width: int | None = None
@@ -89,21 +127,19 @@ class GenerationOptions:
         object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(given))
         if not isinstance(self.draft, bool):
             raise BadInputError(f"draft is {self.draft!r}; it must be true or false")
+        if isinstance(self.logit_bias, Mapping):
+            object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
+        super().__post_init__()
         _check_int("max_tokens", self.max_tokens, 1, None)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, 2**64 - 1)
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise BadInputError(f"stop is {self.stop!r}; give non-empty strings")
-        _ = self.sampling
         _ = BeamShape(
             1 if self.beam_width is None else self.beam_width,
             1 if self.beam_length is None else self.beam_length,
             self.max_nodes,
         )
-
-    @property
-    def sampling(self) -> SamplingParams:
-        return SamplingParams(self.temperature, self.top_p, self.top_k, self.min_p)
 
     def beam_shape(self, default: BeamShape) -> BeamShape:
         """The shape asked for, filled up from `default` where nothing was said."""

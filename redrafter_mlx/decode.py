@@ -18,14 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import mlx.core as mx
 
-from redrafter_mlx.accept import Acceptance, accept
+from redrafter_mlx.accept import Acceptance, accept, accept_typical
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.sampling import choose
+from redrafter_mlx.rejection import SampledDrafts, accept_rejection
+from redrafter_mlx.sampling import (
+    choose,
+    first_window,
+    has_penalty,
+    path_windows,
+    penalised,
+    sampled_log_probs,
+)
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import Beams, TokenTree, pack_beam
 
@@ -49,20 +57,47 @@ class Proposer(Protocol):
         ...
 
 
+@runtime_checkable
+class SamplingProposer(Proposer, Protocol):
+    """What drafts for `--accept rejection`: it can also draw, and says from what."""
+
+    def draw(
+        self,
+        context: mx.array,
+        root: mx.array,
+        position: mx.array,
+        keys: mx.array,
+        shape: BeamShape,
+        params: SamplingParams,
+    ) -> SampledDrafts:
+        """Candidates drawn without replacement; shapes as in `propose`, keys [B, 2] uint32."""
+        ...
+
+
+class Drafts(NamedTuple):
+    """A tree and, for rejection, the distribution [B, N, V] that each node's children are from."""
+
+    tree: TokenTree
+    log_probs: mx.array | None
+
+
 @dataclass
 class DecodeState:
     """All that one sequence batch needs to go on.
 
     Shapes:
-      length: [B] int32, committed rows of the cache
-      tree:   the drafts to verify next; its root is the last token emitted
-      keys:   [B, 2] uint32, see sampling
+      length:  [B] int32, committed rows of the cache
+      drafts:  the tree to verify next; its root is the last token emitted
+      keys:    [B, 2] uint32, see sampling
+      history: [B, C] int32, the tokens before the root that a repetition penalty looks at;
+               None without one
     """
 
     cache: TreeCache
     length: mx.array
-    tree: TokenTree
+    drafts: Drafts
     keys: mx.array
+    history: mx.array | None
 
 
 @dataclass(frozen=True)
@@ -113,36 +148,38 @@ class Decoder:
     sampling: SamplingParams
 
     def start(
-        self, cache: TreeCache, start: int, tokens: list[list[int]], keys: mx.array
+        self, cache: TreeCache, start: int, prompts: list[list[int]], keys: mx.array
     ) -> tuple[DecodeState, StepOutput]:
-        """Read the prompt's tokens behind row `start` of the cache and choose the first token.
+        """Read the prompts' tokens behind row `start` of the cache and choose the first token.
 
         Rows of a batch may differ in length; shorter ones are padded on the right.
         """
-        counts = [len(row) for row in tokens]
-        width = max(counts)
-        padded = mx.array([row + [0] * (width - len(row)) for row in tokens], mx.int32)
-        context = self.target.prefill(padded, cache, start, [n - 1 for n in counts])
-        length = mx.array([start + n for n in counts], mx.int32)
+        fresh = [prompt[start:] for prompt in prompts]
+        width = max(map(len, fresh))
+        padded = mx.array([row + [0] * (width - len(row)) for row in fresh], mx.int32)
+        context = self.target.prefill(padded, cache, start, [len(row) - 1 for row in fresh])
+        length = mx.array([len(prompt) for prompt in prompts], mx.int32)
+        only = _root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
+        history = None
+        if has_penalty(self.sampling):
+            size = self.sampling.repetition_context
+            history = mx.array([first_window(p[:-1] or p, size) for p in prompts], mx.int32)
         logits = self.target.logits(context[:, None])
-        only = pack_beam(_root_alone(mx.zeros(length.shape, mx.int32)), 1)
-        choices = choose(logits, only.depths, length, keys, self.sampling, 0)
-        accepted = accept(only, choices)
-        tree = self._draft(context, accepted.bonus, length)
-        return DecodeState(cache, length, tree, keys), _output(only, accepted, logits)
+        before = DecodeState(cache, length - 1, Drafts(only, None), keys, history)
+        accepted, history, logits = self._judge(before, logits)
+        drafts = self._draft(context, accepted.bonus, length, keys)
+        state = DecodeState(cache, length, drafts, keys, history)
+        return state, _output(only, accepted, logits)
 
     def step(self, state: DecodeState, bound: int) -> tuple[DecodeState, StepOutput]:
         """One call of the target; `bound` is the most that the committed length can be."""
-        tree = state.tree
-        hidden, logits = self.target.verify(tree, state.cache, state.length, bound)
-        choices = choose(
-            logits, tree.depths, state.length + 1, state.keys, self.sampling, tree.max_depth
-        )
-        accepted = accept(tree, choices)
-        length = state.cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
+        tree, cache, keys = state.drafts.tree, state.cache, state.keys
+        hidden, logits = self.target.verify(tree, cache, state.length, bound)
+        accepted, history, logits = self._judge(state, logits)
+        length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
-        drafts = self._draft(context, accepted.bonus, length)
-        return DecodeState(state.cache, length, drafts, state.keys), _output(tree, accepted, logits)
+        drafts = self._draft(context, accepted.bonus, length, keys)
+        return DecodeState(cache, length, drafts, keys, history), _output(tree, accepted, logits)
 
     def run(
         self,
@@ -152,17 +189,17 @@ class Decoder:
         keys: mx.array,
         finished: Callable[[StepResult], bool],
     ) -> Generator[StepResult, None, None]:
-        """Decode one sequence: the prompt's result first, then one a step, until `finished`.
+        """Decode one sequence, `start` of whose prompt's tokens are in the cache already.
 
-        The graph of the next step is built while the device works on this one, and submitted once
-        this one's result is read and `finished` has not ended the answer: nothing is computed
-        behind its end. Nothing is held across a yield; closing the iterator leaves the cache
-        ready for `TreeCache.settle`.
+        Gives the prompt's result first, then one a step, until `finished`. The graph of the next
+        step is built while the device works on this one, and submitted once this one's result is
+        read and `finished` has not ended the answer: nothing is computed behind its end. Nothing
+        is held across a yield; closing the iterator leaves the cache ready for `TreeCache.settle`.
         """
         with self.target.lock:
             state, output = self.start(cache, start, [prompt], keys)
             _submit(state, output)
-        rows, unread, steps, done = start + len(prompt), 0, 0, False
+        rows, unread, steps, done = len(prompt), 0, 0, False
         while not done:
             with self.target.lock:
                 before = cache.snapshot()
@@ -183,11 +220,45 @@ class Decoder:
             if steps % _CLEAR_EVERY == 0:
                 mx.clear_cache()
 
-    def _draft(self, context: mx.array, root: mx.array, position: mx.array) -> TokenTree:
-        if self.proposer is None or self.shape.length == 1:
-            return pack_beam(_root_alone(root), 1)
-        return pack_beam(
-            self.proposer.propose(context, root, position, self.shape), self.shape.nodes
+    def _judge(
+        self, state: DecodeState, logits: mx.array
+    ) -> tuple[Acceptance, mx.array | None, mx.array]:
+        """What is kept of the drafts, the history behind it, and the logits it was chosen from."""
+        tree, params, position = state.drafts.tree, self.sampling, state.length + 1
+        windows = None if state.history is None else path_windows(state.history, tree)
+        logits = penalised(logits, windows, params)
+        if params.method == "rejection" and state.drafts.log_probs is not None:
+            accepted = accept_rejection(
+                SampledDrafts(tree, state.drafts.log_probs),
+                sampled_log_probs(logits, params),
+                position,
+                state.keys,
+                self.shape.width,
+            )
+        else:
+            choices = choose(logits, tree.depths, position, state.keys, params, tree.max_depth)
+            if params.method == "typical":
+                log_probs = sampled_log_probs(logits, params)
+                accepted = accept_typical(tree, log_probs, choices, params.epsilon, params.delta)
+            else:
+                accepted = accept(tree, choices)
+        if windows is not None:
+            windows = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
+        return accepted, windows, logits
+
+    def _draft(
+        self, context: mx.array, root: mx.array, position: mx.array, keys: mx.array
+    ) -> Drafts:
+        """What to verify in the next step, behind the bonus token `root`."""
+        proposer, shape, params = self.proposer, self.shape, self.sampling
+        if proposer is None or shape.length == 1:
+            return Drafts(_root_alone(root), None)
+        if params.method == "rejection":
+            assert isinstance(proposer, SamplingProposer)
+            drawn = proposer.draw(context, root, position, keys, shape, params)
+            return Drafts(drawn.tree, drawn.log_probs)
+        return Drafts(
+            pack_beam(proposer.propose(context, root, position, shape), shape.nodes), None
         )
 
 
@@ -197,9 +268,9 @@ def log_softmax(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def _root_alone(root: mx.array) -> Beams:
-    """One candidate of length 1 for each root [B]."""
-    return Beams(root[:, None, None], mx.zeros((root.shape[0], 1, 1)))
+def _root_alone(root: mx.array) -> TokenTree:
+    """A tree of nothing but its root [B]."""
+    return pack_beam(Beams(root[:, None, None], mx.zeros((root.shape[0], 1, 1))), 1)
 
 
 def _output(tree: TokenTree, accepted: Acceptance, logits: mx.array) -> StepOutput:
@@ -210,8 +281,11 @@ def _output(tree: TokenTree, accepted: Acceptance, logits: mx.array) -> StepOutp
 
 def _submit(state: DecodeState, output: StepOutput) -> None:
     """Start computing: first what the host will read, then the drafts for the next step."""
-    mx.async_eval(output.report, state.length, *state.cache.buffers)
-    mx.async_eval(state.tree.tokens, state.tree.parents, state.tree.depths, state.tree.mask)
+    kept = [] if state.history is None else [state.history]
+    mx.async_eval(output.report, state.length, *kept, *state.cache.buffers)
+    tree, log_probs = state.drafts
+    drafted = [tree.tokens, tree.parents, tree.depths, tree.mask]
+    mx.async_eval(*drafted, *([] if log_probs is None else [log_probs]))
 
 
 def _read(output: StepOutput) -> list[StepResult]:

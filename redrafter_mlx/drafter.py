@@ -15,8 +15,15 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.beam import beam_search
-from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, BeamShape, check_choice, refuse_unknown_keys
+from redrafter_mlx.config import (
+    DEFAULT_BEAM_SHAPE,
+    BeamShape,
+    SamplingParams,
+    check_choice,
+    refuse_unknown_keys,
+)
 from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import Beams
 
@@ -197,10 +204,34 @@ class BoundDrafter:
         """Next state [B, W, D] after tokens [B, W]."""
         return self.drafter.advance(state, self.embedding(tokens).astype(state.dtype))
 
+    def draw(
+        self,
+        context: mx.array,
+        root: mx.array,
+        position: mx.array,
+        keys: mx.array,
+        shape: BeamShape,
+        params: SamplingParams,
+    ) -> SampledDrafts:
+        """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
+        return draw_drafts(self, context, root, position, keys, shape, params)
+
+    def logits(self, context: mx.array, state: mx.array) -> mx.array:
+        """Logits [B, W, V'] float32 of the next token."""
+        return self.head(self.drafter.features(context, state)).astype(mx.float32)
+
     def log_probs(self, context: mx.array, state: mx.array) -> mx.array:
         """Log-probabilities [B, W, V'] float32 of the next token."""
-        logits = self.head(self.drafter.features(context, state)).astype(mx.float32)
+        logits = self.logits(context, state)
         return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
+        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
+        if self.tokens is None:
+            return log_probs
+        everything = mx.full((*log_probs.shape[:-1], self.drafter.config.vocab_size), -mx.inf)
+        index = mx.broadcast_to(self.tokens, log_probs.shape)
+        return mx.put_along_axis(everything, index, log_probs, axis=-1)
 
     def to_tokens(self, outputs: mx.array) -> mx.array:
         """Output indices as token ids."""

@@ -17,7 +17,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, GenerationOptions
-from redrafter_mlx.decode import Decoder, Proposer, StepResult
+from redrafter_mlx.decode import Decoder, Proposer, SamplingProposer, StepResult
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import load_drafter
 from redrafter_mlx.errors import BadInputError
@@ -96,7 +96,7 @@ class Redrafter:
         Raises:
           BadInputError: at once, for options or a prompt that cannot be used
         """
-        chosen = (options or GenerationOptions()).updated(overrides)
+        chosen = self.chosen_options(options, overrides)
         return self.respond(self.encode(prompt, raw=raw), chosen, PrefixMemory())
 
     def generate(
@@ -109,7 +109,7 @@ class Redrafter:
     ) -> Completion:
         """The whole answer at once; arguments and errors as in `stream`."""
         ids = self.encode(prompt, raw=raw)
-        chosen = (options or GenerationOptions()).updated(overrides)
+        chosen = self.chosen_options(options, overrides)
         responses = list(self.respond(ids, chosen, PrefixMemory()))
         last = responses[-1]
         assert last.finish_reason is not None
@@ -170,6 +170,20 @@ class Redrafter:
             raise BadInputError("the prompt is empty; give at least one token")
         return ids
 
+    def chosen_options(
+        self, options: GenerationOptions | None, overrides: Mapping[str, object]
+    ) -> GenerationOptions:
+        """`options` with `overrides`; raises BadInputError for what this model cannot do."""
+        chosen = (options or GenerationOptions()).updated(overrides)
+        V = self.target.vocab_size
+        for token, _ in chosen.logit_bias:
+            if token >= V:
+                raise BadInputError(f"logit_bias names token {token}; the model has {V}")
+        proposer = self.proposer if chosen.draft else None
+        if chosen.method == "rejection" and not isinstance(proposer, SamplingProposer | None):
+            raise BadInputError("accept is 'rejection'; this drafter cannot draw its drafts")
+        return chosen
+
     def respond(
         self, prompt: list[int], options: GenerationOptions, memory: PrefixMemory
     ) -> Generator[Response, None, None]:
@@ -197,7 +211,7 @@ class Redrafter:
         with self._wired:
             began = time.perf_counter()
             cache, start = memory.take(prompt, self.target.new_cache)
-            results = decoder.run(cache, start, prompt[start:], sequence_keys(seed), finished)
+            results = decoder.run(cache, start, prompt, sequence_keys(seed), finished)
             try:
                 first, prompt_tps, made, steps = began, 0.0, 0, -1
                 for result in results:
@@ -234,7 +248,7 @@ class Redrafter:
     def _decoder(self, options: GenerationOptions) -> Decoder:
         default = self.drafter.config.beam_shape if self.drafter else DEFAULT_BEAM_SHAPE
         proposer = self.proposer if options.draft else None
-        return Decoder(self.target, proposer, options.beam_shape(default), options.sampling)
+        return Decoder(self.target, proposer, options.beam_shape(default), options)
 
 
 def stream_generate(

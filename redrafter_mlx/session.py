@@ -37,7 +37,7 @@ class Session:
         """
         if not text.strip():
             raise BadInputError("the message is empty; write something")
-        chosen = (options or GenerationOptions()).updated(overrides)
+        chosen = self._redrafter.chosen_options(options, overrides)
         asked = {"role": "user", "content": text}
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         prompt = self._redrafter.encode([*system, *self.messages, asked])

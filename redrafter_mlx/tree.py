@@ -71,24 +71,34 @@ def dedup_prefix(tokens: mx.array) -> mx.array:
 
 
 def pack_beam(beams: Beams, max_nodes: int) -> TokenTree:
-    """Merge shared prefixes and keep the `max_nodes` likeliest nodes, likeliest first.
+    """Merge shared prefixes and keep the `max_nodes` likeliest nodes; see `pack_with_places`."""
+    return pack_with_places(beams, max_nodes)[0]
+
+
+def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]:
+    """The packed tree, likeliest nodes first, and where in the beams each node was.
 
     A parent is never less likely than its child and wins a tie, so what is kept is a tree.
+    A node of log-probability -inf is none.
 
     Args:
       max_nodes: N, the node capacity; what is not needed is padding, which no valid node
                  attends to and which accepts nothing
+    Returns:
+      places: [B, N] int32, depth * W + beam of each node
     """
-    if beams.tokens.shape[1] == 1:
-        return _chain(beams.tokens[:, 0, :max_nodes])
     B, W, L = beams.tokens.shape
+    if W == 1:
+        tree = _chain(beams.tokens[:, 0, :max_nodes])
+        return tree, tree.depths
     M, N = W * L, min(max_nodes, W * (L - 1) + 1)
     owners = dedup_prefix(beams.tokens)
     # Candidate nodes in depth-major order, m = depth * W + beam: a parent stands before its child.
     owner = owners.swapaxes(1, 2).reshape(B, M)
     beam, depth = mx.arange(M) % W, mx.arange(M) // W
-    distinct = owner == beam[None]
-    rank = _best_first(_depth_major(beams.log_probs), distinct)
+    scores = _depth_major(beams.log_probs)
+    distinct = (owner == beam[None]) & (scores > -mx.inf)
+    rank = _best_first(scores, distinct)
 
     slot = mx.arange(N)
     at_slot = rank[:, None, :] == slot[None, :, None]  # [B, N, M], one True a row
@@ -107,7 +117,7 @@ def pack_beam(beams: Beams, max_nodes: int) -> TokenTree:
 
     above = mx.maximum(depths - 1, 0)[:, :, None]
     parent = mx.take_along_axis(ancestors, above, axis=2)[:, :, 0]
-    return TokenTree(
+    tree = TokenTree(
         tokens=mx.take_along_axis(_depth_major(beams.tokens), chosen, axis=1),
         parents=mx.where(valid & (depths > 0), parent, -1),
         depths=depths,
@@ -115,6 +125,7 @@ def pack_beam(beams: Beams, max_nodes: int) -> TokenTree:
         max_depth=min(L, N) - 1,
         is_chain=False,
     )
+    return tree, chosen
 
 
 def _chain(tokens: mx.array) -> TokenTree:

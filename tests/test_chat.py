@@ -23,6 +23,7 @@ from types import SimpleNamespace
 import pytest
 
 from redrafter_mlx.cli.chat import Chat, run_chat
+from redrafter_mlx.cli.settings import option_names
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
@@ -187,12 +188,16 @@ def test_every_option_can_be_set_and_reset_by_its_name() -> None:
         "max_tokens": ("9", 9), "temperature": ("0.5", 0.5), "top_p": ("0.9", 0.9),
         "top_k": ("3", 3), "min_p": ("0.1", 0.1), "seed": ("7", 7),
         "stop": ('a "b c"', ("a", "b c")), "beam_width": ("3", 3), "beam_length": ("5", 5),
-        "max_nodes": ("8", 8), "draft": ("off", False),
+        "max_nodes": ("8", 8), "draft": ("off", False), "accept": ("typical", "typical"),
+        "epsilon": ("0.2", 0.2), "delta": ("0.3", 0.3), "repetition_penalty": ("1.2", 1.2),
+        "repetition_context": ("9", 9),
     }  # fmt: skip
+    assert set(values) == set(option_names())
     lines = [f"/set {name} {text}" for name, (text, _) in values.items()]
     got = piped(*lines)
-    assert vars(got.chat.options) == {name: value for name, (_, value) in values.items()}
-    reset = piped(*lines, *(f"/set {name} default" for name in values))
+    chosen = {name: getattr(got.chat.options, name) for name in values}
+    assert chosen == {name: value for name, (_, value) in values.items()}
+    reset = piped(*lines, *(f"/set {name} default" for name in reversed(values)))
     assert reset.chat.options == GenerationOptions()
     assert piped("/set seed 7", "/set seed none").chat.options.seed is None
 

@@ -110,11 +110,14 @@ def test_every_option_reaches_the_model(model: FakeModel) -> None:
     line = (
         "generate -p Hi --max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --seed 3"
         " --stop a --stop b --beam-width 2 --beam-length 3 --max-nodes 4 --no-draft"
+        " --accept typical --epsilon 0.2 --delta 0.3 --repetition-penalty 1.2"
     )
     assert main.run(line.split()) == 0
     assert model.asked[0][2] == GenerationOptions(
-        5, 0.5, 0.9, 4, 0.1, 3, ("a", "b"), 2, 3, 4, draft=False
-    )
+        temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, accept="typical", epsilon=0.2, delta=0.3,
+        repetition_penalty=1.2, max_tokens=5, seed=3, stop=("a", "b"), beam_width=2,
+        beam_length=3, max_nodes=4, draft=False,
+    )  # fmt: skip
 
 
 def test_a_system_message_comes_before_the_prompt(model: FakeModel) -> None:
@@ -362,3 +365,13 @@ def test_a_length_limit_is_named_in_the_statistics(
     monkeypatch.setattr(model, "stream", lambda *_, **__: (t for t in (last,)))
     assert main.run(["generate", "-p", "x"]) == 0
     assert "ended by --max-tokens" in capsys.readouterr().err
+
+
+def test_the_statistics_of_a_lossy_method_say_so(
+    model: FakeModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["generate", "-p", "Hi", "--temperature", "1", "--accept", "typical"]) == 0
+    assert "typical (not lossless)" in capsys.readouterr().err
+    assert main.run(["generate", "-p", "Hi", "--temperature", "1", "--accept", "rejection"]) == 0
+    assert "lossless" not in capsys.readouterr().err
+    assert len(model.asked) == 2

@@ -1,0 +1,179 @@
+"""Acceptance methods and penalties, each against a slow reference or mlx-lm's own loop."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.sample_utils import make_logits_processors
+from test_decode import SHAPES, counted_reads, run
+from test_tree import pack, random_beams
+from tiny import SpoiledOracle, byte_model, byte_tokenizer, random_drafter, random_model
+
+from redrafter_mlx.accept import accept_typical
+from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
+from redrafter_mlx.decode import Decoder
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.sampling import first_window, path_windows, sequence_keys
+from redrafter_mlx.target import Target
+
+
+def typical_walk(
+    tokens: list[int],
+    parents: list[int],
+    valid: list[bool],
+    probs: np.ndarray,
+    epsilon: float,
+    delta: float,
+) -> list[int]:
+    """The longest path of typical drafts, the first such leaf in tree order."""
+    paths = {0: [0]}
+    for i in range(1, len(tokens)):
+        parent = parents[i]
+        if valid[i] and parent in paths:
+            p = probs[parent]
+            entropy = -sum(x * math.log(x) for x in p if x > 0)
+            if p[tokens[i]] > min(epsilon, delta * math.exp(-entropy)):
+                paths[i] = [*paths[parent], i]
+    return max(paths.values(), key=len)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_typical_acceptance_equals_a_walk_over_all_paths(seed: int) -> None:
+    rng = random.Random(seed)
+    numbers = np.random.default_rng(seed)
+    B, W, L = rng.randrange(1, 4), rng.randrange(1, 5), rng.randrange(1, 6)
+    tokens, scores = random_beams(rng, B, W, L, vocab=4)
+    tree = pack(tokens, scores, W * L)
+    N = tree.tokens.shape[1]
+    probs = numbers.dirichlet([0.5] * 4, size=(B, N)).astype(np.float32)
+    choices = numbers.integers(0, 4, size=(B, N))
+    epsilon, delta = rng.choice([(0.3, 0.09), (0.2, 0.9), (0.05, 0.5)])
+    got = accept_typical(tree, mx.log(mx.array(probs)), mx.array(choices), epsilon, delta)
+    for b in range(B):
+        path = typical_walk(
+            tree.tokens[b].tolist(), tree.parents[b].tolist(), tree.valid[b].tolist(),
+            probs[b], epsilon, delta,
+        )  # fmt: skip
+        n = got.n_accepted[b].item()
+        assert n + 1 == len(path)
+        assert got.path[b].tolist()[: n + 1] == path
+        drafts = [tree.tokens[b, i].item() for i in path[1:]]
+        assert got.emitted[b].tolist()[: n + 1] == [*drafts, choices[b, path[-1]]]
+
+
+def test_windows_end_with_each_nodes_own_path() -> None:
+    """The drawing in `path_windows`, with a second child."""
+    a, b, c, r, x, y = range(10, 16)
+    tree = pack([[[r, x], [r, y]]], [[[0.0, -1.0], [0.0, -2.0]]], 3)
+    got = path_windows(mx.array([[a, b, c]]), tree)
+    assert got.tolist() == [[[b, c, r], [c, r, x], [c, r, y]]]
+
+
+@pytest.mark.parametrize("n", [1, 3, 5, 8])
+def test_a_short_history_is_filled_by_what_it_holds(n: int) -> None:
+    tokens = list(range(n))
+    assert first_window(tokens, 5)[-min(n, 5) :] == tokens[-5:]
+    assert set(first_window(tokens, 5)) == set(tokens[-5:])
+    assert len(first_window(tokens, 5)) == 5
+
+
+PENALTIES = [
+    {"repetition_penalty": 1.3, "repetition_context": 4},
+    {"repetition_penalty": 1.1},
+    {"logit_bias": ((5, 4.0), (7, -3.0))},
+    {"repetition_penalty": 1.5, "repetition_context": 7, "logit_bias": ((5, 2.0),)},
+]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+@pytest.mark.parametrize("prompt", [[3], [3, 5, 7], [i % 90 for i in range(40)]])
+def test_penalised_tokens_equal_mlx_lms_own_loop(penalty: dict, prompt: list[int]) -> None:
+    """Greedy, every shape, a drafter that knows the answer: each node needs its own history."""
+    model = random_model(seed=3)
+    target = Target(model)
+    params = SamplingParams(**penalty)
+    processors = make_logits_processors(
+        logit_bias=dict(params.logit_bias) or None,
+        repetition_penalty=penalty.get("repetition_penalty"),
+        repetition_context_size=params.repetition_context,
+    )
+    steps = generate_step(mx.array(prompt), model, max_tokens=50, logits_processors=processors)
+    want = [int(token) for token, _ in steps]
+    for shape in (SHAPES[0], SHAPES[3], SHAPES[12], SHAPES[19]):
+        oracle = SpoiledOracle(prompt + want, 97)
+        got, results = run(Decoder(target, oracle, shape, params), prompt, 40)
+        assert got == want[:40], shape
+        assert shape.length == 1 or max(len(r.tokens) for r in results) > 1
+
+
+@pytest.mark.parametrize("accept", ["rejection", "typical", "sample"])
+def test_no_method_adds_a_host_read_to_the_step(accept: str) -> None:
+    target = Target(random_model())
+    params = SamplingParams(0.8, top_p=0.9, accept=accept, repetition_penalty=1.2)  # type: ignore
+    decoder = Decoder(target, random_drafter().bind(target), BeamShape(3, 4), params)
+    state, _ = decoder.start(target.new_cache(), 0, [[1, 2, 3]], sequence_keys(0))
+    with counted_reads() as counts:
+        for i in range(5):
+            state, _ = decoder.step(state, 3 + i * 4)
+    assert counts == {}
+
+
+@pytest.mark.parametrize("accept", ["rejection", "typical", "sample"])
+def test_a_seed_makes_a_run_repeatable(accept: str) -> None:
+    target = Target(random_model())
+    params = SamplingParams(0.9, accept=accept)  # type: ignore[arg-type]
+    decoder = Decoder(target, random_drafter().bind(target), BeamShape(3, 4), params)
+    first, _ = run(decoder, [3, 5], 40, seed=1)
+    mx.random.seed(99)
+    assert run(decoder, [3, 5], 40, seed=1)[0] == first
+    assert run(decoder, [3, 5], 40, seed=2)[0] != first
+
+
+def test_a_drafter_that_drafts_its_targets_way_gets_more_accepted_by_rejection() -> None:
+    """What rejection is for: at temperature 1 it keeps more of a good drafter's drafts."""
+    target = Target(random_model(vocab_size=8, num_hidden_layers=1))
+    bound = random_drafter(vocab_size=8).bind(target)
+    counts = {}
+    for accept in ("sample", "rejection"):
+        params = SamplingParams(1.5, accept=accept)  # type: ignore[arg-type]
+        _, results = run(Decoder(target, bound, BeamShape(1, 3), params), [3, 5], 400)
+        counts[accept] = len(results)
+    assert counts["rejection"] < counts["sample"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accept": "greedy", "temperature": 0.7}, "'greedy', which needs temperature 0"),
+        ({"accept": "sample"}, "'sample', which needs one above 0; temperature is 0"),
+        ({"accept": "rejection"}, "'rejection', which needs one above 0"),
+        ({"accept": "typical"}, "'typical', which needs one above 0"),
+        ({"accept": "typicle", "temperature": 1}, "accept is 'typicle'; choose one of greedy"),
+        ({"epsilon": 0}, "epsilon is 0; it must be above 0 and at most 1"),
+        ({"delta": 1.5}, "delta is 1.5"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"repetition_context": 0}, "repetition_context is 0"),
+        ({"logit_bias": {5: float("inf")}}, "logit_bias is inf"),
+        ({"logit_bias": {-5: 1.0}}, "logit_bias token is -5"),
+        ({"logit_bias": {5000: 1.0}}, "logit_bias names token 5000; the model has 258"),
+    ],
+)
+def test_parameters_that_contradict_are_refused_naming_the_value(
+    options: dict, message: str
+) -> None:
+    redrafter = Redrafter(byte_model(), byte_tokenizer())
+    with pytest.raises(BadInputError, match=message):
+        redrafter.stream([1, 2], **options)
+
+
+def test_the_method_follows_the_temperature_unless_it_is_said() -> None:
+    assert GenerationOptions().method == "greedy"
+    assert GenerationOptions(temperature=0.5).method == "sample"
+    assert GenerationOptions(temperature=0.5, accept="rejection").lossless
+    assert not GenerationOptions(temperature=0.5, accept="typical").lossless

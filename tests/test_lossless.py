@@ -1,0 +1,241 @@
+"""Which acceptance methods keep the target's distribution, by exact enumeration and chi-square.
+
+A test of the tests is here too: the schemes that are known to be wrong must fail it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from test_sampling import chi_square, critical
+from tiny import random_drafter, random_model
+
+from redrafter_mlx import rejection
+from redrafter_mlx.accept import Acceptance, up_to
+from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
+from redrafter_mlx.decode import Decoder, _read
+from redrafter_mlx.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
+from redrafter_mlx.target import Target
+from redrafter_mlx.tree import TokenTree
+
+V, N_TOKENS, ROWS = 5, 3, 4_000
+PROMPT = [1, 4]
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands of rows of a few tokens each: attention over unused capacity is all the cost."""
+    monkeypatch.setattr("redrafter_mlx.cache.EXTENT_STEP", 4)
+    monkeypatch.setattr("redrafter_mlx.cache.CAPACITY_STEP", 16)
+
+
+@cache
+def tiny_target() -> tuple[nn.Module, Target]:
+    model = random_model(vocab_size=V, num_hidden_layers=1)
+    return model, Target(model)
+
+
+@cache
+def exact_joint(params: SamplingParams) -> np.ndarray:
+    """The probability of every sequence of N_TOKENS behind the prompt, by enumeration."""
+    model, _ = tiny_target()
+    joint = np.ones((V,) * N_TOKENS)
+    for path in itertools.product(range(V), repeat=N_TOKENS):
+        logits = model(mx.array([[*PROMPT, *path]]))[0, len(PROMPT) - 1 : -1]
+        probs = np.exp(np.array(sampled_log_probs(logits, params)))
+        joint[path] = math.prod(float(probs[i, token]) for i, token in enumerate(path))
+    return joint
+
+
+def drawn(shape: BeamShape, params: SamplingParams, batches: int) -> tuple[np.ndarray, float]:
+    """How often each sequence was decoded, and tokens/step."""
+    _, target = tiny_target()
+    decoder = Decoder(target, random_drafter(vocab_size=V).bind(target), shape, params)
+    counts, tokens, steps = np.zeros((V,) * N_TOKENS), 0, 0
+    for batch in range(batches):
+        keys = sequence_keys(batch, ROWS)
+        state, output = decoder.start(target.new_cache(), 0, [PROMPT] * ROWS, keys)
+        said = [r.tokens for r in _read(output)]
+        while min(map(len, said)) < N_TOKENS:
+            state, output = decoder.step(state, len(PROMPT) + max(map(len, said)))
+            for row, result in zip(said, _read(output), strict=True):
+                row.extend(result.tokens)
+                tokens, steps = tokens + len(result.tokens), steps + 1
+        for row in said:
+            counts[tuple(row[:N_TOKENS])] += 1
+    return counts, tokens / steps
+
+
+def fits(shape: BeamShape, params: SamplingParams, batches: int = 3) -> bool:
+    """Whether the drawn sequences pass for draws from the exact joint distribution."""
+    counts, _ = drawn(shape, params, batches)
+    expected = exact_joint(SamplingParams(params.temperature, params.top_p, params.top_k,
+                                          params.min_p)) * counts.sum()  # fmt: skip
+    statistic, freedom = chi_square(counts.ravel(), expected.ravel())
+    return statistic < critical(freedom)
+
+
+SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(2, 3), BeamShape(3, 3), BeamShape(4, 2)]
+FILTERS = [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.15}]
+
+
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
+def test_lossless_methods_keep_the_targets_joint_distribution(
+    accept: AcceptMethod, shape: BeamShape
+) -> None:
+    """Three tokens behind a prompt over a vocabulary of 5: 125 sequences, 12,000 draws."""
+    assert fits(shape, SamplingParams(1.0, accept=accept))
+
+
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda f: next(iter(f), "none"))
+@pytest.mark.parametrize("temperature", [0.5, 1.5])
+def test_lossless_methods_keep_filtered_distributions(
+    accept: AcceptMethod, temperature: float, filters: dict
+) -> None:
+    assert fits(BeamShape(3, 3), SamplingParams(temperature, accept=accept, **filters), 2)
+
+
+def test_rejection_keeps_the_distribution_when_the_tree_is_cut_short() -> None:
+    assert fits(BeamShape(4, 4, 5), SamplingParams(1.0, accept="rejection"))
+
+
+def test_rejection_keeps_the_distribution_with_a_draft_vocabulary() -> None:
+    _, target = tiny_target()
+    drafter = random_drafter(vocab_size=V, draft_vocab_size=3)
+    drafter.draft_vocab = mx.array([4, 0, 2])
+    q = drafter.bind(target).over_vocabulary(mx.log(mx.array([[0.5, 0.25, 0.25]])))
+    np.testing.assert_allclose(mx.exp(q), [[0.25, 0, 0.25, 0, 0.5]], atol=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+@pytest.mark.parametrize("filters", FILTERS, ids=lambda f: next(iter(f), "none"))
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("W", [1, 2, 3, 4])
+@pytest.mark.parametrize("L", [2, 3, 4, 5])
+def test_every_shape_temperature_and_filter_with_a_hundred_thousand_draws(
+    accept: AcceptMethod, filters: dict, temperature: float, W: int, L: int
+) -> None:
+    params = SamplingParams(temperature, accept=accept, **filters)
+    assert fits(BeamShape(W, L), params, batches=25)
+
+
+def test_typical_acceptance_is_not_lossless() -> None:
+    """As documented; a distribution test that passes it would be blind."""
+    params = SamplingParams(1.0, accept="typical", epsilon=0.05, delta=0.5)
+    assert not params.lossless
+    assert not fits(BeamShape(3, 3), params)
+
+
+def longest_of_independent_beams(
+    drafts: rejection.SampledDrafts,
+    log_probs: mx.array,
+    position: mx.array,
+    keys: mx.array,
+    width: int,
+) -> Acceptance:
+    """The wrong scheme: test every node by itself, take the longest path that passed.
+
+    The bonus token is drawn from the residual of the node where it ends, as if nothing else had
+    been tried.
+    """
+    del width
+    tree: TokenTree = drafts.tree
+    B, N, vocab = log_probs.shape
+    parent = mx.maximum(tree.parents, 0)
+    index = parent * vocab + tree.tokens
+    p = mx.exp(mx.take_along_axis(log_probs.reshape(B, N * vocab), index, axis=1))
+    q = mx.exp(mx.take_along_axis(drafts.log_probs.reshape(B, N * vocab), index, axis=1))
+    luck = uniform_at(keys, position[:, None], N, TRIAL)[:, 0]
+    right = (luck * q < p) | (mx.arange(N)[None] == 0)
+    kept = mx.all(mx.logical_not(tree.mask) | right[:, None, :], axis=2) & tree.valid
+    last = mx.argmax(mx.where(kept, tree.depths, -1), axis=1)
+    rows = last[:, None, None]
+    target = mx.exp(mx.take_along_axis(log_probs, rows, axis=1)[:, 0])
+    draft = mx.exp(mx.take_along_axis(drafts.log_probs, rows, axis=1)[:, 0])
+    tried = mx.any(tree.parents == last[:, None], axis=1)[:, None]
+    rest = mx.where(tried, mx.maximum(target - draft, 0), target)
+    noise = -mx.log(-mx.log(uniform_at(keys, position[:, None] + 50, vocab, TRIAL)[:, 0]))
+    return up_to(tree, last, mx.argmax(mx.log(rest) + noise, axis=1).astype(mx.int32))
+
+
+def test_the_longest_of_independently_tested_beams_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the paper's own MLX code does."""
+    monkeypatch.setattr("redrafter_mlx.decode.accept_rejection", longest_of_independent_beams)
+    assert not fits(BeamShape(3, 3), SamplingParams(1.0, accept="rejection"))
+
+
+def test_drafts_drawn_before_the_filters_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejection against a q that is not what the drafts were drawn from."""
+    honest = rejection.draw_drafts
+
+    def unfiltered_q(*args: object) -> rejection.SampledDrafts:
+        *rest, _ = args
+        drafts = honest(*args)  # type: ignore[arg-type]
+        plain = honest(*rest, SamplingParams(1.0, accept="rejection"))  # type: ignore[arg-type]
+        return drafts._replace(log_probs=plain.log_probs)
+
+    monkeypatch.setattr("redrafter_mlx.drafter.draw_drafts", unfiltered_q)
+    assert not fits(BeamShape(1, 3), SamplingParams(0.5, accept="rejection", top_k=2))
+
+
+def test_a_drafter_that_knows_the_target_is_never_refused() -> None:
+    """With q = p rejection accepts everything, which drawing at the nodes does not."""
+    rng = np.random.default_rng(0)
+    logits = mx.array(rng.normal(size=(1, 1, V)).astype(np.float32))
+    params = SamplingParams(1.0, accept="rejection")
+    p = mx.broadcast_to(sampled_log_probs(logits, params), (500, 2, V))
+    keys = sequence_keys(0, 500)
+
+    class Knowing:
+        output_size = V
+
+        def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
+            del tokens
+            return state
+
+        def logits(self, context: mx.array, state: mx.array) -> mx.array:
+            del context
+            return mx.broadcast_to(logits, (*state.shape[:2], V))
+
+        def to_tokens(self, outputs: mx.array) -> mx.array:
+            return outputs
+
+        def over_vocabulary(self, log_probs: mx.array) -> mx.array:
+            return log_probs
+
+    drafts = rejection.draw_drafts(
+        Knowing(), mx.zeros((500, 4)), mx.zeros((500,), mx.int32), mx.full((500,), 7), keys,
+        BeamShape(1, 2), params,
+    )  # fmt: skip
+    got = rejection.accept_rejection(drafts, p, mx.full((500,), 8), keys, 1)
+    assert got.n_accepted.tolist() == [1] * 500
+
+
+def test_stochastic_beams_are_drawn_without_replacement() -> None:
+    """Pairs of children of the root: how often each ordered pair comes, against q."""
+    _, target = tiny_target()
+    bound = random_drafter(vocab_size=V).bind(target)
+    rows = 20_000
+    params = SamplingParams(1.0, accept="rejection")
+    context = mx.broadcast_to(mx.ones((1, target.hidden_size)) * 0.3, (rows, target.hidden_size))
+    drafts = bound.draw(
+        context, mx.full((rows,), 2), mx.full((rows,), 9), sequence_keys(3, rows),
+        BeamShape(2, 2), params,
+    )  # fmt: skip
+    pairs = np.zeros((V, V))
+    for _, first, second in drafts.tree.tokens.tolist():
+        pairs[first, second] += 1
+    q = np.exp(np.array(drafts.log_probs[0, 0]))
+    want = np.array([[q[a] * q[b] / (1 - q[a]) if a != b else 0 for b in range(V)]
+                     for a in range(V)])  # fmt: skip
+    statistic, freedom = chi_square(pairs.ravel(), (want * rows).ravel())
+    assert statistic < critical(freedom)
