@@ -12,11 +12,18 @@ imported with the first name that needs it.
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.blas import load_optimised_blas
 
 __version__ = "0.1.0"
+
+# In a checkout the folders cli, weights and bench stand beside this one, not in it as they are
+# installed; Python started there finds this folder first.
+_here = Path(__file__).resolve().parent
+if not (_here / "weights").exists():
+    __path__.append(str(_here.parent))
 
 #: What answers the CPU's matrix products in this process; `redrafter-mlx doctor` prints it.
 BLAS = load_optimised_blas()

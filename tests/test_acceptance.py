@@ -12,13 +12,14 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 from test_decode import SHAPES, counted_reads, run
 from test_tree import pack, random_beams
-from tiny import SpoiledOracle, byte_model, byte_tokenizer, random_drafter, random_model
+from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.accept import accept_typical
 from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import first_window, path_windows, sequence_keys
 from redrafter_mlx.target import Target
 
@@ -106,7 +107,7 @@ def test_penalised_tokens_equal_mlx_lms_own_loop(penalty: dict, prompt: list[int
     steps = generate_step(mx.array(prompt), model, max_tokens=50, logits_processors=processors)
     want = [int(token) for token, _ in steps]
     for shape in (SHAPES[0], SHAPES[3], SHAPES[12], SHAPES[19]):
-        oracle = SpoiledOracle(prompt + want, 97)
+        oracle = Replay(prompt + want, 97)
         got, results = run(Decoder(target, oracle, shape, params), prompt, 40)
         assert got == want[:40], shape
         assert shape.length == 1 or max(len(r.tokens) for r in results) > 1

@@ -8,13 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from test_target import tree_for
-from tiny import SpoiledOracle, plain_tokens, random_model
+from tiny import plain_tokens, random_model
 
 from redrafter_mlx.accept import accept
 from redrafter_mlx.cache import CAPACITY_STEP, TreeCache, attention_mask
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.memory import PrefixMemory, common_prefix
+from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 
@@ -108,7 +109,7 @@ def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
     target = Target(model)
     prompt = [3, 5, 7]
     text = prompt + plain_tokens(model, prompt, 40)
-    decoder = Decoder(target, SpoiledOracle(text, 97), shape, SamplingParams())
+    decoder = Decoder(target, Replay(text, 97), shape, SamplingParams())
     cache = target.new_cache()
     said: list[int] = []
 

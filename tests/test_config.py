@@ -109,3 +109,11 @@ def test_a_shape_holds_every_node_its_beams_can_have() -> None:
 def test_every_error_of_ours_is_caught_by_one_name() -> None:
     assert issubclass(BadInputError, RedrafterError)
     assert issubclass(BadInputError, ValueError)
+
+
+def test_a_checkout_works_where_it_stands() -> None:
+    """Python started in the checkout finds it before the installed package."""
+    root = Path(__file__).parents[1]
+    code = "import redrafter_mlx.weights, redrafter_mlx.cli, redrafter_mlx.bench"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=root, capture_output=True)
+    assert done.returncode == 0, done.stderr

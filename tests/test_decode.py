@@ -8,11 +8,12 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 import pytest
-from tiny import SpoiledOracle, plain_tokens, random_drafter, random_model
+from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx import decode
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, Proposer, StepResult
+from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 
@@ -59,7 +60,7 @@ def test_tokens_equal_autoregression_whatever_length_is_accepted(shape: BeamShap
     model = random_model(seed=3)
     prompt = [3, 5, 7]
     text = prompt + plain_tokens(model, prompt, 240)
-    decoder = Decoder(Target(model), SpoiledOracle(text, 97), shape, GREEDY)
+    decoder = Decoder(Target(model), Replay(text, 97), shape, GREEDY)
     said, results = run(decoder, prompt, 200)
     assert said == text[3:203]
     assert {len(r.tokens) for r in results} == set(range(1, shape.length + 1))
@@ -70,7 +71,7 @@ def test_tokens_equal_autoregression_when_the_tree_is_cut_short(max_nodes: int) 
     model = random_model(seed=3)
     text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 120)]
     shape = BeamShape(4, 4, max_nodes)
-    decoder = Decoder(Target(model), SpoiledOracle(text, 97), shape, GREEDY)
+    decoder = Decoder(Target(model), Replay(text, 97), shape, GREEDY)
     said, results = run(decoder, [3, 5, 7], 100)
     assert said == text[3:103]
     assert max(r.nodes for r in results) <= max_nodes

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from mlx_lm.sample_utils import make_sampler
 from test_decode import SHAPES, run
-from tiny import SpoiledOracle, random_drafter, random_model
+from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder
+from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import choose, filtered_log_probs, sequence_keys
 from redrafter_mlx.target import Target
 
@@ -93,7 +94,7 @@ def test_a_seed_gives_the_same_text_with_drafts_and_without(
     target = Target(model)
     alone = Decoder(target, None, BeamShape(1, 1), params)
     want, _ = run(alone, [3, 5, 7], 60, seed)
-    oracle = SpoiledOracle([3, 5, 7, *want], 97)
+    oracle = Replay([3, 5, 7, *want], 97)
     for shape in SHAPES:
         got, _ = run(Decoder(target, oracle, shape, params), [3, 5, 7], 40, seed)
         assert got == want[:40], shape

@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
-from tiny import SpoiledOracle
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, Proposer, StepResult, log_softmax
 from redrafter_mlx.drafter import Drafter, DrafterConfig
 from redrafter_mlx.load import LoadedTarget, load_target
+from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.weights.chat import render_chat
@@ -77,7 +77,7 @@ class Subject:
         return Drafter(config).bind(self.target)
 
     def oracle(self, prompt: list[int], n: int, seed: int) -> Proposer:
-        return SpoiledOracle(prompt + self.reference(prompt, n)[0], self.target.vocab_size, seed)
+        return Replay(prompt + self.reference(prompt, n)[0], self.target.vocab_size, seed)
 
     def drafted(
         self, prompt: list[int], n: int, shape: BeamShape, proposer: Proposer

@@ -1,10 +1,8 @@
-"""Tiny random models of real architectures, drafters for them, and one that knows too much."""
+"""Tiny random models of real architectures, and drafters for them."""
 
 from __future__ import annotations
 
 import importlib
-import random
-from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,9 +11,7 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafter import Drafter, DrafterConfig
-from redrafter_mlx.tree import Beams
 
 VOCAB = 97
 HIDDEN = 32
@@ -114,41 +110,6 @@ def plain_tokens(model: nn.Module, prompt: list[int], n: int) -> list[int]:
     """What mlx-lm's own greedy loop says: the reference of every exactness test."""
     steps = generate_step(mx.array(prompt), model, max_tokens=n)
     return [int(token) for token, _ in steps]
-
-
-@dataclass(frozen=True)
-class SpoiledOracle:
-    """Proposes the true continuation in one beam, spoiled at a random depth, among random ones.
-
-    With it every accepted length occurs. text: the whole true text, prompt included.
-    """
-
-    text: list[int]
-    vocab: int
-    seed: int = 0
-
-    def propose(
-        self, context: mx.array, root: mx.array, position: mx.array, shape: BeamShape
-    ) -> Beams:
-        del context
-        W, L = shape.width, shape.length
-        rng = random.Random(self.seed)
-        spoil = mx.array([rng.randrange(1, L + 1) for _ in range(1009)])
-        noise = mx.array([[rng.randrange(self.vocab) for _ in range(W * L)] for _ in range(1009)])
-        at = position % 1009
-        true = mx.array([*self.text, *[0] * (L + 1)])
-        place = mx.minimum(position[:, None] + mx.arange(L)[None], len(self.text) + L)
-        chain = true[place][:, None]  # [1, 1, L]
-        depth = mx.arange(L)[None, None]
-        wrong = noise[at].reshape(1, W, L)
-        lucky = (mx.arange(W) == at % W)[None, :, None]
-        tokens = mx.where(lucky & (depth < spoil[at][:, None, None]), chain, wrong)
-        shared = mx.where(depth < L // 2, chain, tokens)  # so that prefixes are shared
-        half = (at % 2 == 0)[:, None, None]
-        tokens = mx.where(half & (depth < spoil[at][:, None, None]), shared, tokens)
-        tokens = mx.where(depth == 0, root[:, None, None], tokens)
-        log_probs = -depth.astype(mx.float32) - mx.arange(W)[None, :, None] * 1e-3 * (depth > 0)
-        return Beams(tokens.astype(mx.int32), mx.broadcast_to(log_probs, tokens.shape))
 
 
 CHAT_TEMPLATE = (
