@@ -17,8 +17,13 @@ Report = Callable[[str, int, "int | None"], None]
 
 
 @contextmanager
-def progress_bars(activity: str) -> Iterator[Report | None]:
-    """Bars on stderr below a line that says `activity`, gone at the end; None off a terminal."""
+def progress_bars(
+    activity: str, describe: Callable[[int, float | None], str] | None = None
+) -> Iterator[Report | None]:
+    """Bars on stderr below a line that says `activity`, gone at the end; None off a terminal.
+
+    `describe` puts what is done into words; bytes if it is left out.
+    """
     if not sys.stderr.isatty():
         yield None
         return
@@ -27,11 +32,13 @@ def progress_bars(activity: str) -> Iterator[Report | None]:
     from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, TextColumn
     from rich.text import Text
 
-    class Bytes(ProgressColumn):
-        def render(self, task: Task) -> Text:
-            return Text(describe_bytes(int(task.completed), task.total))
+    in_words = describe or describe_bytes
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), Bytes())
+    class Amount(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(in_words(int(task.completed), task.total))
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), Amount())
     console = Console(stderr=True)
     tasks: dict[str, TaskID] = {}
     # A terminal that is only a pseudo-file for logs gets no animation from rich either.
@@ -55,3 +62,8 @@ def describe_bytes(done: int, total: float | None) -> str:
     if not done and not total:
         return ""
     return human_size(done) + (f" of {human_size(int(total))}" if total else "")
+
+
+def describe_count(done: int, total: float | None) -> str:
+    """`3 of 16`."""
+    return f"{done} of {int(total)}" if total else ""

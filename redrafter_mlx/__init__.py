@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.errors import RedrafterError
     from redrafter_mlx.generate import Redrafter, stream_generate
     from redrafter_mlx.load import load
+    from redrafter_mlx.receipt import Receipt, verify
     from redrafter_mlx.response import Completion, Response
     from redrafter_mlx.session import Session
 
@@ -46,10 +47,12 @@ _HOME = {
     "RedrafterError": "errors",
     "Completion": "response",
     "Redrafter": "generate",
+    "Receipt": "receipt",
     "Response": "response",
     "Session": "session",
     "stream_generate": "generate",
     "load": "load",
+    "verify": "receipt",
 }
 
 __all__ = [
@@ -59,6 +62,7 @@ __all__ = [
     "Drafter",
     "DrafterConfig",
     "GenerationOptions",
+    "Receipt",
     "Redrafter",
     "RedrafterError",
     "Response",
@@ -66,6 +70,7 @@ __all__ = [
     "Session",
     "load",
     "stream_generate",
+    "verify",
 ]
 
 

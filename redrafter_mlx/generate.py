@@ -59,6 +59,7 @@ class Redrafter:
         self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
         self.source = source
         self.drafter_note = drafter_note
+        self.model = model
         mx.eval(model.parameters())
         self.target = Target(model)
         self.drafter = drafter if isinstance(drafter, Drafter) else None

@@ -1,0 +1,101 @@
+"""`redrafter-mlx verify`: a receipt that says whether the output is exact."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.progress import describe_count, progress_bars
+from redrafter_mlx.cli.terminal import one_line
+from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, GenerationOptions
+from redrafter_mlx.errors import BadInputError
+
+if TYPE_CHECKING:
+    from redrafter_mlx.receipt import Receipt
+
+
+def command(
+    questions: Annotated[
+        str | None,
+        typer.Option(
+            "--questions",
+            metavar="FILE",
+            show_default=False,
+            help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", show_default=False, help="Only the first N of them."),
+    ] = None,
+    max_tokens: opt.MaxTokens = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    drafter: opt.DrafterName = "auto",
+    beam_width: opt.BeamWidth = None,
+    beam_length: opt.BeamLength = None,
+    max_nodes: opt.MaxNodes = None,
+    model: opt.Model = None,
+    dtype: opt.Dtype = "auto",
+    quantize: opt.Quantize = None,
+    offline: opt.Offline = False,
+) -> None:
+    """Compare drafted decoding with mlx-lm's own loop, token by token.
+
+    Exits 0 if all tokens agree, or if every difference is explained by rounding. Without a drafter
+    the drafts are mlx-lm's own answer, spoilt here and there.
+    """
+    asked = GenerationOptions(
+        max_tokens=max_tokens, beam_width=beam_width, beam_length=beam_length, max_nodes=max_nodes
+    )
+    chosen = list(OWN_QUESTIONS) if questions is None else read_questions(questions)
+    if limit is not None and limit < 1:
+        raise BadInputError(f"--limit is {limit}; it must be at least 1")
+    chosen = chosen[:limit]
+    loaded = opt.load_model(model, drafter, dtype, quantize, offline)
+    from redrafter_mlx.receipt import verify
+
+    prompts = [loaded.encode([{"role": "user", "content": q.text}]) for q in chosen]
+    own = loaded.drafter.config.beam_shape if loaded.drafter else DEFAULT_BEAM_SHAPE
+    with progress_bars(f"comparing {len(prompts)} answers", describe_count) as progress:
+        receipt = verify(
+            loaded,
+            prompts,
+            max_tokens=max_tokens,
+            shape=asked.beam_shape(own),
+            done=progress and (lambda n: progress("questions", n, len(prompts))),
+        )
+    text = json.dumps(receipt.to_dict()) if as_json else describe(receipt, loaded.tokenizer.decode)
+    sys.stdout.write(text + "\n")
+    raise typer.Exit(0 if receipt.explained else 1)
+
+
+def describe(receipt: Receipt, decode: Callable[[list[int]], str]) -> str:
+    """The receipt for people: what was compared, each difference, and the verdict."""
+    weights = f", {receipt.bits}-bit weights" if receipt.bits else ""
+    drafts = "mlx-lm's own answers, spoilt" if receipt.drafter == "replay" else "its drafter"
+    lines = [
+        f"{receipt.model}, {receipt.dtype}{weights}; drafts from {drafts}; "
+        f"W {receipt.beam_width}, L {receipt.beam_length}, N {receipt.nodes}",
+        f"{receipt.agreeing} of {receipt.tokens} tokens agree with mlx-lm's own loop, "
+        f"{receipt.questions} questions, {receipt.tokens_per_step:.2f} tokens/step",
+    ]
+    for d in receipt.differences:
+        expected, got = (one_line(repr(decode([token]))) for token in (d.expected, d.got))
+        why = "explained by rounding" if d.explained else "NOT explained by rounding"
+        lines.append(
+            f"question {d.question + 1}, token {d.place + 1}: {expected} became {got}; margin "
+            f"{d.margin:.2g} nats, rounding moves {d.noise:.2g}: {why}"
+        )
+    if receipt.exact:
+        lines.append("exact: every token agrees")
+    elif receipt.explained:
+        lines.append("exact up to rounding: every difference is a near-tie")
+    else:
+        lines.append("NOT exact: some difference is no near-tie; please report it")
+    return "\n".join(lines)

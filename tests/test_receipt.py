@@ -1,0 +1,154 @@
+"""The receipt: it passes what is exact, explains rounding, and is not fooled by a defect."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from tiny import byte_model, byte_tokenizer, random_drafter
+
+from redrafter_mlx import cache
+from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.cli import main
+from redrafter_mlx.cli import options as cli_options
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.receipt import Difference, verify
+
+PROMPTS = [[i, 2 * i + 1, 7, i % 5] for i in range(1, 9)]
+SHAPE = BeamShape(3, 4)
+
+
+def make(drafter: Drafter | None = None) -> Redrafter:
+    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
+
+
+@pytest.mark.parametrize("drafter", [None, random_drafter(vocab_size=258)])
+def test_float32_is_exact(drafter: Drafter | None) -> None:
+    seen: list[int] = []
+    receipt = verify(make(drafter), PROMPTS, max_tokens=30, shape=SHAPE, done=seen.append)
+    assert receipt.exact
+    assert receipt.explained
+    assert receipt.tokens == receipt.agreeing == 30 * len(PROMPTS)
+    assert receipt.drafter == ("replay" if drafter is None else "its own")
+    assert (receipt.nodes, seen) == (10, list(range(1, 9)))
+    assert drafter is not None or receipt.tokens_per_step > 1.5, "a replay is accepted often"
+
+
+def test_differences_by_rounding_are_found_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose calls of several rows round coarsely, as kernels do finely."""
+    redrafter = make()
+    kind = type(redrafter.model)
+    honest = kind.__call__
+
+    def coarse(self: nn.Module, inputs: mx.array, *args: object, **kwargs: object) -> mx.array:
+        logits: mx.array = honest(self, inputs, *args, **kwargs)
+        return logits if logits.shape[1] == 1 else mx.round(logits * 8) / 8
+
+    monkeypatch.setattr(kind, "__call__", coarse)
+    prompts = [[i, i + 1, 3] for i in range(30)]
+    receipt = verify(redrafter, prompts, max_tokens=30, shape=SHAPE)
+    assert receipt.differences
+    assert receipt.explained
+    assert receipt.agreeing < receipt.tokens
+    for d in receipt.differences:
+        assert 0 <= d.margin <= 2 * d.noise
+
+
+def test_a_broken_mask_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = cache.attention_mask
+
+    def everything(tree_mask: mx.array, length: mx.array, extent: int) -> mx.array:
+        return honest(mx.ones_like(tree_mask), length, extent)
+
+    monkeypatch.setattr(cache, "attention_mask", everything)
+    receipt = verify(make(), PROMPTS, max_tokens=30, shape=SHAPE)
+    assert not receipt.exact
+    assert not receipt.explained
+
+
+def test_a_path_that_is_kept_wrongly_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = cache.TreeCache.commit
+
+    def forgets(self: cache.TreeCache, *args: object) -> mx.array:
+        length = honest(self, *args)  # type: ignore[arg-type]
+        if self.pending is not None:
+            self.pending = replace(self.pending, path=mx.sort(self.pending.path, axis=1))
+        return length
+
+    monkeypatch.setattr(cache.TreeCache, "commit", forgets)
+    assert not verify(make(), PROMPTS, max_tokens=30, shape=SHAPE).explained
+
+
+def test_a_margin_is_explained_up_to_twice_the_noise() -> None:
+    near = Difference(0, 3, 1, 2, margin=0.02, noise=0.01)
+    assert near.explained
+    assert not replace(near, margin=0.021).explained
+
+
+def cli(monkeypatch: pytest.MonkeyPatch, line: str) -> int:
+    monkeypatch.setattr(cli_options, "load_model", lambda *_: make())
+    return main.run(line.split())
+
+
+def test_the_command_prints_a_record_and_its_exit_says_whether_it_is_explained(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "verify --limit 2 --max-tokens 12 --beam-width 3 --beam-length 4"
+    assert cli(monkeypatch, line + " --json") == 0
+    record = json.loads(capsys.readouterr().out)
+    assert record["exact"] is True
+    assert (record["tokens"], record["agreeing"], record["differences"]) == (24, 24, [])
+    assert cli(monkeypatch, line) == 0
+    assert "exact: every token agrees" in capsys.readouterr().out
+
+    honest = cache.attention_mask
+    monkeypatch.setattr(
+        cache, "attention_mask", lambda mask, *rest: honest(mx.ones_like(mask), *rest)
+    )
+    assert cli(monkeypatch, line) == 1
+    assert "NOT explained by rounding" in capsys.readouterr().out
+
+
+def test_bad_question_files_are_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "q.jsonl"
+    cases = [
+        ("", "holds no question"),
+        ('{"turns": []}', "line 1 holds no question; one of turns, prompt"),
+        ('{"turns": ["a"]}\n{', "line 2 is not JSON"),
+        ('{"turns": ["a"]}\n[1]', "line 2 is not a JSON object"),
+    ]
+    for text, message in cases:
+        file.write_text(text)
+        with pytest.raises(BadInputError, match=message):
+            read_questions(file)
+    with pytest.raises(BadInputError, match=r"cannot read .*nothing: No such file"):
+        read_questions(tmp_path / "nothing")
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(BadInputError, match="not UTF-8"):
+        read_questions(file)
+
+
+def test_questions_of_every_common_form_are_read(tmp_path: Path) -> None:
+    file = tmp_path / "q"
+    file.write_text('{"turns": ["a", "b"], "category": "math"}\n\n{"prompt": "c"}\n')
+    got = read_questions(file)
+    assert [(q.text, q.category) for q in got] == [("a", "math"), ("c", "")]
+    file.write_text(
+        '{"instruction": "Sum up", "input": "a text"}\n{"instruction": "x", "input": ""}'
+    )
+    assert [q.text for q in read_questions(file)] == ["Sum up\n\na text", "x"]
+    file.write_text("one\n\n two \n")
+    assert [q.text for q in read_questions(file)] == ["one", "two"]
+
+
+def test_our_own_questions_cover_mt_benchs_categories_twice() -> None:
+    categories = [q.category for q in OWN_QUESTIONS]
+    assert len(set(categories)) == 8
+    assert all(categories.count(c) == 2 for c in categories)
