@@ -9,6 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.drafter import Drafter, DrafterConfig, check_target
@@ -45,7 +46,7 @@ def load_drafter(
     target_name: str | None = None,
     target_fingerprint: str | None = None,
 ) -> Drafter:
-    """A drafter for `target`, parameters evaluated.
+    """A drafter for `target`, parameters evaluated, in the target's arithmetic.
 
     Raises:
       MismatchError: before any weight is read, naming both sides: hidden size, vocabulary, or
@@ -64,6 +65,7 @@ def load_drafter(
     if config.bits is not None and config.group_size is not None:
         nn.quantize(drafter, group_size=config.group_size, bits=config.bits)
     _load_weights(drafter, Path(folder) / WEIGHTS)
+    drafter.set_dtype(target.dtype)
     drafter.eval()
     mx.eval(drafter.parameters())
     return drafter
@@ -104,4 +106,13 @@ def _load_weights(drafter: Drafter, path: Path) -> None:
     for name in stored:
         if name not in wanted:
             raise DamagedFileError(f"{path} holds tensor {name}, which config.json does not name")
+    tokens = stored.get("draft_vocab")
+    if tokens is not None:
+        vocab_size, ids = drafter.config.vocab_size, np.array(tokens)
+        if not np.issubdtype(ids.dtype, np.integer) or len(np.unique(ids)) < len(ids):
+            raise DamagedFileError(f"{path}: tensor draft_vocab does not hold different token ids")
+        if ids.min() < 0 or ids.max() >= vocab_size:
+            raise DamagedFileError(
+                f"{path}: tensor draft_vocab holds ids outside 0 to {vocab_size - 1}"
+            )
     drafter.load_weights(list(stored.items()))

@@ -127,7 +127,7 @@ def verify(
             differences.append(Difference(i, place, expected[place], got[place], margin, noise))
         if done is not None:
             done(i + 1)
-    dtype = str(redrafter.target.embedding(mx.array([0])).dtype).rsplit(".", 1)[-1]
+    dtype = str(redrafter.target.dtype).rsplit(".", 1)[-1]
     return Receipt(
         model=source.name if source else redrafter.target.model_type,
         fingerprint=source.fingerprint if source else None,

@@ -40,6 +40,7 @@ class Target:
     model_type:  mlx-lm's name of the architecture
     hidden_size: D, of the final norm's output
     vocab_size:  V, of the logits
+    dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
     """
 
@@ -65,9 +66,10 @@ class Target:
         self._head = copy.copy(whole)
         setattr(self._head, name, _HiddenAsInput(backbone))
         self.embedding = _find_embedding(backbone, self.model_type)
-        probe = self._head(self.embedding(mx.array([[0]])))
-        self.hidden_size = int(self.embedding(mx.array([0])).shape[-1])
-        self.vocab_size = int(probe.shape[-1])
+        sample = self.embedding(mx.array([[0]]))
+        self.dtype: mx.Dtype = sample.dtype
+        self.hidden_size = int(sample.shape[-1])
+        self.vocab_size = int(self._head(sample).shape[-1])
 
     def new_cache(self) -> TreeCache:
         return TreeCache(self._n_layers)

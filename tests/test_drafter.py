@@ -225,6 +225,35 @@ def test_damage_is_one_line_that_names_the_file(
     assert str(tmp_path) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([1, 2, 97], "holds ids outside 0 to 96"),
+        ([1, -2, 3], "holds ids outside"),
+        ([1, 2, 2], "does not hold different token ids"),
+        ([1.0, 2.0, 3.0], "does not hold different token ids"),
+    ],
+)
+def test_a_draft_vocabulary_of_impossible_tokens_is_refused(
+    tmp_path: Path, tokens: list, message: str
+) -> None:
+    save_drafter(random_drafter(draft_vocab_size=3), tmp_path)
+    weights = tmp_path / "model.safetensors"
+    rewrite(weights, lambda t: t.update({"draft_vocab": mx.array(tokens)}))
+    with pytest.raises(DamagedFileError, match=message):
+        load_drafter(tmp_path, Target(random_model()))
+
+
+def test_a_drafter_computes_in_its_targets_arithmetic(tmp_path: Path) -> None:
+    save_drafter(random_drafter(draft_vocab_size=3), tmp_path)
+    model = random_model()
+    model.set_dtype(mx.bfloat16)
+    drafter = load_drafter(tmp_path, Target(model))
+    kinds = {name: array.dtype for name, array in tree_flatten(drafter.parameters())}
+    assert kinds.pop("draft_vocab") == mx.int32
+    assert set(kinds.values()) == {mx.bfloat16}
+
+
 def test_no_folder_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"no drafter at .*nowhere"):
         load_drafter(tmp_path / "nowhere", Target(random_model()))

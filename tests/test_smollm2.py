@@ -10,15 +10,23 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.generate import generate_step
+from test_sampling import chi_square, critical
 
-from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, Proposer, StepResult, log_softmax
+from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
+from redrafter_mlx.decode import (
+    Decoder,
+    DecodeState,
+    Proposer,
+    StepResult,
+    _read,
+    log_softmax,
+)
 from redrafter_mlx.drafter import Drafter, DrafterConfig
 from redrafter_mlx.load import LoadedTarget, load_target
 from redrafter_mlx.replay import Replay
-from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.sampling import sampled_log_probs, sequence_keys
 from redrafter_mlx.target import Target
-from redrafter_mlx.weights.chat import render_chat
+from redrafter_mlx.weights.chat import encode_text, render_chat
 
 pytestmark = pytest.mark.real_model
 
@@ -206,3 +214,37 @@ def test_differences_in_reduced_precision_are_near_ties_in_every_shape(
     place = SHAPES.index(shape)
     question = public_questions()[2 * place]
     assert_differences_are_near_ties(*reduced, question, 40, shape, seed=place)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("prefix", ["The capital of France is", "def add(a, b):\n    return"])
+@pytest.mark.parametrize(
+    ("accept", "drafted"), [("sample", False), ("sample", True), ("rejection", True)]
+)
+def test_next_token_frequencies_are_the_targets_probabilities(
+    smollm2: Subject, prefix: str, accept: AcceptMethod, drafted: bool
+) -> None:
+    """2,048 draws of the token behind a fixed prefix, drafted and undrafted."""
+    rows, target = 64, smollm2.target
+    ids = encode_text(smollm2.loaded.tokenizer, prefix)
+    params = SamplingParams(1.2, top_k=40, accept=accept)
+    proposer = smollm2.random_drafter() if drafted else None
+    decoder = Decoder(target, proposer, BeamShape(2, 2), params)
+    cache = target.new_cache()
+    context = target.prefill(mx.array([ids[:-1]] * rows), cache, 0, [len(ids) - 2] * rows)
+    length = mx.full((rows,), len(ids) - 1, mx.int32)
+    root = mx.full((rows,), ids[-1], mx.int32)
+    counts = np.zeros(target.vocab_size)
+    for batch in range(32):
+        keys = sequence_keys(batch, rows)
+        drafts = decoder._draft(context, root, length, keys)
+        cache.pending = None  # the same place again: what was kept of the last batch is forgotten
+        _, output = decoder.step(DecodeState(cache, length, drafts, keys, None), len(ids) - 1)
+        for result in _read(output):
+            counts[result.tokens[0]] += 1
+    logits = smollm2.loaded.model(mx.array([ids]))[0, -1]
+    expected = np.exp(np.array(sampled_log_probs(logits, params))) * counts.sum()
+    statistic, freedom = chi_square(counts, expected)
+    print(f"{prefix!r} {accept} {'drafted' if drafted else 'undrafted'}: "
+          f"chi-square {statistic:.1f}, {freedom} degrees of freedom")  # fmt: skip
+    assert statistic < critical(freedom)
