@@ -69,6 +69,8 @@ def _read_config(folder: Path) -> dict[str, object]:
     config = _read_json(path)
     if not isinstance(config.get("model_type"), str):
         raise DamagedFileError(f"{path}: it names no model_type")
+    if "model_file" in config:  # mlx-lm before 0.32 runs it without being asked
+        raise UnsupportedModelError(f"{folder} wants its own code to be run, which is refused")
     return config
 
 
@@ -118,8 +120,6 @@ def _explain(
     text = " ".join(str(error).split())
     if (match := re.search(r"Model type (\S+) not supported", text)) is not None:
         return UnsupportedModelError(f"{folder}: mlx-lm does not know model type {match[1]}")
-    if "trust_remote_code" in text:
-        return UnsupportedModelError(f"{folder} wants its own code to be run, which is refused")
     if (match := re.match(r"Missing (\d+) parameters: (.+?)[,.]?(?:\s|$)", text)) is not None:
         return DamagedFileError(_first(f"{folder}: tensor {match[2]} is missing", int(match[1])))
     if match := re.match(r"Received (\d+) parameters not in model: (.+?)[,.]?(?:\s|$)", text):
