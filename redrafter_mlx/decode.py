@@ -30,6 +30,7 @@ from redrafter_mlx.sampling import (
     choose,
     first_window,
     has_penalty,
+    log_softmax,
     path_windows,
     penalised,
     sampled_log_probs,
@@ -260,12 +261,6 @@ class Decoder:
         return Drafts(
             pack_beam(proposer.propose(context, root, position, shape), shape.nodes), None
         )
-
-
-def log_softmax(logits: mx.array) -> mx.array:
-    """Log-probabilities [..., V] float32."""
-    logits = logits.astype(mx.float32)
-    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def _root_alone(root: mx.array) -> TokenTree:

@@ -220,11 +220,6 @@ class BoundDrafter:
         """Logits [B, W, V'] float32 of the next token."""
         return self.head(self.drafter.features(context, state)).astype(mx.float32)
 
-    def log_probs(self, context: mx.array, state: mx.array) -> mx.array:
-        """Log-probabilities [B, W, V'] float32 of the next token."""
-        logits = self.logits(context, state)
-        return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
-
     def over_vocabulary(self, log_probs: mx.array) -> mx.array:
         """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
         if self.tokens is None:

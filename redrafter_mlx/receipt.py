@@ -18,11 +18,11 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, StepResult, log_softmax
+from redrafter_mlx.decode import Decoder, StepResult
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.replay import Replay
-from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.sampling import log_softmax, sequence_keys
 
 _WATCHED = 8
 """Noise is looked for in so many of the likeliest tokens; the others are never chosen."""

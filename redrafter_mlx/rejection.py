@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from redrafter_mlx.accept import Acceptance, up_to
-from redrafter_mlx.beam import check_width, select, top_k
+from redrafter_mlx.beam import DraftModel, check_width, select, top_k
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.sampling import (
     CHOICE,
@@ -43,23 +43,14 @@ class SampledDrafts(NamedTuple):
     log_probs: mx.array
 
 
-class DraftModel(Protocol):
+class SampledModel(DraftModel, Protocol):
     """What stochastic beam search asks of a drafter."""
-
-    @property
-    def output_size(self) -> int: ...
-
-    def advance(self, state: mx.array, tokens: mx.array) -> mx.array: ...
-
-    def logits(self, context: mx.array, state: mx.array) -> mx.array: ...
-
-    def to_tokens(self, outputs: mx.array) -> mx.array: ...
 
     def over_vocabulary(self, log_probs: mx.array) -> mx.array: ...
 
 
 def draw_drafts(
-    model: DraftModel,
+    model: SampledModel,
     context: mx.array,
     root: mx.array,
     position: mx.array,

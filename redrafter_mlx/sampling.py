@@ -25,6 +25,12 @@ def sequence_keys(seed: int, batch: int = 1) -> mx.array:
     return mx.random.split(mx.random.key(seed), batch)
 
 
+def log_softmax(logits: mx.array) -> mx.array:
+    """Log-probabilities [..., V] float32."""
+    logits = logits.astype(mx.float32)
+    return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+
+
 def filtered_log_probs(logits: mx.array, params: SamplingParams) -> mx.array:
     """Log-probabilities after mlx-lm's filters, in the order of its `make_sampler`.
 
@@ -33,8 +39,7 @@ def filtered_log_probs(logits: mx.array, params: SamplingParams) -> mx.array:
     Returns:
       [..., V], divided by the temperature and not normalised again; -inf where filtered
     """
-    logits = logits.astype(mx.float32)
-    x = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
+    x = log_softmax(logits)
     if params.top_p < 1.0:
         x = apply_top_p(x, params.top_p)
     if params.min_p > 0.0:
@@ -46,8 +51,7 @@ def filtered_log_probs(logits: mx.array, params: SamplingParams) -> mx.array:
 
 def sampled_log_probs(logits: mx.array, params: SamplingParams) -> mx.array:
     """The log-probabilities [..., V] that tokens are drawn with: filtered, normalised."""
-    x = filtered_log_probs(logits, params)
-    return x - mx.logsumexp(x, axis=-1, keepdims=True)
+    return log_softmax(filtered_log_probs(logits, params))
 
 
 def choose(

@@ -12,6 +12,7 @@ from redrafter_mlx.beam import beam_search, top_k
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafter import BoundDrafter
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.sampling import log_softmax
 from redrafter_mlx.target import Target
 
 
@@ -20,7 +21,7 @@ def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...
     state = mx.zeros((1, 1, HIDDEN))
     for token in path:
         state = bound.advance(state, mx.array([[token]]))
-    row = bound.log_probs(context[None, None], state)[0, 0].tolist()
+    row = log_softmax(bound.logits(context[None, None], state))[0, 0].tolist()
     if bound.tokens is None:
         return row
     full = [-1e9] * VOCAB

@@ -12,7 +12,7 @@ from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx import decode
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, Proposer, StepResult
+from redrafter_mlx.decode import Decoder, DecodeState, Proposer, StepOutput, StepResult
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
@@ -153,43 +153,34 @@ def test_the_loop_transfers_once_a_step() -> None:
     assert counts == {"tolist": len(results)}
 
 
-def test_the_next_step_is_submitted_before_the_caller_is_given_this_one() -> None:
-    target = Target(random_model())
-    decoder = Decoder(target, None, BeamShape(1, 1), GREEDY)
-    submitted = 0
+@pytest.fixture
+def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
+    """Every step that is handed to the device, as it happens."""
+    seen: list[DecodeState] = []
     honest = decode._submit
 
-    def counting(*args: object) -> None:
-        nonlocal submitted
-        submitted += 1
-        honest(*args)  # type: ignore[arg-type]
+    def counting(state: DecodeState, output: StepOutput) -> None:
+        seen.append(state)
+        honest(state, output)
 
-    decode._submit = counting  # type: ignore[assignment]
-    try:
-        run_ = decoder.run(target.new_cache(), 0, [1, 2], sequence_keys(0), lambda _: False)
-        for given, _ in zip(range(1, 6), run_, strict=False):
-            assert submitted == given + 1
-    finally:
-        decode._submit = honest
+    monkeypatch.setattr(decode, "_submit", counting)
+    return seen
 
 
-def test_nothing_is_submitted_behind_the_end() -> None:
+def test_the_next_step_is_submitted_before_the_caller_is_given_this_one(
+    submissions: list[DecodeState],
+) -> None:
     target = Target(random_model())
     decoder = Decoder(target, None, BeamShape(1, 1), GREEDY)
-    calls = 0
-    honest = decode._submit
+    results = decoder.run(target.new_cache(), 0, [1, 2], sequence_keys(0), lambda _: False)
+    for given, _ in zip(range(1, 6), results, strict=False):
+        assert len(submissions) == given + 1
 
-    def counting(*args: object) -> None:
-        nonlocal calls
-        calls += 1
-        honest(*args)  # type: ignore[arg-type]
 
-    decode._submit = counting  # type: ignore[assignment]
-    try:
-        _, results = run(decoder, [1, 2], 5)
-    finally:
-        decode._submit = honest
-    assert calls == len(results) == 5
+def test_nothing_is_submitted_behind_the_end(submissions: list[DecodeState]) -> None:
+    decoder = Decoder(Target(random_model()), None, BeamShape(1, 1), GREEDY)
+    _, results = run(decoder, [1, 2], 5)
+    assert len(submissions) == len(results) == 5
 
 
 def test_memory_stays_flat_over_two_thousand_steps() -> None:

@@ -19,12 +19,11 @@ from redrafter_mlx.decode import (
     Proposer,
     StepResult,
     _read,
-    log_softmax,
 )
 from redrafter_mlx.drafter import Drafter, DrafterConfig
 from redrafter_mlx.load import LoadedTarget, load_target
 from redrafter_mlx.replay import Replay
-from redrafter_mlx.sampling import sampled_log_probs, sequence_keys
+from redrafter_mlx.sampling import log_softmax, sampled_log_probs, sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 
