@@ -23,6 +23,7 @@ from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.errors import RedrafterError
 
+_CUDA_BACKENDS = ("mlx-cuda-13", "mlx-cuda-12")
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
 _REINSTALL = "pip install --force-reinstall redrafter-mlx"
 _LITTLE_DISK = 1000**3
@@ -125,7 +126,28 @@ def _packages(report: Report) -> Facts:
         except metadata.PackageNotFoundError:
             versions[name] = None
             report.problems.append(Problem(f"{name} is not installed", _REINSTALL, unusable=True))
+    hidden = overwritten_backend()
+    if hidden is not None:
+        what = f"another MLX backend lies over {hidden}, whose library has the same path"
+        remedy = f"pip install --force-reinstall --no-deps {hidden}"
+        report.problems.append(Problem(what, remedy))
     return versions
+
+
+def overwritten_backend() -> str | None:
+    """The CUDA backend that is installed but whose library another backend has replaced.
+
+    mlx-cpu and mlx-cuda-* both bring `mlx/lib/libmlx.so`; the one that pip installed last is used.
+    """
+    for name in _CUDA_BACKENDS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(name) or ():
+                if (
+                    file.name == "libmlx.so"
+                    and Path(str(file.locate())).stat().st_size != file.size
+                ):
+                    return name
+    return None
 
 
 def _mlx(report: Report) -> Facts:

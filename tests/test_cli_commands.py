@@ -375,3 +375,18 @@ def test_the_statistics_of_a_lossy_method_say_so(
     assert main.run(["generate", "-p", "Hi", "--temperature", "1", "--accept", "rejection"]) == 0
     assert "lossless" not in capsys.readouterr().err
     assert len(model.asked) == 2
+
+
+@pytest.mark.parametrize(("size", "found"), [(4, None), (5, "mlx-cuda-13")])
+def test_a_backend_that_another_one_overwrote_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, found: str | None
+) -> None:
+    """An installation of mlx-cuda-13 that recorded a library of `size` bytes; 4 are there."""
+    record = tmp_path / "mlx_cuda_13-1.0.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Name: mlx-cuda-13\nVersion: 1.0\n")
+    (record / "RECORD").write_text(f"mlx/lib/libmlx.so,sha256=x,{size}\n")
+    (tmp_path / "mlx" / "lib").mkdir(parents=True)
+    (tmp_path / "mlx" / "lib" / "libmlx.so").write_bytes(b"code")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert doctor.overwritten_backend() == found

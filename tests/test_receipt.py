@@ -52,8 +52,8 @@ def test_differences_by_rounding_are_found_and_explained(monkeypatch: pytest.Mon
         return logits if logits.shape[1] == 1 else mx.round(logits * 8) / 8
 
     monkeypatch.setattr(kind, "__call__", coarse)
-    prompts = [[i, i + 1, 3] for i in range(30)]
-    receipt = verify(redrafter, prompts, max_tokens=30, shape=SHAPE)
+    prompts = [[i, i + 1, 3] for i in range(20)]
+    receipt = verify(redrafter, prompts, max_tokens=20, shape=SHAPE)
     assert receipt.differences
     assert receipt.explained
     assert receipt.agreeing < receipt.tokens
