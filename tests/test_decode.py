@@ -66,6 +66,17 @@ def test_tokens_equal_autoregression_whatever_length_is_accepted(shape: BeamShap
     assert {len(r.tokens) for r in results} == set(range(1, shape.length + 1))
 
 
+@pytest.mark.parametrize("shape", [BeamShape(1, 5), BeamShape(3, 4)])
+def test_tokens_equal_autoregression_while_the_cache_grows(shape: BeamShape) -> None:
+    """Twice over the edge of a bucket, with a path pending."""
+    model = random_model(seed=3)
+    prompt = [i % 97 for i in range(200)]
+    text = prompt + plain_tokens(model, prompt, 420)
+    decoder = Decoder(Target(model), Replay(text, 97), shape, GREEDY)
+    said, _ = run(decoder, prompt, 400)
+    assert said == text[200:600]
+
+
 @pytest.mark.parametrize("max_nodes", [1, 2, 3, 5, 8])
 def test_tokens_equal_autoregression_when_the_tree_is_cut_short(max_nodes: int) -> None:
     model = random_model(seed=3)
