@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.rows import gather_rows, round_up, with_capacity, write_rows
 from redrafter_mlx.tree import TokenTree
 
 CAPACITY_STEP = 256
@@ -116,8 +117,8 @@ class LayerCache:
         plan = self._owner.plan
         if isinstance(plan, PromptSpan):
             return self._append(plan, keys, values)
-        self.keys = _with_capacity(self.keys, keys, plan.capacity)
-        self.values = _with_capacity(self.values, values, plan.capacity)
+        self.keys = with_capacity(self.keys, keys, plan.capacity)
+        self.values = with_capacity(self.values, values, plan.capacity)
         new_keys, new_values = keys, values
         if plan.gather is not None:
             assert self.tree_keys is not None
@@ -143,9 +144,9 @@ class LayerCache:
         self, plan: PromptSpan, keys: mx.array, values: mx.array
     ) -> tuple[mx.array, mx.array]:
         end = plan.start + plan.count
-        capacity = _round_up(end, CAPACITY_STEP)
-        self.keys = _with_capacity(self.keys, keys, capacity)
-        self.values = _with_capacity(self.values, values, capacity)
+        capacity = round_up(end, CAPACITY_STEP)
+        self.keys = with_capacity(self.keys, keys, capacity)
+        self.values = with_capacity(self.values, values, capacity)
         self.keys[:, :, plan.start : end] = keys
         self.values[:, :, plan.start : end] = values
         return self.keys[:, :, :end], self.values[:, :, :end]
@@ -167,9 +168,9 @@ class TreeCache:
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
         """The next call verifies `tree` behind the committed `length` [B], at most `bound`."""
         N = tree.tokens.shape[1]
-        extent = _round_up(bound + N, EXTENT_STEP)
+        extent = round_up(bound + N, EXTENT_STEP)
         slack = 0 if self.pending is None else self.pending.path.shape[1]
-        capacity = _round_up(extent + slack, CAPACITY_STEP)
+        capacity = round_up(extent + slack, CAPACITY_STEP)
         offset = length if tree.is_chain else length[:, None] + tree.depths
         write_at, gather = length, None
         if self.pending is not None:
@@ -253,24 +254,6 @@ def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.arr
     return ((column < 0)[:, None, :] | (inside[:, None, :] & in_tree))[:, None]
 
 
-def gather_rows(rows: mx.array, index: mx.array) -> mx.array:
-    """Rows [B, K, M, head size] at `index` [B, R], giving [B, K, R, head size]."""
-    if rows.shape[0] == 1:
-        return mx.take(rows, index[0], axis=2)
-    B, K, _, size = rows.shape
-    full = mx.broadcast_to(index[:, None, :, None], (B, K, index.shape[1], size))
-    return mx.take_along_axis(rows, full, axis=2)
-
-
-def write_rows(buffer: mx.array, rows: mx.array, start: mx.array) -> mx.array:
-    """`buffer` [B, K, T, head size] with `rows` [B, K, R, head size] from row `start` [B] on."""
-    if buffer.shape[0] == 1:
-        return mx.slice_update(buffer, rows, start, axes=(2,))
-    place = start[:, None] + mx.arange(rows.shape[2])[None]
-    index = mx.broadcast_to(place[:, None, :, None], rows.shape)
-    return mx.put_along_axis(buffer, index, rows, axis=2)
-
-
 def _gather_index(pending: Pending, n_old: int, n_new: int) -> mx.array:
     """Which row comes where: the accepted path first, the new tree's rows straight behind it.
 
@@ -287,18 +270,3 @@ def _gather_index(pending: Pending, n_old: int, n_new: int) -> mx.array:
 def _tree_rows(layer: LayerCache) -> int:
     assert layer.tree_keys is not None
     return layer.tree_keys.shape[2]
-
-
-def _with_capacity(buffer: mx.array | None, rows: mx.array, capacity: int) -> mx.array:
-    """The buffer with at least `capacity` rows, zeros behind what it holds."""
-    B, K, _, size = rows.shape
-    if buffer is None:
-        return mx.zeros((B, K, capacity, size), rows.dtype)
-    missing = capacity - buffer.shape[2]
-    if missing <= 0:
-        return buffer
-    return mx.concatenate([buffer, mx.zeros((B, K, missing, size), rows.dtype)], axis=2)
-
-
-def _round_up(n: int, step: int) -> int:
-    return -(-n // step) * step

@@ -185,7 +185,8 @@ def _margin_and_noise(
 def _log_probs(model: nn.Module, text: list[int], start: int, rows: int) -> mx.array:
     """Log-probabilities [P, V] behind each token from start - 1 on, in calls of `rows` rows."""
     cache = make_prompt_cache(model)
-    mx.eval(model(mx.array([text[: start - 1]]), cache=cache)) if start > 1 else None
+    if start > 1:
+        mx.eval(model(mx.array([text[: start - 1]]), cache=cache))
     found = []
     for at in range(start - 1, len(text), rows):
         found.append(log_softmax(model(mx.array([text[at : at + rows]]), cache=cache)[0]))
