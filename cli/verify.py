@@ -13,7 +13,7 @@ from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import one_line
-from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, GenerationOptions
+from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -61,13 +61,12 @@ def command(
     from redrafter_mlx.receipt import verify
 
     prompts = [loaded.encode([{"role": "user", "content": q.text}]) for q in chosen]
-    own = loaded.drafter.config.beam_shape if loaded.drafter else DEFAULT_BEAM_SHAPE
     with progress_bars(f"comparing {len(prompts)} answers", describe_count) as progress:
         receipt = verify(
             loaded,
             prompts,
             max_tokens=max_tokens,
-            shape=asked.beam_shape(own),
+            shape=asked.beam_shape(loaded.beam_shape),
             done=progress and (lambda n: progress("questions", n, len(prompts))),
         )
     text = json.dumps(receipt.to_dict()) if as_json else describe(receipt, loaded.tokenizer.decode)

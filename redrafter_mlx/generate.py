@@ -16,7 +16,7 @@ import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, GenerationOptions
+from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, BeamShape, GenerationOptions
 from redrafter_mlx.decode import Decoder, Proposer, SamplingProposer, StepResult
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import load_drafter
@@ -49,12 +49,15 @@ class Redrafter:
         self,
         model: nn.Module,
         tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
-        drafter: Drafter | Proposer | None = None,
+        drafter: Drafter | Proposer | str | Path | None = None,
         *,
         source: TargetSource | None = None,
         drafter_note: str | None = None,
     ) -> None:
-        """Raises UnsupportedModelError or MismatchError for what cannot work together."""
+        """A drafter may be given as the path of its folder.
+
+        Raises UnsupportedModelError or MismatchError for what cannot work together.
+        """
         wrapped = isinstance(tokenizer, TokenizerWrapper)
         self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
         self.source = source
@@ -62,6 +65,13 @@ class Redrafter:
         self.model = model
         mx.eval(model.parameters())
         self.target = Target(model)
+        if isinstance(drafter, (str, Path)):
+            drafter = load_drafter(
+                drafter,
+                self.target,
+                target_name=source.name if source else None,
+                target_fingerprint=source.fingerprint if source else None,
+            )
         self.drafter = drafter if isinstance(drafter, Drafter) else None
         self.proposer: Proposer | None = None
         if isinstance(drafter, Drafter):
@@ -70,6 +80,11 @@ class Redrafter:
         else:
             self.proposer = drafter
         self._wired = WiredMemory(model)
+
+    @property
+    def beam_shape(self) -> BeamShape:
+        """The shape that is used where none is asked for."""
+        return self.drafter.config.beam_shape if self.drafter else DEFAULT_BEAM_SHAPE
 
     def warm_up(self) -> None:
         """Run every kernel once, and make sure that this model's trees are exact.
@@ -247,9 +262,8 @@ class Redrafter:
                 raise
 
     def _decoder(self, options: GenerationOptions) -> Decoder:
-        default = self.drafter.config.beam_shape if self.drafter else DEFAULT_BEAM_SHAPE
         proposer = self.proposer if options.draft else None
-        return Decoder(self.target, proposer, options.beam_shape(default), options)
+        return Decoder(self.target, proposer, options.beam_shape(self.beam_shape), options)
 
 
 def stream_generate(
@@ -268,8 +282,6 @@ def stream_generate(
       drafter: or the path of a drafter's folder; None decodes auto-regressively
       options: and `overrides`, its fields by name; see GenerationOptions
     """
-    if isinstance(drafter, (str, Path)):
-        drafter = load_drafter(drafter, Target(model))
     redrafter = Redrafter(model, tokenizer, drafter)
     if isinstance(prompt, mx.array):
         prompt = [int(t) for t in np.array(prompt).reshape(-1)]

@@ -11,10 +11,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx import weights
 from redrafter_mlx.config import DType, check_choice
-from redrafter_mlx.drafter_files import CONFIG, load_drafter, read_config
+from redrafter_mlx.drafter_files import CONFIG, read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.target import Target
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
@@ -85,13 +84,8 @@ def load(
                 f"`redrafter-mlx train --model {name} --output DIR` trains one"
             )
             note += "".join(f" (passed over: {error})" for error in damaged)
-    trained = None
-    if folder is not None:
-        trained = load_drafter(
-            folder, Target(loaded.model), target_name=name, target_fingerprint=fingerprint
-        )
     redrafter = Redrafter(
-        loaded.model, loaded.tokenizer, trained, source=loaded.source, drafter_note=note
+        loaded.model, loaded.tokenizer, folder, source=loaded.source, drafter_note=note
     )
     redrafter.warm_up()
     return redrafter

@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
-from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, BeamShape, SamplingParams
+from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, StepResult
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.memory import common_prefix
@@ -106,8 +106,7 @@ def verify(
       shape: the drafter's own if None
       done: told how many prompts are finished
     """
-    own = redrafter.drafter.config.beam_shape if redrafter.drafter else DEFAULT_BEAM_SHAPE
-    shape = shape or own
+    shape = shape or redrafter.beam_shape
     source = redrafter.source
     compared = agreeing = said = steps = 0
     differences = []
