@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from redrafter_mlx.accept import Acceptance, accept, accept_typical
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.proposer import DraftInput, Proposer, SamplingProposer
 from redrafter_mlx.rejection import SampledDrafts, accept_rejection
 from redrafter_mlx.sampling import (
     choose,
@@ -36,43 +37,11 @@ from redrafter_mlx.sampling import (
     sampled_log_probs,
 )
 from redrafter_mlx.target import Target
+from redrafter_mlx.transcript import begin_text, extend_text
 from redrafter_mlx.tree import Beams, TokenTree, pack_beam
 
 _CLEAR_EVERY = 256
 """Steps between returns of unused memory to the system, as in mlx-lm's loop."""
-
-
-class Proposer(Protocol):
-    """Whatever drafts: the recurrent drafter, and in tests one that knows the answer."""
-
-    def propose(
-        self, context: mx.array, root: mx.array, position: mx.array, shape: BeamShape
-    ) -> Beams:
-        """Candidates that start with the root.
-
-        Shapes:
-          context:  [B, D], the target's hidden state behind the text before the root
-          root:     [B] int32
-          position: [B] int32, where the root stands in the text
-        """
-        ...
-
-
-@runtime_checkable
-class SamplingProposer(Proposer, Protocol):
-    """What drafts for `--accept rejection`: it can also draw, and says from what."""
-
-    def draw(
-        self,
-        context: mx.array,
-        root: mx.array,
-        position: mx.array,
-        keys: mx.array,
-        shape: BeamShape,
-        params: SamplingParams,
-    ) -> SampledDrafts:
-        """Candidates drawn without replacement; shapes as in `propose`, keys [B, 2] uint32."""
-        ...
 
 
 class Drafts(NamedTuple):
@@ -92,6 +61,7 @@ class DecodeState:
       keys:    [B, 2] uint32, see sampling
       history: [B, C] int32, the tokens before the root that a repetition penalty looks at;
                None without one
+      text:    [B, C] int32, all tokens up to and including the root; None unless drafts need it
     """
 
     cache: TreeCache
@@ -99,6 +69,7 @@ class DecodeState:
     drafts: Drafts
     keys: mx.array
     history: mx.array | None
+    text: mx.array | None
 
 
 @dataclass(frozen=True)
@@ -165,11 +136,13 @@ class Decoder:
         if has_penalty(self.sampling):
             size = self.sampling.repetition_context
             history = mx.array([first_window(p[:-1] or p, size) for p in prompts], mx.int32)
+        text = begin_text(prompts) if self._reads_text else None
         logits = self.target.logits(context[:, None])
-        before = DecodeState(cache, length - 1, Drafts(only, None), keys, history)
+        before = DecodeState(cache, length - 1, Drafts(only, None), keys, history, text)
         accepted, history, logits = self._judge(before, logits)
-        drafts = self._draft(context, accepted.bonus, length, keys)
-        state = DecodeState(cache, length, drafts, keys, history)
+        text = _with_emitted(before, accepted, start + width - 1)
+        drafts = self._draft(DraftInput(context, accepted.bonus, length, text), keys)
+        state = DecodeState(cache, length, drafts, keys, history, text)
         return state, _output(only, accepted, logits)
 
     def step(self, state: DecodeState, bound: int) -> tuple[DecodeState, StepOutput]:
@@ -179,8 +152,10 @@ class Decoder:
         accepted, history, logits = self._judge(state, logits)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
-        drafts = self._draft(context, accepted.bonus, length, keys)
-        return DecodeState(cache, length, drafts, keys, history), _output(tree, accepted, logits)
+        text = _with_emitted(state, accepted, bound)
+        drafts = self._draft(DraftInput(context, accepted.bonus, length, text), keys)
+        following = DecodeState(cache, length, drafts, keys, history, text)
+        return following, _output(tree, accepted, logits)
 
     def run(
         self,
@@ -247,25 +222,31 @@ class Decoder:
             windows = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
         return accepted, windows, logits
 
-    def _draft(
-        self, context: mx.array, root: mx.array, position: mx.array, keys: mx.array
-    ) -> Drafts:
-        """What to verify in the next step, behind the bonus token `root`."""
+    def _draft(self, given: DraftInput, keys: mx.array) -> Drafts:
+        """What to verify in the next step, behind the bonus token `given.root`."""
         proposer, shape, params = self.proposer, self.shape, self.sampling
         if proposer is None or shape.length == 1:
-            return Drafts(_root_alone(root), None)
-        if params.method == "rejection":
-            assert isinstance(proposer, SamplingProposer)
-            drawn = proposer.draw(context, root, position, keys, shape, params)
+            return Drafts(_root_alone(given.root), None)
+        if params.method == "rejection" and isinstance(proposer, SamplingProposer):
+            drawn = proposer.draw(given, keys, shape, params)
             return Drafts(drawn.tree, drawn.log_probs)
-        return Drafts(
-            pack_beam(proposer.propose(context, root, position, shape), shape.nodes), None
-        )
+        return Drafts(pack_beam(proposer.propose(given, shape), shape.nodes), None)
+
+    @property
+    def _reads_text(self) -> bool:
+        return self.proposer is not None and self.proposer.reads_text
 
 
 def _root_alone(root: mx.array) -> TokenTree:
     """A tree of nothing but its root [B]."""
     return pack_beam(Beams(root[:, None, None], mx.zeros((root.shape[0], 1, 1))), 1)
+
+
+def _with_emitted(state: DecodeState, accepted: Acceptance, bound: int) -> mx.array | None:
+    """The text with what this step said behind its root; `bound` is the length's."""
+    if state.text is None:
+        return None
+    return extend_text(state.text, accepted.emitted, state.length + 1, bound + 1)
 
 
 def _output(tree: TokenTree, accepted: Acceptance, logits: mx.array) -> StepOutput:
@@ -276,7 +257,7 @@ def _output(tree: TokenTree, accepted: Acceptance, logits: mx.array) -> StepOutp
 
 def _submit(state: DecodeState, output: StepOutput) -> None:
     """Start computing: first what the host will read, then the drafts for the next step."""
-    kept = [] if state.history is None else [state.history]
+    kept = [a for a in (state.history, state.text) if a is not None]
     mx.async_eval(output.report, state.length, *kept, *state.cache.buffers)
     tree, log_probs = state.drafts
     drafted = [tree.tokens, tree.parents, tree.depths, tree.mask]

@@ -23,6 +23,7 @@ from redrafter_mlx.config import (
     refuse_unknown_keys,
 )
 from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.proposer import DraftInput
 from redrafter_mlx.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import Beams
@@ -193,27 +194,23 @@ class BoundDrafter:
     head: Callable[[mx.array], mx.array]
     tokens: mx.array | None
 
-    def propose(
-        self, context: mx.array, root: mx.array, position: mx.array, shape: BeamShape
-    ) -> Beams:
+    @property
+    def reads_text(self) -> bool:
+        return False
+
+    def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         """Candidates behind the root by beam search; see `beam_search`."""
-        del position  # a recurrent drafter needs no place in the text
-        return beam_search(self, context, root, shape)
+        return beam_search(self, given.context, given.root, shape)
 
     def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
         """Next state [B, W, D] after tokens [B, W]."""
         return self.drafter.advance(state, self.embedding(tokens).astype(state.dtype))
 
     def draw(
-        self,
-        context: mx.array,
-        root: mx.array,
-        position: mx.array,
-        keys: mx.array,
-        shape: BeamShape,
-        params: SamplingParams,
+        self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
     ) -> SampledDrafts:
         """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
+        context, root, position, _ = given
         return draw_drafts(self, context, root, position, keys, shape, params)
 
     def logits(self, context: mx.array, state: mx.array) -> mx.array:

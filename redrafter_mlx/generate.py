@@ -17,11 +17,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, BeamShape, GenerationOptions
-from redrafter_mlx.decode import Decoder, Proposer, SamplingProposer, StepResult
+from redrafter_mlx.decode import Decoder, StepResult
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import load_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.memory import PrefixMemory
+from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
@@ -195,9 +196,6 @@ class Redrafter:
         for token, _ in chosen.logit_bias:
             if token >= V:
                 raise BadInputError(f"logit_bias names token {token}; the model has {V}")
-        proposer = self.proposer if chosen.draft else None
-        if chosen.method == "rejection" and not isinstance(proposer, SamplingProposer | None):
-            raise BadInputError("accept is 'rejection'; this drafter cannot draw its drafts")
         return chosen
 
     def respond(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.proposer import DraftInput
 from redrafter_mlx.tree import Beams
 
 _PERIOD = 1009
@@ -32,11 +33,13 @@ class Replay:
     vocab: int
     seed: int = 0
 
-    def propose(
-        self, context: mx.array, root: mx.array, position: mx.array, shape: BeamShape
-    ) -> Beams:
+    @property
+    def reads_text(self) -> bool:
+        return False
+
+    def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         """Candidates for one sequence; at every other place several share a true prefix."""
-        del context
+        _, root, position, _ = given
         W, L = shape.width, shape.length
         rng = random.Random(self.seed)
         spoilt_from = mx.array([rng.randrange(1, L + 1) for _ in range(_PERIOD)])

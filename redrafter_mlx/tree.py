@@ -21,7 +21,8 @@ class Beams(NamedTuple):
     Shapes:
       tokens:    [B, W, L] int32, tokens[b, w, 0] is the root
       log_probs: [B, W, L] float32, of the candidate up to and including each token; 0 at the
-                 root and never rising along L
+                 root and never rising along L; -inf from where a candidate ends early, the
+                 tokens there being any
     """
 
     tokens: mx.array
@@ -34,11 +35,11 @@ class TokenTree(NamedTuple):
     Shapes:
       tokens:  [B, N] int32, node 0 is the root
       parents: [B, N] int32, parents[b, i] < i; -1 at the root and at padding
-      depths:  [B, N] int32, 0 at the root
+      depths:  [B, N] int32, 0 at the root; means nothing at padding
       mask:    [B, N, N] bool, True = node i may attend to node j: j is i or its ancestor
 
     max_depth: static bound of the depths
-    is_chain:  static; every node is the child of the node before it, as with one beam
+    is_chain:  static; every node but padding is the child of the one before it, as with one beam
     """
 
     tokens: mx.array
@@ -64,10 +65,20 @@ def dedup_prefix(tokens: mx.array) -> mx.array:
               tokens[b, v, :l+1] == tokens[b, w, :l+1]
     """
     W = tokens.shape[1]
-    equal = (tokens[:, :, None] == tokens[:, None, :]).astype(mx.int32)  # [B, W, W, L]
-    same_prefix = mx.cumprod(equal, axis=3).astype(mx.bool_)
     candidate = mx.arange(W)[None, None, :, None]
-    return mx.min(mx.where(same_prefix, candidate, W), axis=2)
+    return mx.min(mx.where(_same_prefix(tokens), candidate, W), axis=2)
+
+
+def join_beams(first: Beams, second: Beams) -> Beams:
+    """The candidates of two sources; a prefix that several propose has the best of their scores.
+
+    So a parent is never less likely than its child, though the sources disagree on both.
+    """
+    both = Beams(*(mx.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
+    shared = _same_prefix(_apart_where_ended(both))
+    return both._replace(
+        log_probs=mx.max(mx.where(shared, both.log_probs[:, None], -mx.inf), axis=2)
+    )
 
 
 def pack_beam(beams: Beams, max_nodes: int) -> TokenTree:
@@ -89,10 +100,10 @@ def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]
     """
     B, W, L = beams.tokens.shape
     if W == 1:
-        tree = _chain(beams.tokens[:, 0, :max_nodes])
+        tree = _chain(beams.tokens[:, 0, :max_nodes], beams.log_probs[:, 0, :max_nodes])
         return tree, tree.depths
     M, N = W * L, min(max_nodes, W * (L - 1) + 1)
-    owners = dedup_prefix(beams.tokens)
+    owners = dedup_prefix(_apart_where_ended(beams))
     # Candidate nodes in depth-major order, m = depth * W + beam: a parent stands before its child.
     owner = owners.swapaxes(1, 2).reshape(B, M)
     beam, depth = mx.arange(M) % W, mx.arange(M) // W
@@ -128,18 +139,30 @@ def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]
     return tree, chosen
 
 
-def _chain(tokens: mx.array) -> TokenTree:
+def _chain(tokens: mx.array, log_probs: mx.array) -> TokenTree:
     """One candidate [B, N] as a tree without branches."""
     B, N = tokens.shape
     node = mx.arange(N)
     return TokenTree(
         tokens=tokens,
-        parents=mx.broadcast_to(node - 1, (B, N)),
+        parents=mx.where(log_probs > -mx.inf, node - 1, -1),
         depths=mx.broadcast_to(node, (B, N)),
         mask=mx.broadcast_to(node[:, None] >= node[None], (B, N, N)),
         max_depth=N - 1,
         is_chain=True,
     )
+
+
+def _same_prefix(tokens: mx.array) -> mx.array:
+    """Which candidates [B, W, W, L] begin alike, up to and including each place."""
+    equal = (tokens[:, :, None] == tokens[:, None, :]).astype(mx.int32)
+    return mx.cumprod(equal, axis=3).astype(mx.bool_)
+
+
+def _apart_where_ended(beams: Beams) -> mx.array:
+    """The tokens [B, W, L], other than all others where a candidate has ended: that is no node."""
+    nothing = -1 - mx.arange(beams.tokens.shape[1])[None, :, None]
+    return mx.where(beams.log_probs > -mx.inf, beams.tokens, nothing)
 
 
 def _depth_major(x: mx.array) -> mx.array:

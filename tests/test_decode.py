@@ -12,7 +12,8 @@ from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx import decode
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, DecodeState, Proposer, StepOutput, StepResult
+from redrafter_mlx.decode import Decoder, DecodeState, StepOutput, StepResult
+from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target

@@ -20,6 +20,7 @@ from redrafter_mlx import rejection
 from redrafter_mlx.accept import Acceptance, up_to
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, _read
+from redrafter_mlx.proposer import DraftInput
 from redrafter_mlx.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import TokenTree
@@ -227,10 +228,8 @@ def test_stochastic_beams_are_drawn_without_replacement() -> None:
     rows = 20_000
     params = SamplingParams(1.0, accept="rejection")
     context = mx.broadcast_to(mx.ones((1, target.hidden_size)) * 0.3, (rows, target.hidden_size))
-    drafts = bound.draw(
-        context, mx.full((rows,), 2), mx.full((rows,), 9), sequence_keys(3, rows),
-        BeamShape(2, 2), params,
-    )  # fmt: skip
+    given = DraftInput(context, mx.full((rows,), 2), mx.full((rows,), 9), None)
+    drafts = bound.draw(given, sequence_keys(3, rows), BeamShape(2, 2), params)
     pairs = np.zeros((V, V))
     for _, first, second in drafts.tree.tokens.tolist():
         pairs[first, second] += 1

@@ -13,15 +13,10 @@ from mlx_lm.generate import generate_step
 from test_sampling import chi_square, critical
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decode import (
-    Decoder,
-    DecodeState,
-    Proposer,
-    StepResult,
-    _read,
-)
+from redrafter_mlx.decode import Decoder, DecodeState, StepResult, _read
 from redrafter_mlx.drafter import Drafter, DrafterConfig
 from redrafter_mlx.load import LoadedTarget, load_target
+from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import log_softmax, sampled_log_probs, sequence_keys
 from redrafter_mlx.target import Target
@@ -236,9 +231,10 @@ def test_next_token_frequencies_are_the_targets_probabilities(
     counts = np.zeros(target.vocab_size)
     for batch in range(32):
         keys = sequence_keys(batch, rows)
-        drafts = decoder._draft(context, root, length, keys)
+        drafts = decoder._draft(DraftInput(context, root, length, None), keys)
         cache.pending = None  # the same place again: what was kept of the last batch is forgotten
-        _, output = decoder.step(DecodeState(cache, length, drafts, keys, None), len(ids) - 1)
+        state = DecodeState(cache, length, drafts, keys, history=None, text=None)
+        _, output = decoder.step(state, len(ids) - 1)
         for result in _read(output):
             counts[result.tokens[0]] += 1
     logits = smollm2.loaded.model(mx.array([ids]))[0, -1]

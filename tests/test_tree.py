@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import mlx.core as mx
 import pytest
 from references import build_trie, kept_paths, owners, packed_paths, trie_paths
 
-from redrafter_mlx.tree import Beams, TokenTree, dedup_prefix, pack_beam
+from redrafter_mlx.tree import Beams, TokenTree, dedup_prefix, join_beams, pack_beam
 
 MARS, IS, A, RED, REDDISH, WHEN, DARK = 1, 2, 3, 4, 5, 6, 7
 WORKED_EXAMPLE = [[MARS, IS, A, RED], [MARS, IS, REDDISH, WHEN], [MARS, IS, DARK, RED]]
@@ -152,3 +153,69 @@ def test_certain_children_do_not_displace_their_parents() -> None:
     tree = pack([[[1, 2, 3], [1, 4, 5], [1, 6, 7]]], [[[0.0] * 3] * 3], 4)
     assert tree.tokens.tolist() == [[1, 2, 4, 6]]
     assert tree.depths.tolist() == [[0, 1, 1, 1]]
+
+
+def ended_early(rng: random.Random, tokens: list, scores: list) -> None:
+    """Cut candidates at random, leaving tokens there that others bear in earnest."""
+    rows, lines = ([one for batch in nested for one in batch] for nested in (tokens, scores))
+    for row, line in zip(rows, lines, strict=True):
+        end = rng.randrange(1, len(row) + 1)
+        line[end:] = [-math.inf] * (len(row) - end)
+        row[end:] = [rng.choice([0, 1]) for _ in row[end:]]
+
+
+def living_paths(tokens: list, scores: list) -> dict[tuple[int, ...], float]:
+    """Every prefix that a candidate has before its end, with the best score it has anywhere."""
+    found: dict[tuple[int, ...], float] = {}
+    for row, line in zip(tokens, scores, strict=True):
+        for end in range(1, len(row) + 1):
+            if line[end - 1] > -math.inf:
+                path = tuple(row[:end])
+                found[path] = max(found.get(path, -math.inf), line[end - 1])
+    return found
+
+
+def scored_paths(tree: TokenTree, b: int, score: dict[tuple[int, ...], float]) -> list[float]:
+    """The scores of the nodes of row b, each of which must be one of `score`."""
+    valid = tree.valid[b].tolist()
+    return [
+        score[p] for p in packed_paths(tree.tokens[b].tolist(), tree.parents[b].tolist(), valid)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_candidate_that_ends_early_has_no_nodes_behind_its_end(seed: int) -> None:
+    """And hides none of those that others have there."""
+    rng = random.Random(3000 + seed)
+    B, W, L = rng.randrange(1, 4), rng.randrange(1, 6), rng.randrange(2, 6)
+    tokens, scores = random_beams(rng, B, W, L, vocab=2)
+    ended_early(rng, tokens, scores)
+    tree = pack(tokens, scores, W * L)
+    for b in range(B):
+        want = living_paths(tokens[b], scores[b])
+        assert sorted(scored_paths(tree, b, want)) == sorted(want.values())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_joined_beams_keep_the_likeliest_nodes_of_both_and_are_still_a_tree(seed: int) -> None:
+    """Two sources that score the same prefixes differently, some candidates ending early."""
+    rng = random.Random(4000 + seed)
+    B, L, vocab = rng.randrange(1, 4), rng.randrange(2, 6), rng.choice([2, 3])
+    parts = []
+    for _ in range(2):
+        tokens, scores = random_beams(rng, B, rng.randrange(1, 4), L, vocab)
+        for row in tokens:
+            for candidate in row:
+                candidate[0] = 1
+        if rng.random() < 0.5:
+            ended_early(rng, tokens, scores)
+        parts.append((tokens, scores))
+    (tokens, scores), (more, others) = parts
+    W = len(tokens[0]) + len(more[0])
+    N = rng.randrange(1, W * (L - 1) + 2)
+    joined = join_beams(*(Beams(mx.array(t), mx.array(s)) for t, s in parts))
+    tree = pack_beam(joined, N)
+    for b in range(B):
+        want = living_paths(tokens[b] + more[b], scores[b] + others[b])
+        got = scored_paths(tree, b, want)
+        assert sorted(got, reverse=True) == sorted(want.values(), reverse=True)[:N]
