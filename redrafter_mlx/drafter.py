@@ -52,7 +52,8 @@ class DrafterConfig:
     num_draft_layers: residual blocks
     rnn:              False replaces the recurrence by s' = s + e
     num_lookback_tokens: kept for the paper's code, unused
-    head:             `own` output matrix, or `tied` to the target's (then exit_dim is D)
+    head:             `own` output matrix, or `tied` to the target's; behind the blocks then stand
+                      an output projection, where exit_dim is not D, and a norm
     draft_vocab_size: only so many tokens can be drafted; None drafts all
     bits, group_size: quantisation of the stored weights, None if not quantised
     target, target_fingerprint: what it was trained for
@@ -86,10 +87,6 @@ class DrafterConfig:
         if not isinstance(self.rnn, bool):
             raise BadInputError(f"rnn is {self.rnn!r}; it must be true or false")
         check_choice("head", self.head, Head)
-        if self.head == "tied" and self.exit_dim != self.hidden_size:
-            raise BadInputError(
-                f"exit_dim is {self.exit_dim}; a tied head needs hidden_size {self.hidden_size}"
-            )
         size = self.draft_vocab_size
         if size is not None and not (_is_int(size) and 1 <= size <= self.vocab_size):
             raise BadInputError(f"draft_vocab_size is {size!r}; at most vocab_size fits")
@@ -147,7 +144,9 @@ class Drafter(nn.Module):
         if config.head == "own":
             blocks.append(nn.Linear(E, config.output_size, bias=False))
         else:
-            self.output_norm = nn.RMSNorm(E)
+            if E != D:
+                self.output_proj = nn.Linear(E, D, bias=False)
+            self.output_norm = nn.RMSNorm(D)
         self.lm_head = blocks
         if config.rnn:
             self.rnn_u = nn.Linear(D, D)
@@ -163,13 +162,18 @@ class Drafter(nn.Module):
         return nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
 
     def features(self, context: mx.array, state: mx.array) -> mx.array:
-        """What the output layer reads: [..., D] twice -> [..., E]."""
+        """What the output layer reads: [..., D] twice -> [..., E], [..., D] for a tied head."""
         x = mx.concatenate([context, state], axis=-1)
         if 2 * self.config.hidden_size != self.config.exit_dim:
             x = self.input_proj(x)
         for block in self.lm_head[: self.config.num_draft_layers]:
             x = block(x)
-        return self.output_norm(x) if self.config.head == "tied" else x
+        if self.config.head == "own":
+            return x
+        if self.config.exit_dim != self.config.hidden_size:
+            x = self.output_proj(x)
+        normed: mx.array = self.output_norm(x)
+        return normed
 
     def bind(self, target: Target) -> BoundDrafter:
         """This drafter with the target's embedding and, if tied, its output layer.

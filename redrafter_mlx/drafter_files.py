@@ -71,11 +71,19 @@ def load_drafter(
     return drafter
 
 
-def save_drafter(drafter: Drafter, folder: str | Path) -> None:
-    """Write a drafter's folder; each file appears whole or not at all, the weights first."""
+def save_drafter(drafter: Drafter, folder: str | Path, *, dtype: mx.Dtype | None = None) -> None:
+    """Write a drafter's folder; each file appears whole or not at all, the weights first.
+
+    dtype: of what is stored in floating point; None stores it as it is
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(drafter.parameters()))
+    if dtype is not None:
+        weights = {
+            name: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
+            for name, array in weights.items()
+        }
     with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
         part = Path(partial)
         mx.save_safetensors(str(part / WEIGHTS), weights, {"format": "mlx"})

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -40,6 +40,7 @@ class Target:
     model_type:  mlx-lm's name of the architecture
     hidden_size: D, of the final norm's output
     vocab_size:  V, of the logits
+    n_layers:    of keys and values
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
     """
@@ -60,7 +61,7 @@ class Target:
             )
         #: Held while a step is built, submitted and read, so that callers queue up by steps.
         self.lock = threading.Lock()
-        self._n_layers = layers
+        self.n_layers = layers
         self._model = whole
         self._backbone = view
         self._head = copy.copy(whole)
@@ -72,7 +73,7 @@ class Target:
         self.vocab_size = int(self._head(sample).shape[-1])
 
     def new_cache(self) -> TreeCache:
-        return TreeCache(self._n_layers)
+        return TreeCache(self.n_layers)
 
     def prefill(self, tokens: mx.array, cache: TreeCache, start: int, last: list[int]) -> mx.array:
         """Append prompt tokens [B, P] at row `start`; the context behind token `last[b]` of each.
@@ -87,7 +88,7 @@ class Target:
         for at in range(0, tokens.shape[1], PREFILL_CHUNK):
             chunk = tokens[:, at : at + PREFILL_CHUNK]
             cache.plan_prompt(start + at, chunk.shape[1])
-            hidden = self._hidden(chunk, cache)
+            hidden = self.hidden(chunk, cache.layers)
             for b, place in enumerate(last):
                 if at <= place < at + chunk.shape[1]:
                     context[b] = hidden[b, place - at]
@@ -108,8 +109,13 @@ class Target:
           hidden: [B, N, D], logits: [B, N, V]
         """
         cache.plan_tree(tree, length, bound)
-        hidden = self._hidden(tree.tokens, cache)
+        hidden = self.hidden(tree.tokens, cache.layers)
         return hidden, self.logits(hidden)
+
+    def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
+        """The final-norm output [B, N, D] of a plain call on mlx-lm's own caches, one a layer."""
+        out: mx.array = self._backbone(tokens, cache=cache)
+        return out
 
     def logits(self, hidden: mx.array) -> mx.array:
         """The model's own head (with its scaling and soft caps) on hidden states [B, N, D]."""
@@ -155,10 +161,6 @@ class Target:
                 f"a tree's logits differ from the sequence's by {error:.1%} of their range",
             )
         return error
-
-    def _hidden(self, tokens: mx.array, cache: TreeCache) -> mx.array:
-        hidden: mx.array = self._backbone(tokens, cache=cache.layers)
-        return hidden
 
 
 class _NodeRope:

@@ -17,6 +17,12 @@ class SafetensorsHeader:
     shapes: dict[str, tuple[int, ...]]
     raw: bytes
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What the file says of itself; empty if it says nothing."""
+        said = json.loads(self.raw).get("__metadata__", {})
+        return said if isinstance(said, dict) else {}
+
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
     """Read a header and make sure that every tensor lies inside the file.

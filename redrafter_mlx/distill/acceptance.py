@@ -1,0 +1,110 @@
+"""How good a drafter is, on texts that it did not learn from, without decoding them again.
+
+The target's greedy text is known, so what it would accept is too: the longest candidate that
+agrees with the text. Walking the text in such steps gives the very tokens/step of decoding it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.beam import beam_search
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.examples import Places
+from redrafter_mlx.distill.loss import Batch, draft_logits, output_index
+from redrafter_mlx.drafter import BoundDrafter
+
+_PLACES = 512
+"""Places in one call of the drafter, which bounds memory."""
+
+
+@dataclass(frozen=True)
+class DraftQuality:
+    """What held-out texts say of a drafter.
+
+    top1, top5:      by position: how often the target's token is the likeliest, or among five
+    tokens_per_step: simulated, by beam width
+    accepted:        by beam width: share of steps in which drafts 1, 2, ... were accepted
+    """
+
+    top1: tuple[float, ...]
+    top5: tuple[float, ...]
+    tokens_per_step: Mapping[int, float]
+    accepted: Mapping[int, tuple[float, ...]]
+
+
+def measure_quality(
+    bound: BoundDrafter, held_out: Places, vocab_size: int, shapes: Sequence[BeamShape]
+) -> DraftQuality:
+    """Quality on `held_out`; tokens outside the draft vocabulary count as wrong."""
+    outputs = output_index(bound, vocab_size)
+    starts = range(0, len(held_out), _PLACES)
+    hits = [_hits(bound, held_out.batch(at, _PLACES), outputs) for at in starts]
+    right = np.sum([h[0] for h in hits], axis=0)  # [2, T]
+    asked = np.maximum(np.sum([h[1] for h in hits], axis=0), 1)
+    per_step: dict[int, float] = {}
+    accepted: dict[int, tuple[float, ...]] = {}
+    for shape in shapes:
+        lengths = accepted_lengths(bound, held_out, shape)
+        steps = walk(lengths, held_out.text)
+        per_step[shape.width] = float((steps + 1).mean()) if len(steps) else 1.0
+        accepted[shape.width] = tuple(
+            float((steps >= n).mean()) if len(steps) else 0.0 for n in range(1, shape.length)
+        )
+    top1, top5 = (tuple(float(x) for x in row / asked) for row in right)
+    return DraftQuality(top1, top5, per_step, accepted)
+
+
+def accepted_lengths(bound: BoundDrafter, held_out: Places, shape: BeamShape) -> np.ndarray:
+    """[M] int: how many drafts the target would accept behind each place."""
+    found = []
+    for at in range(0, len(held_out), _PLACES):
+        batch = held_out.batch(at, _PLACES)
+        context = batch.states[:_PLACES].astype(mx.float32)
+        beams = beam_search(bound, context, batch.roots, shape)
+        drafts = beams.tokens[:, :, 1:]  # [P, W, L - 1]
+        same = (drafts == batch.labels[:, None, : shape.length - 1]) & batch.valid[
+            :, None, : shape.length - 1
+        ]
+        run = mx.sum(mx.cumprod(same.astype(mx.int32), axis=2), axis=2)
+        found.append(np.array(mx.max(run, axis=1)))
+    return np.concatenate(found)[: len(held_out)]
+
+
+def walk(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
+    """The drafts accepted in each step, going through each text from its first token.
+
+    A step at place i emits its accepted drafts and one more token, from which the next starts.
+    Its last step, which would go beyond the text, is left out.
+
+    Shapes:
+      accepted, text: [M]
+    """
+    steps = []
+    at, end = 0, len(accepted)
+    while at < end:
+        following = at + int(accepted[at]) + 1
+        if following < end and text[following] == text[at]:
+            steps.append(int(accepted[at]))
+            at = following
+        else:
+            at = int(np.searchsorted(text, text[at], side="right"))
+    return np.array(steps, np.int64)
+
+
+def _hits(bound: BoundDrafter, batch: Batch, outputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
+    """[2, T] how often the label was first, or in the first five; [T] how often there was one."""
+    first, five = [], []
+    for depth, logits in enumerate(draft_logits(bound, batch)):
+        label = outputs[batch.labels[:, depth]]
+        known = batch.valid[:, depth] & (label >= 0)
+        own = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)
+        better = mx.sum(logits > own, axis=1)
+        first.append(mx.sum(known & (better == 0)))
+        five.append(mx.sum(known & (better < 5)))
+    hits = mx.stack([mx.stack(first), mx.stack(five)])
+    return np.array(hits), np.array(mx.sum(batch.valid, axis=0))

@@ -1,0 +1,283 @@
+"""What the target writes, block by block.
+
+A block is a batch of prompts and the target's answers to them. What is in block i depends on i
+and the options alone, not on which process writes it or when, so that a corpus can be written by
+several processes, be interrupted, and grow.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.distill.corpus import Shard, Text
+from redrafter_mlx.distill.filters import MIN_ANSWER, loop_start
+from redrafter_mlx.distill.prompts import Conversation
+from redrafter_mlx.distill.writing import Written, write_answers, write_turns
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.target import Target
+from redrafter_mlx.weights.chat import encode_text, render_chat
+
+_SYSTEM_MESSAGES = (
+    "You are a helpful assistant.",
+    "You are a careful expert. Answer precisely and say what you are not sure of.",
+    "Answer briefly, in a few sentences.",
+    "You are a patient teacher who explains step by step.",
+    "You are a programmer who answers with working code and a short explanation.",
+    "Answer in the form of a list where that helps.",
+)
+"""Instead of the template's own in one of eight blocks, so that a drafter meets others too."""
+
+_SORTED_BLOCKS = 8
+"""Prompts are sorted by length within so many blocks: little padding, and still a mixture."""
+
+_HELD_OUT_EVERY = 32
+
+_MARK = "\ue000"
+
+
+@dataclass(frozen=True)
+class WritingOptions:
+    """How the corpus is written.
+
+    own_share:         of the blocks, those whose prompts the target writes itself
+    batch:             texts written at once
+    openings:          one answer for each: so many tokens at random, the rest the likeliest
+    temperature:       at which the target writes prompts
+    opening_temperature: and the openings of answers
+    max_answer_tokens: an answer is cut there
+    max_prompt_tokens: longer prompts are left out
+    """
+
+    own_share: float = 1.0
+    batch: int = 126
+    openings: tuple[int, ...] = (0, 6, 12)
+    temperature: float = 1.0
+    opening_temperature: float = 0.7
+    max_answer_tokens: int = 160
+    max_prompt_tokens: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.own_share <= 1:
+            raise BadInputError(f"own share of prompts is {self.own_share}; choose 0 to 1")
+        for name in (
+            "batch", "temperature", "opening_temperature", "max_answer_tokens", "max_prompt_tokens",
+        ):  # fmt: skip
+            if getattr(self, name) <= 0:
+                raise BadInputError(f"{name} is {getattr(self, name)}; it must be above 0")
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The target, writing blocks of a corpus.
+
+    prompts: the user's own, none if the target writes all of them
+    """
+
+    target: Target
+    tokenizer: TokenizerWrapper
+    prompts: Sequence[Conversation]
+    options: WritingOptions
+
+    def write(self, block: int) -> Shard:
+        """The texts of one block, filtered, and counts of what was left out."""
+        left_out: Counter[str] = Counter()
+        key = mx.random.key(self.options.seed * 1_000_003 + block)
+        if self._is_own(block):
+            texts = self._own(block, key, left_out)
+        else:
+            texts = self._given(block, key, left_out)
+        return Shard(texts, left_out)
+
+    def held_out(self, block: int) -> bool:
+        """Whether a block is for looking at, never for learning: one in _HELD_OUT_EVERY.
+
+        The user's prompts in such a block are in no other one, however often they are asked.
+        """
+        if self._is_own(block):
+            return self._own_before(block) % _HELD_OUT_EVERY == 0
+        return self._round_and_place(block)[1] % _HELD_OUT_EVERY == 0
+
+    def _is_own(self, block: int) -> bool:
+        return self._own_before(block + 1) > self._own_before(block)
+
+    def _own_before(self, block: int) -> int:
+        """Blocks below `block` whose prompts the target writes."""
+        share = self.options.own_share if self.prompts else 1.0
+        return int(block * share + 1e-9)
+
+    def _round_and_place(self, block: int) -> tuple[int, int]:
+        """How often the user's prompts were all asked before, and which part of them is next."""
+        size = self.options.batch // len(self.options.openings)
+        return divmod(block - self._own_before(block), -(-len(self.prompts) // size))
+
+    def _given(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
+        """Answers to the next of the user's prompts; when all were asked, in other openings."""
+        opt = self.options
+        size = opt.batch // len(opt.openings)
+        round_, place = self._round_and_place(block)
+        order = list(range(len(self.prompts)))
+        random.Random(opt.seed).shuffle(order)
+        group, within = divmod(place, _SORTED_BLOCKS)
+        span = order[group * _SORTED_BLOCKS * size : (group + 1) * _SORTED_BLOCKS * size]
+        span.sort(key=lambda i: sum(map(len, self.prompts[i].turns)))
+        chosen = [self.prompts[i] for i in span[within * size : (within + 1) * size]]
+        openings = tuple(n + 3 * round_ for n in opt.openings)
+        return self._converse(chosen, openings, key, left_out)
+
+    def _own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
+        """Prompts that the target writes behind the opening of its template, and answers."""
+        opt = self.options
+        wanted = opt.batch // len(opt.openings)
+        earlier = self._own_before(block)
+        message = _SYSTEM_MESSAGES[earlier // 8 % len(_SYSTEM_MESSAGES)]
+        system = message if earlier % 8 == 5 else None
+        for_prompts, for_answers, for_more = mx.random.split(key, 3)
+        tried = wanted * 3 // 2
+        turns = self._user_turns([([], system)], tried, for_prompts, left_out)[0]
+        firsts = [Conversation((turn,), system=system) for turn in turns[:wanted]]
+        if not firsts:
+            return []
+        if earlier % 4 != 3:
+            return self._converse(firsts, opt.openings, for_answers, left_out)
+        return self._with_follow_ups(firsts, for_answers, for_more, left_out)
+
+    def _with_follow_ups(
+        self,
+        firsts: list[Conversation],
+        for_answers: mx.array,
+        for_more: mx.array,
+        left_out: Counter[str],
+    ) -> list[Text]:
+        """Conversations of two turns, the second one the target's own too."""
+        opt = self.options
+        written = write_answers(
+            self.target, [self._render(c.messages(0, [])) for c in firsts], self._eos,
+            opt.max_answer_tokens, openings=opt.openings,
+            temperature=opt.opening_temperature, key=for_answers,
+        )  # fmt: skip
+        answered = [
+            (c, self.tokenizer.decode(w.answer.tolist()[:-1]))
+            for c, w in zip(firsts, written[:: len(opt.openings)], strict=True)
+            if w.ended
+        ]
+        texts = self._kept(written, left_out)
+        if not answered:
+            return texts
+        for_turns, for_second = mx.random.split(for_more)
+        spoken = [([c.turns[0], answer], c.system) for c, answer in answered]
+        more = self._user_turns(spoken, 1, for_turns, left_out)
+        seconds = [
+            (Conversation((*c.turns, turn[0]), (answer,), c.system))
+            for (c, answer), turn in zip(answered, more, strict=True)
+            if turn
+        ]
+        return texts + self._converse(seconds, self.options.openings, for_second, left_out)
+
+    def _converse(
+        self,
+        conversations: Sequence[Conversation],
+        openings: tuple[int, ...],
+        key: mx.array,
+        left_out: Counter[str],
+    ) -> list[Text]:
+        """Answers to all user turns of conversations, the last of those that have no answer."""
+        opt = self.options
+        said = [list(c.answers) for c in conversations]
+        texts: list[Text] = []
+        live = list(range(len(conversations)))
+        while live:
+            prompts: dict[int, list[int]] = {}
+            for i in live:
+                ids = self._render(conversations[i].messages(len(said[i]), said[i]))
+                if len(ids) > opt.max_prompt_tokens:
+                    left_out["prompt too long"] += 1
+                else:
+                    prompts[i] = ids
+            if not prompts:
+                break
+            key, noise = mx.random.split(key)
+            written = write_answers(
+                self.target, list(prompts.values()), self._eos, opt.max_answer_tokens,
+                openings=openings, temperature=opt.opening_temperature, key=noise,
+            )  # fmt: skip
+            texts += self._kept(written, left_out)
+            live = []
+            for place, i in enumerate(prompts):
+                first = written[place * len(openings)]
+                said[i].append(self.tokenizer.decode(first.answer.tolist()))
+                if first.ended and len(said[i]) < len(conversations[i].turns):
+                    live.append(i)
+        return texts
+
+    def _user_turns(
+        self,
+        said: Sequence[tuple[list[str], str | None]],
+        count: int,
+        key: mx.array,
+        left_out: Counter[str],
+    ) -> list[list[str]]:
+        """User turns drawn behind conversations so far (user and assistant by turns)."""
+        prefixes = []
+        for texts, system in said:
+            roles = [
+                {"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(texts)
+            ]
+            head = [{"role": "system", "content": system}] if system else []
+            prefixes.append(self._opening([*head, *roles]))
+        drawn = write_turns(
+            self.target, prefixes, count, self._eos, 64, self.options.temperature, key
+        )
+        found: list[list[str]] = []
+        seen: set[str] = set()
+        for group in drawn:
+            kept = []
+            for ids in group:
+                text = self.tokenizer.decode(ids).strip()
+                if len(text) < 8 or text in seen:
+                    left_out["prompt twice or empty"] += 1
+                else:
+                    seen.add(text)
+                    kept.append(text)
+            left_out["prompt unfinished"] += count - len(group)
+            found.append(kept)
+        return found
+
+    def _opening(self, messages: list[dict[str, str]]) -> list[int]:
+        """The chat template up to where the user's next message begins."""
+        ids = self._render([*messages, {"role": "user", "content": _MARK}])
+        before = self.tokenizer.decode(ids).split(_MARK)[0]
+        return encode_text(self.tokenizer, before)
+
+    def _kept(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:
+        """What is worth learning from; an answer is cut where it begins to loop."""
+        texts = []
+        seen: set[bytes] = set()
+        for text in written:
+            start = loop_start(text.answer.tolist())
+            if start is not None:
+                left_out["answer cut at a loop"] += 1
+            length = len(text.answer) if start is None else start
+            identity = np.array(text.prompt[-32:] + text.answer[:length].tolist()).tobytes()
+            if length < MIN_ANSWER:
+                left_out["answer too short"] += 1
+            elif identity in seen:
+                left_out["answer twice"] += 1
+            else:
+                seen.add(identity)
+                texts.append(Text(text.prompt, text.answer[:length], text.states[:length]))
+        return texts
+
+    def _render(self, messages: list[dict[str, str]]) -> list[int]:
+        return render_chat(self.tokenizer, messages)
+
+    @property
+    def _eos(self) -> set[int]:
+        return set(self.tokenizer.eos_token_ids)

@@ -1,0 +1,150 @@
+"""The corpus on disk: what the target said, and its hidden states, in shards.
+
+A shard is one safetensors file of the texts that were written together:
+
+    prompts [P]         int32    the prompts' tokens, one behind the other
+    answers [A]         int32    the answers' tokens, one behind the other
+    lengths [R, 2]      int32    of each text: tokens of its prompt, tokens of its answer
+    states  [A, D]      float16  the target's final-norm output that chose each answer token
+    labels  [A, T + 1]  int32    only where the answers are not the target's own: what the target
+                                 would say at each place, token by token
+
+and, as metadata, how it was made and what was left out of it. A shard appears whole or not at
+all, and is never written again: a corpus that was interrupted goes on with the shards it lacks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.weights.safetensors_header import read_safetensors_header
+
+FORMAT = "redrafter-mlx corpus 1"
+
+
+@dataclass(frozen=True)
+class Text:
+    """One prompt with the answer that is learnt from.
+
+    Shapes:
+      answer: [A] int32, states: [A, D] float16, labels: [A, T + 1] int32 or None
+    """
+
+    prompt: list[int]
+    answer: np.ndarray
+    states: np.ndarray
+    labels: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Texts that were written together, and what was left out: reason to count."""
+
+    texts: list[Text]
+    left_out: Mapping[str, int]
+
+    @property
+    def answer_tokens(self) -> int:
+        return sum(len(text.answer) for text in self.texts)
+
+
+def save_shard(shard: Shard, path: Path, made: Mapping[str, str]) -> None:
+    """Write a shard; `made` says from what, and is compared when the corpus is used again."""
+    texts = shard.texts
+    arrays = {
+        "prompts": _join([np.array(t.prompt, np.int32) for t in texts], np.zeros(0, np.int32)),
+        "answers": _join([t.answer for t in texts], np.zeros(0, np.int32)),
+        "lengths": np.array([[len(t.prompt), len(t.answer)] for t in texts], np.int32).reshape(
+            -1, 2
+        ),
+        "states": _join([t.states for t in texts], np.zeros((0, 1), np.float16)),
+    }
+    labels = [t.labels for t in texts if t.labels is not None]
+    if labels:
+        arrays["labels"] = np.concatenate(labels)
+    metadata = {
+        **made,
+        "format": FORMAT,
+        "texts": str(len(texts)),
+        "answer_tokens": str(shard.answer_tokens),
+        "left_out": json.dumps(dict(shard.left_out)),
+    }
+    partial = path.with_name(f".{path.stem}.{os.getpid()}.safetensors")
+    try:
+        mx.save_safetensors(str(partial), {k: mx.array(v) for k, v in arrays.items()}, metadata)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class ShardSummary:
+    """What a shard's header says; `bytes` on disk."""
+
+    answer_tokens: int
+    texts: int
+    bytes: int
+    left_out: Mapping[str, int]
+
+
+def summarise_shard(path: Path) -> ShardSummary:
+    """Raises DamagedFileError, naming the file, for what is not a whole shard."""
+    try:
+        said = read_safetensors_header(path).metadata
+        if said.get("format") != FORMAT:
+            raise ValueError(f"its format is {said.get('format')!r}, not {FORMAT!r}")
+        return ShardSummary(
+            int(said["answer_tokens"]),
+            int(said["texts"]),
+            path.stat().st_size,
+            json.loads(said["left_out"]),
+        )
+    except (ValueError, KeyError) as error:
+        raise _damaged(path, error) from None
+
+
+def load_shard(path: Path) -> Shard:
+    """Raises DamagedFileError, naming the file, for what is not a whole shard."""
+    try:
+        loaded = mx.load(str(path), return_metadata=True)
+        arrays, metadata = loaded
+        parts = {name: np.array(array) for name, array in arrays.items()}
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+        texts = list(_split(parts))
+        return Shard(texts, json.loads(metadata["left_out"]))
+    except (RuntimeError, ValueError, KeyError, IndexError) as error:
+        raise _damaged(path, error) from None
+
+
+def _split(parts: Mapping[str, np.ndarray]) -> Iterator[Text]:
+    at_prompt = at_answer = 0
+    labels = parts.get("labels")
+    for n_prompt, n_answer in parts["lengths"].tolist():
+        prompt = slice(at_prompt, at_prompt + n_prompt)
+        answer = slice(at_answer, at_answer + n_answer)
+        yield Text(
+            parts["prompts"][prompt].tolist(),
+            parts["answers"][answer],
+            parts["states"][answer],
+            None if labels is None else labels[answer],
+        )
+        at_prompt, at_answer = prompt.stop, answer.stop
+    if at_prompt != len(parts["prompts"]) or at_answer != len(parts["states"]):
+        raise ValueError("its lengths do not add up")
+
+
+def _join(parts: Sequence[np.ndarray], nothing: np.ndarray) -> np.ndarray:
+    return np.concatenate(parts) if parts else nothing
+
+
+def _damaged(path: Path, why: Exception) -> DamagedFileError:
+    return DamagedFileError(f"{path} cannot be used: {why}; delete it and go on")

@@ -1,0 +1,145 @@
+"""Batches from a corpus, in an order that depends on a seed alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.distill.corpus import Text, load_shard
+from redrafter_mlx.distill.loss import Batch
+from redrafter_mlx.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class Places:
+    """Texts laid end to end; a place is one answer token behind which is drafted.
+
+    Shapes:
+      states: [M, D] float16, roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
+      text:   [M] int32, which text a place is in
+    """
+
+    states: np.ndarray
+    roots: np.ndarray
+    labels: np.ndarray
+    valid: np.ndarray
+    text: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.roots)
+
+    def batch(self, start: int, size: int) -> Batch:
+        """The places from `start` on; behind the last place, invalid ones."""
+        T = self.labels.shape[1]
+        rows = np.minimum(np.arange(start, start + size + T), len(self) - 1)
+        inside = np.arange(start, start + size) < len(self)
+        at = rows[:size]
+        return Batch(
+            mx.array(self.states[rows]),
+            mx.array(self.roots[at]),
+            mx.array(self.labels[at]),
+            mx.array(self.valid[at] & inside[:, None]),
+        )
+
+
+def places(texts: Sequence[Text], length: int) -> Places:
+    """Roots and the `length` labels behind each, of texts in the given order.
+
+    Of the text  I am fine <end>  with length 2:
+
+        root   labels
+        I      am    fine
+        am     fine  <end>
+        fine   <end> -
+        <end>  -     -
+    """
+    roots, labels, valid = [], [], []
+    for text in texts:
+        if text.labels is not None:
+            roots.append(text.labels[:, 0])
+            labels.append(text.labels[:, 1 : length + 1])
+            valid.append(np.ones((len(text.labels), length), bool))
+            continue
+        A = len(text.answer)
+        ahead = np.arange(A)[:, None] + np.arange(1, length + 1)[None]
+        roots.append(text.answer)
+        labels.append(text.answer[np.minimum(ahead, A - 1)])
+        valid.append(ahead < A)
+    return Places(
+        np.concatenate([text.states for text in texts]),
+        np.concatenate(roots),
+        np.concatenate(labels).astype(np.int32),
+        np.concatenate(valid),
+        np.repeat(np.arange(len(texts), dtype=np.int32), [len(text.answer) for text in texts]),
+    )
+
+
+@dataclass(frozen=True)
+class Examples:
+    """The shards that are learnt from, read a few at a time.
+
+    length: T, labels behind each root
+    size:   P, places in a batch
+    memory: bytes of hidden states held at once
+    """
+
+    shards: tuple[Path, ...]
+    length: int
+    size: int
+    memory: int
+    seed: int
+
+    def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
+        """The batches of one pass, each time in another order; `skip` leaves out the first ones."""
+        at = 0
+        for group, paths in enumerate(self._groups(number)):
+            texts = [text for path in paths for text in load_shard(path).texts]
+            random.Random(f"{self.seed} {number} {group}").shuffle(texts)
+            laid = places(texts, self.length)
+            for start in range(0, len(laid) - self.size + 1, self.size):
+                at += 1
+                if at > skip:
+                    yield laid.batch(start, self.size)
+
+    def _groups(self, number: int) -> list[list[Path]]:
+        """The shards in this pass's order, as many together as memory allows."""
+        order = list(self.shards)
+        random.Random(f"{self.seed} {number}").shuffle(order)
+        groups: list[list[Path]] = [[]]
+        room = self.memory
+        for path in order:
+            size = path.stat().st_size
+            if groups[-1] and size > room:
+                groups.append([])
+                room = self.memory
+            groups[-1].append(path)
+            room -= size
+        return groups
+
+
+def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
+    """[V] int64: how often each token is a label."""
+    counts = np.zeros(vocab_size, np.int64)
+    for path in shards:
+        for text in load_shard(path).texts:
+            said = text.answer if text.labels is None else text.labels
+            counts += np.bincount(said.reshape(-1), minlength=vocab_size)
+    return counts
+
+
+def choose_vocabulary(counts: np.ndarray, size: int) -> tuple[np.ndarray, float]:
+    """The `size` most frequent tokens, in order of their ids, and the share of text they cover.
+
+    Raises BadInputError for more tokens than the vocabulary has.
+    """
+    if size > len(counts):
+        raise BadInputError(
+            f"--draft-vocab is {size}; the target's vocabulary has {len(counts)} tokens"
+        )
+    chosen = np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+    return chosen, float(counts[chosen].sum() / max(1, counts.sum()))

@@ -1,0 +1,94 @@
+"""What a drafter is taught: to say, position by position, what the target would say there.
+
+Paper, section 3.5: at each place of a text the drafter runs over the next T tokens and pays the
+cross-entropy of each against the target's choice. Beside the choices it may learn the target's
+probabilities, which the hidden states in the corpus hold whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from redrafter_mlx.drafter import BoundDrafter
+from redrafter_mlx.sampling import log_softmax
+
+
+class Batch(NamedTuple):
+    """P places of texts, laid end to end.
+
+    Shapes:
+      states: [P + T, D] float16, the target's hidden states that chose the roots; those of the T
+              places behind the last are there for their probabilities only
+      roots:  [P] int32, the token behind which is drafted
+      labels: [P, T] int32, what the target says behind the root
+      valid:  [P, T] bool, False behind the end of a text
+    """
+
+    states: mx.array
+    roots: mx.array
+    labels: mx.array
+    valid: mx.array
+
+
+def output_index(bound: BoundDrafter, vocab_size: int) -> mx.array:
+    """[V] int32: which output of the drafter each token is, -1 for what it cannot draft."""
+    if bound.tokens is None:
+        return mx.arange(vocab_size, dtype=mx.int32)
+    index = mx.full((vocab_size,), -1, mx.int32)
+    index[bound.tokens] = mx.arange(bound.output_size, dtype=mx.int32)
+    return index
+
+
+def draft_logits(bound: BoundDrafter, batch: Batch) -> list[mx.array]:
+    """Logits [P, V'] float32 of each of the T positions, fed with the labels before it."""
+    P, T = batch.labels.shape
+    context = batch.states[:P].astype(mx.float32)
+    state = bound.advance(mx.zeros_like(context), batch.roots)
+    logits = []
+    for depth in range(T):
+        logits.append(bound.logits(context, state))
+        if depth < T - 1:
+            state = bound.advance(state, batch.labels[:, depth])
+    return logits
+
+
+def distillation_loss(
+    bound: BoundDrafter,
+    batch: Batch,
+    outputs: mx.array,
+    teacher: mx.array | None,
+    depth_weights: Sequence[float],
+    soft_share: float,
+) -> mx.array:
+    """The mean loss of a place, summed over depths by weight.
+
+    Shapes:
+      outputs: [V] int32, see `output_index`
+      teacher: [P + T, V'] the target's log-probabilities of what can be drafted; with
+               `soft_share` above 0
+    """
+    total = mx.zeros(())
+    P = batch.roots.shape[0]
+    for depth, logits in enumerate(draft_logits(bound, batch)):
+        log_q = log_softmax(logits)
+        label = outputs[batch.labels[:, depth]]
+        valid = batch.valid[:, depth]
+        known = valid & (label >= 0)
+        at_label = mx.take_along_axis(log_q, mx.maximum(label, 0)[:, None], axis=1)[:, 0]
+        loss = -_mean(at_label, known) * (1 - soft_share)
+        if soft_share > 0:
+            assert teacher is not None
+            log_p = teacher[depth + 1 : depth + 1 + P]
+            divergence = mx.sum(mx.exp(log_p) * (log_p - log_q), axis=1)
+            loss = loss + soft_share * _mean(divergence, valid)
+        total = total + depth_weights[depth] * loss
+    return total / sum(depth_weights)
+
+
+def _mean(values: mx.array, chosen: mx.array) -> mx.array:
+    """The mean of the chosen values, 0 if there are none."""
+    kept = mx.where(chosen, values, 0.0)
+    return mx.sum(kept) / mx.maximum(mx.sum(chosen.astype(mx.float32)), 1.0)

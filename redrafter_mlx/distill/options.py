@@ -1,0 +1,70 @@
+"""How a drafter is trained, as one record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+from redrafter_mlx.config import refuse_unknown_keys
+from redrafter_mlx.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The optimisation; what is trained is a DrafterConfig, what from is a corpus.
+
+    draft_length:  T, positions that are learnt behind the root (paper: 5)
+    epochs:        passes over the corpus
+    batch:         places in one forward and backward call
+    accumulate:    such calls to one step of the optimiser
+    learning_rate: AdamW's highest; it warms up and falls along a cosine to a tenth
+    soft_share:    of the loss, what is learnt from the target's probabilities; the rest from its
+                   choices
+    depth_decay:   weight of each depth relative to the one before
+    evaluations:   looks at held-out texts, evenly spread
+    memory_bytes:  of hidden states read at once
+    """
+
+    draft_length: int = 5
+    epochs: float = 2.0
+    batch: int = 1024
+    accumulate: int = 1
+    learning_rate: float = 1e-3
+    warmup_share: float = 0.05
+    weight_decay: float = 0.01
+    clip: float = 1.0
+    soft_share: float = 0.5
+    depth_decay: float = 0.8
+    evaluations: int = 10
+    memory_bytes: int = 4_000_000_000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("draft_length", "batch", "accumulate", "evaluations", "memory_bytes"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be at least 1")
+        for name in ("epochs", "learning_rate", "clip", "depth_decay"):
+            if not getattr(self, name) > 0:
+                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be above 0")
+        for name in ("soft_share", "warmup_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadInputError(f"{name} is {getattr(self, name)!r}; choose 0 to 1")
+        if not self.weight_decay >= 0:
+            raise BadInputError(f"weight_decay is {self.weight_decay!r}; it must be 0 or more")
+
+    @property
+    def depth_weights(self) -> list[float]:
+        return [self.depth_decay**depth for depth in range(self.draft_length)]
+
+    def steps(self, places: int) -> int:
+        """Steps of the optimiser over a corpus of so many places."""
+        return max(1, round(self.epochs * places / (self.batch * self.accumulate)))
+
+    @classmethod
+    def from_dict(cls, given: Mapping[str, object]) -> TrainOptions:
+        """Raises BadInputError for an unknown key, naming it."""
+        refuse_unknown_keys(given, [f.name for f in fields(cls)], "training option")
+        return cls(**given)  # type: ignore[arg-type]
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)

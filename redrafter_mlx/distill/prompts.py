@@ -1,0 +1,139 @@
+"""Prompts and finished conversations from files, in the formats that people have them in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from redrafter_mlx.errors import BadInputError
+
+_TEXT_KEYS = ("prompt", "instruction", "question", "text", "query")
+_ANSWER_KEYS = ("response", "output", "answer", "completion", "chosen")
+_ROLES = {
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "system": "system",
+}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a user says in turn, and the answers where a file has them.
+
+    answers: one for each of the first turns; empty if the target is to write them
+    """
+
+    turns: tuple[str, ...]
+    answers: tuple[str, ...] = ()
+    system: str | None = None
+
+    def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
+        """The conversation up to the given user turn, with `answers` to the turns before."""
+        said = [{"role": "system", "content": self.system}] if self.system else []
+        for user, answer in zip(self.turns[:turn], answers, strict=False):
+            said += [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
+        return [*said, {"role": "user", "content": self.turns[turn]}]
+
+
+def read_conversations(path: str | Path) -> list[Conversation]:
+    """Conversations from JSONL, a JSON array, or plain lines (one prompt a line).
+
+    Known objects: MT-Bench and Spec-Bench (`turns`), Alpaca (`instruction`, `input`, `output`),
+    ShareGPT (`conversations` of `from`/`value`), OpenAI chat (`messages` of `role`/`content`), and
+    `prompt`, `question`, `text` or `query` with an optional `response` or `answer`.
+
+    Raises BadInputError naming the file and the line.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise BadInputError(f"{path} is not UTF-8 text") from None
+    found = [
+        conversation
+        for where, row in _rows(text, path)
+        if (conversation := _conversation(row, where)) is not None
+    ]
+    if not found:
+        raise BadInputError(f"{path} holds no prompts")
+    return found
+
+
+def _rows(text: str, path: Path) -> list[tuple[str, object]]:
+    start = text.lstrip()[:1]
+    if start == "[":
+        try:
+            rows = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise BadInputError(f"{path} line {error.lineno}: {error.msg}") from None
+        return [(f"{path} entry {i + 1}", row) for i, row in enumerate(rows)]
+    numbered = [(i + 1, line) for i, line in enumerate(text.splitlines()) if line.strip()]
+    if start != "{":
+        return [(f"{path} line {i}", line) for i, line in numbered]
+    found: list[tuple[str, object]] = []
+    for i, line in numbered:
+        try:
+            found.append((f"{path} line {i}", json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise BadInputError(f"{path} line {i}: {error.msg}") from None
+    return found
+
+
+def _conversation(row: object, where: str) -> Conversation | None:
+    """None for a conversation in which no user speaks first."""
+    if isinstance(row, str):
+        return Conversation((row.strip(),)) if row.strip() else None
+    if not isinstance(row, dict):
+        raise BadInputError(f"{where} is neither text nor a JSON object")
+    for key in ("messages", "conversations"):
+        if isinstance(row.get(key), list):
+            return _from_messages(row[key], where)
+    turns = row.get("turns")
+    if isinstance(turns, list) and turns and all(isinstance(t, str) and t.strip() for t in turns):
+        return Conversation(tuple(turns), system=_text(row.get("system")))
+    prompt = next((text for k in _TEXT_KEYS if (text := _text(row.get(k)))), None)
+    if prompt is None:
+        keys = ", ".join(("messages", "conversations", "turns", *_TEXT_KEYS))
+        raise BadInputError(f"{where} holds no prompt; one of {keys} should")
+    more = _text(row.get("input"))
+    answer = next((text for k in _ANSWER_KEYS if (text := _text(row.get(k)))), None)
+    return Conversation(
+        (f"{prompt}\n\n{more}" if more else prompt,),
+        (answer,) if answer else (),
+        _text(row.get("system")),
+    )
+
+
+def _from_messages(messages: Sequence[object], where: str) -> Conversation | None:
+    system, turns, answers = None, list[str](), list[str]()
+    for message in messages:
+        role, content = _role_and_content(message, where)
+        if role == "system" and not turns:
+            system = content
+        elif role == "user" and len(answers) == len(turns):
+            turns.append(content)
+        elif role == "assistant" and len(answers) == len(turns) - 1:
+            answers.append(content)
+        else:
+            break  # what follows has no place in a conversation by turns
+    return Conversation(tuple(turns), tuple(answers), system) if turns else None
+
+
+def _role_and_content(message: object, where: str) -> tuple[str, str]:
+    if isinstance(message, Mapping):
+        role = _ROLES.get(str(message.get("role", message.get("from"))))
+        content = message.get("content", message.get("value"))
+        if role and isinstance(content, str):
+            return role, content
+    raise BadInputError(f"{where} holds a message without a known role and a text")
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value.strip() else None

@@ -1,0 +1,25 @@
+"""Files that appear whole or not at all, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Yield a name beside `path` to write to; what was written there then becomes `path`.
+
+    Before that it is on the disk, so that a machine that stops leaves the old file or the new one.
+    The name ends as `path` does: who writes pictures goes by that.
+    """
+    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    try:
+        yield partial
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)

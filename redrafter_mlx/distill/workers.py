@@ -1,0 +1,168 @@
+"""Writing a corpus: block after block into a folder, by one process or several.
+
+MLX computes element by element on one core, and only matrix products on all; so on a CPU several
+processes, each with one core, write more than one process with all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import mlx.core as mx
+
+from redrafter_mlx.config import DType
+from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_shard
+from redrafter_mlx.distill.prompts import Conversation
+from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.load import load_target
+from redrafter_mlx.target import Target
+
+_POLL = 1.0
+"""Seconds between looks into the folder."""
+
+
+@dataclass(frozen=True)
+class CorpusJob:
+    """What a worker has to know: the target, the prompts, how to write, and where.
+
+    model, dtype, quantize: as in `load_target`
+    """
+
+    model: str
+    dtype: DType
+    quantize: int | None
+    prompts: tuple[Conversation, ...]
+    writing: WritingOptions
+    folder: Path
+
+    def path(self, block: int) -> Path:
+        return self.folder / f"block-{block:06d}.safetensors"
+
+
+@dataclass(frozen=True)
+class CorpusSize:
+    """What a corpus holds: its first `blocks`, and the bytes of all that lies on the disk.
+
+    blocks: without a gap from the first on, and no more than the asked answer tokens need, so
+      that the same request finds the same corpus however much more has been written
+    """
+
+    blocks: int
+    answer_tokens: int
+    texts: int
+    bytes: int
+    left_out: Mapping[str, int]
+
+
+def write_corpus(
+    job: CorpusJob,
+    answer_tokens: int,
+    max_bytes: int,
+    workers: int,
+    progress: Callable[[CorpusSize], None] = lambda _: None,
+) -> CorpusSize:
+    """Write blocks until the corpus holds `answer_tokens`, or `max_bytes` lie on the disk.
+
+    What is in the folder already is kept. Interrupted by an exception (Ctrl-C is one) it leaves
+    whole shards only, and goes on with the next call.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    for stale in job.folder.glob(".block-*"):
+        stale.unlink(missing_ok=True)
+    counted: dict[int, ShardSummary] = {}
+
+    def size() -> CorpusSize:
+        return _measure(job, counted, answer_tokens)
+
+    def enough(now: CorpusSize) -> bool:
+        return now.answer_tokens >= answer_tokens or now.bytes >= max_bytes
+
+    now = size()
+    progress(now)
+    if enough(now):
+        return now
+    with _started(job, workers) as processes:
+        while not enough(now):
+            time.sleep(_POLL)
+            for process in processes:
+                if process.exitcode not in (None, 0):
+                    raise RedrafterError(
+                        "a writing process ended early; its message is above, and the same "
+                        "command goes on where it stopped"
+                    )
+            now = size()
+            progress(now)
+    return size()
+
+
+def work(job: CorpusJob, worker: int, workers: int) -> None:
+    """Write the blocks of one worker until this process is ended."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
+    parent = os.getppid()
+    loaded = load_target(job.model, dtype=job.dtype, quantize=job.quantize, offline=True)
+    target = Target(loaded.model)
+    writer = Writer(target, loaded.tokenizer, job.prompts, job.writing)
+    made = {"writing": json.dumps(asdict(job.writing)), "target": loaded.source.fingerprint}
+    block = worker
+    while os.getppid() == parent:
+        if not job.path(block).exists():
+            save_shard(writer.write(block), job.path(block), {**made, "block": str(block)})
+            mx.clear_cache()
+        block += workers
+
+
+@contextmanager
+def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
+    """Worker processes, each with its share of the cores; ended at once when left.
+
+    A shard appears whole or not at all, so that ending them at any moment is safe.
+    """
+    context = mp.get_context("spawn")
+    threads = str(max(1, (os.cpu_count() or 1) // workers))
+    names = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update({name: threads for name in names if workers > 1})
+    processes = [
+        context.Process(target=work, args=(job, k, workers), daemon=True) for k in range(workers)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        yield list(processes)
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.join()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _measure(job: CorpusJob, counted: dict[int, ShardSummary], wanted: int) -> CorpusSize:
+    """The corpus on disk; `counted` remembers shards that were looked into before."""
+    for path in job.folder.glob("block-*.safetensors"):
+        block = int(path.stem.split("-")[1])
+        if block not in counted:
+            counted[block] = summarise_shard(path)
+    blocks = tokens = texts = 0
+    left_out: Counter[str] = Counter()
+    while blocks in counted and tokens < wanted:
+        shard = counted[blocks]
+        blocks, tokens, texts = blocks + 1, tokens + shard.answer_tokens, texts + shard.texts
+        left_out.update(shard.left_out)
+    on_disk = sum(shard.bytes for shard in counted.values())
+    return CorpusSize(blocks, tokens, texts, on_disk, left_out)

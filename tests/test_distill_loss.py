@@ -1,0 +1,209 @@
+"""Labels, loss and gradients of distillation, against plain references."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from tiny import HIDDEN, VOCAB, random_drafter, random_model
+
+from redrafter_mlx.beam import beam_search
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.acceptance import accepted_lengths, measure_quality, walk
+from redrafter_mlx.distill.corpus import Text
+from redrafter_mlx.distill.examples import choose_vocabulary, places
+from redrafter_mlx.distill.loss import distillation_loss, output_index
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.sampling import log_softmax
+from redrafter_mlx.target import Target
+
+T = 3
+
+
+def some_texts(seed: int = 0, count: int = 4, length: int = 9) -> list[Text]:
+    rng = np.random.default_rng(seed)
+    return [
+        Text(
+            [1, 2],
+            rng.integers(0, VOCAB, length + i).astype(np.int32),
+            rng.normal(size=(length + i, HIDDEN)).astype(np.float16),
+        )
+        for i in range(count)
+    ]
+
+
+def test_labels_are_the_tokens_behind_the_root_and_end_with_the_text() -> None:
+    states = np.arange(4)[:, None].astype(np.float16)
+    fine = Text([9], np.array([10, 11, 12, 2], np.int32), states)
+    short = Text([9], np.array([5], np.int32), states[:1] + 7)
+    laid = places([fine, short], 2)
+    assert laid.roots.tolist() == [10, 11, 12, 2, 5]
+    assert laid.states[:, 0].tolist() == [0, 1, 2, 3, 7]
+    assert laid.valid.tolist() == [
+        [True, True], [True, True], [True, False], [False, False], [False, False],
+    ]  # fmt: skip
+    assert laid.labels[0].tolist() == [11, 12]
+    assert laid.labels[1].tolist() == [12, 2]
+    assert laid.labels[2][0] == 2
+    assert laid.text.tolist() == [0, 0, 0, 0, 1]
+
+
+def test_given_labels_begin_with_the_root() -> None:
+    labels = np.array([[4, 5, 6], [7, 8, 9]], np.int32)
+    text = Text([1], np.array([40, 50], np.int32), np.zeros((2, 1), np.float16), labels)
+    laid = places([text], 2)
+    assert laid.roots.tolist() == [4, 7]
+    assert laid.labels.tolist() == [[5, 6], [8, 9]]
+    assert laid.valid.all()
+
+
+def test_a_batch_behind_the_last_place_is_invalid() -> None:
+    laid = places(some_texts(), T)
+    batch = laid.batch(len(laid) - 2, 8)
+    assert batch.states.shape[0] == 8 + T
+    assert not np.array(batch.valid)[2:].any()
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def reference_loss(
+    drafter: Drafter, embed: np.ndarray, head: np.ndarray, texts: list[Text], soft: float,
+    weights: list[float],
+) -> float:  # fmt: skip
+    """Place by place, depth by depth, in float64."""
+    p = {k: np.array(v).astype(np.float64) for k, v in tree_flatten(drafter.parameters())}
+    tokens = p.get("draft_vocab")
+    chosen = np.arange(VOCAB) if tokens is None else tokens.astype(int)
+
+    def silu(x: np.ndarray) -> np.ndarray:
+        return x / (1 + np.exp(-x))
+
+    def logits(context: np.ndarray, state: np.ndarray) -> np.ndarray:
+        x = np.concatenate([context, state])
+        x = p["input_proj.weight"] @ x + p["input_proj.bias"]
+        for i in range(drafter.config.num_draft_layers):
+            x = x + silu(p[f"lm_head.{i}.linear.weight"] @ x + p[f"lm_head.{i}.linear.bias"])
+        if drafter.config.head == "own":
+            return p[f"lm_head.{drafter.config.num_draft_layers}.weight"] @ x
+        x = p["output_proj.weight"] @ x
+        x = x / np.sqrt((x**2).mean() + 1e-5) * p["output_norm.weight"]
+        return head[chosen] @ x
+
+    hard: list[list[float]] = [[] for _ in weights]
+    softs: list[list[float]] = [[] for _ in weights]
+    for text in texts:
+        for j in range(len(text.answer)):
+            state = np.zeros(HIDDEN)
+            for depth in range(len(weights)):
+                state = silu(
+                    p["rnn_w.weight"] @ embed[text.answer[j + depth]]
+                    + p["rnn_u.weight"] @ state + p["rnn_u.bias"]
+                )  # fmt: skip
+                at = j + depth + 1
+                if at >= len(text.answer):
+                    break
+                q = softmax(logits(text.states[j].astype(np.float64), state))
+                want = softmax(head[chosen] @ text.states[at].astype(np.float64))
+                softs[depth].append(float((want * np.log(want / q)).sum()))
+                if text.answer[at] in chosen:
+                    place = int(np.flatnonzero(chosen == text.answer[at])[0])
+                    hard[depth].append(-float(np.log(q[place])))
+    per_depth = [
+        (1 - soft) * np.mean(h) + soft * np.mean(s) for h, s in zip(hard, softs, strict=True)
+    ]
+    return float(np.dot(per_depth, weights) / sum(weights))
+
+
+@pytest.mark.parametrize("soft", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize(
+    "form", [{}, {"head": "tied", "draft_vocab_size": 60}, {"draft_vocab_size": 70}]
+)
+def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> None:
+    model = random_model()
+    target, drafter = Target(model), random_drafter(**form)
+    if "draft_vocab_size" in form:
+        size = drafter.config.output_size
+        drafter.draft_vocab = mx.array(np.random.default_rng(1).permutation(VOCAB)[:size])
+    texts = some_texts()
+    laid = places(texts, T)
+    bound = drafter.bind(target)
+    teacher = log_softmax(target.output_rows(bound.tokens)(mx.array(laid.states, mx.float32)))
+    teacher = mx.concatenate([teacher, teacher[-T:]])
+    weights = [1.0, 0.5, 0.25]
+    got = distillation_loss(
+        bound, laid.batch(0, len(laid)), output_index(bound, VOCAB), teacher, weights, soft
+    )
+    embed = np.array(target.embedding(mx.arange(VOCAB)), np.float64)
+    head = np.array(target.output_rows()(mx.eye(HIDDEN)).T, np.float64)
+    want = reference_loss(drafter, embed, head, texts, soft, weights)
+    assert got.item() == pytest.approx(want, rel=2e-4)
+
+
+def test_gradients_reach_the_drafter_and_nothing_else() -> None:
+    model = random_model()
+    drafter = random_drafter(head="tied", draft_vocab_size=60)
+    target = Target(model)
+    bound = drafter.bind(target)
+    laid = places(some_texts(), T)
+    before = {k: np.array(v) for k, v in tree_flatten(model.parameters())}
+
+    def loss() -> mx.array:
+        outputs = output_index(bound, VOCAB)
+        return distillation_loss(bound, laid.batch(0, 16), outputs, None, [1.0] * T, 0.0)
+
+    _, gradients = nn.value_and_grad(drafter, loss)()
+    sizes = {name: float(mx.abs(g).max().item()) for name, g in tree_flatten(gradients)}
+    assert set(sizes) == set(dict(tree_flatten(drafter.trainable_parameters())))
+    assert "draft_vocab" not in sizes
+    assert all(size > 0 for size in sizes.values()), sizes
+    for name, array in tree_flatten(model.parameters()):
+        assert np.array_equal(before[name], np.array(array)), name
+
+
+def test_walk_goes_through_a_text_as_decoding_would() -> None:
+    text = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1])
+    accepted = np.array([1, 9, 0, 2, 9, 9, 0, 1, 9])
+    # 0: accepts 1, on to 2; 2: accepts none, on to 3; 3: two drafts lead to the text's end.
+    # 6: accepts none, on to 7; 7: would end the text.
+    assert walk(accepted, text).tolist() == [1, 0, 0]
+
+
+def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
+    target = Target(random_model())
+    drafter = random_drafter(seed=3)
+    bound = drafter.bind(target)
+    laid = places(some_texts(length=30), T)
+    shape = BeamShape(3, 4)
+    got = accepted_lengths(bound, laid, shape)
+    for i in range(0, len(laid), 7):
+        context = mx.array(laid.states[i : i + 1], mx.float32)
+        root = mx.array(laid.roots[i : i + 1])
+        beams = np.array(beam_search(bound, context, root, shape).tokens)[0, :, 1:]
+        want = 0
+        for beam in beams:
+            run = 0
+            while run < 3 and laid.valid[i, run] and beam[run] == laid.labels[i, run]:
+                run += 1
+            want = max(want, run)
+        assert got[i] == want
+
+
+def test_what_cannot_be_drafted_counts_as_wrong() -> None:
+    target = Target(random_model())
+    bound = random_drafter(seed=3, draft_vocab_size=4).bind(target)
+    texts = [Text(t.prompt, t.answer % 50 + 10, t.states) for t in some_texts()]
+    quality = measure_quality(bound, places(texts, T), VOCAB, [BeamShape(2, 4)])
+    assert quality.top1 == (0.0, 0.0, 0.0)
+    assert quality.tokens_per_step[2] == 1.0
+
+
+def test_draft_vocabulary_is_the_most_frequent_tokens_and_its_coverage() -> None:
+    counts = np.array([5, 0, 9, 1, 5])
+    chosen, coverage = choose_vocabulary(counts, 2)
+    assert chosen.tolist() == [0, 2]
+    assert coverage == pytest.approx(14 / 20)

@@ -1,0 +1,237 @@
+"""The target's batched writing, against its own plain decoding."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.acceptance import accepted_lengths, walk
+from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard, summarise_shard
+from redrafter_mlx.distill.examples import places
+from redrafter_mlx.distill.filters import loop_start
+from redrafter_mlx.distill.prompts import Conversation, read_conversations
+from redrafter_mlx.distill.writing import write_answers, write_turns
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.target import Target
+
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [15]]
+
+
+def until_loop(tokens: list[int]) -> list[int]:
+    start = loop_start(tokens)
+    return tokens if start is None else tokens[:start]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_batched_answers_equal_plain_decoding(name: str) -> None:
+    model = random_model(name)
+    written = write_answers(Target(model), PROMPTS, eos=[], max_tokens=30)
+    for prompt, got in zip(PROMPTS, written, strict=True):
+        plain = plain_tokens(model, prompt, 30)
+        assert until_loop(got.answer.tolist()) == until_loop(plain)
+        assert got.prompt == prompt
+
+
+def test_kept_states_choose_the_answer() -> None:
+    target = Target(random_model())
+    for written in write_answers(target, PROMPTS, eos=[3], max_tokens=12):
+        logits = target.logits(mx.array(written.states, mx.float32)[None])[0]
+        assert mx.argmax(logits, axis=-1).tolist() == written.answer.tolist()
+
+
+def test_an_answer_ends_with_its_end_token_and_the_others_go_on() -> None:
+    model = random_model()
+    plain = [plain_tokens(model, prompt, 20) for prompt in PROMPTS]
+    end = plain[1][4]
+    written = write_answers(Target(model), PROMPTS, eos=[end], max_tokens=20)
+    for tokens, got in zip(plain, written, strict=True):
+        stop = tokens.index(end) + 1 if end in tokens else 20
+        assert got.ended == (end in tokens)
+        assert until_loop(got.answer.tolist()) == until_loop(tokens[:stop])
+        assert len(got.states) == len(got.answer)
+
+
+def test_an_opening_is_prompt_and_what_follows_is_the_greedy_answer_to_it() -> None:
+    model = random_model()
+    key = mx.random.key(3)
+    written = write_answers(
+        Target(model), PROMPTS, eos=[], max_tokens=10, openings=(0, 4), temperature=1.0, key=key
+    )
+    assert len(written) == 2 * len(PROMPTS)
+    for i, got in enumerate(written):
+        prompt = PROMPTS[i // 2]
+        assert len(got.prompt) == len(prompt) + (0, 4)[i % 2]
+        assert got.answer.tolist() == plain_tokens(model, got.prompt, 10)
+
+
+def test_drawn_turns_repeat_with_their_key_and_differ_between_rows() -> None:
+    target = Target(random_model())
+    ends = range(15)
+    draw = [write_turns(target, [[1, 2]], 6, ends, 12, 2.0, mx.random.key(k)) for k in (1, 1, 2)]
+    assert draw[0] == draw[1] != draw[2]
+    assert len({tuple(turn) for turn in draw[0][0]}) == len(draw[0][0]) > 1
+    assert not any(token in ends for turn in draw[0][0] for token in turn)
+
+
+def test_simulated_steps_equal_those_of_decoding() -> None:
+    model = random_model()
+    drafter = random_drafter(seed=4)
+    target = Target(model)
+    shape = BeamShape(3, 4)
+    redrafter = Redrafter(model, byte_tokenizer(), drafter)
+    for prompt in PROMPTS:
+        steps: dict[int, int] = {}
+        options = {"max_tokens": 60, "beam_width": 3, "beam_length": 4}
+        for response in redrafter.stream(prompt, **options):
+            steps.setdefault(response.steps, len(response.step.tokens) - 1)
+        tokens = [r.token for r in redrafter.stream(prompt, **options)]
+        written = write_answers(target, [prompt], eos=[], max_tokens=60)[0]
+        text = Text(prompt, written.answer, written.states)
+        assert tokens[: len(text.answer)] == text.answer.tolist()
+        laid = places([text], 3)
+        simulated = walk(accepted_lengths(drafter.bind(target), laid, shape), laid.text).tolist()
+        assert len(simulated) > 5
+        assert simulated == [steps[i + 1] for i in range(len(simulated))]
+
+
+def test_a_loop_begins_where_a_run_is_said_again() -> None:
+    assert loop_start([1, 2, 3, 4, 1, 2, 3, 9], window=3) == 4
+    assert loop_start([1, 2, 3, 4, 5, 6], window=3) is None
+    assert loop_start([7] * 10, window=4) == 1
+
+
+def options(**changes: object) -> WritingOptions:
+    return WritingOptions(**{"batch": 6, "max_answer_tokens": 12, **changes})  # type: ignore[arg-type]
+
+
+def test_blocks_depend_on_their_number_alone() -> None:
+    tokenizer, target = byte_tokenizer(), Target(byte_model())
+    prompts = [Conversation((f"prompt {i}",)) for i in range(7)]
+    writer = Writer(target, tokenizer, prompts, options(own_share=0.5))
+    backwards = {b: writer.write(b) for b in (5, 4, 0)}
+    for b in (0, 4, 5):
+        again = writer.write(b)
+        assert [t.prompt for t in again.texts] == [t.prompt for t in backwards[b].texts]
+        assert all(
+            np.array_equal(x.answer, y.answer)
+            for x, y in zip(again.texts, backwards[b].texts, strict=True)
+        )
+
+
+def test_given_prompts_are_all_asked_before_any_is_asked_again() -> None:
+    tokenizer, target = byte_tokenizer(), Target(byte_model())
+    prompts = [Conversation((f"prompt {i}",)) for i in range(5)]
+    writer = Writer(target, tokenizer, prompts, options(own_share=0.0))
+    asked = [
+        {i for i in range(5) for t in writer.write(b).texts if f"prompt {i}<" in decode(t)}
+        for b in range(6)
+    ]
+
+    assert set().union(*asked[:3]) == set(range(5))
+    assert asked[0] == asked[3]  # the second round, in other openings
+    assert not asked[0] & asked[1]
+
+
+def decode(text: Text) -> str:
+    return str(byte_tokenizer().decode(text.prompt))
+
+
+def test_later_turns_are_asked_behind_the_answers_to_the_earlier_ones() -> None:
+    tokenizer, target = byte_tokenizer(), Target(byte_model())
+    said = Conversation(("first", "second"), ("an answer",), "be brief")
+    writer = Writer(target, tokenizer, [said], options(own_share=0.0, batch=1, openings=(0,)))
+    (text,) = writer.write(0).texts
+    assert decode(text) == (
+        "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nfirst<|im_end|>\n"
+        "<|im_start|>assistant\nan answer<|im_end|>\n<|im_start|>user\nsecond<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def test_a_shard_comes_back_as_it_was_written(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    rng = np.random.default_rng(0)
+    texts = [
+        Text([1, 2, 3], np.array([4, 5], np.int32), rng.normal(size=(2, 4)).astype(np.float16)),
+        Text([9], np.array([7], np.int32), rng.normal(size=(1, 4)).astype(np.float16)),
+    ]
+    path = tmp_path / "block-000000.safetensors"
+    save_shard(Shard(texts, {"answer too short": 2}), path, {"seed": "0"})
+    back = load_shard(path)
+    assert [t.prompt for t in back.texts] == [[1, 2, 3], [9]]
+    for mine, theirs in zip(texts, back.texts, strict=True):
+        assert np.array_equal(mine.answer, theirs.answer)
+        assert np.array_equal(mine.states, theirs.states)
+    summary = summarise_shard(path)
+    assert (summary.answer_tokens, summary.texts, summary.left_out) == (3, 2, back.left_out)
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_shard_cut_short_is_refused_by_name(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "block-000000.safetensors"
+    text = Text([1], np.array([4], np.int32), np.zeros((1, 4), np.float16))
+    save_shard(Shard([text], {}), path, {})
+    path.write_bytes(path.read_bytes()[:-3])
+    for read in (load_shard, summarise_shard):
+        with pytest.raises(DamagedFileError, match="block-000000"):
+            read(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "turns", "answers"),
+    [
+        ("What is 2 + 2?\n\nWhy?\n", [("What is 2 + 2?",), ("Why?",)], [(), ()]),
+        ('{"turns": ["a", "b"], "question_id": 1}', [("a", "b")], [()]),
+        ('{"instruction": "Sum", "input": "text", "output": "t"}', [("Sum\n\ntext",)], [("t",)]),
+        ('{"conversations": [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]}',
+         [("hi",)], [("yo",)]),
+        ('{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]}',
+         [("u",)], [()]),
+        ('[{"prompt": "p"}, "q"]', [("p",), ("q",)], [(), ()]),
+    ],
+)  # fmt: skip
+def test_prompt_files_are_read_in_their_formats(tmp_path, content, turns, answers) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content, encoding="utf-8")
+    found = read_conversations(path)
+    assert [c.turns for c in found] == turns
+    assert [c.answers for c in found] == answers
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "holds no prompts"),
+        ('{"prompt": "a"}\n{"prompt": ', "line 2"),
+        ('{"colour": "a"}', "line 1 holds no prompt"),
+        ('{"messages": [{"role": "cat", "content": "u"}]}', "line 1 holds a message"),
+    ],
+)
+def test_bad_prompt_files_are_refused_in_one_line(tmp_path, content: str, said: str) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(BadInputError, match=said):
+        read_conversations(path)
+    with pytest.raises(BadInputError, match="cannot be read"):
+        read_conversations(tmp_path / "nowhere.jsonl")
+
+
+def test_held_out_prompts_are_never_learnt_from() -> None:
+    tokenizer, target = byte_tokenizer(), Target(byte_model())
+    prompts = [Conversation((f"prompt {i}",)) for i in range(5)]
+    writer = Writer(target, tokenizer, prompts, options(own_share=0.5, openings=(0, 2)))
+    held = [b for b in range(24) if writer.held_out(b)]
+    assert 0 in held
+    assert 1 in held
+    assert 0 < len(held) < 12
+    given = {b: {decode(t).split("<|im_end|>")[0] for t in writer.write(b).texts}
+             for b in range(0, 10, 2)}  # fmt: skip
+    looked_at = set().union(*(given[b] for b in given if b in held))
+    learnt = set().union(*(given[b] for b in given if b not in held))
+    assert looked_at
+    assert learnt
+    assert not looked_at & learnt
