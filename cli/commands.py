@@ -45,13 +45,13 @@ def run_command(chat: Chat, line: str) -> None:
 
 
 def describe_model(chat: Chat) -> str:
-    """The model in a few words: name, arithmetic, and whether drafts are made."""
+    """The model in a few words: name, arithmetic, and what drafts."""
     source = chat.model.source
     words = [] if source is None else [source.name, source.dtype]
     if source is not None and source.bits:
         words.append(f"{source.bits}-bit")
-    drafting = chat.model.drafter is not None and chat.options.draft
-    return ", ".join([*words, "drafting" if drafting else "decoding plainly"])
+    drafting = chat.model.drafting if chat.options.draft else None
+    return ", ".join([*words, f"drafting by {drafting}" if drafting else "decoding plainly"])
 
 
 def _help(chat: Chat, rest: str) -> None:
@@ -93,12 +93,12 @@ def _set(chat: Chat, rest: str) -> None:
 
 def _show(chat: Chat, rest: str) -> None:
     _refuse_words("/show", rest)
-    source, drafter = chat.model.source, chat.model.drafter
+    source = chat.model.source
     rows = []
     if source is not None:
         bits = f", {source.bits}-bit weights" if source.bits else ""
         rows = [f"model {source.name} ({source.path})", f"dtype {source.dtype}{bits}"]
-    rows.append(chat.model.drafter_note or f"drafter {'none' if drafter is None else 'loaded'}")
+    rows.append(chat.model.drafter_note or f"drafts by {chat.model.drafting or 'nothing'}")
     rows.append(_shown_system(chat))
     rows.append(f"conversation {shown_turns(chat.session.messages)}")
     chat.terminal.say("\n".join([*rows, _shown_options(chat)]))

@@ -27,8 +27,9 @@ Model = Annotated[
 DrafterName = Annotated[
     str,
     typer.Option(
-        "--drafter", metavar="auto|none|PATH", rich_help_panel=_DRAFTS,
-        help="The drafter's folder; auto takes the one for this model, if there is one.",
+        "--drafter", metavar="auto|lookup|none|PATH", rich_help_panel=_DRAFTS,
+        help="The drafter's folder; auto takes the one for this model, or else lookup: what "
+        "followed the text's last words before. PATH+lookup and auto+lookup take both.",
     ),
 ]  # fmt: skip
 Dtype = Annotated[
@@ -109,7 +110,8 @@ Accept = Annotated[
     typer.Option(
         "--accept", metavar="greedy|sample|rejection|typical", rich_help_panel=_DRAFTS,
         show_default=False,
-        help="How drafts are accepted; typical is not lossless. "
+        help="How drafts are accepted; typical is not lossless; rejection of looked-up drafts "
+        "is sample. "
         "[default: greedy at temperature 0, else sample]",
     ),
 ]  # fmt: skip
@@ -164,7 +166,7 @@ def load_model(
     if model is not None and not model.strip():
         raise BadInputError("--model is empty; give a name that `redrafter-mlx list` shows")
     if not drafter.strip():
-        raise BadInputError("--drafter is empty; give auto, none or a folder")
+        raise BadInputError("--drafter is empty; give auto, lookup, none or a folder")
     with progress_bars(f"loading {model or 'the model'}") as progress:
         from redrafter_mlx.load import load
 

@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Compare drafted decoding with mlx-lm's own loop, token by token.
 
-    Exits 0 if all tokens agree, or if every difference is explained by rounding. Without a drafter
-    the drafts are mlx-lm's own answer, spoilt here and there.
+    Exits 0 if all tokens agree, or if every difference is explained by rounding. Where auto finds
+    no drafter, the drafts are mlx-lm's own answer, spoilt here and there: the harder test.
     """
     asked = GenerationOptions(
         max_tokens=max_tokens, beam_width=beam_width, beam_length=beam_length, max_nodes=max_nodes
@@ -67,6 +67,7 @@ def command(
             prompts,
             max_tokens=max_tokens,
             shape=asked.beam_shape(loaded.beam_shape),
+            replay=drafter == "auto" and loaded.drafter is None,
             done=progress and (lambda n: progress("questions", n, len(prompts))),
         )
     text = json.dumps(receipt.to_dict()) if as_json else describe(receipt, loaded.tokenizer.decode)
@@ -77,7 +78,7 @@ def command(
 def describe(receipt: Receipt, decode: Callable[[list[int]], str]) -> str:
     """The receipt for people: what was compared, each difference, and the verdict."""
     weights = f", {receipt.bits}-bit weights" if receipt.bits else ""
-    drafts = "mlx-lm's own answers, spoilt" if receipt.drafter == "replay" else "its drafter"
+    drafts = "mlx-lm's own answers, spoilt" if receipt.drafter == "replay" else receipt.drafter
     lines = [
         f"{receipt.model}, {receipt.dtype}{weights}; drafts from {drafts}; "
         f"W {receipt.beam_width}, L {receipt.beam_length}, N {receipt.nodes}",

@@ -21,6 +21,7 @@ from redrafter_mlx.decode import Decoder, StepResult
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import load_drafter
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.lookup import Both, Lookup, split_lookup
 from redrafter_mlx.memory import PrefixMemory
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.response import Completion, Response
@@ -43,7 +44,7 @@ class Redrafter:
 
     Any thread may call it, and any number: each answer has its own state, and steps queue up.
 
-    drafter_note: one line when it decodes plainly: why, and how to change that
+    drafter_note: one line where no drafter was found: what is done instead, how to change that
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Redrafter:
         source: TargetSource | None = None,
         drafter_note: str | None = None,
     ) -> None:
-        """A drafter may be given as the path of its folder.
+        """A drafter may be given as the path of its folder; see `split_lookup` for other words.
 
         Raises UnsupportedModelError or MismatchError for what cannot work together.
         """
@@ -66,6 +67,7 @@ class Redrafter:
         self.model = model
         mx.eval(model.parameters())
         self.target = Target(model)
+        drafter, looks_up = split_lookup(drafter)
         if isinstance(drafter, (str, Path)):
             drafter = load_drafter(
                 drafter,
@@ -77,15 +79,26 @@ class Redrafter:
         self.proposer: Proposer | None = None
         if isinstance(drafter, Drafter):
             mx.eval(drafter.parameters())
-            self.proposer = drafter.bind(self.target)
+            bound = drafter.bind(self.target)
+            self.proposer = Both(bound, Lookup()) if looks_up else bound
         else:
-            self.proposer = drafter
+            self.proposer = Lookup() if looks_up else drafter
         self._wired = WiredMemory(model)
 
     @property
     def beam_shape(self) -> BeamShape:
         """The shape that is used where none is asked for."""
-        return self.drafter.config.beam_shape if self.drafter else DEFAULT_BEAM_SHAPE
+        if isinstance(self.proposer, Lookup):
+            return self.proposer.beam_shape
+        shape = self.drafter.config.beam_shape if self.drafter else DEFAULT_BEAM_SHAPE
+        return self.proposer.beam_shape(shape) if isinstance(self.proposer, Both) else shape
+
+    @property
+    def drafting(self) -> str | None:
+        """What drafts, in words for people and records; None if it decodes plainly."""
+        if isinstance(self.proposer, (Lookup, Both)):
+            return "lookup" if isinstance(self.proposer, Lookup) else "drafter and lookup"
+        return None if self.proposer is None else "drafter"
 
     def warm_up(self) -> None:
         """Run every kernel once, and make sure that this model's trees are exact.
@@ -277,7 +290,7 @@ def stream_generate(
 
     Args:
       prompt: text (taken as it is, as mlx-lm does) or token ids
-      drafter: or the path of a drafter's folder; None decodes auto-regressively
+      drafter: or the path of a drafter's folder, or "lookup"; None decodes auto-regressively
       options: and `overrides`, its fields by name; see GenerationOptions
     """
     redrafter = Redrafter(model, tokenizer, drafter)

@@ -14,6 +14,7 @@ from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.drafter_files import CONFIG, read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.lookup import join_lookup, split_lookup
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
@@ -67,25 +68,29 @@ def load(
 
     Args:
       drafter: a drafter's folder; "auto" takes the one that was trained for this very target, if
-        this machine has it; None decodes plainly. Other arguments as in `load_target`
+        this machine has it, and "lookup" otherwise: drafts from the text itself; "FOLDER+lookup"
+        and "auto+lookup" take both; None decodes plainly. Other arguments as in `load_target`
     Raises:
       RedrafterError: in one line, for whatever a user can cause
     """
-    if drafter is not None and drafter != "auto":
-        read_config(drafter)  # a wrong path is said before the target is loaded
+    own, looks_up = split_lookup(drafter)
+    if own is not None and own != "auto":
+        read_config(own)  # a wrong path is said before the target is loaded
     loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
     name, fingerprint = loaded.source.name, loaded.source.fingerprint
-    folder, note = drafter, None
-    if drafter == "auto":
-        folder, damaged = find_drafter(fingerprint)
-        if folder is None:
+    note = None
+    if own == "auto":
+        own, damaged = find_drafter(fingerprint)
+        if own is None:
+            looks_up = True
             note = (
-                f"no drafter for {name} yet, decoding plainly; "
+                f"no drafter for {name} yet, drafting by lookup; "
                 f"`redrafter-mlx train --model {name} --output DIR` trains one"
             )
             note += "".join(f" (passed over: {error})" for error in damaged)
+    named = join_lookup(own) if looks_up else own
     redrafter = Redrafter(
-        loaded.model, loaded.tokenizer, folder, source=loaded.source, drafter_note=note
+        loaded.model, loaded.tokenizer, named, source=loaded.source, drafter_note=note
     )
     redrafter.warm_up()
     return redrafter

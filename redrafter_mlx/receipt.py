@@ -21,8 +21,10 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, StepResult
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.memory import common_prefix
+from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import log_softmax, sequence_keys
+from redrafter_mlx.target import Target
 
 _WATCHED = 8
 """Noise is looked for in so many of the likeliest tokens; the others are never chosen."""
@@ -57,7 +59,7 @@ class Receipt:
     """What was compared, and what came of it.
 
     tokens, agreeing: compared, and equal; behind a difference nothing is compared
-    drafter:          "replay" when there is none: drafts from mlx-lm's own answer, spoilt
+    drafter:          what drafted; "replay" are drafts from mlx-lm's own answer, spoilt
     tokens_per_step:  of all answers together; says something of a drafter only if there is one
     """
 
@@ -97,6 +99,7 @@ def verify(
     *,
     max_tokens: int = 128,
     shape: BeamShape | None = None,
+    replay: bool = False,
     done: Callable[[int], None] | None = None,
 ) -> Receipt:
     """Decode each prompt with drafts and with mlx-lm's own loop, and compare token by token.
@@ -104,16 +107,19 @@ def verify(
     Args:
       prompts: token ids
       shape: the drafter's own if None
+      replay: draft from mlx-lm's own answer, spoilt, so that every accepted length occurs; this
+        is also what is done where nothing drafts
       done: told how many prompts are finished
     """
     shape = shape or redrafter.beam_shape
     source = redrafter.source
+    proposer = None if replay else redrafter.proposer
     compared = agreeing = said = steps = 0
     differences = []
     for i, prompt in enumerate(prompts):
         expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.model,
                                                      max_tokens=max_tokens)]  # fmt: skip
-        got, calls = _drafted(redrafter, prompt, expected, shape, seed=i)
+        got, calls = _drafted(redrafter.target, proposer, prompt, expected, shape, seed=i)
         said, steps = said + len(got) - 1, steps + calls
         place = common_prefix(expected, got)
         agreeing += place
@@ -132,7 +138,7 @@ def verify(
         fingerprint=source.fingerprint if source else None,
         dtype=source.dtype if source else dtype,
         bits=source.bits if source else None,
-        drafter="replay" if redrafter.proposer is None else "its own",
+        drafter="replay" if proposer is None else redrafter.drafting or "drafter",
         beam_width=shape.width,
         beam_length=shape.length,
         nodes=shape.nodes,
@@ -145,11 +151,15 @@ def verify(
 
 
 def _drafted(
-    redrafter: Redrafter, prompt: list[int], expected: list[int], shape: BeamShape, seed: int
+    target: Target,
+    proposer: Proposer | None,
+    prompt: list[int],
+    expected: list[int],
+    shape: BeamShape,
+    seed: int,
 ) -> tuple[list[int], int]:
     """As many tokens as were expected, end-of-text or not, and the target calls they took."""
-    target = redrafter.target
-    proposer = redrafter.proposer or Replay(prompt + expected, target.vocab_size, seed)
+    proposer = proposer or Replay(prompt + expected, target.vocab_size, seed)
     decoder = Decoder(target, proposer, shape, SamplingParams())
     said: list[int] = []
 

@@ -74,7 +74,7 @@ def join_beams(first: Beams, second: Beams) -> Beams:
 
     So a parent is never less likely than its child, though the sources disagree on both.
     """
-    both = Beams(*(mx.concatenate(pair, axis=1) for pair in zip(first, second, strict=True)))
+    both = Beams(*(mx.concatenate(list(pair), axis=1) for pair in zip(first, second, strict=True)))
     shared = _same_prefix(_apart_where_ended(both))
     return both._replace(
         log_probs=mx.max(mx.where(shared, both.log_probs[:, None], -mx.inf), axis=2)

@@ -97,7 +97,7 @@ class FakeSession:
 
 class FakeModel:
     source = SimpleNamespace(name="fake-model", path="/fake", dtype="float32", bits=None)
-    drafter = None
+    drafting = None
     drafter_note = "no drafter for fake-model"
 
     def session(self, system: str | None = None) -> FakeSession:

@@ -11,9 +11,11 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx import load as load_module
+from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafter_files import save_drafter
-from redrafter_mlx.errors import MismatchError, ModelNotFoundError
+from redrafter_mlx.errors import BadInputError, MismatchError, ModelNotFoundError
 from redrafter_mlx.load import LoadedTarget, TargetSource, find_drafter, load
+from redrafter_mlx.lookup import LOOKUP_SHAPE
 
 
 @pytest.fixture
@@ -31,14 +33,38 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "drafters"
 
 
-def test_without_a_drafter_it_decodes_plainly_and_says_how_to_train_one(shelf: Path) -> None:
+def test_without_a_drafter_it_looks_up_and_says_how_to_train_one(shelf: Path) -> None:
     redrafter = load("tiny")
     assert redrafter.drafter is None
+    assert redrafter.drafting == "lookup"
+    assert redrafter.beam_shape == LOOKUP_SHAPE
     assert redrafter.drafter_note is not None
+    assert redrafter.drafter_note.startswith("no drafter for tiny yet, drafting by lookup; ")
     assert "redrafter-mlx train --model tiny" in redrafter.drafter_note
-    assert redrafter.generate([1, 2], max_tokens=5).tokens_per_step == 1.0
-    assert load("tiny", drafter=None).drafter_note is None
+    # A text that repeats itself is taken several tokens at a time, unless drafts are refused.
+    asked = [1, 2, 3, 4] * 5
+    assert redrafter.generate(asked, max_tokens=60).tokens_per_step > 1.2
+    assert redrafter.generate(asked, max_tokens=60, draft=False).tokens_per_step == 1.0
     assert not shelf.exists()
+
+
+def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
+    save_drafter(random_drafter(1), shelf / "a")
+    words = [("lookup", "lookup"), ("auto", "lookup"), ("auto+lookup", "lookup"), (None, None),
+             (shelf / "a", "drafter"), (f"{shelf / 'a'}+lookup", "drafter and lookup")]  # fmt: skip
+    for word, drafting in words:
+        redrafter = load("tiny", drafter=word)
+        assert redrafter.drafting == drafting
+        assert (redrafter.drafter_note is None) == (word not in ("auto", "auto+lookup"))
+    assert redrafter.beam_shape == BeamShape(3, 4, 7), "a beam more in as many nodes"
+    save_drafter(random_drafter(2, target_fingerprint="sha256:t"), shelf / "b")
+    assert [load("tiny", drafter=w).drafting for w in ("auto", "auto+lookup", "lookup")] == [
+        "drafter", "drafter and lookup", "lookup"]  # fmt: skip
+    assert load("tiny", drafter=None).generate([1, 2], max_tokens=5).tokens_per_step == 1.0
+    with pytest.raises(BadInputError, match=r"drafter is '\+lookup'; name a drafter before"):
+        load("tiny", drafter="+lookup")
+    with pytest.raises(ModelNotFoundError, match="no drafter at"):
+        load("tiny", drafter=f"{shelf / 'nothing'}+lookup")
 
 
 def test_the_drafter_that_was_trained_for_this_target_is_found(shelf: Path) -> None:

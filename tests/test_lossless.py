@@ -20,10 +20,11 @@ from redrafter_mlx import rejection
 from redrafter_mlx.accept import Acceptance, up_to
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, _read
-from redrafter_mlx.proposer import DraftInput
+from redrafter_mlx.lookup import Both, Lookup
+from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
 from redrafter_mlx.target import Target
-from redrafter_mlx.tree import TokenTree
+from redrafter_mlx.tree import TokenTree, pack_beam
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
 PROMPT = [1, 4]
@@ -34,6 +35,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of rows of a few tokens each: attention over unused capacity is all the cost."""
     monkeypatch.setattr("redrafter_mlx.cache.EXTENT_STEP", 4)
     monkeypatch.setattr("redrafter_mlx.cache.CAPACITY_STEP", 16)
+    monkeypatch.setattr("redrafter_mlx.transcript.TEXT_STEP", 16)
 
 
 @cache
@@ -54,10 +56,13 @@ def exact_joint(params: SamplingParams) -> np.ndarray:
     return joint
 
 
-def drawn(shape: BeamShape, params: SamplingParams, batches: int) -> tuple[np.ndarray, float]:
+def drawn(
+    shape: BeamShape, params: SamplingParams, batches: int, proposer: Proposer | None = None
+) -> tuple[np.ndarray, float]:
     """How often each sequence was decoded, and tokens/step."""
     _, target = tiny_target()
-    decoder = Decoder(target, random_drafter(vocab_size=V).bind(target), shape, params)
+    proposer = proposer or random_drafter(vocab_size=V).bind(target)
+    decoder = Decoder(target, proposer, shape, params)
     counts, tokens, steps = np.zeros((V,) * N_TOKENS), 0, 0
     for batch in range(batches):
         keys = sequence_keys(batch, ROWS)
@@ -73,9 +78,11 @@ def drawn(shape: BeamShape, params: SamplingParams, batches: int) -> tuple[np.nd
     return counts, tokens / steps
 
 
-def fits(shape: BeamShape, params: SamplingParams, batches: int = 3) -> bool:
+def fits(
+    shape: BeamShape, params: SamplingParams, batches: int = 3, proposer: Proposer | None = None
+) -> bool:
     """Whether the drawn sequences pass for draws from the exact joint distribution."""
-    counts, _ = drawn(shape, params, batches)
+    counts, _ = drawn(shape, params, batches, proposer)
     expected = exact_joint(SamplingParams(params.temperature, params.top_p, params.top_k,
                                           params.min_p)) * counts.sum()  # fmt: skip
     statistic, freedom = chi_square(counts.ravel(), expected.ravel())
@@ -102,6 +109,35 @@ def test_lossless_methods_keep_filtered_distributions(
     accept: AcceptMethod, temperature: float, filters: dict
 ) -> None:
     assert fits(BeamShape(3, 3), SamplingParams(temperature, accept=accept, **filters), 2)
+
+
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+@pytest.mark.parametrize("mixed", [False, True], ids=["lookup", "both"])
+def test_lossless_methods_keep_the_joint_distribution_with_lookups(
+    accept: AcceptMethod, mixed: bool
+) -> None:
+    """Every token behind the prompt has a chance of having been looked up."""
+    lookup = Lookup()
+    bound = random_drafter(vocab_size=V).bind(tiny_target()[1])
+    proposer = Both(bound, lookup) if mixed else lookup
+    assert fits(BeamShape(3, 3, 5), SamplingParams(1.0, accept=accept), 3, proposer)
+
+
+def test_a_lookup_that_is_believed_fails() -> None:
+    """Taking looked-up drafts as if they had been drawn from the drafter's distribution."""
+    lookup, (_, target) = Lookup(), tiny_target()
+    bound = random_drafter(vocab_size=V).bind(target)
+
+    class Believed(Both):
+        def draw(
+            self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
+        ) -> rejection.SampledDrafts:
+            drawn = super().draw(given, keys, shape, params)
+            looked_up = pack_beam(lookup.propose(given, shape), shape.nodes)
+            return drawn._replace(tree=looked_up)
+
+    params = SamplingParams(1.0, accept="rejection")
+    assert not fits(BeamShape(2, 3), params, proposer=Believed(bound, lookup))
 
 
 def test_rejection_keeps_the_distribution_when_the_tree_is_cut_short() -> None:

@@ -36,9 +36,18 @@ def test_float32_is_exact(drafter: Drafter | None) -> None:
     assert receipt.exact
     assert receipt.explained
     assert receipt.tokens == receipt.agreeing == 30 * len(PROMPTS)
-    assert receipt.drafter == ("replay" if drafter is None else "its own")
+    assert receipt.drafter == ("replay" if drafter is None else "drafter")
     assert (receipt.nodes, seen) == (10, list(range(1, 9)))
     assert drafter is not None or receipt.tokens_per_step > 1.5, "a replay is accepted often"
+
+
+def test_lookups_are_exact_and_a_replay_can_be_asked_for_in_their_place() -> None:
+    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), "lookup")
+    for replay, drafter in ((False, "lookup"), (True, "replay")):
+        receipt = verify(redrafter, PROMPTS, max_tokens=30, shape=SHAPE, replay=replay)
+        assert receipt.exact
+        assert receipt.drafter == drafter
+        assert receipt.tokens_per_step > 1, "some drafts are accepted"
 
 
 def test_differences_by_rounding_are_found_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
