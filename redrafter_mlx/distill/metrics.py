@@ -16,6 +16,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,24 @@ class MetricsLog:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def log_events(events: Iterable[Event], folder: Path) -> Iterator[Event]:
+    """Pass a run's events on, each in the log of `folder` before the run goes on.
+
+    The first one, a step, says where the run goes on from; a run that is over leaves the log as
+    it is.
+    """
+    log = None
+    try:
+        for event in events:
+            if log is None:
+                log = MetricsLog(folder, event.step - 1)
+            log.append(event)
+            yield event
+    finally:
+        if log is not None:
+            log.close()
 
 
 def read_metrics(folder: Path) -> list[Logged]:

@@ -1,0 +1,128 @@
+"""Pictures of a training run, from its log: `loss.png` and `accuracy.png`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from redrafter_mlx.distill.metrics import read_metrics
+from redrafter_mlx.distill.trainer import Evaluation, Step
+from redrafter_mlx.distill.whole import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOSS = "loss.png"
+ACCURACY = "accuracy.png"
+
+_NOTE = "no pictures of the training: install matplotlib with: pip install 'redrafter-mlx[plot]'"
+
+_WINDOWS = 50
+"""The loss is averaged over windows of a fiftieth of the run, since single steps scatter."""
+
+
+def draw_plots(folder: Path) -> str | None:
+    """Draw what the log in `folder` holds so far; a picture of nothing is not drawn.
+
+    Returns:
+      None, or one line that says why there are no pictures: a run does not fail for them
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        return _NOTE
+    events = [logged.event for logged in read_metrics(folder)]
+    steps = [event for event in events if isinstance(event, Step)]
+    evaluations = [event for event in events if isinstance(event, Evaluation)]
+    try:
+        if steps:
+            _save(_loss(steps), folder / LOSS)
+        if evaluations:
+            _save(_accuracy(evaluations), folder / ACCURACY)
+    except OSError as error:
+        return f"no pictures of the training: {folder}: {error.strerror or error}"
+    return None
+
+
+def running_mean(values: Sequence[float], window: int) -> np.ndarray:
+    """The mean over each value and the `window - 1` before it, or as many as there are.
+
+    Values that are not numbers are left out of it.
+    """
+    given = np.asarray(values, np.float64)
+    known = np.isfinite(given)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, given, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    last = np.arange(1, len(given) + 1)
+    first = np.maximum(last - window, 0)
+    number = counts[last] - counts[first]
+    mean: np.ndarray = np.where(number > 0, sums[last] - sums[first], np.nan) / np.maximum(
+        number, 1
+    )
+    return mean
+
+
+def _loss(steps: Sequence[Step]) -> Figure:
+    figure = _figure(8)
+    axes = figure.subplots()
+    at = [s.step for s in steps]
+    loss = [s.loss for s in steps]
+    axes.plot(at, loss, color="tab:blue", alpha=0.25, linewidth=0.8, label="each step")
+    window = max(1, len(loss) // _WINDOWS)
+    axes.plot(at, running_mean(loss, window), color="tab:blue", label=f"mean of {window}")
+    _label(axes, "loss", "training loss")
+    rate = axes.twinx()
+    rate.plot(at, [s.learning_rate for s in steps], color="grey", linewidth=0.8, linestyle="--")
+    rate.set_ylabel("learning rate (dashed)", color="grey")
+    rate.set_ylim(bottom=0)
+    rate.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    return figure
+
+
+def _accuracy(evaluations: Sequence[Evaluation]) -> Figure:
+    """Held-out top-1 by position on the left, simulated tokens/step by beam width on the right."""
+    figure = _figure(13)
+    accuracy, accepted = figure.subplots(1, 2)
+    at = [e.step for e in evaluations]
+    for position in range(max(len(e.quality.top1) for e in evaluations)):
+        values = [
+            e.quality.top1[position] if position < len(e.quality.top1) else np.nan
+            for e in evaluations
+        ]
+        accuracy.plot(at, values, marker="o", markersize=3, label=f"position {position + 1}")
+    accuracy.set_ylim(bottom=0)
+    _label(accuracy, "top-1", "share of first guesses that are the target's token, held-out texts")
+    for width in sorted({w for e in evaluations for w in e.quality.tokens_per_step}):
+        values = [e.quality.tokens_per_step.get(width, np.nan) for e in evaluations]
+        accepted.plot(at, values, marker="o", markersize=3, label=f"beam width {width}")
+    best = [e.step for e in evaluations if e.best]
+    if best:
+        accepted.axvline(best[-1], color="grey", linewidth=0.8, linestyle="--", label="saved")
+    _label(accepted, "tokens/step", "simulated tokens/step, held-out texts")
+    return figure
+
+
+def _figure(width: float) -> Figure:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _label(axes: Axes, name: str, title: str) -> None:
+    axes.set_xlabel("step")
+    axes.set_ylabel(name)
+    axes.set_title(title, fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def _save(figure: Figure, path: Path) -> None:
+    with whole_file(path) as partial:
+        figure.savefig(partial, dpi=120)

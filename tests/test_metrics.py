@@ -1,0 +1,292 @@
+"""The log of a training run: each step once whatever stopped it, and pictures of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from redrafter_mlx.distill.acceptance import DraftQuality
+from redrafter_mlx.distill.metrics import METRICS, MetricsLog, log_events, read_metrics
+from redrafter_mlx.distill.plots import ACCURACY, LOSS, draw_plots, running_mean
+from redrafter_mlx.distill.trainer import Evaluation, Event, Step
+from redrafter_mlx.distill.whole import whole_file
+from redrafter_mlx.errors import DamagedFileError
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def step(n: int, loss: float = 5.25) -> Step:
+    return Step(n, 100, loss, 1e-3 / n, 830.5)
+
+
+def evaluation(n: int, best: bool = True) -> Evaluation:
+    quality = DraftQuality(
+        (0.4, 0.3), (0.7, 0.6), {1: 1.5, 4: 2.0}, {1: (0.5, 0.25), 4: (0.75, 0.5)}
+    )
+    return Evaluation(n, quality, best)
+
+
+def run(first: int, last: int) -> list[Event]:
+    """Steps from `first` to `last`, with an evaluation behind every third."""
+    events: list[Event] = []
+    for n in range(first, last + 1):
+        events.append(step(n, loss=10 / n))
+        if n % 3 == 0:
+            events.append(evaluation(n, best=n % 2 == 0))
+    return events
+
+
+def write(folder: Path, events: list[Event], steps_made: int = 0) -> None:
+    with MetricsLog(folder, steps_made) as log:
+        for event in events:
+            log.append(event)
+
+
+def read(folder: Path) -> list[Event]:
+    return [logged.event for logged in read_metrics(folder)]
+
+
+# The log
+
+
+def test_events_read_back_as_they_were_written(tmp_path: Path) -> None:
+    write(tmp_path, run(1, 7))
+    assert read(tmp_path) == run(1, 7)
+
+
+def test_each_line_is_strict_json_with_its_event_and_step(tmp_path: Path) -> None:
+    write(tmp_path, [step(1, math.nan), step(2, math.inf), evaluation(2)])
+    lines = (tmp_path / METRICS).read_text().splitlines()
+    said = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [(s["event"], s["step"]) for s in said] == [("step", 1), ("step", 2), ("evaluation", 2)]
+    assert said[0]["loss"] is None
+    assert said[2]["tokens_per_step"] == {"1": 1.5, "4": 2.0}
+    first = read(tmp_path)[0]
+    assert isinstance(first, Step)
+    assert math.isnan(first.loss)
+
+
+def test_a_line_is_in_the_file_before_the_next_event(tmp_path: Path) -> None:
+    with MetricsLog(tmp_path) as log:
+        for n in range(1, 4):
+            log.append(step(n))
+            assert len(read(tmp_path)) == n
+
+
+@pytest.mark.parametrize("checkpoint", range(1, 11))
+def test_resumed_log_equals_the_unbroken_one(tmp_path: Path, checkpoint: int) -> None:
+    """Whatever step the last checkpoint holds, each step is there once."""
+    write(tmp_path, run(1, 10))
+    write(tmp_path, run(checkpoint + 1, 20), steps_made=checkpoint)
+    assert read(tmp_path) == run(1, 20)
+
+
+@pytest.mark.parametrize("checkpoint", range(10))
+def test_logged_events_pass_through_and_say_where_a_run_goes_on(
+    tmp_path: Path, checkpoint: int
+) -> None:
+    assert list(log_events(run(1, 10), tmp_path)) == run(1, 10)
+    for event in log_events(run(checkpoint + 1, 12), tmp_path):
+        assert read(tmp_path)[-1] == event  # before the run makes its next step
+    assert read(tmp_path) == run(1, 12)
+
+
+def test_run_that_is_over_leaves_its_log(tmp_path: Path) -> None:
+    write(tmp_path, run(1, 10))
+    assert list(log_events([], tmp_path)) == []
+    assert read(tmp_path) == run(1, 10)
+
+
+def test_new_run_begins_an_empty_log(tmp_path: Path) -> None:
+    write(tmp_path, run(1, 10))
+    write(tmp_path, run(1, 2))
+    assert read(tmp_path) == run(1, 2)
+
+
+def test_checkpoint_ahead_of_the_log_goes_on_behind_it(tmp_path: Path) -> None:
+    """After a power cut the checkpoint may know of steps that the log lost."""
+    write(tmp_path, run(1, 5))
+    write(tmp_path, run(9, 10), steps_made=8)
+    assert read(tmp_path) == [*run(1, 5), *run(9, 10)]
+
+
+def test_seconds_go_on_where_the_run_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr("redrafter_mlx.distill.metrics.time.monotonic", lambda: now[0])
+    with MetricsLog(tmp_path) as log:
+        for n in (1, 2, 3):
+            now[0] += 10
+            log.append(step(n))
+    now[0] += 5000
+    with MetricsLog(tmp_path, steps_made=2) as log:
+        now[0] += 1
+        log.append(step(3))
+    assert [logged.seconds for logged in read_metrics(tmp_path)] == [10, 20, 21]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 30, 60])
+def test_half_written_last_line_is_removed(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / METRICS
+    write(tmp_path, run(1, 4))
+    whole = path.read_bytes()
+    write(tmp_path, [step(5)], steps_made=4)
+    path.write_bytes(path.read_bytes()[: len(whole) + cut])
+    assert read(tmp_path) == run(1, 4)
+    write(tmp_path, run(5, 6), steps_made=4)
+    assert read(tmp_path) == run(1, 6)
+
+
+def test_zeros_behind_the_last_line_are_removed(tmp_path: Path) -> None:
+    """What some file systems leave where a write was not finished."""
+    path = tmp_path / METRICS
+    write(tmp_path, run(1, 4))
+    whole = path.read_bytes()
+    path.write_bytes(whole + bytes(4096))
+    assert read(tmp_path) == run(1, 4)
+    write(tmp_path, [], steps_made=4)
+    assert path.read_bytes() == whole
+
+
+def test_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / METRICS
+    write(tmp_path, run(1, 4))
+    path.write_bytes(path.read_bytes()[:-1])
+    write(tmp_path, run(5, 5), steps_made=4)
+    assert read(tmp_path) == run(1, 5)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"not JSON",
+        b"",
+        b"[1, 2]",
+        b'{"event": "other", "step": 1}',
+        b'{"event": "step", "step": 1}',
+        b'{"event": "step", "step": "1", "steps": 2, "loss": 1, "learning_rate": 1,'
+        b' "places_per_second": 1, "seconds": 1}',
+    ],
+)
+def test_log_that_is_not_ours_is_refused_by_line_and_kept(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / METRICS
+    write(tmp_path, run(1, 2))
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    before = path.read_bytes()
+    for attempt in (lambda: read_metrics(tmp_path), lambda: MetricsLog(tmp_path)):
+        with pytest.raises(DamagedFileError, match=r"metrics\.jsonl: line 3 is no event"):
+            attempt()
+    assert path.read_bytes() == before
+
+
+def test_run_without_a_log_has_no_events(tmp_path: Path) -> None:
+    assert read_metrics(tmp_path) == []
+
+
+def test_log_survives_a_process_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path\n"
+        "from redrafter_mlx.distill.metrics import MetricsLog\n"
+        "from redrafter_mlx.distill.trainer import Step\n"
+        "log = MetricsLog(Path(sys.argv[1]))\n"
+        "for n in range(1, 51): log.append(Step(n, 50, 1.0, 1.0, 1.0))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
+    assert done.returncode == -9
+    assert [event.step for event in read(tmp_path)] == list(range(1, 51))
+
+
+# Files that appear whole
+
+
+def test_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_text("old")
+
+    def interrupted() -> None:
+        with whole_file(path) as partial:
+            partial.write_text("half of the ne")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["picture.png"]
+    with whole_file(path) as partial:
+        assert partial.suffix == ".png"
+        partial.write_text("new")
+        assert path.read_text() == "old"
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["picture.png"]
+
+
+# Pictures
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 10])
+def test_running_mean_equals_the_mean_of_each_window(window: int) -> None:
+    values = [4.0, 1.0, math.nan, 3.0, math.nan, math.nan, math.nan, 2.0]
+    expected = []
+    for at in range(len(values)):
+        known = [v for v in values[max(0, at - window + 1) : at + 1] if not math.isnan(v)]
+        expected.append(sum(known) / len(known) if known else math.nan)
+    np.testing.assert_allclose(running_mean(values, window), expected)
+
+
+def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert draw_plots(tmp_path) is None
+    assert os.listdir(tmp_path) == []
+    write(tmp_path, [step(1), step(2, math.nan)])
+    assert draw_plots(tmp_path) is None
+    assert sorted(os.listdir(tmp_path)) == [LOSS, METRICS]
+    write(tmp_path, run(3, 6), steps_made=2)
+    assert draw_plots(tmp_path) is None
+    assert sorted(os.listdir(tmp_path)) == sorted([ACCURACY, LOSS, METRICS])
+    for name in (LOSS, ACCURACY):
+        assert (tmp_path / name).read_bytes().startswith(PNG)
+
+
+def test_pictures_show_every_position_and_width() -> None:
+    """The lines drawn are the log's numbers."""
+    pytest.importorskip("matplotlib")
+    from redrafter_mlx.distill.plots import _accuracy, _loss
+
+    left, right = _accuracy([evaluation(10), evaluation(20, best=False)]).axes
+    assert [list(line.get_ydata()) for line in left.lines] == [[0.4, 0.4], [0.3, 0.3]]
+    drawn = {str(line.get_label()): list(line.get_ydata()) for line in right.lines}
+    assert drawn["beam width 1"] == [1.5, 1.5]
+    assert drawn["beam width 4"] == [2.0, 2.0]
+    assert list(right.lines[-1].get_xdata()) == [10, 10]  # the one that was saved
+    assert list(_loss([step(1, 3.0), step(2, 2.0)]).axes[0].lines[0].get_ydata()) == [3.0, 2.0]
+
+
+def test_missing_matplotlib_is_one_line_that_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, run(1, 4))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    note = draw_plots(tmp_path)
+    assert note is not None
+    assert "pip install 'redrafter-mlx[plot]'" in note
+    assert "\n" not in note
+    assert os.listdir(tmp_path) == [METRICS]
+
+
+def test_picture_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write(tmp_path, run(1, 4))
+    (tmp_path / LOSS).mkdir()
+    note = draw_plots(tmp_path)
+    assert note is not None
+    assert str(tmp_path) in note
+    assert sorted(os.listdir(tmp_path)) == [LOSS, METRICS]
