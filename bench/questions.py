@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, DownloadError
 
 _TEXT_KEYS = ("prompt", "question", "instruction", "text")
+_ID_KEYS = ("question_id", "prompt_id", "id")
+
+MT_BENCH = ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")
+"""The data set on the Hub that holds MT-Bench's 80 questions, and the file in it."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """The first turn of a conversation, and what kind it is ("" where a file does not say)."""
+    """The first turn of a conversation, and what kind it is ("" where a file does not say).
+
+    id: as the file names it; None where it does not
+    """
 
     text: str
     category: str = ""
+    id: int | str | None = None
 
 
 OWN_QUESTIONS = (
@@ -46,36 +56,93 @@ OWN_QUESTIONS = (
 def read_questions(path: str | Path) -> list[Question]:
     """The questions of a file: MT-Bench or Spec-Bench (`turns`), Alpaca, JSONL, or plain lines.
 
+    A file that is one JSON array, as Alpaca's is, counts its elements instead of lines.
+
     Raises:
       BadInputError: naming the file and the line
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise BadInputError(f"{path} is not UTF-8 text") from None
-    numbered = [(n, line) for n, line in enumerate(lines, 1) if line.strip()]
+    if re.match(r"\s*\[\s*[\]{]", text):
+        rows = _parse(str(path), text)
+        if not isinstance(rows, list) or not rows:
+            raise BadInputError(f"{path} holds no question")
+        return [_from_row(f"{path}, element {n}", row) for n, row in enumerate(rows, 1)]
+    numbered = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not numbered:
         raise BadInputError(f"{path} holds no question")
     if not numbered[0][1].lstrip().startswith("{"):
         return [Question(line.strip()) for _, line in numbered]
-    return [_from_json(f"{path}, line {n}", line) for n, line in numbered]
+    return [_from_row(w, _parse(w, line)) for n, line in numbered for w in (f"{path}, line {n}",)]
 
 
-def _from_json(where: str, line: str) -> Question:
+def fetch_mt_bench() -> list[Question]:
+    """MT-Bench's 80 questions, from the Hub's cache or the Hub.
+
+    Raises:
+      DownloadError: in one line, when the Hub is out of reach
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    repo, name = MT_BENCH
+    remedy = "download it by hand and give it with --questions FILE"
     try:
-        row = json.loads(line)
+        path = hf_hub_download(repo, name, repo_type="dataset", etag_timeout=5)
+    except LocalEntryNotFoundError:
+        raise DownloadError(f"{repo} is not on this machine, and the Hub does not answer; {remedy}"
+                            ) from None  # fmt: skip
+    except Exception as error:  # the HTTP client's own classes differ between hub versions
+        reason = " ".join(str(error).split())
+        raise DownloadError(f"{repo} cannot be fetched: {reason:.160}; {remedy}") from error
+    return read_questions(path)
+
+
+def choose_questions(
+    questions: Sequence[Question], categories: Sequence[str] | None, limit: int | None
+) -> list[Question]:
+    """Those of `categories` (None: all), the first `limit` of them, each with an id.
+
+    Raises BadInputError for a category that does not occur, or a limit below 1.
+    """
+    if limit is not None and limit < 1:
+        raise BadInputError(f"--limit is {limit}; it must be at least 1")
+    known = sorted({q.category for q in questions if q.category})
+    for category in categories or ():
+        if category not in known:
+            there = f"there are: {', '.join(known)}" if known else "these questions have none"
+            raise BadInputError(f"--categories holds {category!r}; {there}")
+    numbered = [q if q.id is not None else replace(q, id=n) for n, q in enumerate(questions, 1)]
+    chosen = [q for q in numbered if not categories or q.category in categories][:limit]
+    ids = [q.id for q in chosen]
+    for question in chosen:
+        if ids.count(question.id) > 1:
+            raise BadInputError(f"question_id {question.id!r} occurs twice; give each its own")
+    return chosen
+
+
+def _parse(where: str, text: str) -> object:
+    try:
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise BadInputError(f"{where} is not JSON: {error.msg}") from None
+
+
+def _from_row(where: str, row: object) -> Question:
     if not isinstance(row, dict):
         raise BadInputError(f"{where} is not a JSON object")
-    turns = row.get("turns")
-    texts = turns if isinstance(turns, list) else [row[k] for k in _TEXT_KEYS if k in row]
-    if not texts or not isinstance(texts[0], str) or not texts[0].strip():
+    found = [row[k] for k in ("turns", *_TEXT_KEYS) if k in row]
+    first = found[0] if found else None
+    text = first[0] if isinstance(first, list) and first else first
+    if not isinstance(text, str) or not text.strip():
         keys = ", ".join(("turns", *_TEXT_KEYS))
         raise BadInputError(f"{where} holds no question; one of {keys} should")
     more = row.get("input")
-    text = f"{texts[0]}\n\n{more}" if isinstance(more, str) and more.strip() else texts[0]
+    text = f"{text}\n\n{more}" if isinstance(more, str) and more.strip() else text
     category = row.get("category")
-    return Question(text, category if isinstance(category, str) else "")
+    number = next((row[k] for k in _ID_KEYS if isinstance(row.get(k), (int, str))), None)
+    return Question(text, category if isinstance(category, str) else "", number)

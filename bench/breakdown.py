@@ -1,0 +1,206 @@
+"""What a step's time is made of, by leaving parts out.
+
+A step is run five times over, each time with one part more: verification alone, then with
+acceptance, with commit, with drafting, with packing, which is the whole step. A part costs what
+the step takes with it more than without it. Each variant is one graph with one evaluation at its
+end, apart from the timed runs, whose graphs nothing here touches. Shapes are the same in all
+variants, and the bound of the length too, so that attention reads equally much.
+
+Building a graph is the host's time and is kept apart from evaluating it. The loop builds the next
+step while the device works on this one; here they follow each other.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import mlx.core as mx
+
+from redrafter_mlx.accept import accept
+from redrafter_mlx.bench.methods import Clock
+from redrafter_mlx.bench.statistics import Spread
+from redrafter_mlx.cache import TreeCache
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.proposer import DraftInput, Proposer
+from redrafter_mlx.target import Target
+from redrafter_mlx.transcript import begin_text, extend_text
+from redrafter_mlx.tree import TokenTree, pack_beam
+from redrafter_mlx.wired import WiredMemory
+
+PARTS = ("verification", "acceptance", "commit", "drafting", "packing")
+"""In the order in which they are added."""
+
+Evaluate = Callable[[Sequence[mx.array]], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part's seconds a step; `low` and `high` are the least and the most of all rounds."""
+
+    name: str
+    device: Spread
+    host: Spread
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """A greedy step of one shape, part by part.
+
+    device, host: of the whole step
+    loop:         seconds a step in the timed runs, where host and device overlap; None if unknown
+    """
+
+    dtype: str
+    beam_width: int
+    beam_length: int
+    nodes: int
+    parts: tuple[Part, ...]
+    device: Spread
+    host: Spread
+    loop: Spread | None
+
+
+def break_down(
+    redrafter: Redrafter,
+    prompt: list[int],
+    shape: BeamShape,
+    *,
+    dtype: str = "",
+    rounds: int = 5,
+    steps: int = 8,
+    loop: Spread | None = None,
+    clock: Clock = time.perf_counter,
+    evaluate: Evaluate = mx.eval,
+) -> Breakdown:
+    """Measure the parts of a greedy step behind `prompt`.
+
+    Variants take turns, round by round, so that a machine that drifts drifts for all. What is
+    drafted is not always what belongs to the text: with static shapes that changes no cost.
+
+    Args:
+      shape: with a length of at least 2; a step that drafts nothing has no such parts
+      steps: of each variant in each round; the first one, which copies the cache, is not counted
+    """
+    assert redrafter.proposer is not None
+    assert shape.length > 1
+    target = redrafter.target
+    bound = len(prompt) + (steps + 1) * shape.length
+    with WiredMemory(redrafter.model), target.lock:
+        start = _start(target, redrafter.proposer, prompt, shape)
+        before = start.cache.snapshot()
+        built: list[list[float]] = [[] for _ in PARTS]
+        evaluated: list[list[float]] = [[] for _ in PARTS]
+        for turn in range(rounds):
+            for level in range(len(PARTS)):
+                i = (level + turn) % len(PARTS)
+                start.cache.restore(before)
+                step = _Step(target, redrafter.proposer, shape, bound, i)
+                times = _times(step, start, steps + 1, clock, evaluate)[1:]
+                built[i].append(statistics.median(b for b, _ in times))
+                evaluated[i].append(statistics.median(e for _, e in times))
+    parts = tuple(
+        Part(name, _difference(evaluated, i), _difference(built, i)) for i, name in enumerate(PARTS)
+    )
+    return Breakdown(
+        dtype=dtype,
+        beam_width=shape.width,
+        beam_length=shape.length,
+        nodes=shape.nodes,
+        parts=parts,
+        device=_range(evaluated[-1]),
+        host=_range(built[-1]),
+        loop=loop,
+    )
+
+
+@dataclass(frozen=True)
+class _State:
+    """What goes from step to step; shapes as in DecodeState."""
+
+    cache: TreeCache
+    length: mx.array
+    tree: TokenTree
+    text: mx.array | None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step with the first `last + 1` of PARTS."""
+
+    target: Target
+    proposer: Proposer
+    shape: BeamShape
+    bound: int
+    last: int
+
+    def __call__(self, state: _State) -> tuple[_State, list[mx.array]]:
+        """The next state and all that has to be evaluated."""
+        tree, cache, length = state.tree, state.cache, state.length
+        hidden, logits = self.target.verify(tree, cache, length, self.bound)
+        if self.last == 0:
+            return state, [hidden, logits]
+        accepted = accept(tree, mx.argmax(logits, axis=-1).astype(mx.int32))
+        made = [accepted.n_accepted, accepted.emitted, accepted.path, accepted.bonus]
+        if self.last == 1:
+            return state, made
+        before = length
+        length = cache.commit(tree, accepted.path, accepted.n_accepted, length)
+        if self.last == 2:
+            return replace(state, length=length), [*made, length]
+        context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
+        text = state.text
+        if text is not None:
+            text = extend_text(text, accepted.emitted, before + 1, self.bound + 1)
+            made.append(text)
+        given = DraftInput(context, accepted.bonus, length, text)
+        beams = self.proposer.propose(given, self.shape)
+        if self.last == 3:
+            return _State(cache, length, tree, text), [*made, length, *beams]
+        tree = pack_beam(beams, self.shape.nodes)
+        packed = [tree.tokens, tree.parents, tree.depths, tree.mask]
+        return _State(cache, length, tree, text), [*made, length, *packed]
+
+
+def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamShape) -> _State:
+    """The state behind the prompt, its first tree drafted."""
+    cache = target.new_cache()
+    context = target.prefill(mx.array([prompt], mx.int32), cache, 0, [len(prompt) - 1])
+    root = mx.argmax(target.logits(context[:, None])[:, 0], axis=-1).astype(mx.int32)
+    length = mx.array([len(prompt)], mx.int32)
+    text = None
+    if proposer.reads_text:
+        text = extend_text(begin_text([prompt]), root[:, None], length, len(prompt))
+        mx.eval(text)
+    given = DraftInput(context, root, length, text)
+    tree = pack_beam(proposer.propose(given, shape), shape.nodes)
+    mx.eval(tree.tokens, tree.parents, tree.depths, tree.mask, length, cache.buffers)
+    return _State(cache, length, tree, text)
+
+
+def _times(
+    step: _Step, state: _State, steps: int, clock: Clock, evaluate: Evaluate
+) -> list[tuple[float, float]]:
+    """Seconds of building and of evaluating each of so many steps."""
+    times = []
+    for _ in range(steps):
+        began = clock()
+        state, outputs = step(state)
+        built = clock()
+        evaluate([*outputs, *state.cache.buffers])
+        times.append((built - began, clock() - built))
+    return times
+
+
+def _difference(times: list[list[float]], i: int) -> Spread:
+    """What variant i takes more than the one before it, round by round."""
+    if i == 0:
+        return _range(times[0])
+    return _range([a - b for a, b in zip(times[i], times[i - 1], strict=True)])
+
+
+def _range(values: Sequence[float]) -> Spread:
+    return Spread(statistics.median(values), min(values), max(values))

@@ -1,0 +1,102 @@
+"""What a figure belongs to: the machine, the versions, and the weights by their hashes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+
+import redrafter_mlx
+from redrafter_mlx.generate import Redrafter
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it was measured.
+
+    device: "gpu" or "cpu", what MLX computes on
+    blas:   what multiplies matrices on the CPU
+    """
+
+    chip: str
+    device: str
+    cores: int | None
+    os: str
+    python: str
+    redrafter_mlx: str
+    mlx: str
+    mlx_lm: str
+    blas: str
+
+    @classmethod
+    def here(cls) -> Machine:
+        device = mx.default_device()
+        mac = platform.mac_ver()[0]
+        return cls(
+            chip=str(mx.device_info(device).get("device_name", platform.machine())),
+            device=device.type.name,
+            cores=os.cpu_count(),
+            os=f"macOS {mac}" if mac else platform.platform(),
+            python=platform.python_version(),
+            redrafter_mlx=redrafter_mlx.__version__,
+            mlx=metadata.version("mlx"),
+            mlx_lm=metadata.version("mlx-lm"),
+            blas=redrafter_mlx.BLAS.note,
+        )
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """One loading of the target, with what drafts for it.
+
+    dtype:      as the user asked for it
+    arithmetic: such as "float32"
+    bits:       of quantised weights in memory, None if they are not
+    model_hash: see TargetSource; None for a model that was not loaded by name
+    drafter:    "recurrent", another proposer's kind, or None
+    """
+
+    dtype: str
+    model: str
+    model_hash: str | None
+    arithmetic: str
+    bits: int | None
+    drafter: str | None
+    drafter_hash: str | None
+
+    @classmethod
+    def of(cls, redrafter: Redrafter, dtype: str) -> LoadedModel:
+        source = redrafter.source
+        arithmetic = str(redrafter.target.dtype).rsplit(".", 1)[-1]
+        kind = None if redrafter.proposer is None else type(redrafter.proposer).__name__
+        return cls(
+            dtype=dtype,
+            model=source.name if source else redrafter.target.model_type,
+            model_hash=source.fingerprint if source else None,
+            arithmetic=source.dtype if source else arithmetic,
+            bits=source.bits if source else None,
+            drafter="recurrent" if redrafter.drafter else kind,
+            drafter_hash=parameters_hash(redrafter.drafter) if redrafter.drafter else None,
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether equal tokens are promised: float32 throughout."""
+        return self.arithmetic == "float32" and self.bits is None
+
+
+def parameters_hash(module: nn.Module) -> str:
+    """SHA-256 over names, shapes and bytes of a module's parameters as they are in memory."""
+    digest = hashlib.sha256()
+    leaves = nn.utils.tree_flatten(module.parameters(), destination={})
+    assert isinstance(leaves, dict)
+    for name, array in sorted(leaves.items()):
+        digest.update(f"\n{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.array(array.reshape(-1).view(mx.uint8)).tobytes())
+    return f"sha256:{digest.hexdigest()}"

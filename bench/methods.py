@@ -1,0 +1,225 @@
+"""What is measured: two baselines, mlx-lm's own speculative decoding, and drafted decoding.
+
+Every method answers the same prompt's token ids and is timed the same way, token by token as a
+caller gets them: up to the first token, and from there to the last. What else is said of a run
+comes from the records that each loop gives its callers; nothing is evaluated or read for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.generate import stream_generate
+from mlx_lm.sample_utils import make_sampler
+
+from redrafter_mlx.config import AcceptMethod, BeamShape, GenerationOptions
+from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.generate import Redrafter
+
+MethodName = Literal["mlx-lm", "autoregressive", "mlx-lm speculative", "redrafter"]
+BASELINE: MethodName = "mlx-lm"
+"""What speedups and equality of tokens refer to: mlx-lm's own `stream_generate`."""
+
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to decode.
+
+    accept:      how drafts are accepted; None where nothing is drafted by us
+    beam_width, beam_length: of `redrafter`; both None is the automatic shape
+    max_nodes:   as in GenerationOptions
+    draft_tokens: of `mlx-lm speculative`
+    """
+
+    name: MethodName
+    temperature: float = 0.0
+    accept: AcceptMethod | None = None
+    beam_width: int | None = None
+    beam_length: int | None = None
+    max_nodes: int | None = None
+    draft_tokens: int | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.name in ("autoregressive", "redrafter")
+
+    @property
+    def automatic(self) -> bool:
+        return self.name == "redrafter" and self.beam_width is None
+
+    @property
+    def nodes(self) -> int | None:
+        """The tree's node capacity N; None where there is no tree, or no fixed one."""
+        if self.beam_width is None or self.beam_length is None:
+            return None
+        return BeamShape(self.beam_width, self.beam_length, self.max_nodes).nodes
+
+    def baseline(self) -> Method:
+        """The baseline that this method's runs are paired with."""
+        return Method(BASELINE, self.temperature)
+
+    def options(self, max_tokens: int, seed: int) -> GenerationOptions:
+        """What our own loop is asked for."""
+        return GenerationOptions(
+            temperature=self.temperature,
+            accept=self.accept,
+            max_tokens=max_tokens,
+            seed=seed,
+            beam_width=self.beam_width,
+            beam_length=self.beam_length,
+            max_nodes=self.max_nodes,
+            draft=self.name == "redrafter",
+        )
+
+
+class Piece(NamedTuple):
+    """One token as a loop gives it.
+
+    step: counts target calls, the one that reads the prompt being 0
+    accepted, nodes: of the step, drafts accepted and nodes verified; -1 where the loop does not say
+    """
+
+    token: int
+    text: str
+    step: int
+    accepted: int
+    nodes: int
+
+
+@dataclass
+class Run:
+    """One answer and how long it took.
+
+    accept_lengths: tokens of each target call after the prompt's that are part of the answer
+    accepted:       drafts accepted in each of them, those behind the answer's end included
+    nodes:          nodes of each verified tree that were not padding; empty where unknown
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    accept_lengths: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    nodes: list[int] = field(default_factory=list)
+    first_token_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    peak_memory: float = 0.0
+
+
+class Runner:
+    """Runs methods on one loaded model, one after the other."""
+
+    def __init__(
+        self,
+        redrafter: Redrafter,
+        draft_model: nn.Module | None = None,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.redrafter = redrafter
+        self.draft_model = draft_model
+        self._clock = clock
+
+    def check(self, methods: Sequence[Method], max_tokens: int) -> None:
+        """Raise BadInputError for a method that this model or drafter cannot do."""
+        for method in methods:
+            if method.ours:
+                self.redrafter.chosen_options(method.options(max_tokens, 0), {})
+            if method.name == "redrafter" and self.redrafter.proposer is None:
+                raise BadInputError(self.redrafter.drafter_note or "there is no drafter to measure")
+
+    def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
+        """Answer `prompt` once; the same seed gives the same answer of the same method."""
+        mx.reset_peak_memory()
+        pieces = self._pieces(method, prompt, max_tokens, seed)
+        run, texts = Run(), []
+        lengths, step = [0], 0
+        began = self._clock()
+        first = last = began
+        for piece in pieces:
+            last = self._clock()
+            if not run.token_ids:
+                first = last
+            if piece.step != step:
+                step = piece.step
+                lengths.append(0)
+                run.accepted.append(piece.accepted)
+                run.nodes.append(piece.nodes)
+            lengths[-1] += 1
+            run.token_ids.append(piece.token)
+            texts.append(piece.text)
+        run.text = "".join(texts)
+        run.accept_lengths = lengths[1:]
+        if -1 in run.accepted:  # the loop names each token's source, but not what it drafted
+            run.accepted = [max(n - 1, 0) for n in run.accept_lengths]
+        if -1 in run.nodes:
+            run.nodes = []
+        run.first_token_seconds = first - began
+        run.decode_seconds = last - first
+        run.peak_memory = mx.get_peak_memory() / 1e9
+        return run
+
+    def _pieces(
+        self, method: Method, prompt: list[int], max_tokens: int, seed: int
+    ) -> Iterator[Piece]:
+        if method.ours:
+            return _ours(self.redrafter, prompt, method.options(max_tokens, seed))
+        mx.random.seed(seed)
+        drafts = method.name == "mlx-lm speculative"
+        return _mlx_lms(
+            self.redrafter,
+            self.draft_model if drafts else None,
+            prompt,
+            max_tokens,
+            method.temperature,
+            method.draft_tokens,
+        )
+
+
+def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) -> None:
+    """Raise MismatchError unless mlx-lm's speculative decoding can pair the two models."""
+    ours = redrafter.target.vocab_size
+    if ours != draft_vocab_size:
+        raise MismatchError(
+            f"--draft-model {name} has a vocabulary of {draft_vocab_size}, the model one of "
+            f"{ours}; give one with the same tokenizer"
+        )
+
+
+def _ours(redrafter: Redrafter, prompt: list[int], options: GenerationOptions) -> Iterator[Piece]:
+    for response in redrafter.stream(prompt, options=options):
+        made = response.step
+        yield Piece(response.token, response.text, response.steps, len(made.tokens) - 1, made.nodes)
+
+
+def _mlx_lms(
+    redrafter: Redrafter,
+    draft_model: nn.Module | None,
+    prompt: list[int],
+    max_tokens: int,
+    temperature: float,
+    draft_tokens: int | None,
+) -> Iterator[Piece]:
+    """mlx-lm's loops; a token that is not from a draft is the last one of its target call.
+
+    Its speculative loop drafts before the first target call already, so that call's tokens count
+    as the prompt's: they come with the first token, in no time of their own.
+    """
+    more = {} if draft_model is None else {"num_draft_tokens": draft_tokens}
+    step = 0
+    for response in stream_generate(
+        redrafter.model,
+        redrafter.tokenizer,
+        prompt,
+        max_tokens=max_tokens,
+        draft_model=draft_model,
+        sampler=make_sampler(temp=temperature),
+        **more,
+    ):
+        yield Piece(response.token, response.text, step, -1 if draft_model else 0, -1)
+        step += not response.from_draft

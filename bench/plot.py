@@ -1,0 +1,106 @@
+"""The heatmap as a picture, with tokens/step and speedup as lines, after the paper's Figure 7."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redrafter_mlx.bench.grid import Cell, Grid
+from redrafter_mlx.errors import BadInputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_SUFFIXES = (".png", ".svg", ".pdf")
+
+
+def check_plot(path: str | Path) -> None:
+    """Raise BadInputError for a picture that could not be written: before hours of measuring."""
+    path = Path(path)
+    if path.suffix.lower() not in _SUFFIXES:
+        raise BadInputError(f"--plot is {path}; its name must end in {', '.join(_SUFFIXES)}")
+    if not path.parent.is_dir():
+        raise BadInputError(f"--plot is {path}; there is no folder {path.parent}")
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise BadInputError(
+            "--plot needs matplotlib; install it with: pip install 'redrafter-mlx[plot]'"
+        ) from None
+
+
+def plot(grids: Sequence[Grid], path: str | Path, heading: str = "") -> None:
+    """A row of three pictures for each grid: tokens a second, tokens/step, speedup.
+
+    Raises BadInputError as `check_plot`, and where there is nothing to draw.
+    """
+    check_plot(path)
+    if not grids:
+        raise BadInputError("--plot has nothing to draw: no beam shape was measured")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(15, 4.2 * len(grids) + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(grids), 3, squeeze=False)
+    for grid, (heat, accepted, faster) in zip(grids, axes, strict=True):
+        _heatmap(heat, grid)
+        _lines(accepted, grid, "tokens/step", lambda c: c.tokens_per_step)
+        _lines(faster, grid, "speedup", lambda c: c.speedup)
+        faster.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
+    if heading:
+        figure.suptitle(heading, fontsize=10)
+    try:
+        figure.savefig(path, dpi=150)
+    except OSError as error:
+        raise BadInputError(f"--plot is {path}: {error.strerror or error}") from None
+
+
+def _heatmap(axes: Axes, grid: Grid) -> None:
+    """Bright is fast; the fastest shape has a frame, and each cell its speedup."""
+    from matplotlib.patches import Rectangle
+
+    widths, lengths = grid.widths, grid.lengths
+    values = [[_tps(grid.at(w, length)) for length in lengths] for w in widths]
+    image = axes.imshow(values, cmap="viridis", aspect="auto")
+    for i, width in enumerate(widths):
+        for j, length in enumerate(lengths):
+            cell = grid.at(width, length)
+            if cell is None:
+                continue
+            best = cell == grid.best
+            axes.text(
+                j, i, f"{cell.tps:.1f}\n{cell.speedup:.2f}x", ha="center", va="center",
+                color="black" if grid.heat(cell) > 0.55 else "white",
+                fontweight="bold" if best else "normal",
+            )  # fmt: skip
+            if best:
+                frame = Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, fill=False, lw=2.5, ec="red")
+                axes.add_patch(frame)
+    axes.set_xticks(range(len(lengths)), [str(length) for length in lengths])
+    axes.set_yticks(range(len(widths)), [str(width) for width in widths])
+    axes.set_xlabel("beam length")
+    axes.set_ylabel("beam width")
+    axes.set_title(f"tokens a second, {grid.title}", fontsize=10)
+    axes.figure.colorbar(image, ax=axes)
+
+
+def _lines(axes: Axes, grid: Grid, name: str, value: Callable[[Cell], float]) -> None:
+    """One line a beam length, over beam width."""
+    for length in grid.lengths:
+        cells = [c for w in grid.widths if (c := grid.at(w, length)) is not None]
+        axes.plot(
+            [c.beam_width for c in cells], [value(c) for c in cells], marker="o",
+            label=f"length {length}",
+        )  # fmt: skip
+    axes.set_xticks(grid.widths)
+    axes.set_xlabel("beam width")
+    axes.set_ylabel(name)
+    axes.set_title(f"{name}, {grid.title}", fontsize=10)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+
+
+def _tps(cell: Cell | None) -> float:
+    return float("nan") if cell is None else cell.tps

@@ -1,0 +1,199 @@
+"""The answers file: one JSON object a line for each question, method and repeat.
+
+The fields of Spec-Bench's answer files are there under their names, so its tools read the file;
+beside them stand the token ids and what a summary is computed from. A run that was broken off goes
+on where its file ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TextIO
+
+from redrafter_mlx.bench.methods import Method, Run
+from redrafter_mlx.errors import BadInputError
+
+_RUN_FIELDS = ("token_ids", "accepted", "nodes", "first_token_seconds", "decode_seconds",
+               "peak_memory")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What two answers must have in common to be summarised together."""
+
+    model: str
+    model_hash: str | None
+    drafter_hash: str | None
+    draft_model: str | None
+    arithmetic: str
+    bits: int | None
+    max_tokens: int
+    seed: int
+    chip: str
+    mlx: str
+    mlx_lm: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One run of one method on one question.
+
+    dtype:  as the user asked for it, such as `float16` or `4bit`
+    repeat: from 0
+    tstamp: seconds since 1970 at its end
+    """
+
+    question_id: int | str
+    category: str
+    dtype: str
+    method: Method
+    repeat: int
+    prompt_ids: list[int]
+    run: Run
+    tstamp: float
+
+    @property
+    def key(self) -> tuple[str, Method, int | str, int]:
+        return self.dtype, self.method, self.question_id, self.repeat
+
+    def to_dict(self, settings: Settings) -> dict[str, object]:
+        """As a line of the answers file holds it."""
+        run = self.run
+        choice = {
+            "index": 0,
+            "turns": [run.text],
+            "decoding_steps": [len(run.accept_lengths)],
+            "new_tokens": [len(run.token_ids)],
+            "wall_time": [run.first_token_seconds + run.decode_seconds],
+            "accept_lengths": run.accept_lengths,
+        }
+        return {
+            "question_id": self.question_id,
+            "category": self.category,
+            "answer_id": uuid.uuid4().hex,
+            "model_id": f"{settings.model} {self.dtype} {self.method.name}",
+            "choices": [choice],
+            "tstamp": self.tstamp,
+            "dtype": self.dtype,
+            "method": asdict(self.method),
+            "repeat": self.repeat,
+            "prompt_ids": self.prompt_ids,
+            **{name: getattr(run, name) for name in _RUN_FIELDS},
+            "settings": asdict(settings),
+        }
+
+    @classmethod
+    def from_dict(cls, row: Mapping[str, object]) -> Answer:
+        """Raises KeyError, TypeError, ValueError or IndexError for what is no answer."""
+        choice = row["choices"][0]  # type: ignore[index]
+        run = Run(
+            text=choice["turns"][0],
+            accept_lengths=_whole(choice["accept_lengths"]),
+            token_ids=_whole(row["token_ids"]),
+            accepted=_whole(row["accepted"]),
+            nodes=_whole(row["nodes"]),
+            first_token_seconds=_number(row["first_token_seconds"]),
+            decode_seconds=_number(row["decode_seconds"]),
+            peak_memory=_number(row["peak_memory"]),
+        )
+        return cls(
+            question_id=row["question_id"],  # type: ignore[arg-type]
+            category=str(row["category"]),
+            dtype=str(row["dtype"]),
+            method=Method(**row["method"]),  # type: ignore[arg-type]
+            repeat=int(row["repeat"]),  # type: ignore[call-overload]
+            prompt_ids=_whole(row["prompt_ids"]),
+            run=run,
+            tstamp=_number(row["tstamp"]),
+        )
+
+
+class AnswersFile:
+    """Answers on disk, read at the start and appended to as they come."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Read what is there; raises BadInputError naming the line that is no answer of ours.
+
+        Half a last line, left by a process that was killed, is cut off.
+        """
+        self.path = Path(path)
+        self._lines: list[tuple[Answer, dict[str, object]]] = []
+        self._file: TextIO | None = None
+        text = self._read()
+        whole, _, rest = text.rpartition("\n")
+        for n, line in enumerate(whole.splitlines(), 1):
+            self._add(n, line)
+        if rest:
+            try:
+                self._add(len(whole.splitlines()) + 1, rest)
+                self._append("\n")
+            except BadInputError:
+                if not self._lines:
+                    raise
+                os.truncate(self.path, len(text[: -len(rest)].encode()))
+
+    def matching(self, dtype: str, settings: Settings) -> list[Answer]:
+        """The answers of one dtype; raises BadInputError if they were made with other settings."""
+        wanted = asdict(settings)
+        everywhere = ("max_tokens", "seed")
+        found = []
+        for answer, made_with in self._lines:
+            names = [f.name for f in fields(Settings)] if answer.dtype == dtype else everywhere
+            for name in names:
+                if made_with.get(name) != wanted[name]:
+                    raise BadInputError(
+                        f"{self.path} was made with {name} {made_with.get(name)}, now it is "
+                        f"{wanted[name]}; give another --answers file"
+                    )
+            if answer.dtype == dtype:
+                found.append(answer)
+        return found
+
+    def append(self, answer: Answer, settings: Settings) -> None:
+        """Write one answer through to the disk's care."""
+        self._append(json.dumps(answer.to_dict(settings)) + "\n")
+
+    def _append(self, text: str) -> None:
+        if self._file is None:
+            self._file = self.path.open("a", encoding="utf-8")
+        self._file.write(text)
+        self._file.flush()
+
+    def _read(self) -> str:
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            if not self.path.parent.is_dir():
+                raise BadInputError(f"there is no folder {self.path.parent}") from None
+            return ""
+        except OSError as error:
+            raise BadInputError(f"cannot read {self.path}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise BadInputError(f"{self.path} is not UTF-8 text") from None
+
+    def _add(self, n: int, line: str) -> None:
+        try:
+            row = json.loads(line)
+            answer, settings = Answer.from_dict(row), dict(row["settings"])
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise BadInputError(
+                f"{self.path}, line {n}, is not an answer of this program; give another file"
+            ) from None
+        self._lines.append((answer, settings))
+
+
+def _whole(values: object) -> list[int]:
+    if not isinstance(values, list) or not all(type(v) is int for v in values):
+        raise TypeError
+    return values
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError
+    return float(value)

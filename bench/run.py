@@ -1,0 +1,148 @@
+"""The order of measuring: question by question, every method in turn.
+
+A machine that grows hot, or is busy for a minute, is so for all methods alike, because the runs of
+one question lie side by side. Who comes first changes from question to question.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from redrafter_mlx.bench.methods import Method, Runner
+from redrafter_mlx.bench.questions import Question
+from redrafter_mlx.bench.records import Answer
+from redrafter_mlx.config import AcceptMethod
+from redrafter_mlx.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A question and its prompt's token ids."""
+
+    question: Question
+    prompt_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure.
+
+    repeats: how often each question is answered by each method
+    warmup:  answers of the first question by each method before anything is timed
+    delay:   seconds of rest before each run, for machines that grow hot
+    seed:    the i-th question's answers are drawn with seed + i, in every repeat
+    """
+
+    questions: Sequence[Prepared]
+    methods: Sequence[Method]
+    dtype: str
+    max_tokens: int
+    repeats: int
+    warmup: int
+    delay: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("--max-tokens", self.max_tokens, 2),
+            ("--repeats", self.repeats, 1),
+            ("--warmup", self.warmup, 0),
+            ("--delay", self.delay, 0),
+            ("--seed", self.seed, 0),
+        ):
+            if value < least:
+                raise BadInputError(f"{name} is {value:g}; it must be at least {least}")
+
+    @property
+    def size(self) -> int:
+        """How many runs are timed."""
+        return self.repeats * len(self.questions) * len(self.methods)
+
+    def order(self) -> Iterator[tuple[int, Prepared, Method, int]]:
+        """Every timed run: the question's place, the question, the method, the repeat."""
+        for repeat in range(self.repeats):
+            for i, prepared in enumerate(self.questions):
+                first = (repeat + i) % len(self.methods)
+                for method in (*self.methods[first:], *self.methods[:first]):
+                    yield i, prepared, method, repeat
+
+
+def measure(
+    plan: Plan,
+    runner: Runner,
+    done: Collection[Answer] = (),
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Answer]:
+    """Time what is not `done` yet; each answer comes as soon as it is there.
+
+    Raises BadInputError when a question that is done had another prompt.
+    """
+    finished = {answer.key: answer for answer in done}
+    todo = []
+    for i, prepared, method, repeat in plan.order():
+        question_id = prepared.question.id
+        assert question_id is not None
+        before = finished.get((plan.dtype, method, question_id, repeat))
+        if before is None:
+            todo.append((i, prepared, question_id, method, repeat))
+        elif before.prompt_ids != prepared.prompt_ids:
+            raise BadInputError(
+                f"question {question_id} was another one when it was answered; "
+                f"give another --answers file"
+            )
+    for method in dict.fromkeys(method for *_, method, _ in todo):
+        for _ in range(plan.warmup):
+            runner.run(method, plan.questions[0].prompt_ids, plan.max_tokens, plan.seed)
+    for i, prepared, question_id, method, repeat in todo:
+        if plan.delay:
+            sleep(plan.delay)
+        run = runner.run(method, prepared.prompt_ids, plan.max_tokens, plan.seed + i)
+        yield Answer(
+            question_id=question_id,
+            category=prepared.question.category,
+            dtype=plan.dtype,
+            method=method,
+            repeat=repeat,
+            prompt_ids=prepared.prompt_ids,
+            run=run,
+            tstamp=time.time(),
+        )
+
+
+def list_methods(
+    shapes: Sequence[tuple[int | None, int | None]],
+    max_nodes: int | None,
+    accepts: Sequence[AcceptMethod] | None,
+    temperatures: Sequence[float],
+    draft_tokens: Sequence[int],
+) -> list[Method]:
+    """Baselines and drafted methods: shapes x temperatures x the methods that fit a temperature.
+
+    Args:
+      shapes:       (None, None) is the automatic one
+      accepts:      None takes the first that fits: greedy at temperature 0, sample above
+      draft_tokens: of mlx-lm's speculative decoding; empty leaves it out
+    Raises:
+      BadInputError: a way of accepting that fits no temperature, or an impossible shape
+    """
+    methods: list[Method] = []
+    used: set[AcceptMethod] = set()
+    for t in temperatures:
+        methods += [Method("mlx-lm", t), Method("autoregressive", t)]
+        methods += [Method("mlx-lm speculative", t, draft_tokens=k) for k in draft_tokens]
+        fitting: list[AcceptMethod] = ["greedy"] if t == 0 else ["sample"]
+        if accepts is not None and t > 0:
+            fitting = [a for a in accepts if a != "greedy"]
+        used |= set(fitting)
+        methods += [
+            Method("redrafter", t, accept, W, L, max_nodes) for accept in fitting for W, L in shapes
+        ]
+    for accept in accepts or ():
+        if accept not in used:
+            needs = "0" if accept == "greedy" else "above 0"
+            raise BadInputError(f"--accept holds {accept!r}; give a --temperature {needs}")
+    for method in methods:
+        method.options(2, 0)
+    return methods

@@ -1,0 +1,187 @@
+"""Answers summarised: a row for each method and category, every figure beside its baseline's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from redrafter_mlx.bench.methods import BASELINE, Method, Run
+from redrafter_mlx.bench.records import Answer
+from redrafter_mlx.bench.statistics import (
+    Percentiles,
+    Ragged,
+    Spread,
+    ratio,
+    ratio_of_ratios,
+    typical,
+)
+from redrafter_mlx.memory import common_prefix
+
+WHOLE = "all"
+"""The category of a row over all questions."""
+
+Runs = Mapping[tuple[int | str, int], Run]
+"""By question and repeat."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method on one category of questions.
+
+    nodes:            capacity N of the tree; None without a tree, or for the automatic shape
+    nodes_before:     W * L, what the beams hold before shared prefixes are merged
+    nodes_after:      what was verified, padding left out
+    tps:              tokens a second behind the first token
+    speedup:          tps by the baseline's, over the questions and repeats that both have
+    first_token:      seconds
+    acceptance:       share of steps in which the first draft was accepted, the second, ...
+    peak_memory:      GB, the most of any run; the weights are in it
+    matches_baseline: whether all tokens of all runs are the baseline's; None above temperature 0
+    agreeing:         share of the tokens before the first difference; None as above
+    """
+
+    dtype: str
+    method: str
+    accept: str | None
+    temperature: float
+    beam_width: int | None
+    beam_length: int | None
+    nodes: int | None
+    draft_tokens: int | None
+    category: str
+    questions: int
+    runs: int
+    tps: Spread | None
+    speedup: Spread | None
+    tokens_per_step: Spread | None
+    first_token: Spread | None
+    acceptance: tuple[float, ...]
+    nodes_before: int | None
+    nodes_after: Percentiles | None
+    peak_memory: float
+    matches_baseline: bool | None
+    agreeing: float | None
+
+
+def summarise(answers: Sequence[Answer]) -> list[Row]:
+    """A row for each dtype, method and category, in the order of first occurrence.
+
+    There are rows by category where there is more than one.
+    """
+    dtypes = list(dict.fromkeys(a.dtype for a in answers))
+    return [row for dtype in dtypes for row in _of_dtype(answers, dtype)]
+
+
+def _of_dtype(answers: Sequence[Answer], dtype: str) -> list[Row]:
+    mine = [a for a in answers if a.dtype == dtype]
+    named = list(dict.fromkeys(a.category for a in mine if a.category))
+    rows = []
+    for category in [WHOLE, *(named if len(named) > 1 else [])]:
+        by_method: dict[Method, dict[tuple[int | str, int], Run]] = {}
+        for a in mine:
+            if category in (WHOLE, a.category):
+                by_method.setdefault(a.method, {})[a.question_id, a.repeat] = a.run
+        order = [m for m in dict.fromkeys(a.method for a in mine) if m in by_method]
+        rows += [
+            _row(dtype, category, method, by_method[method], by_method.get(method.baseline(), {}))
+            for method in sorted(order, key=_place)
+        ]
+    return rows
+
+
+def _place(method: Method) -> tuple[float, int, str, int, int]:
+    names = (BASELINE, "autoregressive", "mlx-lm speculative", "redrafter")
+    return (
+        method.temperature,
+        names.index(method.name),
+        method.accept or "",
+        method.beam_width or 0,
+        method.beam_length or method.draft_tokens or 0,
+    )
+
+
+def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) -> Row:
+    accepted = [n for run in runs.values() for n in run.accepted]
+    nodes = [n for run in runs.values() for n in run.nodes]
+    drafting = method.name in ("redrafter", "mlx-lm speculative")
+    W, L = method.beam_width, method.beam_length
+    matches, agreeing = _equality(method, runs, baseline)
+    return Row(
+        dtype=dtype,
+        method=method.name,
+        accept=method.accept,
+        temperature=method.temperature,
+        beam_width=W,
+        beam_length=L,
+        nodes=method.nodes,
+        draft_tokens=method.draft_tokens,
+        category=category,
+        questions=len({question for question, _ in runs}),
+        runs=len(runs),
+        tps=ratio(*_tokens_and_seconds(runs, runs)),
+        speedup=ratio_of_ratios(
+            _tokens_and_seconds(runs, baseline), _tokens_and_seconds(baseline, runs)
+        ),
+        tokens_per_step=ratio(
+            _by_question(runs, {k: float(sum(r.accept_lengths)) for k, r in runs.items()}),
+            _by_question(runs, {k: float(len(r.accept_lengths)) for k, r in runs.items()}),
+        ),
+        first_token=typical(
+            _by_question(runs, {k: r.first_token_seconds for k, r in runs.items()})
+        ),
+        acceptance=_acceptance(accepted) if drafting else (),
+        nodes_before=W * L if W is not None and L is not None else None,
+        nodes_after=Percentiles.of(nodes) if method.name == "redrafter" else None,
+        peak_memory=max(run.peak_memory for run in runs.values()),
+        matches_baseline=matches,
+        agreeing=agreeing,
+    )
+
+
+def _by_question(order: Runs, values: Mapping[tuple[int | str, int], float]) -> Ragged:
+    """Values grouped by question, repeats in order; only where there is a value."""
+    grouped: dict[int | str, list[float]] = {}
+    for key in sorted(order, key=lambda k: (str(k[0]), k[1])):
+        if key in values:
+            grouped.setdefault(key[0], []).append(values[key])
+    return list(grouped.values())
+
+
+def _tokens_and_seconds(runs: Runs, partner: Runs) -> tuple[Ragged, Ragged]:
+    """Tokens behind the first and their seconds, of the runs that `partner` has as well."""
+    tokens = {k: float(sum(r.accept_lengths)) for k, r in runs.items() if k in partner}
+    seconds = {k: r.decode_seconds for k, r in runs.items() if k in partner}
+    return _by_question(runs, tokens), _by_question(runs, seconds)
+
+
+def _acceptance(accepted: Sequence[int]) -> tuple[float, ...]:
+    deepest = max(accepted, default=0)
+    return tuple(sum(n >= d for n in accepted) / len(accepted) for d in range(1, deepest + 1))
+
+
+def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, float | None]:
+    """Whether every paired run has the baseline's tokens, and the share of tokens that agree.
+
+    The baseline's own later repeats are compared with its first.
+    """
+    if method.temperature > 0:
+        return None, None
+    paired = [
+        (run.token_ids, other.token_ids)
+        for (question, repeat), run in runs.items()
+        if (other := baseline.get((question, 0 if method.name == BASELINE else repeat)))
+    ]
+    total = sum(max(len(mine), len(other)) for mine, other in paired)
+    if not total:
+        return None, None
+    agreeing = sum(common_prefix(mine, other) for mine, other in paired)
+    return agreeing == total, agreeing / total
+
+
+def seconds_per_step(answers: Sequence[Answer]) -> Spread | None:
+    """Wall time of a step in the timed runs of one method."""
+    runs = {(a.question_id, a.repeat): a.run for a in answers}
+    return ratio(
+        _by_question(runs, {k: r.decode_seconds for k, r in runs.items()}),
+        _by_question(runs, {k: float(len(r.accept_lengths)) for k, r in runs.items()}),
+    )

@@ -1,0 +1,262 @@
+"""The result as tables of text, which a terminal and Markdown both show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from redrafter_mlx.bench.breakdown import Breakdown
+from redrafter_mlx.bench.compare import Change
+from redrafter_mlx.bench.grid import Grid
+from redrafter_mlx.bench.methods import BASELINE
+from redrafter_mlx.bench.paper import PublishedTable, rows_beside
+from redrafter_mlx.bench.result import Result
+from redrafter_mlx.bench.statistics import Spread
+from redrafter_mlx.bench.summary import WHOLE, Row
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A heading, column names and cells; `note` stands below."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def tables_of(result: Result) -> list[TextTable]:
+    """Everything that a person wants to see, the heatmaps apart."""
+    whole = [r for r in result.rows if r.category == WHOLE]
+    found = [main_table(whole)]
+    if any(r.acceptance or r.nodes_after for r in whole):
+        found.append(acceptance_table(whole))
+    if any(r.category != WHOLE for r in result.rows):
+        found.append(category_table(result.rows))
+    if result.breakdowns:
+        found.append(breakdown_table(result.breakdowns))
+    return [*found, *(paper_table(table, result.rows) for table in result.paper)]
+
+
+def header_lines(result: Result) -> list[str]:
+    """What the figures belong to."""
+    m, p = result.machine, result.protocol
+    lines = [
+        f"{m.chip} ({m.device}), {m.os}, Python {m.python}, redrafter-mlx {m.redrafter_mlx}, "
+        f"mlx {m.mlx}, mlx-lm {m.mlx_lm}, BLAS: {m.blas}"
+    ]
+    for model in result.models:
+        weights = f", {model.bits}-bit weights" if model.bits else ""
+        drafter = f"{model.drafter} drafter" if model.drafter else "no drafter"
+        lines.append(
+            f"{model.dtype}: {model.model}{_short(model.model_hash)} in {model.arithmetic}"
+            f"{weights}; {drafter}{_short(model.drafter_hash)}"
+        )
+    repeats = "once" if p.repeats == 1 else f"{p.repeats} times"
+    lines.append(
+        f"{p.asked} questions ({p.questions}), {p.max_tokens} tokens, each {repeats}; "
+        f"95% intervals in brackets"
+    )
+    return lines
+
+
+def main_table(rows: Sequence[Row]) -> TextTable:
+    """Every method over all questions."""
+    columns: dict[str, Callable[[Row], str]] = {"method": label}
+    if len({r.dtype for r in rows}) > 1:
+        columns["dtype"] = lambda r: r.dtype
+    if any(r.temperature > 0 for r in rows):
+        columns["accept"] = lambda r: r.accept or ""
+        columns["T"] = lambda r: f"{r.temperature:g}"
+    columns.update(
+        {
+            "W": lambda r: _whole(r.beam_width),
+            "L": lambda r: _whole(r.beam_length),
+            "N": lambda r: _whole(r.nodes),
+            "tok/s": lambda r: spread(r.tps),
+            "speedup": lambda r: spread(r.speedup, "x"),
+            "tokens/step": lambda r: spread(r.tokens_per_step),
+            "first token": lambda r: spread(r.first_token, " ms", 1000, 0),
+            "peak GB": lambda r: f"{r.peak_memory:.2f}",
+            "same tokens": _equality,
+        }
+    )
+    cells = tuple(tuple(show(r) for show in columns.values()) for r in rows)
+    return TextTable(
+        f"Tokens a second behind the first token; speedup over {BASELINE}", tuple(columns), cells
+    )
+
+
+def acceptance_table(rows: Sequence[Row]) -> TextTable:
+    """How far drafts are accepted, and what merging prefixes saves."""
+    drafted = [r for r in rows if r.acceptance or r.nodes_after]
+    deepest = max(len(r.acceptance) for r in drafted)
+    columns = ("method", "dtype", "accept", "T", *(f"draft {d + 1}" for d in range(deepest)),
+               "nodes before", "after: 1%", "median", "99%")  # fmt: skip
+    cells = []
+    for r in drafted:
+        shares = [f"{share:.1%}" for share in r.acceptance]
+        after = r.nodes_after
+        nodes = [f"{v:g}" for v in (after.p1, after.median, after.p99)] if after else ["", "", ""]
+        cells.append(
+            (f"{label(r)} {_shape(r)}".strip(), r.dtype, r.accept or "", f"{r.temperature:g}",
+             *shares, *[""] * (deepest - len(shares)), _whole(r.nodes_before), *nodes)
+        )  # fmt: skip
+    return TextTable(
+        "Share of steps in which each draft was accepted; nodes before and after merging prefixes",
+        columns,
+        tuple(cells),
+    )
+
+
+def category_table(rows: Sequence[Row]) -> TextTable:
+    """The fastest drafted shape by category, beside the baseline."""
+    cells = []
+    drafted = [r for r in rows if r.method == "redrafter" and r.category == WHOLE and r.tps]
+    for dtype, temperature in dict.fromkeys((r.dtype, r.temperature) for r in drafted):
+        here = [r for r in drafted if (r.dtype, r.temperature) == (dtype, temperature)]
+        best = max(here, key=lambda r: r.tps.median if r.tps else 0.0)
+        for row in rows:
+            if _identity(row) != _identity(best):
+                continue
+            base = next(
+                (b for b in rows if b.method == BASELINE and b.category == row.category
+                 and (b.dtype, b.temperature) == (dtype, temperature)), None
+            )  # fmt: skip
+            cells.append(
+                (row.category, dtype, f"{temperature:g}", f"{best.accept} {_shape(best)}",
+                 str(row.questions), spread(base.tps if base else None), spread(row.tps),
+                 spread(row.speedup, "x"), spread(row.tokens_per_step))
+            )  # fmt: skip
+    columns = ("category", "dtype", "T", "fastest", "questions", f"{BASELINE} tok/s", "tok/s",
+               "speedup", "tokens/step")  # fmt: skip
+    return TextTable("By category, the fastest way of drafting", columns, tuple(cells))
+
+
+def breakdown_table(breakdowns: Sequence[Breakdown]) -> TextTable:
+    """Milliseconds of a step, part by part; a row for each shape."""
+    cells = []
+    for b in breakdowns:
+        parts = [f"{part.device.median * 1000:.2f}" for part in b.parts]
+        shape = f"{b.beam_width} x {b.beam_length}, {b.nodes} nodes"
+        whole = (spread(b.device, "", 1000), spread(b.host, "", 1000), spread(b.loop, "", 1000))
+        cells.append((b.dtype, shape, *parts, *whole))
+    names = [part.name for part in breakdowns[0].parts]
+    return TextTable(
+        "What a greedy step is made of, in ms",
+        ("dtype", "W x L", *names, "sum", "host", "in the timed loop"),
+        tuple(cells),
+        "What evaluating a step takes more with a part than without it; brackets hold the least "
+        "and the most. Host is the building of the graph, which the loop does while the device "
+        "works, so that the step in the loop can be shorter than both together.",
+    )
+
+
+def paper_table(table: PublishedTable, rows: Sequence[Row]) -> TextTable:
+    """Published figures, and ours below."""
+    cells = [
+        ("paper", p.machine, p.model, p.questions, p.method, _whole(p.beam_width),
+         "" if p.tps is None else f"{p.tps:.2f}", f"{p.speedup:.2f}x", f"{p.tokens_per_step:.2f}")
+        for p in table.entries
+    ]  # fmt: skip
+    cells += [
+        ("here", "", r.dtype, WHOLE, f"{label(r)} {_shape(r)}".strip(), _whole(r.beam_width),
+         spread(r.tps), spread(r.speedup, "x"), spread(r.tokens_per_step))
+        for r in rows_beside(table, rows)
+    ]  # fmt: skip
+    columns = ("", "machine", "model", "questions", "method", "W", "tok/s", "speedup",
+               "tokens/step")  # fmt: skip
+    note = f"{table.source}. Beside it: {table.beside}."
+    return TextTable(f"{table.name}: {table.title}", columns, tuple(cells), note)
+
+
+def compare_table(changes: Sequence[Change], before: str, after: str) -> TextTable:
+    """Two results, figure by figure."""
+    cells = tuple(
+        (describe_row(c.row), c.figure, spread(c.before), spread(c.after), spread(c.ratio, "x"),
+         "differs" if c.certain else "within the spread")
+        for c in changes
+    )  # fmt: skip
+    columns = ("row", "figure", before, after, "ratio", "verdict")
+    return TextTable(
+        f"{after} by {before}",
+        columns,
+        cells,
+        "Brackets hold 95% intervals. One comparison in twenty differs by chance alone.",
+    )
+
+
+def heat_table(grid: Grid) -> TextTable:
+    """A heatmap without colours: tokens a second, and the speedup."""
+    rows = []
+    for width in grid.widths:
+        cells = [heat_cell(grid, width, length) for length in grid.lengths]
+        rows.append((f"W {width}", *cells))
+    return TextTable(
+        f"Tokens a second by beam shape ({grid.title})",
+        ("", *(f"L {length}" for length in grid.lengths)),
+        tuple(rows),
+        f"{BEST} the fastest shape",
+    )
+
+
+BEST = "★"
+
+
+def heat_cell(grid: Grid, width: int, length: int, between: str = " ") -> str:
+    """`★ 31.42 1.25x`, or nothing where that shape was not measured."""
+    cell = grid.at(width, length)
+    if cell is None:
+        return ""
+    mark = f"{BEST} " if cell == grid.best else ""
+    return f"{mark}{cell.tps:.2f}{between}{cell.speedup:.2f}x"
+
+
+def spread(value: Spread | None, unit: str = "", scale: float = 1.0, digits: int = 2) -> str:
+    """`31.42 [30.90, 31.80]`; nothing where there is none."""
+    if value is None:
+        return ""
+    median, low, high = (f"{v * scale:.{digits}f}" for v in (value.median, value.low, value.high))
+    return f"{median}{unit}" if low == median == high else f"{median}{unit} [{low}, {high}]"
+
+
+def label(row: Row) -> str:
+    """The method by its name, with what tells it from its like."""
+    if row.draft_tokens is not None:
+        return f"{row.method} ({row.draft_tokens} drafts)"
+    automatic = row.method == "redrafter" and row.beam_width is None
+    return f"{row.method} (automatic)" if automatic else row.method
+
+
+def describe_row(row: Mapping[str, object]) -> str:
+    """A row of a saved result in words."""
+    parts = [str(row["method"]), str(row["dtype"])]
+    if row["beam_width"] is not None:
+        parts.append(f"{row['beam_width']} x {row['beam_length']}")
+    if row["temperature"]:
+        parts.append(f"{row['accept'] or ''} T {row['temperature']}".strip())
+    return ", ".join([*parts, str(row["category"])])
+
+
+def _identity(row: Row) -> tuple[object, ...]:
+    return (row.dtype, row.method, row.accept, row.temperature, row.beam_width, row.beam_length)
+
+
+def _shape(row: Row) -> str:
+    return "" if row.beam_width is None else f"{row.beam_width} x {row.beam_length}"
+
+
+def _whole(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _equality(row: Row) -> str:
+    if row.matches_baseline is None:
+        return ""
+    if row.matches_baseline:
+        return "yes"
+    return f"NO, {row.agreeing:.2%}" if row.agreeing is not None else "NO"
+
+
+def _short(fingerprint: str | None) -> str:
+    return "" if fingerprint is None else f" {fingerprint[: len('sha256:') + 12]}"

@@ -1,0 +1,68 @@
+"""Answers made up for tests of what is computed from them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from redrafter_mlx.bench.machine import LoadedModel, Machine
+from redrafter_mlx.bench.methods import Method, Run
+from redrafter_mlx.bench.records import Answer, Settings
+
+PLAIN = Method("mlx-lm")
+DRAFTED = Method("redrafter", 0.0, "greedy", 2, 4)
+
+MACHINE = Machine("M0", "gpu", 8, "macOS 99", "3.12", "0.1.0", "0.32", "0.32", "Accelerate")
+
+SETTINGS = Settings("tiny", "sha256:1", "sha256:2", None, "float32", None, 64, 0, "M0", "1", "2")
+
+
+def loaded(dtype: str = "float32", bits: int | None = None) -> LoadedModel:
+    arithmetic = dtype if bits is None else "float32"
+    return LoadedModel(dtype, "tiny", "sha256:1", arithmetic, bits, "drafter", "sha256:2")
+
+
+def answer(
+    method: Method = PLAIN,
+    question: int = 1,
+    repeat: int = 0,
+    *,
+    lengths: Sequence[int] = (1, 1, 1),
+    seconds: float = 1.0,
+    tokens: Sequence[int] | None = None,
+    category: str = "math",
+    dtype: str = "float32",
+    accepted: Sequence[int] | None = None,
+    nodes: Sequence[int] = (),
+) -> Answer:
+    """One run; the tokens count upwards if none are given."""
+    said = list(tokens) if tokens is not None else list(range(1 + sum(lengths)))
+    run = Run(
+        token_ids=said,
+        text="text",
+        accept_lengths=list(lengths),
+        accepted=[n - 1 for n in lengths] if accepted is None else list(accepted),
+        nodes=list(nodes),
+        first_token_seconds=0.25,
+        decode_seconds=seconds,
+        peak_memory=1.5,
+    )
+    return Answer(question, category, dtype, method, repeat, [7, 8], run, 1000.0)
+
+
+def random_answers(seed: int, questions: int = 5, repeats: int = 3) -> list[Answer]:
+    """Runs of both methods with random lengths and times; some questions lack some repeats."""
+    rng = random.Random(seed)
+    answers = []
+    for question in range(questions):
+        category = ("math", "stem")[question % 2]
+        lengths = [rng.randint(1, 4) for _ in range(rng.randint(1, 9))]
+        for method in (PLAIN, DRAFTED):
+            for repeat in range(repeats - rng.randint(0, 1)):
+                steps = lengths if method == DRAFTED else [1] * sum(lengths)
+                answers.append(
+                    answer(method, question, repeat, lengths=steps, seconds=rng.uniform(0.5, 2),
+                           category=category,
+                           nodes=[rng.randint(1, 7) for _ in steps] if method == DRAFTED else ())
+                )  # fmt: skip
+    return answers

@@ -1,0 +1,254 @@
+"""`redrafter-mlx bench`: from a command line to what is printed, saved and returned."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from tiny import byte_model, byte_tokenizer, random_drafter
+
+from redrafter_mlx.bench.methods import Method, Run, Runner
+from redrafter_mlx.cli import bench_session, main, options
+from redrafter_mlx.generate import Redrafter
+
+QUICK = ["bench", "--limit", "2", "--max-tokens", "6", "-r", "1", "--warmup", "0", "--no-breakdown"]
+SHAPES = ["--beam-width", "1..2", "--beam-length", "3"]
+
+
+class Loader:
+    """Stands for loading; remembers what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+
+    def __call__(self, *asked: object) -> Redrafter:
+        self.asked.append(asked)
+        drafter = None if asked[1] == "none" else random_drafter(vocab_size=258)
+        return Redrafter(byte_model(), byte_tokenizer(), drafter)
+
+
+@pytest.fixture(autouse=True)
+def loader(monkeypatch: pytest.MonkeyPatch) -> Loader:
+    made = Loader()
+    monkeypatch.setattr(options, "load_model", made)
+    return made
+
+
+def result(
+    capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0
+) -> dict[str, object]:
+    assert main.run([*QUICK, *arguments, "-o", "json"]) == status
+    found: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main.run([*QUICK, *arguments]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    return err
+
+
+def test_the_last_line_is_one_object_with_every_field(capsys: pytest.CaptureFixture[str]) -> None:
+    found = result(capsys, *SHAPES)
+    rows = found["rows"]
+    assert isinstance(rows, list)
+    for row in rows:
+        assert {"method", "beam_width", "beam_length", "nodes", "category", "accept",
+                "temperature", "matches_baseline"} <= row.keys()  # fmt: skip
+        for figure in ("tps", "speedup", "tokens_per_step"):
+            assert row[figure].keys() == {"median", "low", "high"}
+    whole = [r for r in rows if r["category"] == "all"]
+    assert [(r["method"], r["beam_width"], r["beam_length"], r["nodes"]) for r in whole] == [
+        ("mlx-lm", None, None, None), ("autoregressive", None, None, None),
+        ("redrafter", 1, 3, 3), ("redrafter", 2, 3, 5),
+    ]  # fmt: skip
+    assert all(r["matches_baseline"] for r in whole)
+    assert whole[0]["speedup"]["median"] == 1.0
+    assert {"chip", "os", "mlx", "mlx_lm", "blas"} <= found["machine"].keys()  # type: ignore[attr-defined]
+    (model,) = found["models"]  # type: ignore[misc]
+    assert model["arithmetic"] == "float32"
+    assert model["drafter_hash"].startswith("sha256:")
+
+
+def test_without_shapes_the_automatic_one_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = result(capsys)["rows"]
+    drafted = [r for r in rows if r["method"] == "redrafter"]  # type: ignore[attr-defined]
+    assert [r["beam_width"] for r in drafted] == [None]
+    assert drafted[0]["matches_baseline"]
+
+
+def test_without_a_drafter_the_baselines_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = result(capsys, "--drafter", "none")["rows"]
+    assert [r["method"] for r in rows] == ["mlx-lm", "autoregressive"]  # type: ignore[attr-defined]
+
+
+def test_one_command_makes_the_table_of_methods_by_temperature(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = result(capsys, "--accept", "sample,rejection,typical", "--temperature", "0,0.7",
+                   "--beam-width", "2", "--beam-length", "3")  # fmt: skip
+    drafted = [r for r in found["rows"] if r["method"] == "redrafter"]  # type: ignore[attr-defined]
+    assert [(r["accept"], r["temperature"]) for r in drafted] == [
+        ("greedy", 0), ("rejection", 0.7), ("sample", 0.7), ("typical", 0.7)
+    ]  # fmt: skip
+    assert [r["matches_baseline"] for r in drafted] == [True, None, None, None]
+    assert all(r["speedup"]["median"] > 0 for r in drafted)
+
+
+def test_several_dtypes_are_loaded_in_turn(
+    loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = result(capsys, "--dtype", "float32,4bit", *SHAPES)
+    assert [asked[2:4] for asked in loader.asked] == [("float32", None), ("auto", 4)]
+    assert [r["dtype"] for r in found["rows"]] == ["float32"] * 4 + ["4bit"] * 4  # type: ignore[attr-defined]
+    assert [m["dtype"] for m in found["models"]] == ["float32", "4bit"]  # type: ignore[attr-defined]
+
+
+def test_every_form_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run([*QUICK, *SHAPES]) == 0
+    table = capsys.readouterr().out
+    for part in ("tok/s", "speedup", "★", "W 2", "nodes before", "mlx-lm"):
+        assert part in table
+    assert main.run([*QUICK, *SHAPES, "-o", "md", "--paper"]) == 0
+    text = capsys.readouterr().out
+    assert "| method | W | L | N | tok/s |" in text
+    assert "Table 2" in text
+    assert main.run([*QUICK, *SHAPES, "-o", "csv"]) == 0
+    assert len(list(csv.DictReader(io.StringIO(capsys.readouterr().out)))) == 4
+    assert main.run([*QUICK, *SHAPES, "-o", "jsonl"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["chip"] for line in lines]
+    assert len(lines) == 4
+
+
+def test_the_breakdown_is_of_each_shape_once(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["bench", "--limit", "1", "--max-tokens", "4", "-r", "1", "--warmup", "0",
+                 "--beam-width", "1,2", "--beam-length", "1,3", "-o", "json"]  # fmt: skip
+    assert main.run(arguments) == 0
+    found = json.loads(capsys.readouterr().out)["breakdown"]
+    assert [(b["beam_width"], b["beam_length"]) for b in found] == [(1, 3), (2, 3)]
+    assert all(b["loop"]["median"] > 0 for b in found)
+
+
+def test_a_finished_run_is_summarised_again_without_decoding(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = str(tmp_path / "a.jsonl")
+    first = result(capsys, *SHAPES, "--answers", file)
+    assert len(Path(file).read_text().splitlines()) == 8
+
+    def never(*_: object) -> Run:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(Runner, "run", never)
+    assert result(capsys, *SHAPES, "--answers", file)["rows"] == first["rows"]
+    narrower = result(capsys, "--beam-width", "1", "--beam-length", "3", "--answers", file)
+    assert len(narrower["rows"]) == 3  # type: ignore[arg-type]
+    assert "max_tokens" in refusal(capsys, *SHAPES, "--answers", file, "--max-tokens", "7")
+    Path(file).write_text("mine\n")
+    assert "is not an answer" in refusal(capsys, *SHAPES, "--answers", file)
+
+
+def test_other_tokens_than_the_baselines_fail(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.jsonl"
+    result(capsys, *SHAPES, "--answers", str(file))
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    wrong = next(r for r in lines if r["method"]["beam_width"] == 2)
+    wrong["token_ids"][2] += 1
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = result(capsys, *SHAPES, "--answers", str(file), status=1)
+    marked = [r["beam_width"] for r in found["rows"] if r["matches_baseline"] is False]  # type: ignore[attr-defined]
+    assert marked == [2]
+    assert "1 row has other tokens than mlx-lm" in found["notes"][0]  # type: ignore[index]
+    assert main.run([*QUICK, *SHAPES, "--answers", str(file)]) == 1
+    assert "NO, " in capsys.readouterr().out
+
+
+def test_ctrl_c_prints_what_was_finished_and_the_run_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Impatient(Runner):
+        left = 5
+
+        def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
+            Impatient.left -= 1
+            if Impatient.left < 0:
+                raise KeyboardInterrupt
+            return super().run(method, prompt, max_tokens, seed)
+
+    file = str(tmp_path / "a.jsonl")
+    with monkeypatch.context() as patch:
+        patch.setattr(bench_session, "Runner", Impatient)
+        found = result(capsys, *SHAPES, "--answers", file, status=130)
+        assert found["interrupted"] is True
+        assert file in found["notes"][0]  # type: ignore[index]
+        assert sum(r["runs"] for r in found["rows"]) == 5  # type: ignore[attr-defined]
+        Impatient.left = 0
+        assert main.run([*QUICK, *SHAPES]) == 130  # nothing was finished
+        assert capsys.readouterr().out == ""
+    whole = result(capsys, *SHAPES, "--answers", file)
+    assert sum(r["runs"] for r in whole["rows"] if r["category"] == "all") == 8  # type: ignore[attr-defined]
+
+
+def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.json", "b.json"):
+        assert main.run([*QUICK, *SHAPES, "-o", "json"]) == 0
+        (tmp_path / name).write_text(capsys.readouterr().out)
+    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
+    assert main.run(["bench", "--compare", *files]) == 0
+    assert "tokens_per_step" in capsys.readouterr().out
+    assert main.run(["bench", "--compare", *files, "-o", "json"]) == 0
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert {c["figure"] for c in changes} == {"tps", "speedup", "tokens_per_step"}
+    steps = [c for c in changes if c["figure"] == "tokens_per_step"]
+    assert all(c["ratio"]["median"] == 1 and not c["certain"] for c in steps)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--beam-width", "4..1"], "4..1"),
+        (["--beam-width", "0"], "beam_width is 0"),
+        (["--beam-length", "x"], "--beam-length"),
+        (["--accept", "lucky"], "lucky"),
+        (["--accept", "typical"], "--temperature above 0"),
+        (["--temperature", "hot"], "--temperature"),
+        (["--dtype", "float64"], "float64"),
+        (["--dtype", "4bit,"], "--dtype"),
+        (["--num-draft-tokens", "0"], "--num-draft-tokens"),
+        (["--categories", "none"], "none"),
+        (["--questions", "/none"], "/none"),
+        (["--questions", "x", "--mt-bench"], "--mt-bench"),
+        (["--plot", "a.txt"], "a.txt"),
+        (["-o", "xml"], "xml"),
+        (["--max-tokens", "1"], "--max-tokens is 1"),
+        (["--drafter", "none", "--beam-width", "2"], "--drafter is none"),
+        (["--answers", "/none/a"], "/none"),
+        (["--compare", "/none", "/none"], "/none"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line_before_anything_is_loaded(
+    arguments: list[str], named: str, loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert named in refusal(capsys, *arguments)
+    assert loader.asked == []
+
+
+def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "a.png"
+    result(capsys, *SHAPES, "--plot", str(picture))
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_help_names_what_it_measures_against(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "--help"]) == 0
+    assert "mlx-lm's own loop" in capsys.readouterr().out

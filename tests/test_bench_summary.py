@@ -1,0 +1,457 @@
+"""Summaries: recomputed by hand, the same in every form, and honest about their spread."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from bench_samples import DRAFTED, MACHINE, PLAIN, SETTINGS, answer, loaded, random_answers
+from rich.console import Console
+
+from redrafter_mlx.bench.breakdown import Breakdown, Part
+from redrafter_mlx.bench.compare import compare, read_result
+from redrafter_mlx.bench.grid import Cell, Grid, grids
+from redrafter_mlx.bench.methods import Method
+from redrafter_mlx.bench.paper import TABLE_1, TABLE_2, TABLES
+from redrafter_mlx.bench.plot import check_plot, plot
+from redrafter_mlx.bench.records import Answer, AnswersFile
+from redrafter_mlx.bench.report import heatmap, markdown, show
+from redrafter_mlx.bench.result import Protocol, Result
+from redrafter_mlx.bench.statistics import Percentiles, Spread, ratio, ratio_of_ratios, typical
+from redrafter_mlx.bench.summary import Row, seconds_per_step, summarise
+from redrafter_mlx.bench.tables import main_table, spread
+from redrafter_mlx.bench.verdict import judge
+from redrafter_mlx.errors import BadInputError
+
+PAPER_DATA = Path(__file__).parents[2] / "shared" / "data" / "paper"
+
+
+def made(answers: list[Answer], **changes: object) -> Result:
+    given: dict[str, object] = {
+        "machine": MACHINE,
+        "models": (loaded(),),
+        "protocol": Protocol("our own", 5, 64, 3, 1, 0.0, 0, None),
+        "rows": tuple(summarise(answers)),
+        "breakdowns": (),
+        "interrupted": False,
+        "notes": ("a note",),
+    }
+    return Result(**{**given, **changes})  # type: ignore[arg-type]
+
+
+def find(rows: list[Row], method: str, category: str = "all") -> Row:
+    return next(r for r in rows if (r.method, r.category) == (method, category))
+
+
+def printed(result: Result, width: int = 300) -> str:
+    out = io.StringIO()
+    show(result, Console(file=out, width=width))
+    return out.getvalue()
+
+
+def median(value: Spread | None) -> float:
+    assert value is not None
+    return value.median
+
+
+# recomputed
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_figures_are_those_recomputed_from_the_answers_file(seed: int, tmp_path: Path) -> None:
+    """From the JSON lines alone, in plain Python."""
+    answers = random_answers(seed)
+    file = AnswersFile(tmp_path / "a.jsonl")
+    for item in answers:
+        file.append(item, SETTINGS)
+    lines = [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    for row in summarise(answers):
+        mine = [
+            a for a in lines
+            if a["method"]["name"] == row.method and row.category in ("all", a["category"])
+        ]  # fmt: skip
+        tokens: dict[int, list[int]] = {}
+        steps: dict[int, list[int]] = {}
+        seconds: dict[int, list[float]] = {}
+        for a in mine:
+            lengths = a["choices"][0]["accept_lengths"]
+            assert len(a["token_ids"]) == 1 + sum(lengths)
+            tokens.setdefault(a["question_id"], []).append(sum(lengths))
+            steps.setdefault(a["question_id"], []).append(len(lengths))
+            seconds.setdefault(a["question_id"], []).append(a["decode_seconds"])
+        said, called, took = (
+            sum(map(statistics.median, table.values())) for table in (tokens, steps, seconds)
+        )
+        assert median(row.tokens_per_step) == pytest.approx(said / called)
+        assert median(row.tps) == pytest.approx(said / took)
+        assert row.questions == len(tokens)
+        assert row.runs == len(mine)
+        accepted = [n for a in mine for n in a["accepted"]]
+        if row.method == "redrafter":
+            assert 1 + sum(row.acceptance) == pytest.approx(1 + statistics.mean(accepted))
+            assert list(row.acceptance) == sorted(row.acceptance, reverse=True)
+            nodes = [n for a in mine for n in a["nodes"]]
+            assert row.nodes_after is not None
+            assert row.nodes_after.median == statistics.median(nodes)
+            assert (row.nodes, row.nodes_before) == (7, 8)
+        else:
+            assert row.acceptance == ()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_speedup_is_of_medians_of_paired_runs(seed: int) -> None:
+    answers = random_answers(seed, questions=4)
+    speeds = {}
+    runs = {(a.method, a.question_id, a.repeat): a.run for a in answers}
+    for method, other in ((DRAFTED, PLAIN), (PLAIN, DRAFTED)):
+        said = took = 0.0
+        for question in range(4):
+            both = ((method, question), (other, question))
+            paired = [r for r in range(3) if all((*key, r) in runs for key in both)]
+            mine = [runs[method, question, r] for r in paired]
+            said += statistics.median(sum(run.accept_lengths) for run in mine)
+            took += statistics.median(run.decode_seconds for run in mine)
+        speeds[method] = said / took
+    row = find(summarise(answers), "redrafter")
+    assert median(row.speedup) == pytest.approx(speeds[DRAFTED] / speeds[PLAIN])
+
+
+def test_an_unpaired_run_does_not_touch_the_speedup() -> None:
+    paired = [answer(PLAIN, seconds=2.0), answer(DRAFTED, seconds=1.0, lengths=[3])]
+    alone = answer(DRAFTED, question=2, seconds=50.0, lengths=[3])
+    row = find(summarise([*paired, alone]), "redrafter")
+    assert median(row.speedup) == 2.0
+    assert median(row.tps) == pytest.approx(6 / 51)
+    assert find(summarise([alone]), "redrafter").speedup is None
+
+
+def test_one_disturbed_repeat_changes_nothing() -> None:
+    calm = [answer(PLAIN, q, r, seconds=1.0) for q in (1, 2) for r in (0, 1, 2)]
+    hiccup = [*calm[:-1], answer(PLAIN, 2, 2, seconds=90.0)]
+    assert median(summarise(calm)[0].tps) == median(summarise(hiccup)[0].tps)
+
+
+def test_categories_have_rows_where_there_are_several() -> None:
+    both = [answer(question=1, category="math"), answer(question=2, category="stem")]
+    assert [r.category for r in summarise(both)] == ["all", "math", "stem"]
+    assert [r.category for r in summarise(both[:1])] == ["all"]
+
+
+# equality
+
+
+def test_other_tokens_are_marked_and_fail_in_float32_alone() -> None:
+    rows = summarise([answer(PLAIN), answer(DRAFTED, tokens=[0, 1, 9, 9], lengths=[3])])
+    row = find(rows, "redrafter")
+    assert (row.matches_baseline, row.agreeing) == (False, 0.5)
+    assert "NO, 50.00%" in printed(made([]), 80) + str(main_table(rows).rows)
+    exact = judge(rows, [loaded()])
+    assert exact.failed
+    assert "float32" in exact.notes[0]
+    reduced = [loaded("4bit", bits=4)]
+    rows = summarise([answer(PLAIN, dtype="4bit"),
+                      answer(DRAFTED, tokens=[0, 9], lengths=[1], dtype="4bit")])  # fmt: skip
+    verdict = judge(rows, reduced)
+    assert not verdict.failed
+    assert "25.00%" in verdict.notes[0]
+    assert "redrafter-mlx verify" in verdict.notes[0]
+
+
+def test_equal_tokens_pass_and_sampled_ones_are_not_compared() -> None:
+    same = [answer(PLAIN), answer(DRAFTED, lengths=[3])]
+    assert [r.matches_baseline for r in summarise(same)] == [True, True]
+    assert judge(summarise(same), [loaded()]) == ([], False)
+    sampled = [answer(Method("mlx-lm", 0.5)), answer(Method("redrafter", 0.5, "sample", 2, 4))]
+    assert [r.matches_baseline for r in summarise(sampled)] == [None, None]
+
+
+def test_a_shorter_answer_is_another_one() -> None:
+    rows = summarise([answer(PLAIN), answer(DRAFTED, tokens=[0, 1], lengths=[1])])
+    assert (rows[1].matches_baseline, rows[1].agreeing) == (False, 0.5)
+
+
+def test_mlx_lms_own_differing_repeats_are_marked() -> None:
+    rows = summarise([answer(PLAIN), answer(PLAIN, repeat=1, tokens=[0, 1, 2, 9])])
+    assert rows[0].matches_baseline is False
+
+
+# spread
+
+
+def test_the_interval_covers_what_is_true() -> None:
+    """Of 95% intervals from noisy runs, about that many hold the true speedup of 1.5."""
+    rng = np.random.default_rng(1)
+    held = 0
+    for _ in range(100):
+        tokens = rng.integers(40, 120, (20, 1)).astype(float).repeat(3, axis=1)
+        plain = tokens * rng.lognormal(0, 0.1, (20, 3))
+        drafted = tokens / 1.5 * rng.lognormal(0, 0.1, (20, 3))
+        found = ratio_of_ratios(
+            (tokens.tolist(), drafted.tolist()), (tokens.tolist(), plain.tolist())
+        )
+        assert found is not None
+        assert found.low <= found.median <= found.high
+        held += found.low <= 1.5 <= found.high
+    assert 85 <= held <= 100
+
+
+def test_what_slows_both_alike_does_not_widen_a_speedup() -> None:
+    tokens = [[10.0, 10.0]] * 8
+    slow = [[float(2 + q)] * 2 for q in range(8)]
+    half = [[s / 2 for s in times] for times in slow]
+    found = ratio_of_ratios((tokens, half), (tokens, slow))
+    assert found is not None
+    assert (found.low, found.median, found.high) == pytest.approx((2, 2, 2))
+    wide = ratio(tokens, slow)
+    assert wide is not None
+    assert wide.high > 1.2 * wide.low
+
+
+def test_the_same_answers_give_the_same_summary() -> None:
+    answers = random_answers(3)
+    assert summarise(answers) == summarise(list(answers))
+
+
+def test_one_run_has_no_spread_and_nothing_has_no_figure() -> None:
+    assert ratio([[6.0]], [[2.0]]) == Spread(3.0, 3.0, 3.0)
+    assert ratio([], []) is None
+    assert ratio([[0.0]], [[0.0]]) is None
+    assert typical([[1.0, 3.0, 2.0], [5.0]]) is not None
+    assert median(typical([[1.0, 3.0, 2.0], [5.0]])) == 3.5
+    assert typical([]) is None
+    assert Percentiles.of([]) is None
+    assert Percentiles.of([4]) == Percentiles(4.0, 4.0, 4.0)
+    short = answer(PLAIN, lengths=[], seconds=0.0, tokens=[1])
+    assert summarise([short])[0].tps is None
+    assert seconds_per_step([answer(DRAFTED, lengths=[2, 2], seconds=3.0)]) == Spread(1.5, 1.5, 1.5)
+
+
+# forms
+
+
+def test_json_csv_and_tables_carry_the_same_numbers() -> None:
+    result = made(random_answers(7))
+    rows = json.loads(result.to_json())["rows"]
+    assert rows == [json.loads(json.dumps(asdict(r))) for r in result.rows]
+    flat = list(csv.DictReader(io.StringIO(result.to_csv())))
+    lines = [json.loads(line) for line in result.to_jsonl().splitlines()]
+    table, down = printed(result), markdown(result)
+    assert len(rows) == len(flat) == len(lines) > 2
+    for row, line, record in zip(rows, flat, lines, strict=True):
+        for figure in ("tps", "speedup", "tokens_per_step", "first_token"):
+            for key in ("median", "low", "high"):
+                assert float(line[f"{figure}_{key}"]) == row[figure][key] == record[figure][key]
+        for name in ("method", "beam_width", "beam_length", "nodes", "category",
+                     "matches_baseline"):  # fmt: skip
+            assert line[name] == ("" if row[name] is None else str(row[name]))
+        if row["category"] == "all":
+            for figure, unit in (("tps", ""), ("speedup", "x"), ("tokens_per_step", "")):
+                shown = spread(Spread(**row[figure]), unit)
+                assert shown in table
+                assert shown in down
+                assert f"{row[figure]['median']:.2f}" in shown
+
+
+def test_every_form_names_machine_versions_and_weights() -> None:
+    result = made(random_answers(7))
+    for form in (result.to_json(), result.to_csv(), result.to_jsonl(), printed(result),
+                 markdown(result)):  # fmt: skip
+        for part in ("M0", "macOS 99", "0.32", "Accelerate", "float32", "sha256:1", "sha256:2"):
+            assert part in form
+    assert "a note" in printed(result)
+    assert "a note" in markdown(result)
+
+
+def test_the_terminals_heatmap_marks_the_fastest_shape_and_leaves_gaps() -> None:
+    grid = Grid("t", (Cell(1, 2, 10.0, 1.0, 1.1), Cell(2, 4, 31.5, 1.25, 2.0)))
+    out = io.StringIO()
+    Console(file=out, width=60).print(heatmap(grid))
+    lines = out.getvalue().splitlines()
+    best = next(i for i, line in enumerate(lines) if "31.50" in line)
+    assert "★ 31.50" in lines[best]
+    assert "W 2" in lines[best]
+    assert "1.25x" in lines[best + 1]
+    assert sum("★" in line for line in lines) == 2  # the cell, and what it means
+    assert (grid.heat(grid.best), grid.heat(grid.cells[0])) == (1.0, 0.0)
+
+
+def test_a_grid_holds_the_rows_figures() -> None:
+    answers = [answer(PLAIN)]
+    for width, length, seconds in ((1, 4, 1.0), (2, 4, 0.5), (2, 2, 2.0)):
+        method = Method("redrafter", 0.0, "greedy", width, length)
+        answers.append(answer(method, lengths=[3], seconds=seconds))
+    rows = summarise(answers)
+    (grid,) = grids(rows, least=2)
+    assert (grid.widths, grid.lengths, grid.best[:2]) == ([1, 2], [2, 4], (2, 4))
+    for row in rows[1:]:
+        assert row.beam_width is not None
+        assert row.beam_length is not None
+        cell = grid.at(row.beam_width, row.beam_length)
+        assert cell is not None
+        assert cell[2:] == (median(row.tps), median(row.speedup), median(row.tokens_per_step))
+    assert grids(rows, least=4) == []
+
+
+def test_the_breakdown_is_shown_part_by_part() -> None:
+    part = Part("drafting", Spread(0.0125, 0.01, 0.02), Spread(0.001, 0.001, 0.001))
+    one = Spread(0.05, 0.05, 0.05)
+    shown = Breakdown("float32", 2, 4, 7, (part,), one, one, Spread(0.04, 0.04, 0.04))
+    text = printed(made(random_answers(1), breakdowns=(shown,)))
+    for piece in ("drafting", "12.50", "2 x 4, 7 nodes", "50.00", "40.00"):
+        assert piece in text
+
+
+# the paper
+
+
+def test_the_papers_speedups_agree_with_its_speeds() -> None:
+    """Speed by speedup is plain decoding's speed, the same for every width: guards the typing."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for entry in TABLE_2.entries:
+        assert entry.tps is not None
+        groups.setdefault((entry.machine, entry.model), []).append(entry.tps / entry.speedup)
+    assert len(groups) == 4
+    for plain in groups.values():
+        assert len(plain) == 4
+        assert max(plain) / min(plain) < 1.015
+    assert len(TABLE_1.entries) == 18
+    for table in TABLES:
+        assert "2403.09919" in table.source
+
+
+def test_our_rows_stand_below_the_papers() -> None:
+    method = Method("redrafter", 0.0, "greedy", 3, 4)
+    other = Method("redrafter", 0.0, "greedy", 3, 5)
+    answers = [answer(PLAIN), answer(method, lengths=[3]), answer(other, lengths=[3])]
+    text = printed(made(answers, paper=TABLES))
+    table_2, table_1 = text[text.index("Table 2:") :].split("Table 1:")
+    assert "60.40" in table_2
+    assert "redrafter 3 x 4" in table_2
+    assert "redrafter 3 x 5" not in table_2
+    assert "redrafter 3 x 5" in table_1
+    assert json.loads(made(answers, paper=TABLES).to_json())["paper"][0]["source"] == TABLE_2.source
+
+
+def papers_grid(chip: str) -> Grid:
+    """The authors' timings in float16, greedy, as their own analysis reads them."""
+    plain = list(csv.DictReader((PAPER_DATA / f"{chip}_autoregression.csv").open()))
+    half = [r for r in plain if r["dtype"] == "mlx.core.float16"]
+    prompt = statistics.mean(float(r["comprehension_ours"]) for r in half)
+    alone = statistics.mean(float(r["generation_ours"]) for r in half)
+    cells = []
+    for r in csv.DictReader((PAPER_DATA / f"{chip}_recurrent_drafting.csv").open()):
+        if (r["run"], r["dtype"], r["greedy"]) == ("0", "mlx.core.float16", "True"):
+            tokens = int(r["prompt_and_generated_length"]) - int(r["prompt_length"])
+            took = float(r["comprehension_and_generation_time"]) - prompt
+            cells.append(
+                Cell(int(r["beam_width"]), int(r["beam_length"]), 1000 * tokens / took,
+                     alone / took, tokens / int(r["steps"]))
+            )  # fmt: skip
+    return Grid(f"{chip}, the authors' timings", tuple(cells))
+
+
+needs_paper_data = pytest.mark.skipif(
+    not PAPER_DATA.is_dir(), reason="../shared/data/paper is not there"
+)
+
+
+@needs_paper_data
+def test_the_papers_table_2_is_that_of_the_authors_timings() -> None:
+    for chip, machine in (("m1-max", "M1 Max"), ("m2-ultra", "M2 Ultra")):
+        grid = papers_grid(chip)
+        for entry in TABLE_2.entries:
+            if (entry.machine, entry.model) != (machine, "Vicuna 7B"):
+                continue
+            assert entry.beam_width is not None
+            cell = grid.at(entry.beam_width, 4)
+            assert cell is not None
+            assert round(cell.tokens_per_step, 2) == entry.tokens_per_step
+            assert (round(cell.tps, 2), round(cell.speedup, 2)) == (entry.tps, entry.speedup)
+
+
+@needs_paper_data
+def test_the_authors_timings_are_drawn_with_their_cliff(tmp_path: Path) -> None:
+    ultra, max_ = papers_grid("m2-ultra"), papers_grid("m1-max")
+    # What the authors say of these files: 1.37x with one beam, 1.52x with three.
+    assert (round(max_.best.speedup, 2), max_.best.beam_width) == (1.37, 1)
+    assert (round(ultra.best.speedup, 2), ultra.best.beam_width) == (1.52, 3)
+    four, three = ultra.at(4, 4), ultra.at(3, 4)
+    assert four is not None
+    assert three is not None
+    assert four.tokens_per_step >= three.tokens_per_step
+    assert four.tps < 0.6 * three.tps
+    assert ultra.heat(four) < 0.1 < 0.8 < ultra.heat(three)
+    picture = tmp_path / "paper.png"
+    pytest.importorskip("matplotlib")
+    plot([ultra, max_], picture, "the paper's machines")
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    out = io.StringIO()
+    Console(file=out, width=100).print(heatmap(ultra))
+    assert f"★ {ultra.best.tps:.2f}" in out.getvalue()
+
+
+# plots and comparisons
+
+
+def test_a_picture_is_drawn_with_gaps_and_of_one_shape(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    gap = Grid("gap", (Cell(1, 2, 10.0, 1.0, 1.1), Cell(2, 4, 31.5, 1.25, 2.0)))
+    for name in ("a.png", "a.svg", "a.pdf"):
+        plot([gap, Grid("one", gap.cells[:1])], tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 1000
+    with pytest.raises(BadInputError, match="nothing to draw"):
+        plot([], tmp_path / "a.png")
+
+
+def test_a_picture_that_cannot_be_written_is_refused_beforehand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(BadInputError, match="must end in"):
+        check_plot(tmp_path / "a.txt")
+    with pytest.raises(BadInputError, match="no folder"):
+        check_plot(tmp_path / "none" / "a.png")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(BadInputError, match=r"pip install 'redrafter-mlx\[plot\]'"):
+        check_plot(tmp_path / "a.png")
+
+
+def saved(tmp_path: Path, name: str, **figures: tuple[float, float, float]) -> Path:
+    row = {"dtype": "auto", "method": "redrafter", "accept": "greedy", "temperature": 0.0,
+           "beam_width": 2, "beam_length": 4, "nodes": 7, "draft_tokens": None,
+           "category": "all"}  # fmt: skip
+    spreads = {k: dict(zip(("median", "low", "high"), v, strict=True)) for k, v in figures.items()}
+    path = tmp_path / name
+    path.write_text("table of old\n" + json.dumps({"rows": [{**row, **spreads}]}) + "\n")
+    return path
+
+
+def test_two_results_differ_only_outside_their_intervals(tmp_path: Path) -> None:
+    a = read_result(saved(tmp_path, "a", tps=(100, 98, 102), speedup=(1.5, 1.0, 2.0)))
+    b = read_result(saved(tmp_path, "b", tps=(110, 108, 112), speedup=(1.6, 1.1, 2.1)))
+    tps, speedup = compare(a, b)
+    assert tps.ratio.median == pytest.approx(1.1)
+    assert 1.05 < tps.ratio.low < 1.1 < tps.ratio.high < 1.15
+    assert tps.certain
+    assert not speedup.certain
+    back = compare(b, a)[0].ratio
+    assert (back.low, back.high) == pytest.approx((1 / tps.ratio.high, 1 / tps.ratio.low))
+    assert not compare(a, a)[0].certain
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    good = saved(tmp_path, "a", tps=(100, 98, 102))
+    for text in ("", "no json", "[1]", "{}"):
+        (tmp_path / "bad").write_text(text)
+        with pytest.raises(BadInputError, match="bench -o json"):
+            read_result(tmp_path / "bad")
+    with pytest.raises(BadInputError, match="cannot read"):
+        read_result(tmp_path / "none")
+    with pytest.raises(BadInputError, match="no row in common"):
+        compare(read_result(good), {"rows": []})
