@@ -1,0 +1,312 @@
+"""The model card of a trained drafter: what it is, what it gains, and how it was made."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from redrafter_mlx.distill.acceptance import DraftQuality
+from redrafter_mlx.distill.markdown import block, code, plain, table
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.plots import ACCURACY, LOSS
+from redrafter_mlx.distill.whole import whole_file
+from redrafter_mlx.drafter import DrafterConfig
+from redrafter_mlx.load import TargetSource
+from redrafter_mlx.weights.conventions import hub_licence, hub_repo
+from redrafter_mlx.weights.registry import REGISTRY
+
+CARD = "README.md"
+
+SCATTER = 0.02
+"""Speedups this close to 1 are not told apart from 1: a short measurement scatters as much."""
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What was learnt from.
+
+    own_share: of the texts, those whose prompt the target wrote itself; the rest were given
+    labels:    whether the target's words were learnt, or given answers as they stand
+    left_out:  texts that were filtered out: reason to count
+    """
+
+    texts: int
+    answer_tokens: int
+    own_share: float
+    labels: Literal["target", "data"]
+    left_out: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """Real decoding with one beam shape, timed beside auto-regression.
+
+    nodes: the most tokens in one call of the target
+    """
+
+    beam_width: int
+    beam_length: int
+    nodes: int
+    tokens_per_step: float
+    tokens_per_second: float
+    baseline_tokens_per_second: float
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens_per_second / self.baseline_tokens_per_second
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """All that a card says.
+
+    command:  the command line, as it was given
+    versions: by package
+    machine:  the chip and the system, on which it was trained and measured
+    coverage: share of the corpus inside the draft vocabulary, None if all tokens can be drafted
+    seconds:  of training, without writing the corpus
+    protocol: how `measured` was measured: which questions, how many tokens, how they were chosen
+    """
+
+    target: TargetSource
+    command: Sequence[str]
+    versions: Mapping[str, str]
+    machine: str
+    corpus: CorpusReport
+    drafter: DrafterConfig
+    training: TrainOptions
+    seconds: float
+    quality: DraftQuality
+    measured: Sequence[MeasuredRow]
+    protocol: str
+    coverage: float | None = None
+
+
+def verdict(measured: Sequence[MeasuredRow]) -> str:
+    """One plain sentence: is it faster on this machine or not, and with which beams?"""
+    if not measured:
+        return "Its speed was not measured."
+    best = max(measured, key=lambda row: row.speedup)
+    figures = (
+        f"{best.tokens_per_second:.1f} tokens a second with beam width {best.beam_width} and "
+        f"length {best.beam_length}, {best.baseline_tokens_per_second:.1f} without"
+    )
+    if best.speedup > 1 + SCATTER:
+        return f"On this machine it is faster: {best.speedup:.2f} times ({figures})."
+    if best.speedup < 1 - SCATTER:
+        return f"On this machine it is not faster: {best.speedup:.2f} times at best ({figures})."
+    return f"On this machine it makes no difference: {best.speedup:.2f} times at best ({figures})."
+
+
+def write_card(report: TrainingReport, folder: Path) -> Path:
+    """Write README.md in the Hub's conventions, whole or not at all; returns its path.
+
+    It shows the pictures of the training that lie in the folder already.
+    """
+    path = folder / CARD
+    pictures = [name for name in (LOSS, ACCURACY) if (folder / name).exists()]
+    with whole_file(path) as partial:
+        partial.write_text(render_card(report, pictures), encoding="utf-8")
+    return path
+
+
+def render_card(report: TrainingReport, pictures: Sequence[str] = ()) -> str:
+    """The card's text: YAML for the Hub, then Markdown for people."""
+    sections = (
+        _front_matter(report),
+        _what(report),
+        _use(report),
+        _measured(report),
+        _held_out(report.quality),
+        _made(report),
+        *(f"![{name.split('.')[0]} over the steps of training]({name})" for name in pictures),
+        _limits(report),
+    )
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(report: TrainingReport) -> str:
+    """Every value in double quotes: JSON's strings are YAML's too."""
+    fields: list[tuple[str, str]] = [("library_name", "mlx"), ("pipeline_tag", "text-generation")]
+    fields += hub_licence(report.target.licence).items()
+    repo = hub_repo(report.target.name)
+    if repo is not None:
+        fields.append(("base_model", repo))
+    lines = [f"{key}: {json.dumps(value)}" for key, value in fields]
+    tags = [f"- {json.dumps(tag)}" for tag in ("redrafter", "speculative-decoding", "mlx")]
+    return "\n".join(["---", *lines, "tags:", *tags, "---"])
+
+
+def _what(report: TrainingReport) -> str:
+    target = report.target
+    repo = hub_repo(target.name)
+    link = "" if repo is None else f" ([{repo}](https://huggingface.co/{repo}))"
+    return (
+        f"# A drafter for {_shown(target.name)}\n\n"
+        f"A small recurrent head that guesses the next few words of {_shown(target.name)}{link}, "
+        f"for use with redrafter-mlx. The model itself checks all guesses in one call and keeps "
+        f"what it would have said, so that answers can come faster and stay the same. "
+        f"The method is ReDrafter ([arXiv 2403.09919](https://arxiv.org/abs/2403.09919)).\n\n"
+        f"**{verdict(report.measured)}** This machine: {plain(report.machine)}."
+    )
+
+
+def _use(report: TrainingReport) -> str:
+    name = _public_name(report.target.name)
+    quoted = json.dumps(name, ensure_ascii=False)
+    return (
+        "## How to use it\n\n"
+        "With this folder beside you as `drafter` (`hf download` with this repository's name and "
+        "`--local-dir drafter` brings it):\n\n"
+        + block(f"redrafter-mlx chat --model {shlex.quote(name)} --drafter drafter", "sh")
+        + "\n\n"
+        + block(
+            "import redrafter_mlx\n\n"
+            f'model = redrafter_mlx.load({quoted}, drafter="drafter")\n'
+            'for response in model.stream("Why is the sky blue?"):\n'
+            '    print(response.text, end="", flush=True)',
+            "python",
+        )
+    )
+
+
+def _measured(report: TrainingReport) -> str:
+    if not report.measured:
+        return "## What it gains\n\nNot measured."
+    rows = [
+        (
+            f"{row.beam_width}", f"{row.beam_length}", f"{row.nodes}",
+            f"{row.tokens_per_step:.2f}", f"{row.tokens_per_second:.1f}",
+            f"{row.baseline_tokens_per_second:.1f}", f"{row.speedup:.2f}",
+        )
+        for row in report.measured
+    ]  # fmt: skip
+    heads = (
+        "beam width", "beam length", "nodes", "tokens/step", "tokens/s", "tokens/s without",
+        "speedup",
+    )  # fmt: skip
+    return (
+        f"## What it gains\n\nMeasured on {plain(report.machine)}, in {_arithmetic(report)}: "
+        f"{plain(report.protocol)}. "
+        f"tokens/step is the tokens emitted for each call of the model; without a drafter it is "
+        f"1.\n\n{table(heads, rows)}"
+    )
+
+
+def _held_out(quality: DraftQuality) -> str:
+    """What texts say of it that it did not learn from."""
+    guesses = [
+        (str(position), f"{first:.1%}", f"{five:.1%}")
+        for position, (first, five) in enumerate(zip(quality.top1, quality.top5, strict=True), 1)
+    ]
+    beams = [
+        (
+            str(width),
+            f"{per_step:.2f}",
+            " ".join(f"{x:.0%}" for x in quality.accepted.get(width, ())),
+        )
+        for width, per_step in sorted(quality.tokens_per_step.items())
+    ]
+    return (
+        "## How good its guesses are\n\nOn texts it did not learn from: how often the model's own "
+        "token is the first guess, and among the first five.\n\n"
+        + table(("token ahead", "first", "first five"), guesses)
+        + "\n\nWhat that comes to in decoding those texts, and the share of steps in which at "
+        "least 1, 2, ... guesses were kept.\n\n"
+        + table(("beam width", "tokens/step", "steps with 1, 2, ... kept"), beams)
+    )
+
+
+def _made(report: TrainingReport) -> str:
+    target, corpus, form = report.target, report.corpus, report.drafter
+    learnt = "what the model says" if corpus.labels == "target" else "the given answers"
+    left_out = ", ".join(f"{n:,} {plain(why)}" for why, n in sorted(corpus.left_out.items()))
+    rows = [
+        ("model", f"{_shown(target.name)}, {_arithmetic(report)}"),
+        ("its fingerprint", code(target.fingerprint)),
+        ("its licence", plain(target.licence or "not named in its files")),
+        ("corpus", f"{corpus.texts:,} texts, {corpus.answer_tokens:,} answer tokens"),
+        (
+            "its prompts",
+            f"{corpus.own_share:.0%} written by the model, {1 - corpus.own_share:.0%} given",
+        ),
+        ("learnt", learnt),
+        ("left out", left_out or "nothing"),
+        ("drafter", _form(form)),
+        ("drafted", _vocabulary(form, report.coverage)),
+        ("training", _options(report.training)),
+        ("training time", _duration(report.seconds)),
+        ("versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in report.versions.items())),
+        ("machine", plain(report.machine)),
+    ]
+    return (
+        "## How it was made\n\n"
+        + block(shlex.join(report.command), "sh")
+        + "\n\n"
+        + table(("", ""), rows)
+    )
+
+
+def _limits(report: TrainingReport) -> str:
+    reduced = report.target.dtype != "float32" or report.target.bits is not None
+    rounding = (
+        " In reduced precision two tokens that are nearly tied can swap, as they can between any "
+        "two kernels; `redrafter-mlx verify` shows whether that happened."
+        if reduced
+        else ""
+    )
+    return (
+        "## Limits\n\n"
+        "- It was trained for this very model, and is refused for another.\n"
+        "- It guesses well on text like its corpus. On other text (another language, code, long "
+        "tables) fewer guesses are kept, and decoding can be slower than without it.\n"
+        f"- A bad guess costs time, never a word: the output is the model's own.{rounding}\n"
+        "- The speeds above are those of one machine. `redrafter-mlx bench` measures yours.\n"
+        "- What the model gets wrong, it still gets wrong."
+    )
+
+
+def _arithmetic(report: TrainingReport) -> str:
+    bits = report.target.bits
+    return report.target.dtype if bits is None else f"{report.target.dtype}, {bits}-bit weights"
+
+
+def _form(config: DrafterConfig) -> str:
+    kind = "recurrent" if config.rnn else "not recurrent"
+    head = "output tied to the model's" if config.head == "tied" else "output of its own"
+    stored = "" if config.bits is None else f", {config.bits}-bit"
+    blocks = f"{config.num_draft_layers} residual blocks of width {config.exit_dim}"
+    return f"{kind}, {blocks}, {head}{stored}"
+
+
+def _vocabulary(config: DrafterConfig, coverage: float | None) -> str:
+    if config.draft_vocab_size is None:
+        return f"all {config.vocab_size:,} tokens"
+    share = "" if coverage is None else f", {coverage:.1%} of the corpus"
+    return f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens{share}"
+
+
+def _options(options: TrainOptions) -> str:
+    said = options.to_dict().items()
+    return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in said)
+
+
+def _duration(seconds: float) -> str:
+    minutes, whole = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole} s" if minutes else f"{whole} s"
+
+
+def _public_name(name: str) -> str:
+    """A target's name without the folders of the machine that it was trained on."""
+    return name if name in REGISTRY or hub_repo(name) else Path(name).name or name
+
+
+def _shown(name: str) -> str:
+    return code(_public_name(name))

