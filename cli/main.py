@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from redrafter_mlx import __version__
-from redrafter_mlx.cli import bench, chat, doctor, generate, models, verify
+from redrafter_mlx.cli import bench, chat, doctor, generate, models, train, verify
 from redrafter_mlx.cli.terminal import one_line, tolerate_any_text
 from redrafter_mlx.errors import RedrafterError
 
@@ -59,6 +59,7 @@ app.command("list")(models.list_all)
 app.command("show")(models.show)
 app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
+app.command("train")(train.command)
 app.command("bench")(bench.command)
 
 

@@ -201,6 +201,17 @@ class TreeCache:
         for layer in self.layers:
             layer.tree_keys = layer.tree_values = None
 
+    def repeated(self, count: int) -> TreeCache:
+        """A cache of `count` sequences that all begin like this one's only one."""
+        assert self.pending is None, "settle() first"
+        copy = TreeCache(len(self.layers))
+        for mine, theirs in zip(self.layers, copy.layers, strict=True):
+            assert mine.keys is not None
+            assert mine.values is not None
+            theirs.keys = mx.repeat(mine.keys, count, axis=0)
+            theirs.values = mx.repeat(mine.values, count, axis=0)
+        return copy
+
     def snapshot(self) -> Snapshot:
         """What a step that is only built, not submitted, would have changed.
 

@@ -14,6 +14,7 @@ from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard, su
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
+from redrafter_mlx.distill.reading import Reader, continuations
 from redrafter_mlx.distill.writing import write_answers, write_turns
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.generate import Redrafter
@@ -235,3 +236,32 @@ def test_held_out_prompts_are_never_learnt_from() -> None:
     assert looked_at
     assert learnt
     assert not looked_at & learnt
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_target_labels_are_its_greedy_continuations_of_the_given_text(name: str) -> None:
+    model = random_model(name)
+    target = Target(model)
+    tokens, first = [5, 6, 7, 20, 21, 22, 23, 24], 3
+    states = target.hidden(mx.array([tokens[:-1]]), [None] * target.n_layers)[0, first - 1 :]
+    at_once = 2 if name == "llama" else 1
+    got = continuations(target, tokens, states, first, length=3, at_once=at_once)
+    want = [plain_tokens(model, tokens[: first + j], 4) for j in range(len(tokens) - first)]
+    assert got.tolist() == want
+
+
+def test_given_answers_are_read_with_their_end_and_the_states_in_front() -> None:
+    target, tokenizer = Target(byte_model()), byte_tokenizer()
+    said = Conversation(("first", "second"), ("an answer", "another"))
+    reader = Reader(target, tokenizer, [said], "data", 3)
+    one, two = reader.write(0).texts
+    assert tokenizer.decode(one.answer.tolist()) == "an answer<|im_end|>"
+    assert tokenizer.decode(two.answer.tolist()) == "another<|im_end|>"
+    assert decode(two).endswith("an answer<|im_end|>\n<|im_start|>user\nsecond<|im_end|>\n"
+                                "<|im_start|>assistant\n")  # fmt: skip
+    tokens = two.prompt + two.answer.tolist()
+    whole = target.hidden(mx.array([tokens]), [None] * target.n_layers)[0]
+    np.testing.assert_allclose(
+        two.states, np.array(whole[len(two.prompt) - 1 : -1]), rtol=2e-3, atol=2e-3
+    )
+    assert two.labels is None

@@ -86,6 +86,11 @@ class Writer:
     prompts: Sequence[Conversation]
     options: WritingOptions
 
+    @property
+    def blocks(self) -> None:
+        """There is no last block."""
+        return None
+
     def write(self, block: int) -> Shard:
         """The texts of one block, filtered, and counts of what was left out."""
         left_out: Counter[str] = Counter()

@@ -7,107 +7,47 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
+from mlx.utils import tree_flatten
 
-from redrafter_mlx.config import BeamShape, DType
-from redrafter_mlx.distill.blocks import Writer, WritingOptions
-from redrafter_mlx.distill.corpus import load_shard
-from redrafter_mlx.distill.examples import (
-    Examples,
-    Places,
-    choose_vocabulary,
-    count_tokens,
-    places,
-)
-from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.blocks import WritingOptions
+from redrafter_mlx.distill.corpus import Text, load_shard
+from redrafter_mlx.distill.estimate import Estimate, estimate
+from redrafter_mlx.distill.examples import Examples, choose_vocabulary, count_tokens, places
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.learner import initialise
+from redrafter_mlx.distill.metrics import MetricsLog
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
-from redrafter_mlx.distill.trainer import Event, Trainer, initialise
+from redrafter_mlx.distill.reading import Labels
+from redrafter_mlx.distill.speed import MeasuredShape, measure_speed
+from redrafter_mlx.distill.trainer import Event, Trainer
 from redrafter_mlx.distill.workers import CorpusJob, CorpusSize, write_corpus
-from redrafter_mlx.drafter import Drafter, DrafterConfig, Head
+from redrafter_mlx.drafter import Drafter, DrafterConfig
 from redrafter_mlx.drafter_files import load_drafter, save_drafter
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.load import LoadedTarget, load_target
 from redrafter_mlx.target import Target
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.progress import Progress
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
-"""The beams whose tokens/step a drafter is judged by."""
+"""The beams that a drafter is judged by."""
 
 _HELD_OUT_PLACES = 6_000
 """So many held-out places are looked at during training; more only takes longer."""
 
+_MEASURED, _MEASURED_TOKENS = 8, 96
+"""Questions and tokens of the measurement at the end."""
 
-@dataclass(frozen=True)
-class DrafterForm:
-    """The drafter's shape, before the target's sizes are known.
-
-    exit_dim:    width of the residual blocks; None is twice the target's hidden size
-    draft_vocab: how many of the most frequent tokens can be drafted; None is all
-    """
-
-    rnn: bool = True
-    num_draft_layers: int = 2
-    exit_dim: int | None = None
-    head: Head = "tied"
-    draft_vocab: int | None = 8192
-
-    def config(self, target: Target, source_name: str, fingerprint: str) -> DrafterConfig:
-        """The drafter's configuration for a target."""
-        size = self.draft_vocab
-        return DrafterConfig(
-            hidden_size=target.hidden_size,
-            vocab_size=target.vocab_size,
-            exit_dim=self.exit_dim or 2 * target.hidden_size,
-            num_draft_layers=self.num_draft_layers,
-            rnn=self.rnn,
-            head=self.head,
-            draft_vocab_size=None if size is None else min(size, target.vocab_size),
-            target=source_name,
-            target_fingerprint=fingerprint,
-        )
-
-
-@dataclass(frozen=True)
-class TrainingJob:
-    """What `redrafter-mlx train` is asked to do.
-
-    model, dtype, quantize, offline: as in `load_target`
-    output:        the drafter's folder
-    prompts:       a file of the user's own prompts
-    answer_tokens: size of the corpus
-    cache_bytes:   most that the corpus may take on disk
-    workers:       writing processes; None is one on a GPU, one a core on a CPU
-    bits:          quantise the drafter's weights to so many when saving
-    """
-
-    model: str
-    output: Path
-    dtype: DType = "auto"
-    quantize: int | None = None
-    offline: bool = False
-    prompts: Path | None = None
-    answer_tokens: int = 2_000_000
-    cache_bytes: int = 20_000_000_000
-    workers: int | None = None
-    writing: WritingOptions = field(default_factory=WritingOptions)
-    form: DrafterForm = field(default_factory=DrafterForm)
-    training: TrainOptions = field(default_factory=TrainOptions)
-    bits: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("answer_tokens", "cache_bytes"):
-            if getattr(self, name) < 1:
-                raise BadInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        if self.workers is not None and self.workers < 1:
-            raise BadInputError(f"workers is {self.workers}; it must be at least 1")
-        if self.bits not in (None, 4, 8):
-            raise BadInputError(f"the drafter's bits are {self.bits}; choose 4 or 8")
+_GROUP = 64
+"""Weights that share a scale in a quantised drafter, as in mlx-lm."""
 
 
 class TrainingRun:
@@ -116,7 +56,10 @@ class TrainingRun:
     def __init__(self, job: TrainingJob, progress: Progress | None = None) -> None:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used."""
         self.job = job
-        self.prompts: list[Conversation] = read_conversations(job.prompts) if job.prompts else []
+        file = job.prompts or job.data
+        self.conversations: list[Conversation] = read_conversations(file) if file else []
+        if job.data and not any(c.answers for c in self.conversations):
+            raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
         self.loaded: LoadedTarget = load_target(
             job.model,
             dtype=job.dtype,
@@ -127,7 +70,10 @@ class TrainingRun:
         self.target = Target(self.loaded.model)
         self.target.check_trees()
         source = self.loaded.source
-        self.corpus_key = _key(source.fingerprint, source.dtype, job.writing, self.prompts)
+        labels = (job.labels, job.training.draft_length) if job.data else None
+        self.corpus_key = _key(
+            source.fingerprint, source.dtype, job.writing, self.conversations, labels
+        )
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self.corpus: CorpusSize | None = None
         self.coverage = 1.0
@@ -142,8 +88,14 @@ class TrainingRun:
     def corpus_job(self) -> CorpusJob:
         job = self.job
         return CorpusJob(
-            job.model, job.dtype, job.quantize, tuple(self.prompts), job.writing, self.folder
-        )
+            job.model, job.dtype, job.quantize, tuple(self.conversations), job.writing, self.folder,
+            job.labels if job.data else None, job.training.draft_length,
+        )  # fmt: skip
+
+    def estimate(self) -> Estimate:
+        """What the whole run will take, from a short trial."""
+        size = sum(a.nbytes for _, a in tree_flatten(self.loaded.model.parameters()))
+        return estimate(self.job, self.target, size, self.workers)
 
     def write(self, progress: Callable[[CorpusSize], None] = lambda _: None) -> CorpusSize:
         """Stage one: the corpus, as far as it is not there yet."""
@@ -185,34 +137,56 @@ class TrainingRun:
             drafter,
             target,
             examples,
-            held_out,
+            places(held_out, job.training.draft_length),
             job.training,
             job.training.steps(int(counts.sum())),
-            [s for s in SHAPES if s.length - 1 <= job.training.draft_length],
+            self._shapes,
             job.output,
             self._made_by(config),
         )
-        yield from trainer.run(stop)
+        with MetricsLog(job.output, trainer.steps_made) as log:
+            for event in trainer.run(stop):
+                log.append(event)
+                yield event
 
-    def finish(self, shape: BeamShape | None) -> Drafter:
-        """Stage three: the best drafter, quantised if asked, with the shape to use it with."""
-        folder = self.job.output
-        drafter = load_drafter(folder, self.target)
+    def measured_prompts(self) -> list[list[int]]:
+        """Held-out prompts to be timed on."""
+        assert self.corpus is not None
+        _, held_out = self._split(self.corpus.blocks)
+        texts = sorted(held_out, key=lambda text: len(text.prompt))
+        return [text.prompt for text in texts[:: max(1, len(texts) // _MEASURED)][:_MEASURED]]
+
+    def measure(
+        self, prompts: list[list[int]], done: Callable[[int], None] = lambda _: None
+    ) -> list[MeasuredShape]:
+        """Stage three: the best drafter beside plain decoding, on this machine."""
+        redrafter = Redrafter(
+            self.loaded.model, self.loaded.tokenizer, self.job.output, source=self.loaded.source
+        )
+        return measure_speed(redrafter, prompts, self._shapes, _MEASURED_TOKENS, done)
+
+    def finish(self, rows: list[MeasuredShape]) -> None:
+        """Stage four: the drafter with the shape to use it with, quantised if asked."""
+        drafter = load_drafter(self.job.output, self.target)
         changes: dict[str, object] = {}
-        if shape is not None:
-            changes |= {"beam_width": shape.width, "beam_length": shape.length}
+        if rows:
+            best = max(rows, key=lambda row: row.speedup)
+            changes |= {"beam_width": best.width, "beam_length": best.length}
         if self.job.bits is not None and drafter.config.bits is None:
-            nn.quantize(drafter, group_size=64, bits=self.job.bits)
-            changes |= {"bits": self.job.bits, "group_size": 64}
+            nn.quantize(drafter, group_size=_GROUP, bits=self.job.bits)
+            changes |= {"bits": self.job.bits, "group_size": _GROUP}
         drafter.config = dataclasses.replace(drafter.config, **changes)  # type: ignore[arg-type]
-        save_drafter(drafter, folder, dtype=mx.float16)
-        return load_drafter(folder, self.target)
+        save_drafter(drafter, self.job.output, dtype=mx.float16)
 
-    def _split(self, blocks: int) -> tuple[list[Path], Places]:
-        """Shards to learn from, and the places of those that are held out."""
+    @property
+    def _shapes(self) -> list[BeamShape]:
+        return [s for s in SHAPES if s.length - 1 <= self.job.training.draft_length]
+
+    def _split(self, blocks: int) -> tuple[list[Path], list[Text]]:
+        """Shards to learn from, and texts of those that are held out."""
         job = self.corpus_job
-        writer = Writer(self.target, self.loaded.tokenizer, self.prompts, self.job.writing)
-        held = [b for b in range(blocks) if writer.held_out(b)]
+        source = job.source(self.target, self.loaded.tokenizer)
+        held = [b for b in range(blocks) if source.held_out(b)]
         learnt = [job.path(b) for b in range(blocks) if b not in held]
         if not learnt:
             raise BadInputError("the corpus is too small to hold anything out; write more of it")
@@ -222,7 +196,7 @@ class TrainingRun:
             if room > 0:
                 shown.append(texts[i])
                 room -= len(texts[i].answer)
-        return learnt, places(shown, self.job.training.draft_length)
+        return learnt, shown
 
     def _embedding_rms(self, counts: np.ndarray) -> float:
         said = mx.array(np.flatnonzero(counts))
@@ -244,12 +218,19 @@ def _rms(states: np.ndarray) -> mx.array:
     return mx.sqrt(mx.mean(mx.square(mx.array(states).astype(mx.float32)), axis=0))
 
 
-def _key(fingerprint: str, dtype: str, writing: WritingOptions, prompts: list[Conversation]) -> str:
-    """A name for the corpus that these would write."""
+def _key(
+    fingerprint: str,
+    dtype: str,
+    writing: WritingOptions,
+    conversations: list[Conversation],
+    labels: tuple[Labels, int] | None,
+) -> str:
+    """A name for the corpus that these would make."""
     said: Mapping[str, object] = {
         "target": fingerprint,
         "dtype": dtype,
         "writing": asdict(writing),
-        "prompts": [asdict(prompt) for prompt in prompts],
+        "conversations": [asdict(conversation) for conversation in conversations],
+        "labels": labels,
     }
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -19,11 +19,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import mlx.core as mx
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
 from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_shard
 from redrafter_mlx.distill.prompts import Conversation
+from redrafter_mlx.distill.reading import Labels, Reader
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.load import load_target
 from redrafter_mlx.target import Target
@@ -34,17 +36,27 @@ _POLL = 1.0
 
 @dataclass(frozen=True)
 class CorpusJob:
-    """What a worker has to know: the target, the prompts, how to write, and where.
+    """What a worker has to know: the target, the conversations, what to do with them, and where.
 
     model, dtype, quantize: as in `load_target`
+    conversations: prompts to answer; with `labels`, answers to read
+    labels, length: as in `Reader`; without labels the target writes
     """
 
     model: str
     dtype: DType
     quantize: int | None
-    prompts: tuple[Conversation, ...]
+    conversations: tuple[Conversation, ...]
     writing: WritingOptions
     folder: Path
+    labels: Labels | None = None
+    length: int = 0
+
+    def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
+        """What makes the blocks."""
+        if self.labels is None:
+            return Writer(target, tokenizer, self.conversations, self.writing)
+        return Reader(target, tokenizer, self.conversations, self.labels, self.length)
 
     def path(self, block: int) -> Path:
         return self.folder / f"block-{block:06d}.safetensors"
@@ -93,7 +105,7 @@ def write_corpus(
     if enough(now):
         return now
     with _started(job, workers) as processes:
-        while not enough(now):
+        while not enough(now) and any(process.exitcode != 0 for process in processes):
             time.sleep(_POLL)
             for process in processes:
                 if process.exitcode not in (None, 0):
@@ -112,12 +124,12 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
     parent = os.getppid()
     loaded = load_target(job.model, dtype=job.dtype, quantize=job.quantize, offline=True)
     target = Target(loaded.model)
-    writer = Writer(target, loaded.tokenizer, job.prompts, job.writing)
+    source = job.source(target, loaded.tokenizer)
     made = {"writing": json.dumps(asdict(job.writing)), "target": loaded.source.fingerprint}
     block = worker
-    while os.getppid() == parent:
+    while os.getppid() == parent and (source.blocks is None or block < source.blocks):
         if not job.path(block).exists():
-            save_shard(writer.write(block), job.path(block), {**made, "block": str(block)})
+            save_shard(source.write(block), job.path(block), {**made, "block": str(block)})
             mx.clear_cache()
         block += workers
 

@@ -1,0 +1,211 @@
+"""What a person sees of training: the corpus growing, the losses falling, and the verdict."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.distill.acceptance import DraftQuality
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.run import TrainingRun
+from redrafter_mlx.distill.speed import MeasuredShape, verdict
+from redrafter_mlx.distill.trainer import Step
+from redrafter_mlx.distill.workers import CorpusSize
+from redrafter_mlx.weights.cache import human_size
+
+_INTERRUPTED = 130
+
+
+def run_training(job: TrainingJob, *, dry_run: bool) -> None:
+    """Run a job from its first stage to its last; Ctrl-C leaves it ready to go on."""
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    with progress_bars(f"loading {job.model}") as progress:
+        run = TrainingRun(job, progress)
+    if dry_run:
+        _print_estimate(run)
+        return
+    try:
+        corpus = _write(run, console)
+    except KeyboardInterrupt:
+        _say_goodbye(console, "the corpus so far is kept")
+    _print_corpus(corpus, run, console)
+    finished = _fit(run, console)
+    if not finished:
+        _say_goodbye(console, "the training so far is saved")
+    rows = _measure(run, console)
+    run.finish(rows)
+    _print_verdict(run, rows)
+
+
+def _say_goodbye(console: Console, kept: str) -> None:
+    console.print(f"stopped; {kept}, and the same command goes on")
+    raise typer.Exit(_INTERRUPTED)
+
+
+def _write(run: TrainingRun, console: Console) -> CorpusSize:
+    wanted = run.job.answer_tokens
+    began, first = time.monotonic(), -1
+
+    def describe(now: CorpusSize) -> str:
+        nonlocal first
+        first = now.answer_tokens if first < 0 else first
+        rate = (now.answer_tokens - first) / max(time.monotonic() - began, 1e-9)
+        return f"{now.texts} texts, {human_size(now.bytes)} on disk, {rate:.0f} tok/s"
+
+    with _bar(console, "tokens") as bar:
+        task = bar.add_task("writing the corpus", total=wanted, note="")
+
+        def show(now: CorpusSize) -> None:
+            bar.update(task, completed=min(now.answer_tokens, wanted), note=describe(now))
+
+        return run.write(show)
+
+
+def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console) -> None:
+    left = ", ".join(f"{n} {why}" for why, n in sorted(corpus.left_out.items())) or "nothing"
+    console.print(
+        f"corpus: {corpus.texts} texts, {corpus.answer_tokens} answer tokens, "
+        f"{human_size(corpus.bytes)} in {run.folder}; left out: {left}"
+    )
+
+
+def _fit(run: TrainingRun, console: Console) -> bool:
+    """Whether training came to its end; False if Ctrl-C stopped it."""
+    last: Step | None = None
+    with _ctrl_c() as stopped, _bar(console, "steps") as bar:
+        task = bar.add_task("training", total=None, note="")
+        header = True
+        for event in run.fit(stopped):
+            if isinstance(event, Step):
+                last = event
+                bar.update(
+                    task,
+                    completed=event.step,
+                    total=event.steps,
+                    note=f"loss {event.loss:.3f}, {event.places_per_second:.0f} places/s",
+                )
+            else:
+                _print_quality(console, event.step, event.quality, event.best, header)
+                header = False
+    return not stopped() or (last is not None and last.step == last.steps)
+
+
+def _print_quality(
+    console: Console, step: int, quality: DraftQuality, best: bool, header: bool
+) -> None:
+    """One line a look at held-out text, in columns."""
+    if header:
+        console.print(f"held out: {run_header(quality)}")
+        console.print(
+            "   step   top-1 by position"
+            + " " * max(1, 6 * len(quality.top1) - 16)
+            + "top-5 by position"
+            + " " * max(1, 6 * len(quality.top5) - 16)
+            + "tokens/step by width"
+        )
+    top1 = " ".join(f"{x:5.1%}" for x in quality.top1)
+    top5 = " ".join(f"{x:5.1%}" for x in quality.top5)
+    steps = " ".join(f"{x:.2f}" for x in quality.tokens_per_step.values())
+    console.print(f"{step:7d}   {top1}  {top5}  {steps}{'  kept' if best else ''}")
+
+
+def run_header(quality: DraftQuality) -> str:
+    """Which beams are simulated."""
+    widths = ", ".join(map(str, quality.tokens_per_step))
+    length = len(next(iter(quality.accepted.values()))) + 1
+    return f"beams of width {widths} and length {length}"
+
+
+def _measure(run: TrainingRun, console: Console) -> list[MeasuredShape]:
+    prompts = run.measured_prompts()
+    with _bar(console, "questions") as bar:
+        task = bar.add_task("timing beside plain decoding", total=len(prompts), note="")
+        return run.measure(prompts, lambda n: bar.update(task, completed=n))
+
+
+def _print_verdict(run: TrainingRun, rows: list[MeasuredShape]) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    if rows:
+        table = Table("width", "length", "nodes", "tokens/step", "tok/s", "plain tok/s", "speedup")
+        for row in rows:
+            table.add_row(
+                str(row.width),
+                str(row.length),
+                str(row.nodes),
+                f"{row.tokens_per_step:.2f}",
+                f"{row.tokens_per_second:.1f}",
+                f"{row.plain_tokens_per_second:.1f}",
+                f"{row.speedup:.2f}x",
+            )
+        console.print(table)
+    console.print(verdict(rows))
+    console.print(f"use it: redrafter-mlx chat --model {run.job.model} --drafter {run.job.output}")
+
+
+def _print_estimate(run: TrainingRun) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    guess = run.estimate()
+    for what, amount in (
+        ("drafter", f"{guess.parameters / 1e6:.1f} million parameters"),
+        ("on disk", human_size(guess.drafter_bytes)),
+        ("corpus on disk", human_size(guess.corpus_bytes)),
+        ("memory", human_size(guess.memory_bytes)),
+        ("writing the corpus", f"{_duration(guess.writing_seconds)}, less what is there already"),
+        ("training", f"{_duration(guess.training_seconds)}, {guess.steps} steps"),
+    ):
+        console.print(f"{what:<20} {amount}")
+
+
+def _duration(seconds: float) -> str:
+    """`2 h 5 min`, in minutes at the least."""
+    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    return f"about {hours} h {minutes} min" if hours else f"about {minutes} min"
+
+
+@contextmanager
+def _bar(console: Console, unit: str) -> Iterator[Progress]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TextColumn(f"{unit},"),
+        TimeRemainingColumn(),
+        TextColumn("left  {task.fields[note]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        yield progress
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C was pressed; a second one ends the process at once."""
+    pressed = False
+
+    def note(_: int, __: FrameType | None) -> None:
+        nonlocal pressed
+        if pressed:
+            raise KeyboardInterrupt
+        pressed = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,94 @@
+"""What a training run will take, before it is begun."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import mlx.core as mx
+import numpy as np
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.learner import Learner
+from redrafter_mlx.distill.loss import Batch
+from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.target import Target
+
+_TRIED_TOKENS = 6
+_PROMPT_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Counts, bytes and seconds; seconds are from a short trial on this machine.
+
+    corpus_bytes:  hidden states and tokens on disk
+    drafter_bytes: of the stored weights
+    memory_bytes:  most at once: target, a batch being written or learnt from, states
+    """
+
+    parameters: int
+    drafter_bytes: int
+    corpus_bytes: int
+    memory_bytes: int
+    steps: int
+    writing_seconds: float
+    training_seconds: float
+
+
+def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -> Estimate:
+    """Try a little of both stages and multiply."""
+    config = job.form.config(target, job.model, "")
+    drafter = Drafter(config)
+    parameters = sum(a.size for _, a in tree_flatten(drafter.trainable_parameters()))
+    per_token = 2 * target.hidden_size + 8
+    corpus_bytes = min(job.answer_tokens * per_token, job.cache_bytes)
+    steps = job.training.steps(job.answer_tokens)
+    return Estimate(
+        parameters=parameters,
+        drafter_bytes=parameters * 2 if job.bits is None else parameters * (job.bits + 1) // 8,
+        corpus_bytes=corpus_bytes,
+        memory_bytes=model_bytes * workers
+        + min(corpus_bytes, job.training.memory_bytes)
+        + parameters * 16
+        + 12 * job.training.batch * job.training.draft_length * config.output_size,
+        steps=steps,
+        writing_seconds=job.answer_tokens * _writing_seconds(job, target) / workers,
+        training_seconds=steps * job.training.accumulate * _training_seconds(job, target, drafter),
+    )
+
+
+def _writing_seconds(job: TrainingJob, target: Target) -> float:
+    """For one answer token, prompts included, in one process."""
+    rows = job.writing.batch
+    prompts = [[1] * _PROMPT_TOKENS] * (rows // len(job.writing.openings) or 1)
+    openings = (0,) * len(job.writing.openings)
+
+    def seconds(tokens: int) -> float:
+        began = time.monotonic()
+        write_answers(target, prompts, [], tokens, openings=openings)
+        return time.monotonic() - began
+
+    seconds(1)
+    short, long = seconds(1), seconds(1 + _TRIED_TOKENS)
+    total = short + (long - short) / _TRIED_TOKENS * job.writing.max_answer_tokens
+    return total / (rows * job.writing.max_answer_tokens)
+
+
+def _training_seconds(job: TrainingJob, target: Target, drafter: Drafter) -> float:
+    """For one batch, forward and backward."""
+    P, T = job.training.batch, job.training.draft_length
+    rng = np.random.default_rng(0)
+    batch = Batch(
+        mx.array(rng.normal(size=(P + T, target.hidden_size)).astype(np.float16)),
+        mx.array(rng.integers(0, target.vocab_size, P, dtype=np.int32)),
+        mx.array(rng.integers(0, target.vocab_size, (P, T), dtype=np.int32)),
+        mx.ones((P, T), mx.bool_),
+    )
+    learner = Learner(drafter, target, job.training, 1)
+    learner.learn([batch])
+    began = time.monotonic()
+    learner.learn([batch])
+    return time.monotonic() - began

@@ -1,0 +1,92 @@
+"""What a training run is asked to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from redrafter_mlx.config import DType, check_choice
+from redrafter_mlx.distill.blocks import WritingOptions
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.reading import Labels
+from redrafter_mlx.drafter import DrafterConfig, Head
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.target import Target
+
+
+@dataclass(frozen=True)
+class DrafterForm:
+    """The drafter's shape, before the target's sizes are known.
+
+    exit_dim:    width of the residual blocks; None is twice the target's hidden size
+    draft_vocab: how many of the most frequent tokens can be drafted; None is all
+    """
+
+    rnn: bool = True
+    num_draft_layers: int = 2
+    exit_dim: int | None = None
+    head: Head = "tied"
+    draft_vocab: int | None = 8192
+
+    def config(self, target: Target, source_name: str, fingerprint: str) -> DrafterConfig:
+        """The drafter's configuration for a target."""
+        size = self.draft_vocab
+        return DrafterConfig(
+            hidden_size=target.hidden_size,
+            vocab_size=target.vocab_size,
+            exit_dim=self.exit_dim or 2 * target.hidden_size,
+            num_draft_layers=self.num_draft_layers,
+            rnn=self.rnn,
+            head=self.head,
+            draft_vocab_size=None if size is None else min(size, target.vocab_size),
+            target=source_name,
+            target_fingerprint=fingerprint,
+        )
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """What `redrafter-mlx train` is asked to do.
+
+    model, dtype, quantize, offline: as in `load_target`
+    output:        the drafter's folder
+    prompts:       a file of the user's own prompts
+    data, labels:  a file of conversations with answers instead, and what is learnt from them
+    answer_tokens: size of the corpus
+    cache_bytes:   most that the corpus may take on disk
+    workers:       writing processes; None is one on a GPU, one a core on a CPU
+    bits:          quantise the drafter's weights to so many when saving
+    """
+
+    model: str
+    output: Path
+    dtype: DType = "auto"
+    quantize: int | None = None
+    offline: bool = False
+    prompts: Path | None = None
+    data: Path | None = None
+    labels: Labels = "target"
+    answer_tokens: int = 2_000_000
+    cache_bytes: int = 20_000_000_000
+    workers: int | None = None
+    writing: WritingOptions = field(default_factory=WritingOptions)
+    form: DrafterForm = field(default_factory=DrafterForm)
+    training: TrainOptions = field(default_factory=TrainOptions)
+    bits: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("answer_tokens", "cache_bytes"):
+            if getattr(self, name) < 1:
+                raise BadInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        check_choice("labels", self.labels, Labels)
+        if self.prompts is not None and self.data is not None:
+            raise BadInputError("give --prompts or --data, not both")
+        if self.data is not None and self.labels == "target" and self.training.soft_share > 0:
+            raise BadInputError(
+                f"soft_share is {self.training.soft_share}; the target's probabilities along its "
+                f"own continuations of given answers are not kept, so it must be 0 (--soft-share 0)"
+            )
+        if self.workers is not None and self.workers < 1:
+            raise BadInputError(f"workers is {self.workers}; it must be at least 1")
+        if self.bits not in (None, 4, 8):
+            raise BadInputError(f"the drafter's bits are {self.bits}; choose 4 or 8")

@@ -1,0 +1,109 @@
+"""One step of learning: losses of a few batches, their gradients, and AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+from mlx.utils import tree_flatten, tree_unflatten
+
+from redrafter_mlx.distill.loss import Batch, distillation_loss, output_index
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.sampling import log_softmax
+from redrafter_mlx.target import Target
+
+
+class Learner:
+    """A drafter and its optimiser.
+
+    Only the drafter's parameters are trained; the target is asked for its embedding and its
+    output rows, and nothing else.
+    """
+
+    def __init__(self, drafter: Drafter, target: Target, options: TrainOptions, steps: int) -> None:
+        self.drafter, self.options = drafter, options
+        self.bound = drafter.bind(target)
+        self._dtype = target.dtype
+        self._outputs = output_index(self.bound, target.vocab_size)
+        self._rows = target.output_rows(self.bound.tokens) if options.soft_share else None
+        self.optimizer = optim.AdamW(
+            learning_rate=_schedule(options, steps),
+            betas=[0.9, 0.95],
+            weight_decay=options.weight_decay,
+        )
+        self.optimizer.init(drafter.trainable_parameters())
+
+    def learn(self, batches: Sequence[Batch]) -> float:
+        """One step of the optimiser over all of `batches`; their mean loss."""
+        compute = nn.value_and_grad(self.drafter, self._loss)
+        total, gradients = mx.zeros(()), None
+        for batch in batches:
+            loss, fresh = compute(batch)
+            total = total + loss
+            gradients = fresh if gradients is None else _add(gradients, fresh)
+            mx.eval(total, gradients)
+        assert gradients is not None
+        share = 1 / len(batches)
+        mean = tree_unflatten([(name, g * share) for name, g in tree_flatten(gradients)])
+        clipped, _ = optim.clip_grad_norm(mean, self.options.clip)
+        self.optimizer.update(self.drafter, clipped)
+        mx.eval(self.drafter.parameters(), self.optimizer.state)
+        return float(total.item()) * share
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimizer.learning_rate.item())
+
+    def _loss(self, batch: Batch) -> mx.array:
+        teacher = None
+        if self._rows is not None:
+            teacher = log_softmax(self._rows(batch.states.astype(self._dtype)))
+        opt = self.options
+        return distillation_loss(
+            self.bound, batch, self._outputs, teacher, opt.depth_weights, opt.soft_share
+        )
+
+
+def initialise(drafter: Drafter, context_rms: mx.array, embedding_rms: float) -> None:
+    """Scale a fresh drafter's inputs to unit size, by their weights.
+
+    A target's hidden states have a few coordinates far larger than the rest, and its embeddings
+    are small; left as they are, the first would drown the others.
+
+    Shapes:
+      context_rms: [D], of the hidden states, coordinate by coordinate
+    """
+    D = drafter.config.hidden_size
+    scale = mx.concatenate([1 / mx.maximum(context_rms, 1e-6), mx.ones((D,))])
+    if drafter.config.exit_dim != 2 * D:
+        drafter.input_proj.weight = drafter.input_proj.weight * scale
+    else:
+        for block in drafter.lm_head[: drafter.config.num_draft_layers]:
+            block.linear.weight = block.linear.weight * scale
+        if drafter.config.head == "tied":
+            drafter.output_proj.weight = drafter.output_proj.weight * scale
+        else:
+            drafter.lm_head[-1].weight = drafter.lm_head[-1].weight * scale
+    if drafter.config.rnn:
+        drafter.rnn_w.weight = drafter.rnn_w.weight / embedding_rms
+    if drafter.config.head == "tied":
+        drafter.output_norm.weight = mx.full((D,), 0.2)
+
+
+def _schedule(options: TrainOptions, steps: int) -> Callable[[mx.array], mx.array]:
+    """Warm-up, then a cosine down to a tenth."""
+    warmup = max(1, round(options.warmup_share * steps))
+    high = options.learning_rate
+    rise = optim.linear_schedule(high / warmup, high, warmup)
+    fall = optim.cosine_decay(high, max(1, steps - warmup), high / 10)
+    joined: Callable[[mx.array], mx.array] = optim.join_schedules([rise, fall], [warmup])
+    return joined
+
+
+def _add(left: object, right: object) -> object:
+    """The sum of two trees of arrays."""
+    others = dict(tree_flatten(right))
+    return tree_unflatten([(name, array + others[name]) for name, array in tree_flatten(left)])

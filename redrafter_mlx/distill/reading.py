@@ -1,0 +1,133 @@
+"""Finished conversations as a corpus: the target reads answers that it did not write.
+
+The hidden states come from one pass over each text. What is learnt at each place is either the
+answer as it stands (ground truth), or what the target itself would say from there (paper, section
+3.5: distillation in the ground truth's context).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.distill.corpus import Shard, Text
+from redrafter_mlx.distill.filters import MIN_ANSWER
+from redrafter_mlx.distill.prompts import Conversation
+from redrafter_mlx.distill.writing import takes_batches
+from redrafter_mlx.target import Target
+from redrafter_mlx.tree import Beams, pack_beam
+from redrafter_mlx.weights.chat import render_chat
+
+Labels = Literal["target", "data"]
+
+_PLACES_AT_ONCE = 64
+_HELD_OUT_EVERY = 32
+
+
+@dataclass(frozen=True)
+class Reader:
+    """The target, reading blocks of conversations; the counterpart of `Writer`.
+
+    labels:     what is learnt at each place of an answer
+    length:     T, how far ahead the target says what it would, with labels `target`
+    batch:      conversations in a block
+    max_tokens: longer texts are left out
+    """
+
+    target: Target
+    tokenizer: TokenizerWrapper
+    conversations: Sequence[Conversation]
+    labels: Labels
+    length: int
+    batch: int = 32
+    max_tokens: int = 1024
+
+    @property
+    def blocks(self) -> int:
+        return -(-len(self.conversations) // self.batch)
+
+    def held_out(self, block: int) -> bool:
+        """Whether a block is for looking at, never for learning."""
+        return block % _HELD_OUT_EVERY == 0
+
+    def write(self, block: int) -> Shard:
+        """The texts of one block; each answer is one, behind all that was said before it."""
+        left_out: Counter[str] = Counter()
+        several = takes_batches(self.target)
+        texts = []
+        for conversation in self.conversations[block * self.batch : (block + 1) * self.batch]:
+            for turn in range(len(conversation.answers)):
+                prompt, answer = self._split(conversation, turn)
+                if answer is None:
+                    left_out["template shows an answer otherwise"] += 1
+                elif len(answer) < MIN_ANSWER:
+                    left_out["answer too short"] += 1
+                elif len(prompt) + len(answer) > self.max_tokens:
+                    left_out["text too long"] += 1
+                else:
+                    texts.append(self._read(prompt, answer, _PLACES_AT_ONCE if several else 1))
+        return Shard(texts, left_out)
+
+    def _split(self, conversation: Conversation, turn: int) -> tuple[list[int], list[int] | None]:
+        """The tokens in front of an answer, and the answer's up to the end of its turn."""
+        before = conversation.messages(turn, conversation.answers)
+        prompt = render_chat(self.tokenizer, before)
+        said = [*before, {"role": "assistant", "content": conversation.answers[turn]}]
+        whole = render_chat(self.tokenizer, said, add_generation_prompt=False)
+        if whole[: len(prompt)] != prompt:
+            return prompt, None
+        answer = whole[len(prompt) :]
+        ends = [i for i, token in enumerate(answer) if token in self.tokenizer.eos_token_ids]
+        return prompt, answer[: ends[0] + 1] if ends else answer
+
+    def _read(self, prompt: list[int], answer: list[int], at_once: int) -> Text:
+        tokens = prompt + answer
+        first = len(prompt)
+        hidden = self.target.hidden(mx.array([tokens[:-1]]), [None] * self.target.n_layers)
+        states = hidden[0, first - 1 :]
+        labels = None
+        if self.labels == "target":
+            labels = continuations(self.target, tokens, states, first, self.length, at_once)
+        return Text(prompt, np.array(answer, np.int32), np.array(states.astype(mx.float16)), labels)
+
+
+def continuations(
+    target: Target,
+    tokens: list[int],
+    states: mx.array,
+    first: int,
+    length: int,
+    at_once: int = _PLACES_AT_ONCE,
+) -> np.ndarray:
+    """What the target would say at each place of a text: its next token and `length` more.
+
+    Shapes:
+      states: [A, D], the hidden states that choose tokens `first` and on
+    Returns:
+      [A, length + 1] int32
+    """
+    cache = target.new_cache()
+    target.prefill(mx.array([tokens[:-1]]), cache, 0, [0])
+    cache.settle()
+    found = []
+    for at in range(0, states.shape[0], at_once):
+        some = states[at : at + at_once]
+        rows = some.shape[0]
+        wide = cache.repeated(rows)
+        committed = mx.arange(first + at, first + at + rows, dtype=mx.int32)
+        said = [mx.argmax(target.logits(some[None])[0], axis=-1).astype(mx.int32)]
+        nothing = mx.zeros((rows, 1), mx.int32)
+        for ahead in range(length):
+            alone = pack_beam(Beams(said[-1][:, None, None], mx.zeros((rows, 1, 1))), 1)
+            _, logits = target.verify(alone, wide, committed, first + at + rows + ahead)
+            committed = wide.commit(alone, nothing, nothing[:, 0], committed)
+            said.append(mx.argmax(logits[:, 0], axis=-1).astype(mx.int32))
+            mx.async_eval(said[-1], *wide.buffers)
+        found.append(np.array(mx.stack(said, axis=1)))
+    return np.concatenate(found)

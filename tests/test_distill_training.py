@@ -1,0 +1,206 @@
+"""Training: what it learns, that it goes on exactly, and that nothing half-written is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from tiny import HIDDEN, VOCAB, random_drafter, random_model
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.acceptance import measure_quality
+from redrafter_mlx.distill.checkpoint import CHECKPOINT, load_checkpoint
+from redrafter_mlx.distill.corpus import Shard, Text, save_shard
+from redrafter_mlx.distill.examples import Examples, places
+from redrafter_mlx.distill.learner import Learner, initialise
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.trainer import Evaluation, Step, Trainer
+from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.drafter_files import load_drafter, read_config
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.target import Target
+
+SHAPES = [BeamShape(1, 4), BeamShape(2, 4)]
+
+
+def texts(target: Target, count: int = 12) -> list[Text]:
+    prompts = [[i + 1, 2 * i + 3] for i in range(count)]
+    return [Text(w.prompt, w.answer, w.states) for w in write_answers(target, prompts, [], 24)]
+
+
+def make_trainer(folder: Path, *, steps: int = 12, seed: int = 0, **changes: object) -> Trainer:
+    target = Target(random_model())
+    shards = folder / "corpus"
+    shards.mkdir(exist_ok=True)
+    paths = []
+    said = texts(target)
+    for i in range(3):
+        paths.append(shards / f"block-{i:06d}.safetensors")
+        if not paths[-1].exists():
+            save_shard(Shard(said[i * 4 : i * 4 + 4], {}), paths[-1], {})
+    options = TrainOptions(
+        **{"draft_length": 3, "batch": 16, "evaluations": 3, "seed": seed, **changes}  # type: ignore[arg-type]
+    )
+    drafter = random_drafter(seed=5, head="tied", draft_vocab_size=80)
+    initialise(drafter, mx.ones((HIDDEN,)), 0.2)
+    examples = Examples(tuple(paths), 3, options.batch, 3000, seed)
+    held_out = places(said[:2], 3)
+    output = folder / "out"
+    output.mkdir(exist_ok=True)
+    return Trainer(
+        drafter, target, examples, held_out, options, steps, SHAPES, output, {"seed": seed}
+    )
+
+
+def losses(trainer: Trainer, until: int | None = None) -> list[float]:
+    found: list[float] = []
+    stop = (lambda: len(found) == until) if until else (lambda: False)
+    for event in trainer.run(stop):
+        if isinstance(event, Step):
+            found.append(event.loss)
+    return found
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_a_resumed_run_has_the_losses_of_the_unbroken_one(tmp_path: Path, accumulate: int) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    unbroken = losses(make_trainer(tmp_path / "a", accumulate=accumulate))
+    first = losses(make_trainer(tmp_path / "b", accumulate=accumulate), until=5)
+    second = losses(make_trainer(tmp_path / "b", accumulate=accumulate), until=2)
+    third = losses(make_trainer(tmp_path / "b", accumulate=accumulate))
+    assert len(unbroken) == 12
+    assert first + second + third == unbroken
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "a/out" / name).read_bytes() == (tmp_path / "b/out" / name).read_bytes()
+
+
+def test_a_run_of_other_options_is_not_mixed_in(tmp_path: Path) -> None:
+    losses(make_trainer(tmp_path), until=2)
+    with pytest.raises(BadInputError, match="holds a run with seed 0, not 1"):
+        make_trainer(tmp_path, seed=1)
+
+
+def test_one_batch_is_learnt_by_heart() -> None:
+    target = Target(random_model())
+    said = texts(target, 3)
+    drafter = random_drafter(seed=1, head="own", exit_dim=2 * HIDDEN)
+    options = TrainOptions(draft_length=3, soft_share=0.0, learning_rate=1e-2, warmup_share=0.01)
+    learner = Learner(drafter, target, options, 400)
+    laid = places(said, 3)
+    batch = laid.batch(0, len(laid))
+    first = learner.learn([batch])
+    for _ in range(300):
+        last = learner.learn([batch])
+    assert last < 0.05 * first
+    quality = measure_quality(learner.bound, laid, VOCAB, [BeamShape(1, 4)])
+    assert min(quality.top1) > 0.95
+    assert quality.tokens_per_step[1] > 3.7  # 4 is the most there can be
+
+
+def test_accumulated_batches_learn_as_one_of_them_all() -> None:
+    target = Target(random_model())
+    laid = places(texts(target, 4), 3)
+    size = len(laid) // 2
+    after = []
+    for batches in ([laid.batch(0, size), laid.batch(size, size)], [laid.batch(0, 2 * size)]):
+        drafter = random_drafter(seed=1)
+        options = TrainOptions(draft_length=3, soft_share=0.0, depth_decay=1.0)
+        Learner(drafter, target, options, 10).learn(batches)
+        after.append(dict(tree_flatten(drafter.parameters())))
+    for name, array in after[0].items():
+        np.testing.assert_allclose(np.array(array), np.array(after[1][name]), atol=2e-3)
+
+
+def test_the_best_drafter_is_kept_and_loads(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    seen = [e for e in trainer.run() if isinstance(e, Evaluation)]
+    assert len(seen) == 3
+    means = [np.mean(list(e.quality.tokens_per_step.values())) for e in seen]
+    assert [e.best for e in seen] == [mean > max([0.0, *means[:i]]) for i, mean in enumerate(means)]
+    drafter = load_drafter(tmp_path / "out", trainer.target)
+    assert drafter.config == read_config(tmp_path / "out")
+
+
+def test_the_order_of_batches_depends_on_seed_and_pass_alone(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path)
+    examples = trainer.examples
+    first = [np.array(b.roots) for b in examples.epoch(0)]
+    again = [np.array(b.roots) for b in examples.epoch(0, skip=3)]
+    assert all(np.array_equal(x, y) for x, y in zip(first[3:], again, strict=True))
+    second = [np.array(b.roots) for b in examples.epoch(1)]
+    assert not np.array_equal(np.concatenate(first), np.concatenate(second))
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import redrafter_mlx
+from pathlib import Path
+import mlx.core as mx
+from test_distill_training import make_trainer, losses
+trainer = make_trainer(Path({folder!r}))
+losses(trainer, until=4)
+real = mx.save_safetensors
+def dying(path, arrays, metadata=None):
+    real(path, arrays, metadata)
+    with open(path, "r+b") as file:
+        file.truncate(os.path.getsize(path) // 2)
+    os.kill(os.getpid(), signal.SIGKILL)
+mx.save_safetensors = dying
+losses(trainer)
+"""
+
+
+def test_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    unbroken = tmp_path / "unbroken"
+    unbroken.mkdir()
+    want = losses(make_trainer(unbroken))
+    tests = str(Path(__file__).parent)
+    folder = tmp_path / "killed"
+    folder.mkdir()
+    script = textwrap.dedent(KILLED.format(tests=tests, folder=str(folder)))
+    died = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    saved = load_checkpoint(folder / "out")
+    assert saved is not None
+    assert saved.step == 4
+    trainer = make_trainer(folder)
+    assert losses(trainer) == want[4:]
+    assert not [p for p in os.listdir(folder / "out") if p.startswith(".") and CHECKPOINT in p]
+
+
+def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
+    losses(make_trainer(tmp_path), until=1)
+    path = tmp_path / "out" / CHECKPOINT
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DamagedFileError, match=CHECKPOINT):
+        make_trainer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"epochs": 0}, "epochs is 0"),
+        ({"batch": 0}, "batch is 0"),
+        ({"soft_share": 1.5}, "soft_share is 1.5"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+    ],
+)
+def test_bad_options_are_refused_by_name(changes: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        TrainOptions(**changes)  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match="colour"):
+        TrainOptions.from_dict({"colour": 1})
+    assert (
+        TrainOptions.from_dict(json.loads(json.dumps(TrainOptions().to_dict()))) == TrainOptions()
+    )
