@@ -192,3 +192,6 @@ def _check_number(
 
 DEFAULT_BEAM_SHAPE = BeamShape(2, 4)
 """For a drafter that says nothing of shapes: 7 nodes, below every Metal kernel's row limit of 8."""
+
+PLAIN = BeamShape(1, 1)
+"""Plain decoding as a shape: nothing but the root."""

@@ -18,20 +18,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
 from redrafter_mlx.accept import Acceptance, accept, accept_typical
 from redrafter_mlx.cache import TreeCache
-from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.proposer import DraftInput, Proposer, SamplingProposer
 from redrafter_mlx.rejection import SampledDrafts, accept_rejection
+from redrafter_mlx.report import StepOutput, StepResult, read_report, report_step
 from redrafter_mlx.sampling import (
     choose,
     first_window,
     has_penalty,
-    log_softmax,
     path_windows,
     penalised,
     sampled_log_probs,
@@ -45,10 +45,14 @@ _CLEAR_EVERY = 256
 
 
 class Drafts(NamedTuple):
-    """A tree and, for rejection, the distribution [B, N, V] that each node's children are from."""
+    """A tree, the shape it was drafted with and, for rejection, what it was drawn from.
+
+    log_probs: [B, N, V], the distribution of each node's children; None if nothing was drawn
+    """
 
     tree: TokenTree
-    log_probs: mx.array | None
+    shape: BeamShape
+    log_probs: mx.array | None = None
 
 
 @dataclass
@@ -72,46 +76,22 @@ class DecodeState:
     text: mx.array | None
 
 
-@dataclass(frozen=True)
-class StepOutput:
-    """What a step leaves on the device.
+class Shapes(Protocol):
+    """Says step by step with which shape to draft, from the results that were read."""
 
-    Shapes:
-      report: [B, 2 + 2 L] int32: drafts accepted, nodes used, emitted tokens, path
-      logits: [B, N, V]
-    """
+    def next_shape(self, length: int) -> BeamShape:
+        """The shape for the text of about `length` tokens."""
+        ...
 
-    report: mx.array
-    logits: mx.array
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """One row's step as the host knows it.
-
-    tokens: what was emitted: the accepted drafts and the bonus token
-    path:   the node behind which each of them was chosen
-    nodes:  nodes of the tree that were not padding
-    logits: [B, N, V], kept on the device
-    row:    which row of the batch
-    """
-
-    tokens: list[int]
-    path: list[int]
-    nodes: int
-    logits: mx.array
-    row: int
-
-    def log_probs(self, i: int) -> mx.array:
-        """The target's log-probabilities [V] float32 for the i-th emitted token."""
-        return log_softmax(self.logits[self.row, self.path[i]])
+    def learn(self, step: StepResult) -> None: ...
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """A target and what drafts for it, with the shape and the choice of tokens fixed.
+    """A target and what drafts for it, with the choice of tokens fixed.
 
     proposer: None decodes auto-regressively, the same loop with a tree of one node
+    shape:    of the drafts where nothing else is said
     """
 
     target: Target
@@ -120,7 +100,12 @@ class Decoder:
     sampling: SamplingParams
 
     def start(
-        self, cache: TreeCache, start: int, prompts: list[list[int]], keys: mx.array
+        self,
+        cache: TreeCache,
+        start: int,
+        prompts: list[list[int]],
+        keys: mx.array,
+        shape: BeamShape | None = None,
     ) -> tuple[DecodeState, StepOutput]:
         """Read the prompts' tokens behind row `start` of the cache and choose the first token.
 
@@ -138,24 +123,29 @@ class Decoder:
             history = mx.array([first_window(p[:-1] or p, size) for p in prompts], mx.int32)
         text = begin_text(prompts) if self._reads_text else None
         logits = self.target.logits(context[:, None])
-        before = DecodeState(cache, length - 1, Drafts(only, None), keys, history, text)
+        before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history, text)
         accepted, history, logits = self._judge(before, logits)
         text = _with_emitted(before, accepted, start + width - 1)
-        drafts = self._draft(DraftInput(context, accepted.bonus, length, text), keys)
+        drafts = self._draft(DraftInput(context, accepted.bonus, length, text), keys, shape)
         state = DecodeState(cache, length, drafts, keys, history, text)
-        return state, _output(only, accepted, logits)
+        return state, report_step(only, PLAIN, accepted, logits)
 
-    def step(self, state: DecodeState, bound: int) -> tuple[DecodeState, StepOutput]:
-        """One call of the target; `bound` is the most that the committed length can be."""
+    def step(
+        self, state: DecodeState, bound: int, shape: BeamShape | None = None
+    ) -> tuple[DecodeState, StepOutput]:
+        """One call of the target; `bound` is the most that the committed length can be.
+
+        The tree is verified as it was drafted; `shape` is that of the next one.
+        """
         tree, cache, keys = state.drafts.tree, state.cache, state.keys
         hidden, logits = self.target.verify(tree, cache, state.length, bound)
         accepted, history, logits = self._judge(state, logits)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
         text = _with_emitted(state, accepted, bound)
-        drafts = self._draft(DraftInput(context, accepted.bonus, length, text), keys)
+        drafts = self._draft(DraftInput(context, accepted.bonus, length, text), keys, shape)
         following = DecodeState(cache, length, drafts, keys, history, text)
-        return following, _output(tree, accepted, logits)
+        return following, report_step(tree, state.drafts.shape, accepted, logits)
 
     def run(
         self,
@@ -164,6 +154,7 @@ class Decoder:
         prompt: list[int],
         keys: mx.array,
         finished: Callable[[StepResult], bool],
+        shapes: Shapes | None = None,
     ) -> Generator[StepResult, None, None]:
         """Decode one sequence, `start` of whose prompt's tokens are in the cache already.
 
@@ -171,26 +162,32 @@ class Decoder:
         step is built while the device works on this one, and submitted once this one's result is
         read and `finished` has not ended the answer: nothing is computed behind its end. Nothing
         is held across a yield; closing the iterator leaves the cache ready for `TreeCache.settle`.
+
+        With `shapes`, each step's drafts have the shape it names from the results read by then.
         """
+        shape = shapes.next_shape(len(prompt)) if shapes else None
         with self.target.lock:
-            state, output = self.start(cache, start, [prompt], keys)
+            state, output = self.start(cache, start, [prompt], keys, shape)
             _submit(state, output)
         rows, unread, steps, done = len(prompt), 0, 0, False
         while not done:
+            shape = shapes.next_shape(rows) if shapes else None
             with self.target.lock:
                 before = cache.snapshot()
-                following, next_output = self.step(state, rows + unread)
-                result = _read(output)[0]
+                following, next_output = self.step(state, rows + unread, shape)
+                result = read_report(output)[0]
                 done = finished(result)
                 if done:
                     cache.restore(before)
                 del before  # a second reference to the buffers would have them copied
                 if not done:
                     _submit(following, next_output)
+            if shapes and steps:
+                shapes.learn(result)
             yield result
             # The prompt's result adds no row: its token is the root of the first tree.
             rows += len(result.tokens) if steps else 0
-            unread = self.shape.length
+            unread = state.drafts.tree.max_depth + 1
             state, output = following, next_output
             steps += 1
             if steps % _CLEAR_EVERY == 0:
@@ -209,7 +206,7 @@ class Decoder:
                 sampled_log_probs(logits, params),
                 position,
                 state.keys,
-                self.shape.width,
+                state.drafts.shape.width,
             )
         else:
             choices = choose(logits, tree.depths, position, state.keys, params, tree.max_depth)
@@ -222,15 +219,15 @@ class Decoder:
             windows = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
         return accepted, windows, logits
 
-    def _draft(self, given: DraftInput, keys: mx.array) -> Drafts:
+    def _draft(self, given: DraftInput, keys: mx.array, shape: BeamShape | None) -> Drafts:
         """What to verify in the next step, behind the bonus token `given.root`."""
-        proposer, shape, params = self.proposer, self.shape, self.sampling
+        proposer, shape, params = self.proposer, shape or self.shape, self.sampling
         if proposer is None or shape.length == 1:
-            return Drafts(_root_alone(given.root), None)
+            return Drafts(_root_alone(given.root), PLAIN)
         if params.method == "rejection" and isinstance(proposer, SamplingProposer):
             drawn = proposer.draw(given, keys, shape, params)
-            return Drafts(drawn.tree, drawn.log_probs)
-        return Drafts(pack_beam(proposer.propose(given, shape), shape.nodes), None)
+            return Drafts(drawn.tree, shape, drawn.log_probs)
+        return Drafts(pack_beam(proposer.propose(given, shape), shape.nodes), shape)
 
     @property
     def _reads_text(self) -> bool:
@@ -249,27 +246,10 @@ def _with_emitted(state: DecodeState, accepted: Acceptance, bound: int) -> mx.ar
     return extend_text(state.text, accepted.emitted, state.length + 1, bound + 1)
 
 
-def _output(tree: TokenTree, accepted: Acceptance, logits: mx.array) -> StepOutput:
-    nodes = mx.sum(tree.valid.astype(mx.int32), axis=1, keepdims=True)
-    report = [accepted.n_accepted[:, None], nodes, accepted.emitted, accepted.path]
-    return StepOutput(mx.concatenate(report, axis=1), logits)
-
-
 def _submit(state: DecodeState, output: StepOutput) -> None:
     """Start computing: first what the host will read, then the drafts for the next step."""
     kept = [a for a in (state.history, state.text) if a is not None]
     mx.async_eval(output.report, state.length, *kept, *state.cache.buffers)
-    tree, log_probs = state.drafts
-    drafted = [tree.tokens, tree.parents, tree.depths, tree.mask]
+    tree, _, log_probs = state.drafts
+    drafted = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
     mx.async_eval(*drafted, *([] if log_probs is None else [log_probs]))
-
-
-def _read(output: StepOutput) -> list[StepResult]:
-    """The one transfer of a step: what was accepted, row by row."""
-    rows: list[list[int]] = output.report.tolist()  # type: ignore[assignment]
-    results = []
-    for b, (accepted, nodes, *rest) in enumerate(rows):
-        L = len(rest) // 2
-        kept = accepted + 1
-        results.append(StepResult(rest[:kept], rest[L : L + kept], nodes, output.logits, b))
-    return results

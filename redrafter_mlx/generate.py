@@ -17,13 +17,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, BeamShape, GenerationOptions
-from redrafter_mlx.decode import Decoder, StepResult
+from redrafter_mlx.decode import Decoder
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import load_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.lookup import Both, Lookup, split_lookup
 from redrafter_mlx.memory import PrefixMemory
 from redrafter_mlx.proposer import Proposer
+from redrafter_mlx.report import StepResult
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target

@@ -142,12 +142,18 @@ class Both:
         return BeamShape(min(drafter.width + 1, MAX_BEAM_WIDTH), drafter.length, drafter.nodes)
 
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
-        """The candidates of both; what both propose has the better of their scores."""
+        """The candidates of both; what both propose has the better of their scores.
+
+        They stand in turn, so that the first W of more beams are what W beams would be.
+        """
         mine = min(shape.width // 2, self.looked_up)
-        drafted = self.drafter.propose(given, BeamShape(shape.width - mine, shape.length))
+        theirs = shape.width - mine
+        drafted = self.drafter.propose(given, BeamShape(theirs, shape.length))
         if mine == 0:
             return drafted
-        return join_beams(drafted, self.lookup.propose(given, BeamShape(mine, shape.length)))
+        both = join_beams(drafted, self.lookup.propose(given, BeamShape(mine, shape.length)))
+        turn = mx.array(sorted(range(shape.width), key=lambda w: w if w < theirs else w - theirs))
+        return Beams(both.tokens[:, turn], both.log_probs[:, turn])
 
     def draw(
         self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams

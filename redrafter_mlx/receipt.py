@@ -18,11 +18,12 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, StepResult
+from redrafter_mlx.decode import Decoder
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
+from redrafter_mlx.report import StepResult
 from redrafter_mlx.sampling import log_softmax, sequence_keys
 from redrafter_mlx.target import Target
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from redrafter_mlx.decode import StepResult
+from redrafter_mlx.report import StepResult
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class TokenTree(NamedTuple):
       tokens:  [B, N] int32, node 0 is the root
       parents: [B, N] int32, parents[b, i] < i; -1 at the root and at padding
       depths:  [B, N] int32, 0 at the root; means nothing at padding
+      beams:   [B, N] int32, the first candidate through each node; means nothing at padding
       mask:    [B, N, N] bool, True = node i may attend to node j: j is i or its ancestor
 
     max_depth: static bound of the depths
@@ -45,6 +46,7 @@ class TokenTree(NamedTuple):
     tokens: mx.array
     parents: mx.array
     depths: mx.array
+    beams: mx.array
     mask: mx.array
     max_depth: int
     is_chain: bool
@@ -132,6 +134,7 @@ def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]
         tokens=mx.take_along_axis(_depth_major(beams.tokens), chosen, axis=1),
         parents=mx.where(valid & (depths > 0), parent, -1),
         depths=depths,
+        beams=chosen % W,
         mask=mask,
         max_depth=min(L, N) - 1,
         is_chain=False,
@@ -147,6 +150,7 @@ def _chain(tokens: mx.array, log_probs: mx.array) -> TokenTree:
         tokens=tokens,
         parents=mx.where(log_probs > -mx.inf, node - 1, -1),
         depths=mx.broadcast_to(node, (B, N)),
+        beams=mx.zeros((B, N), mx.int32),
         mask=mx.broadcast_to(node[:, None] >= node[None], (B, N, N)),
         max_depth=N - 1,
         is_chain=True,

@@ -12,9 +12,10 @@ from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx import decode
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, DecodeState, StepOutput, StepResult
+from redrafter_mlx.decode import Decoder, DecodeState
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
+from redrafter_mlx.report import StepOutput, StepResult, read_report
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 
@@ -96,10 +97,10 @@ def test_rows_of_a_batch_are_decoded_as_if_alone() -> None:
     prompts = [[3, 5, 7], [11, 13, 17, 19, 23]]
     cache = target.new_cache()
     state, output = decoder.start(cache, 0, prompts, sequence_keys(0, 2))
-    said = [list(r.tokens) for r in decode._read(output)]
+    said = [list(r.tokens) for r in read_report(output)]
     for _ in range(20):
         state, output = decoder.step(state, int(max(state.length.tolist())))
-        for row, result in zip(said, decode._read(output), strict=True):
+        for row, result in zip(said, read_report(output), strict=True):
             row.extend(result.tokens)
     for prompt, row in zip(prompts, said, strict=True):
         assert row == plain_tokens(model, prompt, len(row))
@@ -209,7 +210,7 @@ def test_memory_stays_flat_over_two_thousand_steps() -> None:
         state.cache.pending = None
         state, output = decoder.step(state, 300)
         decode._submit(state, output)
-        decode._read(output)
+        read_report(output)
         if step % 100 == 99:
             sizes.append(mx.get_active_memory())
     assert max(sizes[1:]) <= sizes[0] * 1.02 + 2**16, sizes

@@ -260,7 +260,7 @@ def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
     session = redrafter.session()
     turn(session, "one")
     calls = 0
-    honest = redrafter.target._hidden
+    honest = redrafter.target.hidden
 
     def interrupted(*args: object) -> mx.array:
         nonlocal calls
@@ -270,10 +270,10 @@ def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
             raise KeyboardInterrupt
         return hidden
 
-    redrafter.target._hidden = interrupted  # type: ignore[method-assign]
+    redrafter.target.hidden = interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         turn(session, "two", 30)
-    redrafter.target._hidden = honest  # type: ignore[method-assign]
+    redrafter.target.hidden = honest  # type: ignore[method-assign]
     assert session.messages[-2] == {"role": "user", "content": "two"}
     want = fresh_answer(redrafter, session, "three")
     assert [r.token for r in turn(session, "three")] == want
@@ -330,7 +330,7 @@ def test_callers_at_the_same_time_queue_up_and_each_gets_its_own_answer(
     prompts = [[i, i + 1, i + 2] for i in range(6)]
     want = [redrafter.generate(p, max_tokens=25).token_ids for p in prompts]
     busy = threading.Semaphore(1)
-    honest = redrafter.target._hidden
+    honest = redrafter.target.hidden
 
     def alone(*args: object) -> mx.array:
         assert busy.acquire(blocking=False), "two steps at once"
@@ -339,7 +339,7 @@ def test_callers_at_the_same_time_queue_up_and_each_gets_its_own_answer(
         finally:
             busy.release()
 
-    redrafter.target._hidden = alone  # type: ignore[method-assign]
+    redrafter.target.hidden = alone  # type: ignore[method-assign]
     with ThreadPoolExecutor(6) as pool:
         got = list(pool.map(lambda p: redrafter.generate(p, max_tokens=25).token_ids, prompts))
     assert got == want

@@ -19,6 +19,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.lookup import Both, Lookup, match_lengths
 from redrafter_mlx.proposer import DraftInput
+from redrafter_mlx.report import StepOutput, read_report
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.transcript import TEXT_STEP, begin_text, extend_text
@@ -153,10 +154,10 @@ def test_rows_of_a_batch_are_drafted_as_if_alone_and_the_text_is_what_they_said(
                       GREEDY)  # fmt: skip
     prompts = [[3, 5, 7], [11, 13, 17, 19, 23], [4] * 6]
     state, output = decoder.start(target.new_cache(), 0, prompts, sequence_keys(0, 3))
-    said = [list(r.tokens) for r in decode._read(output)]
+    said = [list(r.tokens) for r in read_report(output)]
     for _ in range(25):
         state, output = decoder.step(state, int(max(state.length.tolist())))
-        for row, result in zip(said, decode._read(output), strict=True):
+        for row, result in zip(said, read_report(output), strict=True):
             row.extend(result.tokens)
         assert state.text is not None
         for b, (prompt, row) in enumerate(zip(prompts, said, strict=True)):
@@ -296,7 +297,7 @@ def test_a_session_looks_up_what_earlier_turns_said() -> None:
     seen: list[DecodeState] = []
     honest = decode._submit
 
-    def watching(state: DecodeState, output: decode.StepOutput) -> None:
+    def watching(state: DecodeState, output: StepOutput) -> None:
         if state.text is not None:
             seen.append(state)
         honest(state, output)

@@ -19,9 +19,10 @@ from tiny import random_drafter, random_model
 from redrafter_mlx import rejection
 from redrafter_mlx.accept import Acceptance, up_to
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, _read
+from redrafter_mlx.decode import Decoder
 from redrafter_mlx.lookup import Both, Lookup
 from redrafter_mlx.proposer import DraftInput, Proposer
+from redrafter_mlx.report import read_report
 from redrafter_mlx.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import TokenTree, pack_beam
@@ -67,10 +68,10 @@ def drawn(
     for batch in range(batches):
         keys = sequence_keys(batch, ROWS)
         state, output = decoder.start(target.new_cache(), 0, [PROMPT] * ROWS, keys)
-        said = [r.tokens for r in _read(output)]
+        said = [r.tokens for r in read_report(output)]
         while min(map(len, said)) < N_TOKENS:
             state, output = decoder.step(state, len(PROMPT) + max(map(len, said)))
-            for row, result in zip(said, _read(output), strict=True):
+            for row, result in zip(said, read_report(output), strict=True):
                 row.extend(result.tokens)
                 tokens, steps = tokens + len(result.tokens), steps + 1
         for row in said:

@@ -13,11 +13,12 @@ from mlx_lm.generate import generate_step
 from test_sampling import chi_square, critical
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, DecodeState, StepResult, _read
+from redrafter_mlx.decode import Decoder, DecodeState
 from redrafter_mlx.drafter import Drafter, DrafterConfig
 from redrafter_mlx.load import LoadedTarget, load_target
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.replay import Replay
+from redrafter_mlx.report import StepResult, read_report
 from redrafter_mlx.sampling import log_softmax, sampled_log_probs, sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
@@ -235,7 +236,7 @@ def test_next_token_frequencies_are_the_targets_probabilities(
         cache.pending = None  # the same place again: what was kept of the last batch is forgotten
         state = DecodeState(cache, length, drafts, keys, history=None, text=None)
         _, output = decoder.step(state, len(ids) - 1)
-        for result in _read(output):
+        for result in read_report(output):
             counts[result.tokens[0]] += 1
     logits = smollm2.loaded.model(mx.array([ids]))[0, -1]
     expected = np.exp(np.array(sampled_log_probs(logits, params))) * counts.sum()

@@ -1,0 +1,194 @@
+"""Another shape at every step, plain ones among them, changes nothing about what is said."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from test_decode import counted_reads
+from test_lossless import N_TOKENS, PROMPT, ROWS, V, exact_joint, tiny_target
+from test_sampling import chi_square, critical
+from tiny import plain_tokens, random_drafter, random_model
+
+from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
+from redrafter_mlx.decode import Decoder
+from redrafter_mlx.lookup import Both, Lookup
+from redrafter_mlx.odds import accepted_within
+from redrafter_mlx.proposer import DraftInput, Proposer
+from redrafter_mlx.replay import Replay
+from redrafter_mlx.report import StepResult, read_report
+from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.target import Target
+from redrafter_mlx.tree import Beams
+
+GREEDY = SamplingParams()
+SHAPES = [
+    PLAIN,
+    *(BeamShape(W, L) for W in range(1, 5) for L in range(2, 6)),
+    *(BeamShape(4, 5, nodes) for nodes in (2, 5, 8, 13)),
+    BeamShape(1, 5, 3),
+]
+
+
+class Scripted:
+    """Names a random shape each time, and remembers what it was told."""
+
+    def __init__(self, seed: int, shapes: Sequence[BeamShape] = SHAPES) -> None:
+        self._rng = random.Random(seed)
+        self._shapes = shapes
+        self.named: list[BeamShape] = []
+        self.told: list[StepResult] = []
+        self.lengths: list[int] = []
+
+    def next_shape(self, length: int) -> BeamShape:
+        self.lengths.append(length)
+        self.named.append(self._rng.choice(self._shapes))
+        return self.named[-1]
+
+    def learn(self, step: StepResult) -> None:
+        self.told.append(step)
+
+
+def run(
+    decoder: Decoder, prompt: list[int], n: int, shapes: Scripted | None, seed: int = 0
+) -> tuple[list[int], list[StepResult]]:
+    said: list[int] = []
+
+    def finished(result: StepResult) -> bool:
+        said.extend(result.tokens)
+        return len(said) >= n
+
+    cache = decoder.target.new_cache()
+    results = list(decoder.run(cache, 0, prompt, sequence_keys(seed), finished, shapes))
+    return said[:n], results
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_tokens_equal_autoregression(seed: int) -> None:
+    """Over the edges of the cache's buckets, with every accepted length and every change."""
+    model = random_model(seed=3)
+    prompt = [i % 97 for i in range(200)]
+    text = prompt + plain_tokens(model, prompt, 440)
+    decoder = Decoder(Target(model), Replay(text, 97), PLAIN, GREEDY)
+    shapes = Scripted(seed)
+    said, results = run(decoder, prompt, 400, shapes)
+    assert said == text[200:600]
+    assert {len(r.tokens) for r in results} == {1, 2, 3, 4, 5}
+    assert len({r.shape for r in results}) > 15
+
+
+@pytest.mark.parametrize("params", [SamplingParams(0.9), SamplingParams(1.1, top_p=0.9, top_k=30)])
+def test_a_seed_says_the_same_whatever_the_shapes(params: SamplingParams) -> None:
+    model = random_model(seed=3)
+    target = Target(model)
+    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7], 150, None, seed=11)
+    drafters: list[Proposer] = [Replay([3, 5, 7, *plain], 97), random_drafter().bind(target)]
+    for drafter in drafters:
+        for seed in range(2):
+            decoder = Decoder(target, drafter, PLAIN, params)
+            said, _ = run(decoder, [3, 5, 7], 150, Scripted(seed), seed=11)
+            assert said == plain
+
+
+def test_penalties_and_the_text_on_the_device_follow_every_change() -> None:
+    """Both look back over what was said, in windows that grow with what a step can accept."""
+    params = SamplingParams(repetition_penalty=1.3, repetition_context=7)
+    model = random_model(seed=3)
+    target = Target(model)
+    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7, 3, 5], 300, None)
+    both = Both(random_drafter().bind(target), Lookup())
+    for drafter in (Lookup(), both):
+        said, _ = run(Decoder(target, drafter, PLAIN, params), [3, 5, 7, 3, 5], 300, Scripted(1))
+        assert said == plain
+
+
+def test_results_carry_the_shape_that_they_were_drafted_with() -> None:
+    """What is named while a step is built is drafted in it, verified in the next, told behind."""
+    model = random_model(seed=3)
+    text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 120)]
+    shapes = Scripted(0)
+    decoder = Decoder(Target(model), Replay(text, 97), PLAIN, GREEDY)
+    _, results = run(decoder, [3, 5, 7], 100, shapes)
+    assert results[0].shape == PLAIN, "the prompt's own"
+    assert [r.shape for r in results[1:]] == shapes.named[: len(results) - 1]
+    # The last result ends the answer, and is told all the same.
+    assert shapes.told == results[1:]
+    for r in results:
+        assert r.nodes == len(r.depths) <= r.shape.nodes
+        assert [r.depths[node] for node in r.path] == list(range(len(r.path)))
+        assert all(beam < r.shape.width for beam in r.beams)
+        if r.shape != PLAIN:
+            assert accepted_within(r, [r.shape]) == {r.shape: len(r.tokens) - 1}
+    known = 3  # rows of the cache: the prompt's, and those of what was read since
+    for length, result in zip(shapes.lengths[2:], results, strict=False):
+        known += 0 if result is results[0] else len(result.tokens)
+        assert length == known
+
+
+def test_a_change_of_shape_reads_nothing_more() -> None:
+    target = Target(random_model())
+    decoder = Decoder(target, random_drafter().bind(target), PLAIN, GREEDY)
+    with counted_reads() as counts:
+        _, results = run(decoder, [1, 2, 3], 60, Scripted(2))
+    assert counts == {"tolist": len(results)}
+
+
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+def test_the_targets_joint_distribution_is_kept(
+    accept: AcceptMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three tokens behind a prompt over a vocabulary of 5, the shape drawn anew for each step."""
+    monkeypatch.setattr("redrafter_mlx.cache.EXTENT_STEP", 4)
+    monkeypatch.setattr("redrafter_mlx.cache.CAPACITY_STEP", 16)
+    params = SamplingParams(1.0, accept=accept)
+    _, target = tiny_target()
+    drafter = random_drafter(vocab_size=V).bind(target)
+    decoder = Decoder(target, drafter, PLAIN, params)
+    shapes = Scripted(5, [PLAIN, BeamShape(1, 3), BeamShape(2, 3), BeamShape(4, 3, 5)])
+    counts = np.zeros((V,) * N_TOKENS)
+    for batch in range(6):
+        keys = sequence_keys(batch, ROWS)
+        first = shapes.next_shape(0)
+        state, output = decoder.start(target.new_cache(), 0, [PROMPT] * ROWS, keys, first)
+        said = [r.tokens for r in read_report(output)]
+        while min(map(len, said)) < N_TOKENS:
+            bound = len(PROMPT) + max(map(len, said))
+            state, output = decoder.step(state, bound, shapes.next_shape(0))
+            for row, result in zip(said, read_report(output), strict=True):
+                row.extend(result.tokens)
+        for row in said:
+            counts[tuple(row[:N_TOKENS])] += 1
+    assert len(set(shapes.named)) == 4
+    expected = exact_joint(SamplingParams(1.0)) * counts.sum()
+    statistic, freedom = chi_square(counts.ravel(), expected.ravel())
+    assert statistic < critical(freedom)
+    mx.clear_cache()
+
+
+class Ranked:
+    """Always drafts 50, 51, ... likeliest first, whatever the width."""
+
+    reads_text = False
+
+    def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
+        W, L = shape.width, shape.length
+        tokens = mx.broadcast_to((50 + mx.arange(W))[None, :, None], (1, W, L))
+        tokens = mx.where(mx.arange(L) == 0, given.root[:, None, None], tokens)
+        scores = -(1 + mx.arange(W))[None, :, None] * mx.arange(L).astype(mx.float32)
+        return Beams(tokens, scores)
+
+
+def test_of_two_sources_the_first_beams_of_many_are_those_of_few() -> None:
+    """What a step tells of narrower shapes rests on it."""
+    text = mx.array([[1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2, *[0] * 21]])
+    given = DraftInput(mx.zeros((1, 4)), mx.array([2]), mx.array([10]), text)
+    both = Both(Ranked(), Lookup())  # type: ignore[arg-type]
+    widest = both.propose(given, BeamShape(5, 4))
+    assert widest.tokens[0, :, 1].tolist() == [50, 5, 51, 4, 52]
+    for width in range(1, 5):
+        narrow = both.propose(given, BeamShape(width, 4))
+        assert narrow.tokens.tolist() == widest.tokens[:, :width].tolist()
+        assert narrow.log_probs.tolist() == widest.log_probs[:, :width].tolist()
