@@ -14,9 +14,8 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import accepted_lengths, measure_quality, walk
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import choose_vocabulary, places
-from redrafter_mlx.distill.loss import distillation_loss, output_index
+from redrafter_mlx.distill.loss import distillation_loss, draft_logits, output_index
 from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.sampling import log_softmax
 from redrafter_mlx.target import Target
 
 T = 3
@@ -109,7 +108,7 @@ def reference_loss(
                     break
                 q = softmax(logits(text.states[j].astype(np.float64), state))
                 want = softmax(head[chosen] @ text.states[at].astype(np.float64))
-                softs[depth].append(float((want * np.log(want / q)).sum()))
+                softs[depth].append(float(-(want * np.log(q)).sum()))
                 if text.answer[at] in chosen:
                     place = int(np.flatnonzero(chosen == text.answer[at])[0])
                     hard[depth].append(-float(np.log(q[place])))
@@ -132,7 +131,7 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
     texts = some_texts()
     laid = places(texts, T)
     bound = drafter.bind(target)
-    teacher = log_softmax(target.output_rows(bound.tokens)(mx.array(laid.states, mx.float32)))
+    teacher = mx.softmax(target.output_rows(bound.tokens)(mx.array(laid.states, mx.float32)), -1)
     teacher = mx.concatenate([teacher, teacher[-T:]])
     weights = [1.0, 0.5, 0.25]
     got = distillation_loss(
@@ -142,6 +141,30 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
     head = np.array(target.output_rows()(mx.eye(HIDDEN)).T, np.float64)
     want = reference_loss(drafter, embed, head, texts, soft, weights)
     assert got.item() == pytest.approx(want, rel=2e-4)
+
+
+def test_gradients_of_the_loss_equal_those_of_mlx_cross_entropy() -> None:
+    target = Target(random_model())
+    drafter = random_drafter()
+    bound = drafter.bind(target)
+    batch = places(some_texts(), T).batch(0, 20)
+
+    def ours() -> mx.array:
+        return distillation_loss(bound, batch, output_index(bound, VOCAB), None, [1.0] * T, 0.0)
+
+    def theirs() -> mx.array:
+        total = mx.zeros(())
+        for depth, logits in enumerate(draft_logits(bound, batch)):
+            each = nn.losses.cross_entropy(logits, batch.labels[:, depth])
+            valid = batch.valid[:, depth]
+            total = total + mx.sum(each * valid) / mx.sum(valid)
+        return total / T
+
+    (mine, g), (reference, want) = (nn.value_and_grad(drafter, f)() for f in (ours, theirs))
+    assert mine.item() == pytest.approx(reference.item(), rel=1e-5)
+    expected = dict(tree_flatten(want))
+    for name, array in tree_flatten(g):
+        np.testing.assert_allclose(np.array(array), np.array(expected[name]), rtol=1e-3, atol=1e-6)
 
 
 def test_gradients_reach_the_drafter_and_nothing_else() -> None:

@@ -12,7 +12,6 @@ from mlx.utils import tree_flatten, tree_unflatten
 from redrafter_mlx.distill.loss import Batch, distillation_loss, output_index
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.sampling import log_softmax
 from redrafter_mlx.target import Target
 
 
@@ -60,7 +59,8 @@ class Learner:
     def _loss(self, batch: Batch) -> mx.array:
         teacher = None
         if self._rows is not None:
-            teacher = log_softmax(self._rows(batch.states.astype(self._dtype)))
+            logits = self._rows(batch.states.astype(self._dtype))
+            teacher = mx.softmax(logits.astype(mx.float32), axis=-1)
         opt = self.options
         return distillation_loss(
             self.bound, batch, self._outputs, teacher, opt.depth_weights, opt.soft_share

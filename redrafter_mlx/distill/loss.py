@@ -13,7 +13,6 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from redrafter_mlx.drafter import BoundDrafter
-from redrafter_mlx.sampling import log_softmax
 
 
 class Batch(NamedTuple):
@@ -63,29 +62,47 @@ def distillation_loss(
     depth_weights: Sequence[float],
     soft_share: float,
 ) -> mx.array:
-    """The mean loss of a place, summed over depths by weight.
+    """The mean cross-entropy of a place, weighted over depths.
+
+    Against the target's choice, and for `soft_share` of it against the target's probabilities
+    (which differs from the Kullback-Leibler divergence by a constant).
 
     Shapes:
       outputs: [V] int32, see `output_index`
-      teacher: [P + T, V'] the target's log-probabilities of what can be drafted; with
-               `soft_share` above 0
+      teacher: [P + T, V'] the target's probabilities of what can be drafted; with `soft_share`
+               above 0
     """
     total = mx.zeros(())
     P = batch.roots.shape[0]
     for depth, logits in enumerate(draft_logits(bound, batch)):
-        log_q = log_softmax(logits)
+        normaliser, _ = _log_sum_exp(logits)
         label = outputs[batch.labels[:, depth]]
         valid = batch.valid[:, depth]
-        known = valid & (label >= 0)
-        at_label = mx.take_along_axis(log_q, mx.maximum(label, 0)[:, None], axis=1)[:, 0]
-        loss = -_mean(at_label, known) * (1 - soft_share)
+        at_label = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)[:, 0]
+        loss = _mean(normaliser - at_label, valid & (label >= 0)) * (1 - soft_share)
         if soft_share > 0:
             assert teacher is not None
-            log_p = teacher[depth + 1 : depth + 1 + P]
-            divergence = mx.sum(mx.exp(log_p) * (log_p - log_q), axis=1)
-            loss = loss + soft_share * _mean(divergence, valid)
+            expected = mx.sum(teacher[depth + 1 : depth + 1 + P] * logits, axis=1)
+            loss = loss + soft_share * _mean(normaliser - expected, valid)
         total = total + depth_weights[depth] * loss
     return total / sum(depth_weights)
+
+
+@mx.custom_function
+def _log_sum_exp(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """log sum exp over the last axis, and the softmax that is its gradient.
+
+    Both from one exponential of each logit, which over a vocabulary is what a loss costs.
+    """
+    softmax = mx.softmax(logits, axis=-1)
+    return mx.max(logits, axis=-1) - mx.log(mx.max(softmax, axis=-1)), softmax
+
+
+@_log_sum_exp.vjp
+def _log_sum_exp_gradient(
+    _: mx.array, cotangents: tuple[mx.array, mx.array], results: tuple[mx.array, mx.array]
+) -> mx.array:
+    return results[1] * cotangents[0][..., None]
 
 
 def _mean(values: mx.array, chosen: mx.array) -> mx.array:
