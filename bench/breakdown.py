@@ -161,8 +161,7 @@ class _Step:
         if self.last == 3:
             return _State(cache, length, tree, text), [*made, length, *beams]
         tree = pack_beam(beams, self.shape.nodes)
-        packed = [tree.tokens, tree.parents, tree.depths, tree.mask]
-        return _State(cache, length, tree, text), [*made, length, *packed]
+        return _State(cache, length, tree, text), [*made, length, *_arrays(tree)]
 
 
 def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamShape) -> _State:
@@ -177,8 +176,12 @@ def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamSha
         mx.eval(text)
     given = DraftInput(context, root, length, text)
     tree = pack_beam(proposer.propose(given, shape), shape.nodes)
-    mx.eval(tree.tokens, tree.parents, tree.depths, tree.mask, length, cache.buffers)
+    mx.eval(_arrays(tree), length, cache.buffers)
     return _State(cache, length, tree, text)
+
+
+def _arrays(tree: TokenTree) -> list[mx.array]:
+    return [held for held in tree if isinstance(held, mx.array)]
 
 
 def _times(

@@ -59,7 +59,7 @@ class LoadedModel:
     arithmetic: such as "float32"
     bits:       of quantised weights in memory, None if they are not
     model_hash: see TargetSource; None for a model that was not loaded by name
-    drafter:    "recurrent", another proposer's kind, or None
+    drafter:    what drafts, in words; None if nothing does
     """
 
     dtype: str
@@ -74,14 +74,13 @@ class LoadedModel:
     def of(cls, redrafter: Redrafter, dtype: str) -> LoadedModel:
         source = redrafter.source
         arithmetic = str(redrafter.target.dtype).rsplit(".", 1)[-1]
-        kind = None if redrafter.proposer is None else type(redrafter.proposer).__name__
         return cls(
             dtype=dtype,
             model=source.name if source else redrafter.target.model_type,
             model_hash=source.fingerprint if source else None,
             arithmetic=source.dtype if source else arithmetic,
             bits=source.bits if source else None,
-            drafter="recurrent" if redrafter.drafter else kind,
+            drafter=redrafter.drafting,
             drafter_hash=parameters_hash(redrafter.drafter) if redrafter.drafter else None,
         )
 

@@ -84,6 +84,7 @@ class Piece(NamedTuple):
 
     step: counts target calls, the one that reads the prompt being 0
     accepted, nodes: of the step, drafts accepted and nodes verified; -1 where the loop does not say
+    shape: the step's tree was drafted with it; None where there is none
     """
 
     token: int
@@ -91,6 +92,7 @@ class Piece(NamedTuple):
     step: int
     accepted: int
     nodes: int
+    shape: BeamShape | None = None
 
 
 @dataclass
@@ -100,6 +102,7 @@ class Run:
     accept_lengths: tokens of each target call after the prompt's that are part of the answer
     accepted:       drafts accepted in each of them, those behind the answer's end included
     nodes:          nodes of each verified tree that were not padding; empty where unknown
+    shapes:         [W, L] that each of them was drafted with; empty where unknown
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -107,6 +110,7 @@ class Run:
     accept_lengths: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
     first_token_seconds: float = 0.0
     decode_seconds: float = 0.0
     peak_memory: float = 0.0
@@ -150,6 +154,8 @@ class Runner:
                 lengths.append(0)
                 run.accepted.append(piece.accepted)
                 run.nodes.append(piece.nodes)
+                if piece.shape is not None:
+                    run.shapes.append([piece.shape.width, piece.shape.length])
             lengths[-1] += 1
             run.token_ids.append(piece.token)
             texts.append(piece.text)
@@ -194,7 +200,8 @@ def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) ->
 def _ours(redrafter: Redrafter, prompt: list[int], options: GenerationOptions) -> Iterator[Piece]:
     for response in redrafter.stream(prompt, options=options):
         made = response.step
-        yield Piece(response.token, response.text, response.steps, len(made.tokens) - 1, made.nodes)
+        accepted = len(made.tokens) - 1
+        yield Piece(response.token, response.text, response.steps, accepted, made.nodes, made.shape)
 
 
 def _mlx_lms(

@@ -80,22 +80,28 @@ def read_questions(path: str | Path) -> list[Question]:
     return [_from_row(w, _parse(w, line)) for n, line in numbered for w in (f"{path}, line {n}",)]
 
 
-def fetch_mt_bench() -> list[Question]:
-    """MT-Bench's 80 questions, from the Hub's cache or the Hub.
+def fetch_mt_bench(*, offline: bool = False) -> list[Question]:
+    """MT-Bench's 80 questions, from the Hub's cache or, unless `offline`, from the Hub.
+
+    The Hub is asked once and without retries first, so that one out of reach shows in seconds.
 
     Raises:
-      DownloadError: in one line, when the Hub is out of reach
+      DownloadError: in one line
     """
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
     repo, name = MT_BENCH
-    remedy = "download it by hand and give it with --questions FILE"
+    cached = try_to_load_from_cache(repo, name, repo_type="dataset")
+    if isinstance(cached, str):
+        return read_questions(cached)
+    remedy = "download its questions by hand and give them with --questions FILE"
+    if offline:
+        raise DownloadError(
+            f"{repo} is not on this machine, and --offline keeps off the Hub; {remedy}"
+        )
     try:
-        path = hf_hub_download(repo, name, repo_type="dataset", etag_timeout=5)
-    except LocalEntryNotFoundError:
-        raise DownloadError(f"{repo} is not on this machine, and the Hub does not answer; {remedy}"
-                            ) from None  # fmt: skip
+        HfApi().dataset_info(repo, timeout=5)
+        path = hf_hub_download(repo, name, repo_type="dataset")
     except Exception as error:  # the HTTP client's own classes differ between hub versions
         reason = " ".join(str(error).split())
         raise DownloadError(f"{repo} cannot be fetched: {reason:.160}; {remedy}") from error

@@ -18,8 +18,8 @@ from typing import TextIO
 from redrafter_mlx.bench.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
 
-_RUN_FIELDS = ("token_ids", "accepted", "nodes", "first_token_seconds", "decode_seconds",
-               "peak_memory")  # fmt: skip
+_RUN_FIELDS = ("token_ids", "accepted", "nodes", "shapes", "first_token_seconds",
+               "decode_seconds", "peak_memory")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class Answer:
             token_ids=_whole(row["token_ids"]),
             accepted=_whole(row["accepted"]),
             nodes=_whole(row["nodes"]),
+            shapes=[_whole(shape) for shape in row["shapes"]],  # type: ignore[attr-defined]
             first_token_seconds=_number(row["first_token_seconds"]),
             decode_seconds=_number(row["decode_seconds"]),
             peak_memory=_number(row["peak_memory"]),

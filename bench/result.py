@@ -98,18 +98,22 @@ def changes_to_json(changes: list[Change]) -> str:
 
 
 _SPREADS = ("tps", "speedup", "tokens_per_step", "first_token")
+_PERCENTILES = ("nodes_before", "nodes_after")
 
 
 def _flat(row: Mapping[str, object]) -> dict[str, object]:
     flat: dict[str, object] = {}
     for name, value in row.items():
-        if name in _SPREADS or name == "nodes_after":
-            keys = ("p1", "median", "p99") if name == "nodes_after" else ("median", "low", "high")
+        if name in _SPREADS or name in _PERCENTILES:
+            keys = ("p1", "median", "p99") if name in _PERCENTILES else ("median", "low", "high")
             held = value if isinstance(value, dict) else {}
             flat.update({f"{name}_{key}": held.get(key) for key in keys})
         elif name == "acceptance":
             assert isinstance(value, tuple)
             flat[name] = " ".join(repr(share) for share in value)
+        elif name == "shapes":
+            assert isinstance(value, tuple)
+            flat[name] = " ".join(f"{W}x{L}:{share!r}" for W, L, share in value)
         else:
             flat[name] = value
     return flat

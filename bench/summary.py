@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,7 @@ class Row:
     """One method on one category of questions.
 
     nodes:            capacity N of the tree; None without a tree, or for the automatic shape
+    shapes:           [W, L, share of the steps], most frequent first; one unless it is automatic
     nodes_before:     W * L, what the beams hold before shared prefixes are merged
     nodes_after:      what was verified, padding left out
     tps:              tokens a second behind the first token
@@ -56,7 +58,8 @@ class Row:
     tokens_per_step: Spread | None
     first_token: Spread | None
     acceptance: tuple[float, ...]
-    nodes_before: int | None
+    shapes: tuple[tuple[int, int, float], ...]
+    nodes_before: Percentiles | None
     nodes_after: Percentiles | None
     peak_memory: float
     matches_baseline: bool | None
@@ -104,15 +107,16 @@ def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) 
     accepted = [n for run in runs.values() for n in run.accepted]
     nodes = [n for run in runs.values() for n in run.nodes]
     drafting = method.name in ("redrafter", "mlx-lm speculative")
-    W, L = method.beam_width, method.beam_length
+    shapes = [(W, L) for run in runs.values() for W, L in run.shapes]
+    ours = method.name == "redrafter"
     matches, agreeing = _equality(method, runs, baseline)
     return Row(
         dtype=dtype,
         method=method.name,
         accept=method.accept,
         temperature=method.temperature,
-        beam_width=W,
-        beam_length=L,
+        beam_width=method.beam_width,
+        beam_length=method.beam_length,
         nodes=method.nodes,
         draft_tokens=method.draft_tokens,
         category=category,
@@ -130,8 +134,9 @@ def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) 
             _by_question(runs, {k: r.first_token_seconds for k, r in runs.items()})
         ),
         acceptance=_acceptance(accepted) if drafting else (),
-        nodes_before=W * L if W is not None and L is not None else None,
-        nodes_after=Percentiles.of(nodes) if method.name == "redrafter" else None,
+        shapes=_shares(shapes) if ours else (),
+        nodes_before=Percentiles.of([W * L for W, L in shapes]) if ours else None,
+        nodes_after=Percentiles.of(nodes) if ours else None,
         peak_memory=max(run.peak_memory for run in runs.values()),
         matches_baseline=matches,
         agreeing=agreeing,
@@ -157,6 +162,11 @@ def _tokens_and_seconds(runs: Runs, partner: Runs) -> tuple[Ragged, Ragged]:
 def _acceptance(accepted: Sequence[int]) -> tuple[float, ...]:
     deepest = max(accepted, default=0)
     return tuple(sum(n >= d for n in accepted) / len(accepted) for d in range(1, deepest + 1))
+
+
+def _shares(shapes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, float], ...]:
+    """Each shape with its share, most frequent first."""
+    return tuple((W, L, n / len(shapes)) for (W, L), n in Counter(shapes).most_common())
 
 
 def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, float | None]:

@@ -47,15 +47,15 @@ def header_lines(result: Result) -> list[str]:
     ]
     for model in result.models:
         weights = f", {model.bits}-bit weights" if model.bits else ""
-        drafter = f"{model.drafter} drafter" if model.drafter else "no drafter"
+        drafter = f"drafts from {model.drafter}" if model.drafter else "no drafts"
         lines.append(
             f"{model.dtype}: {model.model}{_short(model.model_hash)} in {model.arithmetic}"
             f"{weights}; {drafter}{_short(model.drafter_hash)}"
         )
     repeats = "once" if p.repeats == 1 else f"{p.repeats} times"
+    asked = "1 question" if p.asked == 1 else f"{p.asked} questions"
     lines.append(
-        f"{p.asked} questions ({p.questions}), {p.max_tokens} tokens, each {repeats}; "
-        f"95% intervals in brackets"
+        f"{asked} ({p.questions}), {p.max_tokens} tokens, each {repeats}; 95% intervals in brackets"
     )
     return lines
 
@@ -96,16 +96,18 @@ def acceptance_table(rows: Sequence[Row]) -> TextTable:
     cells = []
     for r in drafted:
         shares = [f"{share:.1%}" for share in r.acceptance]
-        after = r.nodes_after
+        before, after = r.nodes_before, r.nodes_after
         nodes = [f"{v:g}" for v in (after.p1, after.median, after.p99)] if after else ["", "", ""]
         cells.append(
             (f"{label(r)} {_shape(r)}".strip(), r.dtype, r.accept or "", f"{r.temperature:g}",
-             *shares, *[""] * (deepest - len(shares)), _whole(r.nodes_before), *nodes)
+             *shares, *[""] * (deepest - len(shares)), f"{before.median:g}" if before else "",
+             *nodes)
         )  # fmt: skip
     return TextTable(
         "Share of steps in which each draft was accepted; nodes before and after merging prefixes",
         columns,
         tuple(cells),
+        "; ".join(_automatic(r) for r in drafted if r.beam_width is None and r.shapes),
     )
 
 
@@ -248,6 +250,12 @@ def _shape(row: Row) -> str:
 
 def _whole(value: int | None) -> str:
     return "" if value is None else str(value)
+
+
+def _automatic(row: Row) -> str:
+    """Which shapes were chosen, those of at least one step in a hundred."""
+    chosen = ", ".join(f"{W} x {L} {share:.0%}" for W, L, share in row.shapes if share >= 0.01)
+    return f"automatic shapes ({row.dtype}, {row.accept}, T {row.temperature:g}): {chosen}"
 
 
 def _equality(row: Row) -> str:

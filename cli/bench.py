@@ -65,7 +65,7 @@ def command(
         print_comparison(*compare, output)
         return
     request = Request(
-        questions=tuple(_chosen(questions, mt_bench, categories, limit)),
+        questions=tuple(_chosen(questions, mt_bench, offline, categories, limit)),
         asked_for=questions or ("MT-Bench" if mt_bench else "our own"),
         widths=_integers("--beam-width", beam_width),
         lengths=_integers("--beam-length", beam_length),
@@ -98,14 +98,14 @@ def command(
 
 
 def _chosen(
-    path: str | None, mt_bench: bool, categories: str | None, limit: int | None
+    path: str | None, mt_bench: bool, offline: bool, categories: str | None, limit: int | None
 ) -> list[Question]:
     if path is not None and mt_bench:
         raise BadInputError("--questions and --mt-bench exclude each other; leave one out")
     if path is not None:
         there: list[Question] = read_questions(path)
     else:
-        there = fetch_mt_bench() if mt_bench else list(OWN_QUESTIONS)
+        there = fetch_mt_bench(offline=offline) if mt_bench else list(OWN_QUESTIONS)
     wanted = None if categories is None else parse_words("--categories", categories)
     return choose_questions(there, wanted, limit)
 

@@ -43,6 +43,7 @@ def answer(
         accept_lengths=list(lengths),
         accepted=[n - 1 for n in lengths] if accepted is None else list(accepted),
         nodes=list(nodes),
+        shapes=[[2, 4]] * len(nodes),
         first_token_seconds=0.25,
         decode_seconds=seconds,
         peak_memory=1.5,

@@ -11,9 +11,9 @@ import pytest
 from bench_samples import DRAFTED, PLAIN, SETTINGS, answer
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.bench import questions as questions_module
 from redrafter_mlx.bench.methods import Method, Runner, check_draft_model
 from redrafter_mlx.bench.questions import (
+    MT_BENCH,
     OWN_QUESTIONS,
     Question,
     choose_questions,
@@ -101,14 +101,34 @@ def test_categories_and_limit_choose_and_refuse() -> None:
 
 
 def test_mt_bench_out_of_reach_is_one_line_with_a_remedy(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DownloadError, match="--questions FILE") as error:
-        fetch_mt_bench()
-    assert "\n" not in str(error.value)
-    assert questions_module.MT_BENCH[0] in str(error.value)
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("no\nway")
+
+    monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", unreachable)
+    for offline in (True, False):
+        with pytest.raises(DownloadError, match="--questions FILE") as error:
+            fetch_mt_bench(offline=offline)
+        assert "\n" not in str(error.value)
+        assert MT_BENCH[0] in str(error.value)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_mt_bench_is_read_from_the_hubs_cache_without_asking(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    repo, name = MT_BENCH
+    folder = tmp_path / f"datasets--{repo.replace('/', '--')}"
+    file = folder / "snapshots" / "abc" / name
+    file.parent.mkdir(parents=True)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+    file.write_text('{"question_id": 81, "category": "writing", "prompt": ["Compose", "Rewrite"]}')
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert fetch_mt_bench(offline=True) == [Question("Compose", "writing", 81)]
 
 
 # methods
@@ -152,6 +172,7 @@ def test_a_run_counts_target_calls_as_the_loop_reports_them() -> None:
     assert len(run.accept_lengths) == len(run.nodes) == len(run.accepted) == whole.steps
     assert sum(run.accept_lengths) / len(run.accept_lengths) == whole.tokens_per_step > 1
     assert 1 + sum(run.accept_lengths) == len(run.token_ids)
+    assert run.shapes == [[2, 4]] * whole.steps
     lengths = zip(run.accept_lengths, run.accepted, strict=True)
     cut = [length - 1 - drafts for length, drafts in lengths]
     assert cut[:-1] == [0] * (len(cut) - 1)

@@ -100,7 +100,8 @@ def test_figures_are_those_recomputed_from_the_answers_file(seed: int, tmp_path:
             nodes = [n for a in mine for n in a["nodes"]]
             assert row.nodes_after is not None
             assert row.nodes_after.median == statistics.median(nodes)
-            assert (row.nodes, row.nodes_before) == (7, 8)
+            assert (row.nodes, row.shapes) == (7, ((2, 4, 1.0),))
+            assert row.nodes_before == Percentiles(8, 8, 8)
         else:
             assert row.acceptance == ()
 
@@ -142,6 +143,18 @@ def test_categories_have_rows_where_there_are_several() -> None:
     both = [answer(question=1, category="math"), answer(question=2, category="stem")]
     assert [r.category for r in summarise(both)] == ["all", "math", "stem"]
     assert [r.category for r in summarise(both[:1])] == ["all"]
+
+
+def test_the_automatic_shapes_are_counted() -> None:
+    chosen = answer(Method("redrafter", 0.0, "greedy"), lengths=[1, 1, 2, 1], nodes=[1, 5, 7, 1])
+    chosen.run.shapes = [[1, 1], [2, 3], [2, 4], [1, 1]]
+    (row,) = summarise([chosen])
+    assert row.shapes == ((1, 1, 0.5), (2, 3, 0.25), (2, 4, 0.25))
+    assert row.nodes is None
+    text = printed(made([chosen]))
+    assert "redrafter (automatic)" in text
+    assert "1 x 1 50%, 2 x 3 25%, 2 x 4 25%" in text
+    assert "1x1:0.5 2x3:0.25 2x4:0.25" in made([chosen]).to_csv()
 
 
 # equality
