@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from redrafter_mlx import __version__
-from redrafter_mlx.cli import bench, chat, doctor, generate, models, train, verify
+from redrafter_mlx.cli import bench, chat, doctor, generate, models, push, train, tune, verify
 from redrafter_mlx.cli.terminal import one_line, tolerate_any_text
 from redrafter_mlx.errors import RedrafterError
 
@@ -61,6 +61,8 @@ app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
 app.command("bench")(bench.command)
+app.command("push")(push.command)
+app.command("tune")(tune.command)
 
 
 def main() -> None:

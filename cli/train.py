@@ -9,7 +9,6 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.config import DType, check_choice
-from redrafter_mlx.drafter import Head
 from redrafter_mlx.errors import BadInputError
 
 _CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
@@ -220,6 +219,7 @@ def command(
     from redrafter_mlx.distill.job import DrafterForm, TrainingJob
     from redrafter_mlx.distill.options import TrainOptions
     from redrafter_mlx.distill.reading import Labels
+    from redrafter_mlx.drafter import Head
 
     check_choice("--dtype", dtype, DType)
     check_choice("--head", head, Head)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,9 +23,9 @@ from rich.table import Table
 
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.distill.acceptance import DraftQuality
+from redrafter_mlx.distill.card import MeasuredRow, verdict
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
-from redrafter_mlx.distill.speed import MeasuredShape, verdict
 from redrafter_mlx.distill.trainer import Step
 from redrafter_mlx.distill.workers import CorpusSize
 from redrafter_mlx.weights.cache import human_size
@@ -49,7 +50,9 @@ def run_training(job: TrainingJob, *, dry_run: bool) -> None:
     if not finished:
         _say_goodbye(console, "the training so far is saved")
     rows = _measure(run, console)
-    run.finish(rows)
+    note = run.finish(rows, ["redrafter-mlx", *sys.argv[1:]])
+    if note:
+        console.print(note)
     _print_verdict(run, rows)
 
 
@@ -132,25 +135,25 @@ def run_header(quality: DraftQuality) -> str:
     return f"beams of width {widths} and length {length}"
 
 
-def _measure(run: TrainingRun, console: Console) -> list[MeasuredShape]:
+def _measure(run: TrainingRun, console: Console) -> list[MeasuredRow]:
     prompts = run.measured_prompts()
     with _bar(console, "questions") as bar:
         task = bar.add_task("timing beside plain decoding", total=len(prompts), note="")
         return run.measure(prompts, lambda n: bar.update(task, completed=n))
 
 
-def _print_verdict(run: TrainingRun, rows: list[MeasuredShape]) -> None:
+def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     if rows:
         table = Table("width", "length", "nodes", "tokens/step", "tok/s", "plain tok/s", "speedup")
         for row in rows:
             table.add_row(
-                str(row.width),
-                str(row.length),
+                str(row.beam_width),
+                str(row.beam_length),
                 str(row.nodes),
                 f"{row.tokens_per_step:.2f}",
                 f"{row.tokens_per_second:.1f}",
-                f"{row.plain_tokens_per_second:.1f}",
+                f"{row.baseline_tokens_per_second:.1f}",
                 f"{row.speedup:.2f}x",
             )
         console.print(table)

@@ -6,8 +6,9 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
@@ -15,18 +16,21 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
+from redrafter_mlx.chip import chip_name, system_name
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.blocks import WritingOptions
+from redrafter_mlx.distill.card import CorpusReport, MeasuredRow, TrainingReport, write_card
 from redrafter_mlx.distill.corpus import Text, load_shard
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, choose_vocabulary, count_tokens, places
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.learner import initialise
-from redrafter_mlx.distill.metrics import MetricsLog
+from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
+from redrafter_mlx.distill.plots import draw_plots
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Labels
-from redrafter_mlx.distill.speed import MeasuredShape, measure_speed
-from redrafter_mlx.distill.trainer import Event, Trainer
+from redrafter_mlx.distill.speed import measure_speed
+from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
 from redrafter_mlx.distill.workers import CorpusJob, CorpusSize, write_corpus
 from redrafter_mlx.drafter import Drafter, DrafterConfig
 from redrafter_mlx.drafter_files import load_drafter, save_drafter
@@ -158,25 +162,58 @@ class TrainingRun:
 
     def measure(
         self, prompts: list[list[int]], done: Callable[[int], None] = lambda _: None
-    ) -> list[MeasuredShape]:
+    ) -> list[MeasuredRow]:
         """Stage three: the best drafter beside plain decoding, on this machine."""
         redrafter = Redrafter(
             self.loaded.model, self.loaded.tokenizer, self.job.output, source=self.loaded.source
         )
         return measure_speed(redrafter, prompts, self._shapes, _MEASURED_TOKENS, done)
 
-    def finish(self, rows: list[MeasuredShape]) -> None:
-        """Stage four: the drafter with the shape to use it with, quantised if asked."""
-        drafter = load_drafter(self.job.output, self.target)
+    def finish(self, measured: list[MeasuredRow], command: Sequence[str]) -> str | None:
+        """Stage four: the drafter with the shape to use it with, its pictures and its card.
+
+        Returns:
+          one line on what could not be drawn, or None
+        """
+        assert self.corpus is not None
+        job, folder = self.job, self.job.output
+        drafter = load_drafter(folder, self.target)
         changes: dict[str, object] = {}
-        if rows:
-            best = max(rows, key=lambda row: row.speedup)
-            changes |= {"beam_width": best.width, "beam_length": best.length}
-        if self.job.bits is not None and drafter.config.bits is None:
-            nn.quantize(drafter, group_size=_GROUP, bits=self.job.bits)
-            changes |= {"bits": self.job.bits, "group_size": _GROUP}
+        if measured:
+            best = max(measured, key=lambda row: row.speedup)
+            changes |= {"beam_width": best.beam_width, "beam_length": best.beam_length}
+        if job.bits is not None and drafter.config.bits is None:
+            nn.quantize(drafter, group_size=_GROUP, bits=job.bits)
+            changes |= {"bits": job.bits, "group_size": _GROUP}
         drafter.config = dataclasses.replace(drafter.config, **changes)  # type: ignore[arg-type]
-        save_drafter(drafter, self.job.output, dtype=mx.float16)
+        save_drafter(drafter, folder, dtype=mx.float16)
+        note = draw_plots(folder)
+        log = read_metrics(folder)
+        best_look = next(at.event for at in reversed(log) if _is_best(at.event))
+        assert isinstance(best_look, Evaluation)
+        report = TrainingReport(
+            target=self.loaded.source,
+            command=command,
+            versions={name: version(name) for name in ("mlx", "mlx-lm", "redrafter-mlx")},
+            machine=f"{chip_name()}, {system_name()}",
+            corpus=CorpusReport(
+                self.corpus.texts,
+                self.corpus.answer_tokens,
+                job.writing.own_share if not job.data else 0.0,
+                job.labels if job.data else "target",
+                self.corpus.left_out,
+            ),
+            drafter=drafter.config,
+            training=job.training,
+            seconds=log[-1].seconds,
+            quality=best_look.quality,
+            measured=measured,
+            protocol=f"{_MEASURED} held-out prompts, {_MEASURED_TOKENS} tokens each, greedy; "
+            f"medians, interleaved with plain decoding",
+            coverage=self.coverage if job.form.draft_vocab else None,
+        )
+        write_card(report, folder)
+        return note
 
     @property
     def _shapes(self) -> list[BeamShape]:
@@ -211,6 +248,11 @@ class TrainingRun:
             "drafter": config.to_dict(),
             "training": self.job.training.to_dict(),
         }
+
+
+def _is_best(event: Event) -> bool:
+    """Whether it is the look at held-out texts for which a drafter was saved."""
+    return isinstance(event, Evaluation) and event.best
 
 
 def _rms(states: np.ndarray) -> mx.array:
