@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 
+from redrafter_mlx.distill.corpus import load_arrays
+from redrafter_mlx.distill.whole import whole_file
 from redrafter_mlx.errors import DamagedFileError
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -49,14 +50,8 @@ def save_checkpoint(state: Checkpoint, folder: Path) -> None:
         "batch": state.batch,
         "best": state.best,
     }
-    partial = folder / f".{os.getpid()}.{CHECKPOINT}"
-    try:
+    with whole_file(folder / CHECKPOINT) as partial:
         mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": json.dumps(said)})
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, folder / CHECKPOINT)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
@@ -70,7 +65,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     if not path.exists():
         return None
     try:
-        arrays, metadata = mx.load(str(path), return_metadata=True)
+        arrays, metadata = load_arrays(path)
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
         mx.eval(arrays)

@@ -16,7 +16,6 @@ all, and is never written again: a corpus that was interrupted goes on with the 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from redrafter_mlx.distill.whole import whole_file
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.weights.safetensors_header import read_safetensors_header
 
@@ -77,12 +77,8 @@ def save_shard(shard: Shard, path: Path, made: Mapping[str, str]) -> None:
         "answer_tokens": str(shard.answer_tokens),
         "left_out": json.dumps(dict(shard.left_out)),
     }
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.safetensors")
-    try:
+    with whole_file(path) as partial:
         mx.save_safetensors(str(partial), {k: mx.array(v) for k, v in arrays.items()}, metadata)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
@@ -114,8 +110,7 @@ def summarise_shard(path: Path) -> ShardSummary:
 def load_shard(path: Path) -> Shard:
     """Raises DamagedFileError, naming the file, for what is not a whole shard."""
     try:
-        loaded = mx.load(str(path), return_metadata=True)
-        arrays, metadata = loaded
+        arrays, metadata = load_arrays(path)
         parts = {name: np.array(array) for name, array in arrays.items()}
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
@@ -123,6 +118,16 @@ def load_shard(path: Path) -> Shard:
         return Shard(texts, json.loads(metadata["left_out"]))
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
         raise _damaged(path, error) from None
+
+
+def load_arrays(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """A safetensors file's arrays, not read yet, and its metadata."""
+    loaded = mx.load(str(path), return_metadata=True)
+    assert isinstance(loaded, tuple)
+    arrays, metadata = loaded
+    assert isinstance(arrays, dict)
+    assert isinstance(metadata, dict)
+    return arrays, metadata
 
 
 def _split(parts: Mapping[str, np.ndarray]) -> Iterator[Text]:

@@ -42,7 +42,7 @@ def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -
     """Try a little of both stages and multiply."""
     config = job.form.config(target, job.model, "")
     drafter = Drafter(config)
-    parameters = sum(a.size for _, a in tree_flatten(drafter.trainable_parameters()))
+    parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
     per_token = 2 * target.hidden_size + 8
     corpus_bytes = min(job.answer_tokens * per_token, job.cache_bytes)
     steps = job.training.steps(job.answer_tokens)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_map
 
 from redrafter_mlx.distill.loss import Batch, distillation_loss, output_index
 from redrafter_mlx.distill.options import TrainOptions
@@ -42,19 +42,19 @@ class Learner:
         for batch in batches:
             loss, fresh = compute(batch)
             total = total + loss
-            gradients = fresh if gradients is None else _add(gradients, fresh)
+            gradients = fresh if gradients is None else tree_map(mx.add, gradients, fresh)
             mx.eval(total, gradients)
         assert gradients is not None
         share = 1 / len(batches)
-        mean = tree_unflatten([(name, g * share) for name, g in tree_flatten(gradients)])
+        mean = tree_map(lambda gradient: gradient * share, gradients)
         clipped, _ = optim.clip_grad_norm(mean, self.options.clip)
         self.optimizer.update(self.drafter, clipped)
         mx.eval(self.drafter.parameters(), self.optimizer.state)
-        return float(total.item()) * share
+        return _number(total) * share
 
     @property
     def learning_rate(self) -> float:
-        return float(self.optimizer.learning_rate.item())
+        return _number(self.optimizer.learning_rate)
 
     def _loss(self, batch: Batch) -> mx.array:
         teacher = None
@@ -103,7 +103,7 @@ def _schedule(options: TrainOptions, steps: int) -> Callable[[mx.array], mx.arra
     return joined
 
 
-def _add(left: object, right: object) -> object:
-    """The sum of two trees of arrays."""
-    others = dict(tree_flatten(right))
-    return tree_unflatten([(name, array + others[name]) for name, array in tree_flatten(left)])
+def _number(scalar: mx.array) -> float:
+    value = scalar.item()
+    assert isinstance(value, float)
+    return value

@@ -8,7 +8,7 @@ probabilities, which the hidden states in the corpus hold whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 
@@ -75,7 +75,7 @@ def distillation_loss(
     total = mx.zeros(())
     P = batch.roots.shape[0]
     for depth, logits in enumerate(draft_logits(bound, batch)):
-        normaliser, _ = _log_sum_exp(logits)
+        normaliser = log_sum_exp(logits)
         label = outputs[batch.labels[:, depth]]
         valid = batch.valid[:, depth]
         at_label = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)[:, 0]
@@ -88,21 +88,28 @@ def distillation_loss(
     return total / sum(depth_weights)
 
 
-@mx.custom_function
-def _log_sum_exp(logits: mx.array) -> tuple[mx.array, mx.array]:
-    """log sum exp over the last axis, and the softmax that is its gradient.
+def log_sum_exp(logits: mx.array) -> mx.array:
+    """log sum exp over the last axis, from one exponential of each logit.
 
-    Both from one exponential of each logit, which over a vocabulary is what a loss costs.
+    Its gradient is the softmax that it was computed from; over a vocabulary, exponentials are
+    most of what a loss costs on a CPU.
     """
+    return cast(tuple[mx.array, mx.array], _normalised(logits))[0]
+
+
+def _normalise(logits: mx.array) -> tuple[mx.array, mx.array]:
     softmax = mx.softmax(logits, axis=-1)
     return mx.max(logits, axis=-1) - mx.log(mx.max(softmax, axis=-1)), softmax
 
 
-@_log_sum_exp.vjp
-def _log_sum_exp_gradient(
+def _gradient(
     _: mx.array, cotangents: tuple[mx.array, mx.array], results: tuple[mx.array, mx.array]
 ) -> mx.array:
     return results[1] * cotangents[0][..., None]
+
+
+_normalised = mx.custom_function(_normalise)
+_normalised.vjp(_gradient)
 
 
 def _mean(values: mx.array, chosen: mx.array) -> mx.array:

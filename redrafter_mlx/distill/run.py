@@ -98,7 +98,7 @@ class TrainingRun:
 
     def estimate(self) -> Estimate:
         """What the whole run will take, from a short trial."""
-        size = sum(a.nbytes for _, a in tree_flatten(self.loaded.model.parameters()))
+        size = sum(a.nbytes for a in dict(tree_flatten(self.loaded.model.parameters())).values())
         return estimate(self.job, self.target, size, self.workers)
 
     def write(self, progress: Callable[[CorpusSize], None] = lambda _: None) -> CorpusSize:
@@ -237,7 +237,10 @@ class TrainingRun:
 
     def _embedding_rms(self, counts: np.ndarray) -> float:
         said = mx.array(np.flatnonzero(counts))
-        return float(mx.sqrt(mx.mean(mx.square(self.target.embedding(said)))).item())
+        embedded = self.target.embedding(said).astype(mx.float32)
+        rms = mx.sqrt(mx.mean(mx.square(embedded))).item()
+        assert isinstance(rms, float)
+        return rms
 
     def _made_by(self, config: DrafterConfig) -> dict[str, object]:
         assert self.corpus is not None

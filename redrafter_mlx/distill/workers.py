@@ -90,7 +90,7 @@ def write_corpus(
     whole shards only, and goes on with the next call.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    for stale in job.folder.glob(".block-*"):
+    for stale in job.folder.glob(".*.block-*"):
         stale.unlink(missing_ok=True)
     counted: dict[int, ShardSummary] = {}
 

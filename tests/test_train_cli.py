@@ -1,0 +1,179 @@
+"""`redrafter-mlx train`, from the command line to a drafter that decodes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from mlx_lm.utils import save_model
+from tiny import byte_model, byte_tokenizer, random_model
+
+from redrafter_mlx.cli import main
+from redrafter_mlx.distill.metrics import read_metrics
+from redrafter_mlx.distill.trainer import Evaluation, Step
+from redrafter_mlx.drafter_files import read_config
+from redrafter_mlx.load import load
+
+SMALL = [
+    "--answer-tokens", "4000", "--batch", "64", "--draft-vocab", "100", "--draft-length", "3",
+    "--evaluations", "2", "--workers", "1", "--layers", "1",
+]  # fmt: skip
+
+
+def save_folder(path: Path, kind: str = "llama") -> Path:
+    """A tiny model's folder, as `mlx_lm.convert` would leave it."""
+    model = random_model(kind, vocab_size=258) if kind != "llama" else byte_model()
+    path.mkdir()
+    save_model(path, model)
+    config = {**vars(model.args), "eos_token_id": 256}
+    plain = {k: v for k, v in config.items() if isinstance(v, (int, float, str, bool, dict))}
+    (path / "config.json").write_text(json.dumps(plain))
+    byte_tokenizer()._tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n".join(f"Question number {i}?" for i in range(60)))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+
+
+def arguments(model: Path, prompts: Path, output: Path) -> list[str]:
+    return [
+        "train", "--model", str(model), "--output", str(output), "--prompts", str(prompts),
+        "--own-prompts", "0", *SMALL,
+    ]  # fmt: skip
+
+
+def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "drafter"
+    assert main.run(arguments(model, prompts, output)) == 0
+    said = capsys.readouterr()
+    assert "On this machine it" in said.out
+    assert "tokens/step" in said.out
+    assert "corpus:" in said.err
+    assert {p.name for p in output.iterdir()} >= {
+        "config.json", "model.safetensors", "metrics.jsonl", "README.md",
+    }  # fmt: skip
+    config = read_config(output)
+    assert config.target_fingerprint is not None
+    assert config.draft_vocab_size == 100
+    events = [at.event for at in read_metrics(output)]
+    assert sum(isinstance(e, Evaluation) for e in events) >= 2
+    losses = [e.loss for e in events if isinstance(e, Step)]
+    assert losses[-1] < losses[0]
+
+    drafted = load(model, output)
+    plain = load(model, None)
+    prompt = [5, 6, 7]
+    answer = drafted.generate(prompt, max_tokens=48, draft=True)
+    assert answer.token_ids == plain.generate(prompt, max_tokens=48).token_ids
+
+    # The same command once more has nothing left to do.
+    before = (output / "model.safetensors").read_bytes()
+    assert main.run(arguments(model, prompts, output)) == 0
+    assert (output / "model.safetensors").read_bytes() == before
+
+
+def test_another_architecture_is_trained_for_by_the_same_command(
+    prompts: Path, tmp_path: Path
+) -> None:
+    qwen = save_folder(tmp_path / "qwen", "qwen3")
+    output = tmp_path / "drafter"
+    assert main.run([*arguments(qwen, prompts, output), "--paper", "--soft-share", "0"]) == 0
+    stored = json.loads((output / "config.json").read_text())
+    assert "draft_vocab_size" not in stored
+    assert stored["head"] == "own"
+    assert load(qwen, output).drafting == "drafter"
+
+
+def test_dry_run_says_sizes_and_writes_nothing(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "drafter"
+    assert main.run([*arguments(model, prompts, output), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    for what in ("parameters", "corpus on disk", "memory", "writing the corpus", "training"):
+        assert what in said
+    assert not output.exists()
+    assert not (tmp_path / "cache" / "corpora").exists()
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "drafter"
+    given = [*arguments(model, prompts, output), "--epochs", "40"]
+    command = [sys.executable, "-m", "redrafter_mlx.cli.main", *given]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not (output / "metrics.jsonl").exists() or len(read_metrics(output)) < 20:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the same command goes on" in error
+    assert "Traceback" not in error
+    made = [at.event.step for at in read_metrics(output) if isinstance(at.event, Step)]
+    assert main.run(given) == 0
+    steps = [at.event.step for at in read_metrics(output) if isinstance(at.event, Step)]
+    assert steps == list(range(1, len(steps) + 1))
+    assert len(steps) > len(made)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--epochs", "0"], "epochs is 0"),
+        (["--draft-vocab", "many"], "--draft-vocab is many"),
+        (["--head", "loose"], "--head"),
+        (["--labels", "mine"], "--labels"),
+        (["--own-prompts", "2"], "own share of prompts is 2"),
+        (["--drafter-bits", "3"], "bits are 3"),
+        (["--workers", "0"], "workers is 0"),
+        (["--data", "x.jsonl"], "--prompts or --data"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
+    prompts: Path, tmp_path: Path, given: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = tmp_path / "nowhere"
+    assert main.run([*arguments(nowhere, prompts, tmp_path / "out"), *given]) != 0
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_given_answers_are_learnt_as_they_stand_or_as_the_target_would_go_on(
+    model: Path, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.jsonl"
+    rows = [{"prompt": f"Say {i}", "response": f"I say {i}, as you wished."} for i in range(80)]
+    data.write_text("\n".join(map(json.dumps, rows)))
+    for labels in ("data", "target"):
+        output = tmp_path / labels
+        given = ["train", "--model", str(model), "-o", str(output), "--data", str(data),
+                 "--labels", labels, *SMALL, "--answer-tokens", "1000"]  # fmt: skip
+        assert main.run(given) == 0
+        assert read_config(output).draft_vocab_size == 100
