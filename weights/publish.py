@@ -85,7 +85,7 @@ def _check_repo(repo: str) -> None:
     except HFValidationError:
         valid = False
     else:
-        valid = "/" in repo
+        valid = "/" in repo and repo.isascii()
     if not valid:
         raise BadInputError(
             f"the repository is {repo!r}; give user/name in letters, digits, '-', '_' and '.'"
