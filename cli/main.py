@@ -10,7 +10,18 @@ from typing import Annotated
 import typer
 
 from redrafter_mlx import __version__
-from redrafter_mlx.cli import bench, chat, doctor, generate, models, push, train, tune, verify
+from redrafter_mlx.cli import (
+    bench,
+    chat,
+    doctor,
+    generate,
+    models,
+    push,
+    quality,
+    train,
+    tune,
+    verify,
+)
 from redrafter_mlx.cli.terminal import one_line, tolerate_any_text
 from redrafter_mlx.errors import RedrafterError
 
@@ -60,6 +71,7 @@ app.command("show")(models.show)
 app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
+app.command("quality")(quality.command)
 app.command("bench")(bench.command)
 app.command("push")(push.command)
 app.command("tune")(tune.command)

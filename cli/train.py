@@ -202,6 +202,15 @@ def command(
         ),
     ] = 4_000_000_000,
     seed: Annotated[int, typer.Option("--seed", metavar="N", rich_help_panel=_TRAINING)] = 0,
+    timed: Annotated[
+        int,
+        typer.Option(
+            "--timed-questions",
+            metavar="N",
+            rich_help_panel=_TRAINING,
+            help="Held-out questions for the measurement at the end; 0 leaves it out.",
+        ),
+    ] = 8,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print sizes and a time estimate, and do nothing.")
     ] = False,
@@ -257,6 +266,7 @@ def command(
             memory_bytes=memory_bytes,
             seed=seed,
         ),
+        timed=timed,
         bits=drafter_bits,
     )
     run_training(job, dry_run=dry_run)

@@ -22,6 +22,7 @@ from redrafter_mlx.load import load
 SMALL = [
     "--answer-tokens", "4000", "--batch", "64", "--draft-vocab", "100", "--draft-length", "3",
     "--evaluations", "2", "--workers", "1", "--layers", "1",
+    "--timed-questions", "1",
 ]  # fmt: skip
 
 
@@ -177,3 +178,28 @@ def test_given_answers_are_learnt_as_they_stand_or_as_the_target_would_go_on(
                  "--labels", labels, *SMALL, "--answer-tokens", "1000"]  # fmt: skip
         assert main.run(given) == 0
         assert read_config(output).draft_vocab_size == 100
+
+
+def test_quality_gives_the_steps_of_decoding(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "drafter"
+    assert main.run(arguments(model, prompts, output)) == 0
+    capsys.readouterr()
+    given = ["quality", str(output), "--model", str(model), "--questions", str(prompts),
+             "--limit", "3", "--beam-width", "2", "--max-tokens", "40"]  # fmt: skip
+    assert main.run([*given, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (row,) = said["drafters"]
+    drafted = load(model, output)
+    steps = tokens = 0
+    for line in prompts.read_text().splitlines()[:3]:
+        answer = drafted.generate(line, max_tokens=40, beam_width=2, beam_length=4)
+        steps += answer.steps
+        tokens += len(answer.token_ids) - 1
+    # Decoding counts its last step too, which may be cut short by the limit.
+    assert row["tokens_per_step"]["2"] == pytest.approx(tokens / steps, rel=0.1)
+    assert main.run(given) == 0
+    assert "right at position" in capsys.readouterr().out
+    assert main.run(["quality", str(tmp_path / "none")]) != 0
+    assert "no drafter at" in capsys.readouterr().err

@@ -55,6 +55,7 @@ class TrainingJob:
     answer_tokens: size of the corpus
     cache_bytes:   most that the corpus may take on disk
     workers:       writing processes; None is one on a GPU, one a core on a CPU
+    timed:         held-out questions on which the drafter is timed at the end
     bits:          quantise the drafter's weights to so many when saving
     """
 
@@ -72,6 +73,7 @@ class TrainingJob:
     writing: WritingOptions = field(default_factory=WritingOptions)
     form: DrafterForm = field(default_factory=DrafterForm)
     training: TrainOptions = field(default_factory=TrainOptions)
+    timed: int = 8
     bits: int | None = None
 
     def __post_init__(self) -> None:
@@ -88,5 +90,7 @@ class TrainingJob:
             )
         if self.workers is not None and self.workers < 1:
             raise BadInputError(f"workers is {self.workers}; it must be at least 1")
+        if self.timed < 0:
+            raise BadInputError(f"timed questions are {self.timed}; give 0 or more")
         if self.bits not in (None, 4, 8):
             raise BadInputError(f"the drafter's bits are {self.bits}; choose 4 or 8")

@@ -47,8 +47,8 @@ SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
 _HELD_OUT_PLACES = 6_000
 """So many held-out places are looked at during training; more only takes longer."""
 
-_MEASURED, _MEASURED_TOKENS = 8, 96
-"""Questions and tokens of the measurement at the end."""
+_MEASURED_TOKENS = 96
+"""Of each answer in the measurement at the end."""
 
 _GROUP = 64
 """Weights that share a scale in a quantised drafter, as in mlx-lm."""
@@ -158,7 +158,8 @@ class TrainingRun:
         assert self.corpus is not None
         _, held_out = self._split(self.corpus.blocks)
         texts = sorted(held_out, key=lambda text: len(text.prompt))
-        return [text.prompt for text in texts[:: max(1, len(texts) // _MEASURED)][:_MEASURED]]
+        timed = self.job.timed
+        return [text.prompt for text in texts[:: max(1, len(texts) // max(1, timed))][:timed]]
 
     def measure(
         self, prompts: list[list[int]], done: Callable[[int], None] = lambda _: None
@@ -208,7 +209,7 @@ class TrainingRun:
             seconds=log[-1].seconds,
             quality=best_look.quality,
             measured=measured,
-            protocol=f"{_MEASURED} held-out prompts, {_MEASURED_TOKENS} tokens each, greedy; "
+            protocol=f"{job.timed} held-out prompts, {_MEASURED_TOKENS} tokens each, greedy; "
             f"medians, interleaved with plain decoding",
             coverage=self.coverage if job.form.draft_vocab else None,
         )

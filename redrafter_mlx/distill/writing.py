@@ -54,6 +54,7 @@ def write_answers(
     openings: Sequence[int] = (0,),
     temperature: float = 1.0,
     key: mx.array | None = None,
+    stop_at_loops: bool = True,
 ) -> list[Written]:
     """Answers to each prompt, one for each of `openings`; a prompt is read once for all of them.
 
@@ -62,6 +63,7 @@ def write_answers(
       max_tokens: of the greedy part
       openings: how many tokens are drawn at random first, so that one prompt has many answers;
         they count as prompt. Other than 0 they need `key`
+      stop_at_loops: end an answer that says the same again; see filters
     Returns:
       the first prompt's answers, then the second's, ...
     """
@@ -74,12 +76,14 @@ def write_answers(
             for answer in write_answers(
                 target, [prompt], eos, max_tokens,
                 openings=(opening,), temperature=temperature, key=noise,
+                stop_at_loops=stop_at_loops,
             )
         ]  # fmt: skip
     drawn = list(openings) * len(prompts)
     batch = _Batch(target, prompts, keep_states=True)
     batch.keep([row for row in range(len(prompts)) for _ in openings])
-    rows = _write(batch, eos, [n + max_tokens for n in drawn], drawn, temperature, key)
+    limits = [n + max_tokens for n in drawn]
+    rows = _write(batch, eos, limits, drawn, temperature, key, stop_at_loops)
     return [
         Written(
             prompts[i // len(openings)] + tokens[:n],
@@ -118,7 +122,7 @@ def write_turns(
     batch = _Batch(target, prefixes, keep_states=False)
     batch.keep([row for row in range(len(prefixes)) for _ in range(count)])
     total = [max_tokens] * (count * len(prefixes))
-    rows = _write(batch, eos, total, total, temperature, key)
+    rows = _write(batch, eos, total, total, temperature, key, stop_at_loops=True)
     turns = [tokens[:-1] if tokens and tokens[-1] in eos else [] for tokens, _ in rows]
     grouped = [turns[i : i + count] for i in range(0, len(turns), count)]
     return [[turn for turn in group if turn] for group in grouped]
@@ -188,6 +192,7 @@ def _write(
     drawn: list[int],
     temperature: float,
     key: mx.array | None,
+    stop_at_loops: bool,
 ) -> list[tuple[list[int], np.ndarray]]:
     """Write each row to its end, its limit or a loop.
 
@@ -213,7 +218,8 @@ def _write(
                 if kept is not None:
                     states[row].append(kept[place])
                 n = len(tokens[row])
-                looping = n % _LOOK_EVERY == 0 and loop_start(tokens[row]) is not None
+                look = stop_at_loops and n % _LOOK_EVERY == 0
+                looping = look and loop_start(tokens[row]) is not None
                 if took[place] in eos or n == limits[row] or looping:
                     open_rows.discard(row)
         if not open_rows:

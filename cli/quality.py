@@ -1,0 +1,124 @@
+"""`redrafter-mlx quality`: how good drafters are on questions, without decoding them one by one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from redrafter_mlx.bench.questions import OWN_QUESTIONS, choose_questions, read_questions
+from redrafter_mlx.bench.ranges import parse_integers
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.terminal import one_line
+from redrafter_mlx.config import BeamShape, DType, check_choice
+from redrafter_mlx.errors import BadInputError
+
+if TYPE_CHECKING:
+    from redrafter_mlx.distill.questions import DrafterQuality
+
+
+def command(
+    drafters: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="The drafters' folders.", show_default=False),
+    ],
+    model: opt.Model = None,
+    questions: Annotated[
+        str | None,
+        typer.Option(
+            "--questions",
+            metavar="FILE",
+            show_default=False,
+            help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]",
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", metavar="N", show_default=False, help="Only the first N of them."),
+    ] = None,
+    beam_width: Annotated[
+        str, typer.Option("--beam-width", metavar="RANGE", help="3, 1..4, 1-4 or 1,2,4.")
+    ] = "1..4",
+    beam_length: Annotated[
+        int, typer.Option("--beam-length", metavar="L", help="Tokens in a candidate.")
+    ] = 4,
+    max_tokens: opt.MaxTokens = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    dtype: opt.Dtype = "auto",
+    quantize: opt.Quantize = None,
+    offline: opt.Offline = False,
+) -> None:
+    """Say how many tokens a step drafters give on questions, and how long they take to draft.
+
+    The target answers all questions together and greedily; each drafter is walked along its
+    answers, which gives the very steps that decoding them one by one would take.
+    """
+    check_choice("--dtype", dtype, DType)
+    widths = parse_integers("--beam-width", beam_width)
+    shapes = [BeamShape(width, beam_length) for width in widths]
+    if beam_length < 2:
+        raise BadInputError(f"--beam-length is {beam_length}; drafts begin at 2")
+    if max_tokens < 8:
+        raise BadInputError(f"--max-tokens is {max_tokens}; give at least 8")
+    asked = list(OWN_QUESTIONS) if questions is None else read_questions(questions)
+    chosen = choose_questions(asked, None, limit)
+    from redrafter_mlx.distill.questions import answer_questions, quality_on
+    from redrafter_mlx.drafter_files import load_drafter, read_config
+    from redrafter_mlx.load import load_target
+    from redrafter_mlx.target import Target
+    from redrafter_mlx.weights.chat import render_chat
+
+    for folder in drafters:
+        read_config(folder)  # a wrong path is said before anything is loaded
+    with progress_bars(f"answering {len(chosen)} questions") as progress:
+        loaded = load_target(
+            model, dtype=cast(DType, dtype), quantize=quantize, offline=offline, progress=progress
+        )
+        target = Target(loaded.model)
+        source = loaded.source
+        ready = [
+            load_drafter(
+                folder, target,
+                target_name=source.name, target_fingerprint=source.fingerprint,
+            )
+            for folder in drafters
+        ]  # fmt: skip
+        prompts = [
+            render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
+        ]
+        eos = set(loaded.tokenizer.eos_token_ids)
+        answers = answer_questions(target, prompts, eos, max_tokens, beam_length - 1)
+        found = [
+            quality_on(str(folder), drafter, target, answers, shapes)
+            for folder, drafter in zip(drafters, ready, strict=True)
+        ]
+    said = {
+        "model": source.name,
+        "questions": len(chosen),
+        "answer_tokens": len(answers),
+        "beam_length": beam_length,
+        "drafters": [one.to_dict() for one in found],
+    }
+    sys.stdout.write(json.dumps(said) + "\n" if as_json else describe(found, len(chosen)))
+
+
+def describe(found: list[DrafterQuality], questions: int) -> str:
+    """A block for each drafter: what it guesses right, and what that is worth by beam width."""
+    lines = [f"{questions} questions"]
+    for one in found:
+        quality = one.quality
+        size = f"{one.parameters / 1e6:.1f} million parameters"
+        lines.append(f"{one_line(one.name)}: {size}")
+        lines.append("  right at position  " + " ".join(f"{x:6.1%}" for x in quality.top1))
+        lines.append("  among five         " + " ".join(f"{x:6.1%}" for x in quality.top5))
+        lines.append("  width   tokens/step   drafting a step   accepted 1, 2, ... drafts")
+        lines += [
+            f"  {width:5d}   {per_step:11.2f}   {one.draft_seconds[width] * 1e3:12.1f} ms   "
+            + " ".join(f"{x:.0%}" for x in quality.accepted[width])
+            for width, per_step in quality.tokens_per_step.items()
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,85 @@
+"""How good a drafter is on somebody's questions: the very tokens/step of decoding, in one pass.
+
+The target answers all questions together, once; every drafter is then walked along those answers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.acceptance import DraftQuality, measure_quality
+from redrafter_mlx.distill.corpus import Text
+from redrafter_mlx.distill.examples import Places, places
+from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.proposer import DraftInput
+from redrafter_mlx.target import Target
+
+_AT_ONCE = 40
+_TIMED = 15
+
+
+@dataclass(frozen=True)
+class DrafterQuality:
+    """One drafter on all questions.
+
+    parameters:     of the drafter itself; a tied head has none of its own
+    draft_seconds:  of drafting one step, by beam width; the median of several
+    """
+
+    name: str
+    parameters: int
+    quality: DraftQuality
+    draft_seconds: dict[int, float]
+
+    def to_dict(self) -> dict[str, object]:
+        """One flat object, for JSON."""
+        said = asdict(self)
+        quality: dict[str, object] = said.pop("quality")
+        return {**said, **quality}
+
+
+def answer_questions(
+    target: Target, prompts: Sequence[list[int]], eos: set[int], max_tokens: int, length: int
+) -> Places:
+    """The target's greedy answers to all prompts as places with `length` labels."""
+    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+    texts: dict[int, Text] = {}
+    for at in range(0, len(order), _AT_ONCE):
+        some = order[at : at + _AT_ONCE]
+        written = write_answers(
+            target, [prompts[i] for i in some], eos, max_tokens, stop_at_loops=False
+        )
+        for i, answer in zip(some, written, strict=True):
+            texts[i] = Text(answer.prompt, answer.answer, answer.states)
+    return places([texts[i] for i in range(len(prompts))], length)
+
+
+def quality_on(
+    name: str, drafter: Drafter, target: Target, answers: Places, shapes: Sequence[BeamShape]
+) -> DrafterQuality:
+    """Walk a drafter along the answers, and time its drafting for each shape."""
+    bound = drafter.bind(target)
+    given = DraftInput(
+        mx.array(answers.states[:1]).astype(target.dtype),
+        mx.array(answers.roots[:1]),
+        mx.array([0], mx.int32),
+        None,
+    )
+    seconds: dict[int, float] = {}
+    for shape in shapes:
+        times = []
+        for _ in range(_TIMED):
+            began = time.perf_counter()
+            mx.eval(bound.propose(given, shape))
+            times.append(time.perf_counter() - began)
+        seconds[shape.width] = sorted(times)[_TIMED // 2]
+    parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
+    quality = measure_quality(bound, answers, target.vocab_size, shapes)
+    return DrafterQuality(name, parameters, quality, seconds)
