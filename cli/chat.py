@@ -12,6 +12,7 @@ import typer
 from redrafter_mlx.cli import commands
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.terminal import StopKey, Terminal, check_text, loss_note, statistics_line
+from redrafter_mlx.cli.tune import announce_measuring, shape_note
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
@@ -46,6 +47,7 @@ class ChatModel(Protocol):
     def drafting(self) -> str | None: ...
     @property
     def drafter_note(self) -> str | None: ...
+    def will_measure(self, options: GenerationOptions) -> bool: ...
     def session(self, system: str | None = None) -> Conversation: ...
 
 
@@ -187,6 +189,7 @@ def read_turn(terminal: Terminal) -> tuple[str, bool]:
 def answer(chat: Chat, text: str) -> None:
     """Stream one answer; Ctrl-C ends it and the conversation keeps what was said."""
     last, end = None, "\n"
+    announce_measuring(chat.model, chat.options, chat.terminal)
     with StopKey() as key:
         responses = chat.session.stream(text, options=chat.options)
         try:
@@ -220,7 +223,8 @@ def finish_answer(chat: Chat, last: Token | None, stopped: bool) -> None:
         note = "ended by max_tokens, /set max_tokens N allows more"
     if chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
-        chat.terminal.note(statistics_line(*rates, loss_note(chat.options), note))
+        shape = shape_note(last.usual_shape)
+        chat.terminal.note(statistics_line(*rates, shape, loss_note(chat.options), note))
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.terminal import Terminal, check_text, loss_note, statistics_line
-from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.cli.tune import announce_measuring, shape_note
+from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class Token(Protocol):
     def steps(self) -> int: ...
     @property
     def tokens_per_step(self) -> float: ...
+    @property
+    def usual_shape(self) -> BeamShape | None: ...
 
 
 class Model(Protocol):
@@ -50,6 +53,7 @@ class Model(Protocol):
 
     @property
     def drafter_note(self) -> str | None: ...
+    def will_measure(self, options: GenerationOptions) -> bool: ...
     def stream(
         self, prompt: Prompt, *, raw: bool = False, options: GenerationOptions | None = None
     ) -> Generator[Token, None, None]: ...
@@ -104,6 +108,7 @@ def command(
     terminal = Terminal.standard()
     if loaded.drafter_note:
         terminal.note(loaded.drafter_note)
+    announce_measuring(loaded, options, terminal)
     if as_json:
         print_json(loaded, asked, raw, options, terminal)
     else:
@@ -167,7 +172,8 @@ def print_answer(
 def _statistics(last: Token, loss: str | None) -> str:
     note = "ended by --max-tokens" if last.finish_reason == "length" else None
     answer = statistics_line(
-        last.generation_tokens, last.generation_tps, last.tokens_per_step, loss, note
-    )
+        last.generation_tokens, last.generation_tps, last.tokens_per_step,
+        shape_note(last.usual_shape), loss, note,
+    )  # fmt: skip
     prompt = f"prompt {last.prompt_tokens} tokens · {last.prompt_tps:.1f} tok/s"
     return f"{answer} · {prompt} · peak {last.peak_memory:.2f} GB"

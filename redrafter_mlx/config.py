@@ -107,8 +107,9 @@ class SamplingParams:
 class GenerationOptions(SamplingParams):
     """Everything that a caller may say about one answer: how tokens are chosen, and the rest.
 
-    `stop` strings end the answer before the string itself. Without `beam_width` and `beam_length`
-    the drafter's own shape is used; `draft=False` decodes auto-regressively.
+    `stop` strings end the answer before the string itself. Without `beam_width`, `beam_length` and
+    `max_nodes` the shape is chosen step by step, as costs and acceptance say; with one of them it
+    is fixed, filled up from the drafter's own. `draft=False` decodes auto-regressively.
     `seed` None draws a fresh one.
     """
 
@@ -140,6 +141,11 @@ class GenerationOptions(SamplingParams):
             1 if self.beam_length is None else self.beam_length,
             self.max_nodes,
         )
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the shape of the drafts is chosen step by step."""
+        return self.draft and self.beam_width is self.beam_length is self.max_nodes is None
 
     def beam_shape(self, default: BeamShape) -> BeamShape:
         """The shape asked for, filled up from `default` where nothing was said."""

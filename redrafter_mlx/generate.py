@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,10 +24,11 @@ from redrafter_mlx.lookup import Both, Lookup, split_lookup
 from redrafter_mlx.memory import PrefixMemory
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.report import StepResult
-from redrafter_mlx.response import Completion, Response
+from redrafter_mlx.response import Completion, Response, Tally
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.text import AnswerText
+from redrafter_mlx.tuning import Tuning
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.wired import WiredMemory
 
@@ -46,6 +46,8 @@ class Redrafter:
     Any thread may call it, and any number: each answer has its own state, and steps queue up.
 
     drafter_note: one line where no drafter was found: what is done instead, how to change that
+    tuning:       what drafting costs on this machine, measured with the first drafted answer; None
+                  where nothing drafts
     """
 
     def __init__(
@@ -84,11 +86,14 @@ class Redrafter:
             self.proposer = Both(bound, Lookup()) if looks_up else bound
         else:
             self.proposer = Lookup() if looks_up else drafter
+        self.tuning: Tuning | None = None
+        if self.proposer is not None:
+            self.tuning = Tuning(model, self.target, self.proposer, self.drafter)
         self._wired = WiredMemory(model)
 
     @property
     def beam_shape(self) -> BeamShape:
-        """The shape that is used where none is asked for."""
+        """What fills up a shape that was asked for in part."""
         if isinstance(self.proposer, Lookup):
             return self.proposer.beam_shape
         shape = self.drafter.config.beam_shape if self.drafter else DEFAULT_BEAM_SHAPE
@@ -108,7 +113,9 @@ class Redrafter:
         """
         with self.target.lock:
             self.target.check_trees()
-        self.generate([0], max_tokens=4)
+        shape = self.beam_shape
+        self.generate([0], max_tokens=4, beam_width=shape.width, beam_length=shape.length,
+                      max_nodes=shape.max_nodes)  # fmt: skip
 
     def stream(
         self,
@@ -154,7 +161,12 @@ class Redrafter:
             prompt_tps=last.prompt_tps,
             generation_tps=last.generation_tps,
             peak_memory=last.peak_memory,
+            shapes=[r.step.shape for r in responses if r.place == 0 and r.steps > 0],
         )
+
+    def will_measure(self, options: GenerationOptions) -> bool:
+        """Whether an answer would begin by measuring this machine, some seconds long."""
+        return self.tuning is not None and options.automatic and not self.tuning.known
 
     async def astream(
         self,
@@ -237,41 +249,27 @@ class Redrafter:
             return answer.finish_reason is not None
 
         with self._wired:
-            began = time.perf_counter()
+            policy = None
+            if self.tuning is not None and options.automatic:
+                policy = self.tuning.policy(options.method)
             cache, start = memory.take(prompt, self.target.new_cache)
-            results = decoder.run(cache, start, prompt, sequence_keys(seed), finished)
+            tally = Tally(len(prompt), len(prompt) - start, policy is not None)
+            results = decoder.run(cache, start, prompt, sequence_keys(seed), finished, policy)
             try:
-                first, prompt_tps, made, steps = began, 0.0, 0, -1
                 for result in results:
-                    now = time.perf_counter()
-                    steps += 1
-                    if steps == 0:
-                        first, prompt_tps = now, (len(prompt) - start) / max(now - began, 1e-9)
-                    for i, text in enumerate(pieces):
-                        made += 1
-                        yield Response(
-                            text=text,
-                            token=result.tokens[i],
-                            from_draft=i < len(result.tokens) - 1,
-                            prompt_tokens=len(prompt),
-                            prompt_tps=prompt_tps,
-                            generation_tokens=made,
-                            generation_tps=(made - 1) / max(now - first, 1e-9) if steps else 0.0,
-                            peak_memory=mx.get_peak_memory() / 1e9,
-                            finish_reason=(
-                                answer.finish_reason if made == len(answer.tokens) else None
-                            ),
-                            steps=steps,
-                            tokens_per_step=(made - 1) / steps if steps else 1.0,
-                            step=result,
-                            place=i,
-                        )
+                    tally.count(result)
+                    for text in pieces:
+                        ended = tally.tokens + 1 == len(answer.tokens)
+                        yield tally.response(text, answer.finish_reason if ended else None)
                     pieces.clear()
                 memory.keep(cache, prompt + answer.tokens[:-1])
             except GeneratorExit:
                 results.close()
                 memory.keep(cache, prompt + answer.tokens[:-1])
                 raise
+            finally:
+                if self.tuning is not None and policy is not None:
+                    self.tuning.keep(options.method, policy)
 
     def _decoder(self, options: GenerationOptions) -> Decoder:
         proposer = self.proposer if options.draft else None

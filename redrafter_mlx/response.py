@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.report import StepResult
 
 
@@ -21,6 +24,8 @@ class Response:
     finish_reason:     "stop" or "length" on the last response, else None
     steps:             target calls after the prompt so far
     tokens_per_step:   tokens from those calls divided by them; 1.0 for auto-regression
+    usual_shape:       of most steps so far, where it is chosen step by step; else None
+    step, place:       the step that said this token, with its shape, and which of its tokens it is
     """
 
     text: str
@@ -34,6 +39,7 @@ class Response:
     finish_reason: str | None
     steps: int
     tokens_per_step: float
+    usual_shape: BeamShape | None
     step: StepResult
     place: int
 
@@ -45,7 +51,10 @@ class Response:
 
 @dataclass(frozen=True)
 class Completion:
-    """A whole answer; `token_ids` holds the ending token too, `text` does not."""
+    """A whole answer; `token_ids` holds the ending token too, `text` does not.
+
+    shapes: of the drafts in each step behind the prompt's
+    """
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -56,3 +65,65 @@ class Completion:
     prompt_tps: float
     generation_tps: float
     peak_memory: float
+    shapes: list[BeamShape]
+
+
+class Tally:
+    """Counts one answer while it is made.
+
+    tokens: how many responses were given
+    """
+
+    def __init__(self, prompt_tokens: int, fresh: int, automatic: bool) -> None:
+        """Reading `fresh` tokens of the prompt begins now; `automatic` shapes are worth telling."""
+        self.tokens = 0
+        self._prompt_tokens = prompt_tokens
+        self._fresh = fresh
+        self._automatic = automatic
+        self._began = self._first = self._now = time.perf_counter()
+        self._steps = -1
+        self._place = 0
+        self._result: StepResult | None = None
+        self._shapes: Counter[BeamShape] = Counter()
+
+    def count(self, result: StepResult) -> None:
+        """Take note of a step that was read, the prompt's first."""
+        self._now = time.perf_counter()
+        self._steps += 1
+        self._place, self._result = 0, result
+        if self._steps:
+            self._shapes[result.shape] += 1
+        else:
+            self._first = self._now
+
+    def response(self, text: str, finish_reason: str | None) -> Response:
+        """The response for the next token of the step that was counted last."""
+        assert self._result is not None
+        steps, place, result = self._steps, self._place, self._result
+        self._place += 1
+        self.tokens += 1
+        behind = self.tokens - 1
+        return Response(
+            text=text,
+            token=result.tokens[place],
+            from_draft=place < len(result.tokens) - 1,
+            prompt_tokens=self._prompt_tokens,
+            prompt_tps=self._fresh / max(self._first - self._began, 1e-9),
+            generation_tokens=self.tokens,
+            generation_tps=behind / max(self._now - self._first, 1e-9) if steps else 0.0,
+            peak_memory=mx.get_peak_memory() / 1e9,
+            finish_reason=finish_reason,
+            steps=steps,
+            tokens_per_step=behind / steps if steps else 1.0,
+            usual_shape=_usual(self._shapes) if self._automatic else None,
+            step=result,
+            place=place,
+        )
+
+
+def _usual(shapes: Counter[BeamShape]) -> BeamShape | None:
+    """Plain decoding if most steps were plain, else the shape that drafted most often."""
+    drafted = Counter({shape: n for shape, n in shapes.items() if shape != PLAIN})
+    if 2 * shapes[PLAIN] > shapes.total() or not drafted:
+        return PLAIN if shapes else None
+    return drafted.most_common(1)[0][0]

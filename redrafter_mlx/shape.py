@@ -38,14 +38,13 @@ _CONTEXT_STEP = 64
 class ShapePolicy:
     """The shapes of one answer, step by step.
 
-    odds: what was learned so far; `calmed()` begins the next answer
+    odds: what was learned so far
     """
 
-    def __init__(self, curves: CostCurves, odds: Odds | None = None, widest: int = WIDEST) -> None:
-        """`widest` is the most candidates that the drafter can give."""
+    def __init__(self, curves: CostCurves, odds: Odds | None = None) -> None:
+        """`odds` to begin with, which are learned on; their shapes are those to choose from."""
         self._curves = curves
-        self.shapes = candidates(curves, widest)
-        self.odds = Odds(self.shapes) if odds is None else odds
+        self.odds = Odds(candidates(curves)) if odds is None else odds
         self._costs: dict[BeamShape, float] = {}
         self._context = -1
         self._best = PLAIN
@@ -57,7 +56,7 @@ class ShapePolicy:
         """The shape to draft with behind `length` tokens."""
         self._look_up_costs(length)
         if self._stale:
-            self._choose()
+            self._choose(length)
         if self._best != PLAIN or self._look == PLAIN:
             return self._best
         plain = self._costs[PLAIN]
@@ -77,12 +76,17 @@ class ShapePolicy:
         self._savings += (len(step.path) - 1) * self._costs.get(PLAIN, 0.0)
         self._stale = True
 
-    def _choose(self) -> None:
+    def rates(self, length: int) -> dict[BeamShape, float]:
+        """Tokens a second that each shape promises behind `length` tokens."""
+        self._look_up_costs(length)
+        rates = {shape: n / self._costs[shape] for shape, n in self.odds.tokens().items()}
+        return {PLAIN: 1 / self._costs[PLAIN], **rates}
+
+    def _choose(self, length: int) -> None:
         self._stale = False
-        rates = {s: t / self._costs[s] for s, t in self.odds.tokens().items() if s in self._costs}
-        rates[PLAIN] = 1 / self._costs[PLAIN]
+        rates = self.rates(length)
         best = max(rates, key=lambda s: rates[s])
-        if self._best not in rates or rates[best] > rates[self._best] * (1 + _STAY):
+        if rates[best] > rates[self._best] * (1 + _STAY):
             if best == PLAIN:
                 self._savings = 0.0
             self._best = best
@@ -92,8 +96,8 @@ class ShapePolicy:
         if context == self._context:
             return
         self._context = context
-        self._costs = {s: self._curves.step(s, length) for s in (PLAIN, *self.shapes)}
-        self._look = min(self.shapes, key=lambda s: self._costs[s], default=PLAIN)
+        self._costs = {s: self._curves.step(s, length) for s in (PLAIN, *self.odds.shapes)}
+        self._look = min(self.odds.shapes, key=lambda s: self._costs[s], default=PLAIN)
         self._stale = True
 
 

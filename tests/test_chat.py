@@ -25,7 +25,7 @@ import pytest
 from redrafter_mlx.cli.chat import Chat, run_chat
 from redrafter_mlx.cli.settings import option_names
 from redrafter_mlx.cli.terminal import Terminal
-from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
 DEADLINE = 30.0
@@ -42,6 +42,7 @@ class FakeToken:
     peak_memory: float = 0.5
     steps: int = 3
     tokens_per_step: float = 2.31
+    usual_shape: BeamShape | None = None
 
 
 class FakeSession:
@@ -99,6 +100,9 @@ class FakeModel:
     source = SimpleNamespace(name="fake-model", path="/fake", dtype="float32", bits=None)
     drafting = None
     drafter_note = "no drafter for fake-model"
+
+    def will_measure(self, _: GenerationOptions) -> bool:
+        return False
 
     def session(self, system: str | None = None) -> FakeSession:
         return FakeSession(system)

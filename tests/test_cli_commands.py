@@ -8,7 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -16,11 +16,11 @@ import pytest
 from redrafter_mlx import __version__
 from redrafter_mlx.cli import doctor, generate, main, options
 from redrafter_mlx.cli.terminal import one_line, sanitise, statistics_line
-from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.errors import DownloadError
 from redrafter_mlx.response import Completion
 
-FAKE = Completion([1, 2], [3, 4], "a\x1b\u202e", "length", 1, 1.0, 50.0, 10.0, 0.5)
+FAKE = Completion([1, 2], [3, 4], "a\x1b\u202e", "length", 1, 1.0, 50.0, 10.0, 0.5, [PLAIN])
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class FakeToken:
     peak_memory: float = 0.5
     steps: int = 3
     tokens_per_step: float = 2.31
+    usual_shape: BeamShape | None = None
 
 
 class FakeModel:
@@ -43,6 +44,9 @@ class FakeModel:
 
     def __init__(self) -> None:
         self.asked: list[tuple[generate.Prompt, bool, GenerationOptions | None]] = []
+
+    def will_measure(self, _: GenerationOptions) -> bool:
+        return False
 
     def stream(
         self,
@@ -102,7 +106,7 @@ def test_json_is_one_line_of_ascii_with_every_field(
     out, _ = capsys.readouterr()
     assert out.count("\n") == 1
     assert out.strip().isprintable()
-    assert json.loads(out) == vars(FAKE)
+    assert json.loads(out) == asdict(FAKE)
     assert model.asked[0][0] == "Hi"
 
 

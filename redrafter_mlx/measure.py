@@ -1,0 +1,224 @@
+"""Measuring what a step costs on this machine, in seconds.
+
+The target's call is timed on trees of every small row count, at a short and at a long context,
+and drafting over beam shapes. Repeats are interleaved, so that a machine that becomes slower or
+busier does so for all of them, and medians are taken. As in the decoding loop, several calls are
+on their way at once, so that what a single call waits for the host is not counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from importlib import metadata
+from itertools import pairwise
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+import redrafter_mlx
+from redrafter_mlx.cache import TreeCache
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.costs import CostCurves, Setup
+from redrafter_mlx.decode import Decoder
+from redrafter_mlx.proposer import DraftInput, Proposer
+from redrafter_mlx.report import StepResult
+from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.shape import WIDEST
+from redrafter_mlx.target import Target
+from redrafter_mlx.transcript import begin_text
+from redrafter_mlx.tree import Beams, TokenTree, pack_beam
+
+SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
+ROWS = (*range(1, 18), 20, 24, 28, 32)
+FEW_ROWS = (1, 4, 8, 9, 16, 32)
+"""At the long context of a slow machine: what context adds comes from attention alone."""
+
+LENGTHS = (2, 3, 5, 8)
+BUDGET = 6.0
+"""Seconds to repeat measurements in, the first round of all aside."""
+
+_SLOW = 0.02
+"""Seconds of a one-row call from which on a machine counts as slow."""
+
+_BURST = 0.02
+"""Seconds of calls on their way at once, so far as they are short; and the most of them."""
+_MOST_CALLS = 8
+
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
+_STEPS = 8
+
+Call = Callable[[], Sequence[mx.array]]
+
+
+def setup_of(model: nn.Module, target: Target, drafter: nn.Module | None, name: str) -> Setup:
+    """What curves hold for; `name` says what drafts, and `drafter` holds its tensors, if any."""
+    device = mx.default_device()
+    chip = str(mx.device_info(device).get("device_name", "unknown"))
+    tensors = "" if drafter is None else f" {_fingerprint(drafter)}"
+    return Setup(
+        chip=f"{device.type.name} {chip}",
+        model=f"{target.model_type} {_fingerprint(model)}",
+        drafter=name + tensors,
+        dtype=str(target.dtype).rsplit(".", 1)[-1],
+        mlx=metadata.version("mlx"),
+        blas=redrafter_mlx.BLAS.library or redrafter_mlx.BLAS.note,
+    )
+
+
+def measure(
+    target: Target,
+    proposer: Proposer,
+    setup: Setup,
+    *,
+    widest: int = WIDEST,
+    budget: float = BUDGET,
+    done: Callable[[float], None] | None = None,
+) -> CostCurves:
+    """The cost curves of this machine.
+
+    Args:
+      widest: most candidates that the proposer can give
+      budget: seconds for repeats; each thing is measured at least twice
+      done: told the share that is finished, now and then
+    """
+    cases: dict[tuple[str, int, int], Call] = {}
+    cache = target.new_cache()
+    for rows in ROWS:
+        cases["short", rows, 0] = _verification(target, cache, rows, SHORT_CONTEXT)
+    one_row = [_seconds(target, cases["short", 1, 0], 1) for _ in range(2)]
+    slow = one_row[-1] >= _SLOW  # the first one compiled kernels
+    cache = target.new_cache()
+    for rows in FEW_ROWS if slow else ROWS:
+        cases["long", rows, 0] = _verification(target, cache, rows, LONG_CONTEXT)
+    for width in range(1, min(widest, WIDEST) + 1):
+        for length in LENGTHS:
+            cases["draft", width, length] = _drafting(target, proposer, BeamShape(width, length))
+    times, spread = _interleaved(target, cases, budget, done or (lambda _: None))
+    curves = CostCurves(
+        setup=setup,
+        short_context=SHORT_CONTEXT,
+        long_context=LONG_CONTEXT,
+        short=tuple((r, s) for (kind, r, _), s in times.items() if kind == "short"),
+        long=tuple((r, s) for (kind, r, _), s in times.items() if kind == "long"),
+        draft=tuple((w, n, s) for (kind, w, n), s in times.items() if kind == "draft"),
+        plain_rest=0.0,
+        drafted_rest=0.0,
+        spread=spread,
+    )
+    return _with_rest(curves, target, proposer, widest)
+
+
+def random_tree(rows: int, vocab: int) -> TokenTree:
+    """A tree of `rows` nodes with random tokens that branches where it can."""
+    if rows == 1:
+        return pack_beam(Beams(mx.array([[[1 % vocab]]]), mx.zeros((1, 1, 1))), 1)
+    W, L = 4, 2 + rows // 2
+    tokens = mx.random.randint(0, vocab, (1, W, L), key=mx.random.key(rows))
+    tokens = mx.where(mx.arange(L) == 0, tokens[:, :1, :1], tokens)
+    # Four branches that share nothing but the root, however few tokens there are.
+    tokens = mx.where(mx.arange(L) == 1, mx.arange(W)[None, :, None] % vocab, tokens)
+    scores = -mx.broadcast_to(mx.arange(L).astype(mx.float32), (1, W, L))
+    return pack_beam(Beams(tokens.astype(mx.int32), scores), rows)
+
+
+def _verification(target: Target, cache: TreeCache, rows: int, context: int) -> Call:
+    """A call of the target on a tree of `rows` nodes behind `context` tokens, none of them real."""
+    tree, length = random_tree(rows, target.vocab_size), mx.array([context])
+
+    def call() -> Sequence[mx.array]:
+        hidden, logits = target.verify(tree, cache, length, context)
+        return [hidden, mx.argmax(logits, axis=-1), *cache.buffers]
+
+    return call
+
+
+def _drafting(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
+    context = mx.random.normal((1, target.hidden_size), key=mx.random.key(0)).astype(target.dtype)
+    root, position = mx.array([1 % target.vocab_size]), mx.array([SHORT_CONTEXT - 1])
+    text = begin_text([[i % target.vocab_size for i in range(SHORT_CONTEXT)]])
+    given = DraftInput(context, root, position, text if proposer.reads_text else None)
+
+    def call() -> Sequence[mx.array]:
+        tree = pack_beam(proposer.propose(given, shape), shape.nodes)
+        return [tree.tokens, tree.parents, tree.depths, tree.mask]
+
+    return call
+
+
+def _interleaved(
+    target: Target,
+    cases: dict[tuple[str, int, int], Call],
+    budget: float,
+    tell: Callable[[float], None],
+) -> tuple[dict[tuple[str, int, int], float], float]:
+    """The median seconds of each case, and by how large a share repeats differ, typically."""
+    taken: dict[tuple[str, int, int], list[float]] = {case: [] for case in cases}
+    calls = {}
+    for case, call in cases.items():
+        _seconds(target, call, 1)  # compiles kernels
+        once = _seconds(target, call, 1)
+        calls[case] = max(1, min(_MOST_CALLS, int(_BURST / max(once, 1e-9))))
+        if calls[case] == 1:  # as good as any measurement to come
+            taken[case].append(once)
+        tell(len(calls) / len(cases) / 2)
+    rounds, began = 0, time.perf_counter()
+    while rounds < _MOST_ROUNDS:
+        for case, call in cases.items():
+            taken[case].append(_seconds(target, call, calls[case]))
+        rounds += 1
+        spent = time.perf_counter() - began
+        tell(0.5 + max(rounds / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
+        enough = min(map(len, taken.values())) >= _LEAST_ROUNDS
+        if enough and spent * (rounds + 1) / rounds > budget:
+            break
+    spreads = [(max(t) - min(t)) / statistics.median(t) for t in taken.values()]
+    medians = {case: statistics.median(t) for case, t in taken.items()}
+    return medians, statistics.median(spreads)
+
+
+def _with_rest(curves: CostCurves, target: Target, proposer: Proposer, widest: int) -> CostCurves:
+    """The curves with what a whole step of the loop takes beyond its measured parts."""
+    rest = []
+    for shape in (PLAIN, BeamShape(min(2, widest), 4)):
+        step = _step_seconds(target, proposer, shape)
+        rest.append(max(step - curves.step(shape, SHORT_CONTEXT), 0.0))
+    return replace(curves, plain_rest=rest[0], drafted_rest=rest[1])
+
+
+def _step_seconds(target: Target, proposer: Proposer, shape: BeamShape) -> float:
+    """The median time between two steps of the decoding loop."""
+    decoder = Decoder(target, proposer, shape, SamplingParams())
+    prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
+    read: list[float] = []
+
+    def finished(_: StepResult) -> bool:
+        read.append(time.perf_counter())
+        return len(read) == _STEPS + 2  # the prompt, and a first step that compiles
+
+    for _ in decoder.run(target.new_cache(), 0, prompt, sequence_keys(0), finished):
+        pass
+    return statistics.median(b - a for a, b in pairwise(read[1:]))
+
+
+def _seconds(target: Target, call: Call, times: int) -> float:
+    """Seconds of one of `times` calls on their way together."""
+    with target.lock:
+        mx.synchronize()
+        began = time.perf_counter()
+        for _ in range(times):
+            last = call()
+            mx.async_eval(*last)
+        mx.eval(*last)
+        return (time.perf_counter() - began) / times
+
+
+def _fingerprint(module: nn.Module) -> str:
+    """SHA-256 of the names, shapes and types of a module's tensors: all that time depends on."""
+    leaves = cast(list[tuple[str, mx.array]], nn.utils.tree_flatten(module.parameters()))
+    lines = sorted(f"{name} {array.dtype} {array.shape}" for name, array in leaves)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

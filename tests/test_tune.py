@@ -1,0 +1,323 @@
+"""Measuring the machine: once, by itself, and what answers make of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from simulated import cliff, machine
+from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
+
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.cli.generate import print_answer
+from redrafter_mlx.cli.terminal import Terminal
+from redrafter_mlx.cli.tune import shape_note
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.costs import CostCurves, Setup, saved_curves
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.lookup import Lookup
+from redrafter_mlx.measure import LENGTHS, ROWS, measure, random_tree, setup_of
+from redrafter_mlx.proposer import Proposer
+from redrafter_mlx.replay import Replay
+from redrafter_mlx.target import Target
+
+PROMPT = [72, 101, 108]
+CHEAP = machine(cliff(8))
+DEAR = machine(lambda rows: 20.0 * rows)
+"""Each row costs as much as a call: drafting cannot pay."""
+
+
+class Bench:
+    """Stands for measuring: says what it is told to, and counts how often it was asked."""
+
+    def __init__(self, curves: CostCurves) -> None:
+        self.curves = curves
+        self.asked = 0
+
+    def __call__(
+        self,
+        target: Target,
+        proposer: Proposer,
+        setup: Setup,
+        *,
+        widest: int,
+        done: Callable[[float], None] | None,
+    ) -> CostCurves:
+        del target, proposer, widest
+        time.sleep(0.02)
+        self.asked += 1
+        if done is not None:
+            done(1.0)
+        return replace(self.curves, setup=setup)
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
+    """Measuring is made up, and remembered in a folder of the test's own."""
+    stand_in = Bench(CHEAP)
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr("redrafter_mlx.tuning.saved_curves", saved_curves)
+    monkeypatch.setattr("redrafter_mlx.tuning.measure", stand_in)
+    return stand_in
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(seed=1)
+
+
+def drafted(model: nn.Module) -> Redrafter:
+    return Redrafter(model, byte_tokenizer(), random_drafter(vocab_size=258))
+
+
+def oracle(model: nn.Module, n: int = 120) -> Redrafter:
+    return Redrafter(
+        model, byte_tokenizer(), Replay(PROMPT + plain_tokens(model, PROMPT, n + 10), 258)
+    )
+
+
+def test_the_first_drafted_answer_measures_and_no_other(bench: Bench, model: nn.Module) -> None:
+    redrafter = drafted(model)
+    redrafter.warm_up()
+    redrafter.generate(PROMPT, max_tokens=4, draft=False)
+    redrafter.generate(PROMPT, max_tokens=4, beam_width=2)
+    redrafter.generate(PROMPT, max_tokens=4, max_nodes=3)
+    assert bench.asked == 0
+    assert redrafter.will_measure(GenerationOptions())
+    redrafter.generate(PROMPT, max_tokens=4)
+    redrafter.generate(PROMPT, max_tokens=4)
+    assert bench.asked == 1
+    assert not redrafter.will_measure(GenerationOptions())
+
+
+def test_what_was_measured_is_known_to_the_next_process(bench: Bench, model: nn.Module) -> None:
+    drafted(model).generate(PROMPT, max_tokens=4)
+    later = drafted(byte_model(seed=2))  # other weights of the same shapes cost the same
+    assert not later.will_measure(GenerationOptions())
+    later.generate(PROMPT, max_tokens=4)
+    assert bench.asked == 1
+    assert later.tuning is not None
+    later.tuning.setup.path.write_text("{")
+    again = drafted(model)
+    assert again.will_measure(GenerationOptions())
+    again.generate(PROMPT, max_tokens=4)
+    assert bench.asked == 2, "a damaged file is measured again"
+    assert saved_curves(later.tuning.setup) is not None
+
+
+def test_several_first_answers_at_once_measure_once(bench: Bench, model: nn.Module) -> None:
+    redrafter = drafted(model)
+    threads = [
+        threading.Thread(target=redrafter.generate, args=(PROMPT,), kwargs={"max_tokens": 6})
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert bench.asked == 1
+
+
+def test_curves_hold_for_tensors_of_these_shapes_and_types_alone() -> None:
+    def setup(model: nn.Module, **changes: object) -> Setup:
+        return setup_of(model, Target(model), random_drafter(**changes), "BoundDrafter")
+
+    mine = setup(random_model(seed=1))
+    assert setup(random_model(seed=2)) == mine
+    assert setup(random_model(num_hidden_layers=3)) != mine
+    assert setup(random_model(seed=1), exit_dim=40) != mine
+    half = random_model(seed=1)
+    half.set_dtype(mx.float16)
+    assert setup(half) != mine
+    model = random_model(seed=1)
+    assert setup_of(model, Target(model), None, "Lookup") != mine
+
+
+def test_a_model_that_nothing_drafts_for_is_never_measured(bench: Bench, model: nn.Module) -> None:
+    redrafter = Redrafter(model, byte_tokenizer())
+    assert redrafter.tuning is None
+    assert not redrafter.will_measure(GenerationOptions())
+    answer = redrafter.generate(PROMPT, max_tokens=8)
+    assert set(answer.shapes) == {PLAIN}
+    assert bench.asked == 0
+
+
+def test_flags_win_over_the_automatic_shape(bench: Bench, model: nn.Module) -> None:
+    bench.curves = DEAR
+    redrafter = oracle(model)
+    fixed = redrafter.generate(PROMPT, max_tokens=60, beam_width=3, beam_length=3)
+    assert set(fixed.shapes) == {BeamShape(3, 3)}
+    partly = redrafter.generate(PROMPT, max_tokens=60, beam_length=3)
+    assert set(partly.shapes) == {BeamShape(2, 3)}, "the rest is the default's"
+    last = list(redrafter.stream(PROMPT, max_tokens=60, beam_length=3))[-1]
+    assert last.usual_shape is None
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_automatic_shapes_change_nothing_about_what_is_said(
+    bench: Bench, model: nn.Module, temperature: float
+) -> None:
+    wanted = {"max_tokens": 120, "temperature": temperature, "seed": 3}
+    plain = oracle(model).generate(PROMPT, draft=False, **wanted)
+    for curves in (CHEAP, DEAR):
+        bench.curves = curves
+        for redrafter in (oracle(model), drafted(model)):
+            assert redrafter.generate(PROMPT, **wanted).token_ids == plain.token_ids
+
+
+def test_drafts_that_pay_are_made_and_those_that_do_not_are_not(
+    bench: Bench, model: nn.Module
+) -> None:
+    good = list(oracle(model).stream(PROMPT, max_tokens=120))[-1]
+    assert good.usual_shape not in (None, PLAIN)
+    assert good.tokens_per_step > 1.3
+    bench.curves = DEAR
+    bad = drafted(model).generate(PROMPT, max_tokens=120)
+    assert bad.shapes.count(PLAIN) > 110
+    assert len(bad.shapes) == bad.steps
+
+
+def test_what_one_answer_learns_the_next_one_knows(bench: Bench, model: nn.Module) -> None:
+    """A random drafter is found out in the first answer, and hardly tried in the next."""
+    assert bench.asked == 0
+    redrafter = drafted(model)
+    first = redrafter.generate(PROMPT, max_tokens=40)
+    second = redrafter.generate(PROMPT, max_tokens=40)
+    tried = [sum(s != PLAIN for s in answer.shapes[:12]) for answer in (first, second)]
+    assert tried[0] > tried[1]
+    assert tried[1] <= 2
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_a_tree_to_measure_with_has_as_many_nodes_as_asked(rows: int) -> None:
+    tree = random_tree(rows, 97)
+    assert tree.tokens.shape == (1, rows)
+    assert bool(mx.all(tree.valid))
+    assert tree.is_chain == (rows == 1)
+
+
+def test_measuring_finds_the_cliff_that_is_there() -> None:
+    """Calls of more than six rows are made to wait."""
+    target = Target(random_model())
+    honest = target.verify
+
+    def slower(tree, cache, length, bound):  # type: ignore[no-untyped-def]
+        time.sleep(0.03 if tree.tokens.shape[1] > 6 else 0.004)
+        return honest(tree, cache, length, bound)
+
+    target.verify = slower  # type: ignore[method-assign]
+    model = random_model()
+    told: list[float] = []
+    setup = setup_of(model, target, None, "Lookup")
+    curves = measure(target, Lookup(), setup, widest=2, budget=0.5, done=told.append)
+    assert [r for r, _ in curves.short] == list(ROWS)
+    assert {(w, n) for w, n, _ in curves.draft} == {(w, n) for w in (1, 2) for n in LENGTHS}
+    assert curves.verify(7, 128) > 2 * curves.verify(6, 128)
+    assert max(curves.cliffs(), key=lambda c: c.jump).rows == 6
+    assert told == sorted(told)
+    assert told[-1] <= 1.0
+    assert curves.setup == setup
+    assert CostCurves.from_dict(json.loads(json.dumps(curves.to_dict()))) == curves
+
+
+@pytest.fixture
+def shell(bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs a command line on a model that soon repeats itself, drafted for by lookup."""
+    del bench
+    loaded = Redrafter(model, byte_tokenizer(), "lookup")
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(options, "load_model", lambda *_: loaded)
+        return main.run(list(arguments))
+
+    return run
+
+
+def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
+    shell: Callable[..., int], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert shell("tune") == 0
+    out = capsys.readouterr().out
+    assert "   8          21.60          25.92   cliff: one row more costs 94%" in out
+    assert out.count("cliff:") == 1
+    assert "0.50 ms plain, 1.00 ms drafted" in out
+    assert "drafts W " in out
+    assert "times the speed of plain decoding" in out
+    (kept,) = (tmp_path / "costs").glob("*.json")
+    assert f"kept in {kept}" in out
+
+
+def test_tune_measures_again_only_when_told(
+    shell: Callable[..., int], bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for asked, more in ((1, []), (1, []), (2, ["--again"])):
+        assert shell("tune", "--json", *more) == 0
+        assert bench.asked == asked
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert record["cliffs"] == [{"rows": 8, "jump": pytest.approx(0.935, abs=0.01)}]
+    assert record["shape"]["nodes"] <= 8
+    assert record["speedup"] > 1
+    assert len(record["short"]) == len(ROWS)
+
+
+def test_tune_says_that_it_decodes_plainly(
+    shell: Callable[..., int], bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.curves = DEAR
+    assert shell("tune") == 0
+    assert (
+        "decodes plainly: at this drafter's acceptance the best drafts" in capsys.readouterr().out
+    )
+
+
+def test_tune_draws_a_picture(shell: Callable[..., int], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert shell("tune", "--plot", str(tmp_path / "curves.png")) == 0
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tune_refuses_what_it_cannot_do_in_one_line(
+    shell: Callable[..., int],
+    model: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert shell("tune", "--plot", "nowhere/x.png") == 1
+    monkeypatch.setattr(options, "load_model", lambda *_: Redrafter(model, byte_tokenizer()))
+    assert main.run(["tune"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert "there is no folder nowhere" in lines[0]
+    assert "nothing drafts; tune needs a drafter" in lines[1]
+
+
+def test_generate_announces_measuring_once_and_names_the_shape(
+    shell: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    notes = []
+    for _ in range(2):
+        assert shell("generate", "--raw", "-p", "Hel", "--max-tokens", "100") == 0
+        notes.append(capsys.readouterr().err.splitlines())
+    assert notes[0][0] == "measuring what drafting costs on this machine, once, some seconds"
+    assert len(notes[0]) == 2
+    assert len(notes[1]) == 1
+    assert "mostly W " in notes[1][0]
+
+
+def test_the_statistics_line_says_when_it_decodes_plainly(
+    bench: Bench, model: nn.Module, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.curves = DEAR
+    redrafter = drafted(model)
+    print_answer(redrafter, "Hel", True, GenerationOptions(max_tokens=60), Terminal.standard())
+    assert "decoding plainly: drafting does not pay here" in capsys.readouterr().err
+    fixed = GenerationOptions(max_tokens=60, beam_width=2)
+    print_answer(redrafter, "Hel", True, fixed, Terminal.standard())
+    assert "plainly" not in capsys.readouterr().err
+    assert shape_note(BeamShape(2, 4, 6)) == "mostly W 2, L 4, N 6"
