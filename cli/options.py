@@ -60,21 +60,21 @@ BeamWidth = Annotated[
     int | None,
     typer.Option(
         "--beam-width", metavar="W", rich_help_panel=_DRAFTS, show_default=False,
-        help="How many candidates are drafted. [default: the drafter's own]",
+        help="How many candidates are drafted. [default: chosen step by step]",
     ),
 ]  # fmt: skip
 BeamLength = Annotated[
     int | None,
     typer.Option(
         "--beam-length", metavar="L", rich_help_panel=_DRAFTS, show_default=False,
-        help="Tokens in a candidate, the first included. [default: the drafter's own]",
+        help="Tokens in a candidate, the first included. [default: chosen step by step]",
     ),
 ]  # fmt: skip
 MaxNodes = Annotated[
     int | None,
     typer.Option(
         "--max-nodes", metavar="N", rich_help_panel=_DRAFTS, show_default=False,
-        help="Most tokens checked in one model call. [default: all that the beams hold]",
+        help="Most tokens checked in one model call. [default: chosen step by step]",
     ),
 ]  # fmt: skip
 MaxTokens = Annotated[

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _QUESTIONS = (0, 8, 13)
 """Of our own: a letter, a function and an explanation, to hear how drafts fare."""
 
-_TOKENS = 48
+_TOKENS = 32
+_NOT_KEPT = "not kept: this machine was too busy to be measured; run tune again when it is idle"
 _CONTEXT = 256
 """Tokens of text at which a shape is named."""
 
@@ -72,8 +73,9 @@ def command(
         from redrafter_mlx.bench.curves import plot_curves
 
         plot_curves(curves, plot)
+    kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
     if as_json:
-        record = {**curves.to_dict(), **_choice(policy), "file": str(tuning.setup.path)}
+        record = {**curves.to_dict(), **_choice(policy), "file": kept}
         record["cliffs"] = [{"rows": c.rows, "jump": c.jump} for c in curves.cliffs()]
         sys.stdout.write(json.dumps(record) + "\n")
         return
@@ -85,7 +87,7 @@ def command(
         describe_curves(curves),
         "",
         describe_choice(policy),
-        f"kept in {tuning.setup.path}",
+        f"kept in {kept}" if kept else _NOT_KEPT,
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 

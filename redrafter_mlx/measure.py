@@ -9,19 +9,21 @@ on their way at once, so that what a single call waits for the host is not count
 from __future__ import annotations
 
 import hashlib
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 import redrafter_mlx
 from redrafter_mlx.cache import TreeCache
+from redrafter_mlx.chip import chip_name
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.costs import CostCurves, Setup
 from redrafter_mlx.decode import Decoder
@@ -35,33 +37,52 @@ from redrafter_mlx.tree import Beams, TokenTree, pack_beam
 
 SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
 ROWS = (*range(1, 18), 20, 24, 28, 32)
-FEW_ROWS = (1, 4, 8, 9, 16, 32)
-"""At the long context of a slow machine: what context adds comes from attention alone."""
-
 LENGTHS = (2, 3, 5, 8)
-BUDGET = 6.0
-"""Seconds to repeat measurements in, the first round of all aside."""
 
-_SLOW = 0.02
-"""Seconds of a one-row call from which on a machine counts as slow."""
+BUDGET = 6.0
+"""Seconds to repeat measurements in."""
 
 _BURST = 0.02
 """Seconds of calls on their way at once, so far as they are short; and the most of them."""
 _MOST_CALLS = 8
 
-_LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
+_MOST_ROUNDS = 9
 _STEPS = 8
 
+
+class _Extent(NamedTuple):
+    """How much is measured where a one-row call takes less than `below` seconds.
+
+    long_rows: may be few, for what context adds comes from attention alone
+    rounds:    how often everything is measured at least, after a call that compiles kernels;
+               0: that call is the measurement
+    """
+
+    below: float
+    rows: tuple[int, ...]
+    long_rows: tuple[int, ...]
+    lengths: tuple[int, ...]
+    rounds: int
+
+
+_EXTENTS = (
+    _Extent(0.02, ROWS, ROWS, LENGTHS, 2),
+    _Extent(0.15, ROWS, (1, 4, 8, 9, 16, 32), LENGTHS, 2),
+    _Extent(math.inf, (1, 2, 3, 4, 6, 8, 12, 16), (1, 16), (2, 8), 0),
+)
+"""Nobody waits minutes for an answer on a machine that is slow, or busy, already."""
+
 Call = Callable[[], Sequence[mx.array]]
+
+_Case = tuple[str, int, int]
+"""What is measured: its kind, and rows or width and length."""
 
 
 def setup_of(model: nn.Module, target: Target, drafter: nn.Module | None, name: str) -> Setup:
     """What curves hold for; `name` says what drafts, and `drafter` holds its tensors, if any."""
-    device = mx.default_device()
-    chip = str(mx.device_info(device).get("device_name", "unknown"))
     tensors = "" if drafter is None else f" {_fingerprint(drafter)}"
     return Setup(
-        chip=f"{device.type.name} {chip}",
+        chip=f"{mx.default_device().type.name} {chip_name()}",
         model=f"{target.model_type} {_fingerprint(model)}",
         drafter=name + tensors,
         dtype=str(target.dtype).rsplit(".", 1)[-1],
@@ -83,22 +104,28 @@ def measure(
 
     Args:
       widest: most candidates that the proposer can give
-      budget: seconds for repeats; each thing is measured at least twice
+      budget: seconds for repeats
       done: told the share that is finished, now and then
     """
-    cases: dict[tuple[str, int, int], Call] = {}
+    cases: dict[_Case, Call] = {}
     cache = target.new_cache()
-    for rows in ROWS:
+    one_row = _verification(target, cache, 1, SHORT_CONTEXT)
+    _seconds(target, one_row, 1)  # compiles kernels
+    alone = [_seconds(target, one_row, 1) for _ in range(2)]
+    extent = next(e for e in _EXTENTS if min(alone) < e.below)
+    for rows in extent.rows:
         cases["short", rows, 0] = _verification(target, cache, rows, SHORT_CONTEXT)
-    one_row = [_seconds(target, cases["short", 1, 0], 1) for _ in range(2)]
-    slow = one_row[-1] >= _SLOW  # the first one compiled kernels
     cache = target.new_cache()
-    for rows in FEW_ROWS if slow else ROWS:
+    for rows in extent.long_rows:
         cases["long", rows, 0] = _verification(target, cache, rows, LONG_CONTEXT)
     for width in range(1, min(widest, WIDEST) + 1):
-        for length in LENGTHS:
+        for length in extent.lengths:
             cases["draft", width, length] = _drafting(target, proposer, BeamShape(width, length))
-    times, spread = _interleaved(target, cases, budget, done or (lambda _: None))
+    taken = _interleaved(target, cases, extent.rounds, budget, done or (lambda _: None))
+    taken["short", 1, 0] += alone
+    repeats = [t for t in taken.values() if len(t) > 1]
+    spread = statistics.median((max(t) - min(t)) / statistics.median(t) for t in repeats)
+    times = {case: statistics.median(t) for case, t in taken.items()}
     curves = CostCurves(
         setup=setup,
         short_context=SHORT_CONTEXT,
@@ -110,7 +137,7 @@ def measure(
         drafted_rest=0.0,
         spread=spread,
     )
-    return _with_rest(curves, target, proposer, widest)
+    return _with_rest(curves, target, proposer, widest, _STEPS if extent.rounds else 2)
 
 
 def random_tree(rows: int, vocab: int) -> TokenTree:
@@ -152,53 +179,52 @@ def _drafting(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
 
 def _interleaved(
     target: Target,
-    cases: dict[tuple[str, int, int], Call],
+    cases: dict[_Case, Call],
+    least: int,
     budget: float,
     tell: Callable[[float], None],
-) -> tuple[dict[tuple[str, int, int], float], float]:
-    """The median seconds of each case, and by how large a share repeats differ, typically."""
-    taken: dict[tuple[str, int, int], list[float]] = {case: [] for case in cases}
+) -> dict[_Case, list[float]]:
+    """The seconds of each case, measured `least` times or as often as the budget allows."""
+    taken: dict[_Case, list[float]] = {case: [] for case in cases}
     calls = {}
     for case, call in cases.items():
-        _seconds(target, call, 1)  # compiles kernels
-        once = _seconds(target, call, 1)
+        cold = _seconds(target, call, 1)
+        once = _seconds(target, call, 1) if least else cold
         calls[case] = max(1, min(_MOST_CALLS, int(_BURST / max(once, 1e-9))))
-        if calls[case] == 1:  # as good as any measurement to come
+        if calls[case] == 1 or not least:  # as good as any measurement to come
             taken[case].append(once)
         tell(len(calls) / len(cases) / 2)
-    rounds, began = 0, time.perf_counter()
-    while rounds < _MOST_ROUNDS:
+    began = time.perf_counter()
+    for done in range(1, _MOST_ROUNDS + 1 if least else 1):
         for case, call in cases.items():
             taken[case].append(_seconds(target, call, calls[case]))
-        rounds += 1
         spent = time.perf_counter() - began
-        tell(0.5 + max(rounds / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
-        enough = min(map(len, taken.values())) >= _LEAST_ROUNDS
-        if enough and spent * (rounds + 1) / rounds > budget:
+        tell(0.5 + max(done / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
+        if min(map(len, taken.values())) >= least and spent * (done + 1) / done > budget:
             break
-    spreads = [(max(t) - min(t)) / statistics.median(t) for t in taken.values()]
-    medians = {case: statistics.median(t) for case, t in taken.items()}
-    return medians, statistics.median(spreads)
+    return taken
 
 
-def _with_rest(curves: CostCurves, target: Target, proposer: Proposer, widest: int) -> CostCurves:
+def _with_rest(
+    curves: CostCurves, target: Target, proposer: Proposer, widest: int, steps: int
+) -> CostCurves:
     """The curves with what a whole step of the loop takes beyond its measured parts."""
     rest = []
     for shape in (PLAIN, BeamShape(min(2, widest), 4)):
-        step = _step_seconds(target, proposer, shape)
+        step = _step_seconds(target, proposer, shape, steps)
         rest.append(max(step - curves.step(shape, SHORT_CONTEXT), 0.0))
     return replace(curves, plain_rest=rest[0], drafted_rest=rest[1])
 
 
-def _step_seconds(target: Target, proposer: Proposer, shape: BeamShape) -> float:
-    """The median time between two steps of the decoding loop."""
+def _step_seconds(target: Target, proposer: Proposer, shape: BeamShape, steps: int) -> float:
+    """The median time of a step of the decoding loop."""
     decoder = Decoder(target, proposer, shape, SamplingParams())
     prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
     read: list[float] = []
 
     def finished(_: StepResult) -> bool:
         read.append(time.perf_counter())
-        return len(read) == _STEPS + 2  # the prompt, and a first step that compiles
+        return len(read) == steps + 2  # the prompt, and a first step that compiles
 
     for _ in decoder.run(target.new_cache(), 0, prompt, sequence_keys(0), finished):
         pass

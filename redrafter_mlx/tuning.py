@@ -19,6 +19,10 @@ from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.shape import WIDEST, ShapePolicy, candidates
 from redrafter_mlx.target import Target
 
+_BUSY = 0.5
+"""Where measurements of the same thing differ by a larger share, the machine was doing something
+else; such curves serve until the process ends."""
+
 _LISTEN_LENGTH = 5
 """Of the trees that tell how drafts fare; what lies deeper is carried on from there."""
 
@@ -62,7 +66,8 @@ class Tuning:
                 self._curves = measure(
                     self._target, self._proposer, self.setup, widest=self._widest, done=done
                 )
-                self._curves.save()
+                if self._curves.spread <= _BUSY:
+                    self._curves.save()
                 self._odds.clear()
             assert self._curves is not None
             return self._curves

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from simulated import cliff, machine
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
+from redrafter_mlx import measure as measure_module
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
 from redrafter_mlx.cli.terminal import Terminal
@@ -225,6 +227,33 @@ def test_measuring_finds_the_cliff_that_is_there() -> None:
     assert told[-1] <= 1.0
     assert curves.setup == setup
     assert CostCurves.from_dict(json.loads(json.dumps(curves.to_dict()))) == curves
+
+
+def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thing once, its first call being the measurement."""
+    crawling = measure_module._EXTENTS[-1]._replace(rows=(1, 3, 6), long_rows=(1, 6))
+    monkeypatch.setattr(measure_module, "_EXTENTS", (crawling,))
+    model = random_model()
+    target = Target(model)
+    honest, calls = target.verify, Counter[int]()
+
+    def counting(tree, cache, length, bound):  # type: ignore[no-untyped-def]
+        calls[tree.tokens.shape[1]] += 1
+        return honest(tree, cache, length, bound)
+
+    target.verify = counting  # type: ignore[method-assign]
+    curves = measure(target, Lookup(), setup_of(model, target, None, "Lookup"), widest=1)
+    assert [r for r, _ in curves.short] == [1, 3, 6]
+    assert (calls[3], calls[6]) == (1, 2)
+
+
+def test_what_a_busy_machine_says_is_not_kept(bench: Bench, model: nn.Module) -> None:
+    bench.curves = replace(CHEAP, spread=0.8)
+    redrafter = drafted(model)
+    for _ in range(2):
+        redrafter.generate(PROMPT, max_tokens=4)
+    assert bench.asked == 1
+    assert drafted(model).will_measure(GenerationOptions())
 
 
 @pytest.fixture
