@@ -13,6 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 import redrafter_mlx
+from redrafter_mlx.chip import chip_name, system_name
 from redrafter_mlx.generate import Redrafter
 
 
@@ -37,12 +38,11 @@ class Machine:
     @classmethod
     def here(cls) -> Machine:
         device = mx.default_device()
-        mac = platform.mac_ver()[0]
         return cls(
-            chip=str(mx.device_info(device).get("device_name", platform.machine())),
+            chip=chip_name(),
             device=device.type.name,
             cores=os.cpu_count(),
-            os=f"macOS {mac}" if mac else platform.platform(),
+            os=system_name(),
             python=platform.python_version(),
             redrafter_mlx=redrafter_mlx.__version__,
             mlx=metadata.version("mlx"),

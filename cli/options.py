@@ -77,6 +77,17 @@ MaxNodes = Annotated[
         help="Most tokens checked in one model call. [default: chosen step by step]",
     ),
 ]  # fmt: skip
+Questions = Annotated[
+    str | None,
+    typer.Option(
+        "--questions", metavar="FILE", show_default=False,
+        help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]",
+    ),
+]  # fmt: skip
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="N", show_default=False, help="Only the first N of them."),
+]
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", metavar="N", help="Most tokens in an answer.")
 ]

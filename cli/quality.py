@@ -27,19 +27,8 @@ def command(
         typer.Argument(metavar="DIR...", help="The drafters' folders.", show_default=False),
     ],
     model: opt.Model = None,
-    questions: Annotated[
-        str | None,
-        typer.Option(
-            "--questions",
-            metavar="FILE",
-            show_default=False,
-            help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", metavar="N", show_default=False, help="Only the first N of them."),
-    ] = None,
+    questions: opt.Questions = None,
+    limit: opt.Limit = None,
     beam_width: Annotated[
         str, typer.Option("--beam-width", metavar="RANGE", help="3, 1..4, 1-4 or 1,2,4.")
     ] = "1..4",

@@ -21,19 +21,8 @@ if TYPE_CHECKING:
 
 
 def command(
-    questions: Annotated[
-        str | None,
-        typer.Option(
-            "--questions",
-            metavar="FILE",
-            show_default=False,
-            help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", metavar="N", show_default=False, help="Only the first N of them."),
-    ] = None,
+    questions: opt.Questions = None,
+    limit: opt.Limit = None,
     max_tokens: opt.MaxTokens = 128,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     drafter: opt.DrafterName = "auto",

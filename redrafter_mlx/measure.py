@@ -141,9 +141,10 @@ def measure(
 
 
 def random_tree(rows: int, vocab: int) -> TokenTree:
-    """A tree of `rows` nodes with random tokens that branches where it can."""
-    if rows == 1:
-        return pack_beam(Beams(mx.array([[[1 % vocab]]]), mx.zeros((1, 1, 1))), 1)
+    """A tree of `rows` nodes with random tokens that branches where it can; two are a chain."""
+    if rows <= 2:
+        tokens = mx.array([[[1 % vocab, 2 % vocab][:rows]]], mx.int32)
+        return pack_beam(Beams(tokens, -mx.arange(rows, dtype=mx.float32)[None, None]), rows)
     W, L = 4, 2 + rows // 2
     tokens = mx.random.randint(0, vocab, (1, W, L), key=mx.random.key(rows))
     tokens = mx.where(mx.arange(L) == 0, tokens[:, :1, :1], tokens)
