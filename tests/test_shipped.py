@@ -1,0 +1,40 @@
+"""The drafters that ship: small, whole, and for the very model that the registry names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx import weights
+from redrafter_mlx.drafter_files import read_config
+from redrafter_mlx.load import find_drafter
+from redrafter_mlx.weights.registry import REGISTRY
+from redrafter_mlx.weights.safetensors_header import read_safetensors_header
+
+SHELF = Path(weights.__file__).parent / "drafters"
+SHIPPED = sorted(path.parent for path in SHELF.glob("*/config.json"))
+
+
+def test_one_ships_for_the_default_model() -> None:
+    assert "smollm2-135m" in [folder.name for folder in SHIPPED]
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
+def test_a_shipped_drafter_is_small_whole_and_explained(folder: Path) -> None:
+    config = read_config(folder)
+    header = read_safetensors_header(folder / "model.safetensors")
+    assert header.shapes["draft_vocab"] == (config.draft_vocab_size,)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 20_000_000
+    assert "redrafter-mlx train" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_default_model_finds_its_drafter_by_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    entry = REGISTRY["smollm2-135m"]
+    folder, damaged = find_drafter(f"sha256:{entry.sha256}")
+    assert folder == SHELF / "smollm2-135m"
+    assert not damaged
+    assert find_drafter("sha256:of another model")[0] is None
