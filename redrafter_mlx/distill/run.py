@@ -44,6 +44,9 @@ from redrafter_mlx.weights.progress import Progress
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
 """The beams that a drafter is judged by."""
 
+TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
+"""The beams that a drafter is timed with; the fastest become its own."""
+
 _HELD_OUT_PLACES = 6_000
 """So many held-out places are looked at during training; more only takes longer."""
 
@@ -168,7 +171,7 @@ class TrainingRun:
         redrafter = Redrafter(
             self.loaded.model, self.loaded.tokenizer, self.job.output, source=self.loaded.source
         )
-        return measure_speed(redrafter, prompts, self._shapes, _MEASURED_TOKENS, done)
+        return measure_speed(redrafter, prompts, TIMED_SHAPES, _MEASURED_TOKENS, done)
 
     def finish(self, measured: list[MeasuredRow], command: Sequence[str]) -> str | None:
         """Stage four: the drafter with the shape to use it with, its pictures and its card.
