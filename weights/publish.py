@@ -15,7 +15,7 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError, RepositoryNotFoundError
 from huggingface_hub.utils import logging as hub_logging
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils._validators import validate_repo_id
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
 from redrafter_mlx.weights.hub import ANSWER_TIMEOUT, hub_is_switched_off
