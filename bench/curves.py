@@ -27,7 +27,8 @@ def describe_curves(curves: CostCurves) -> str:
     lines += [
         "",
         f"the rest of a step: {1e3 * curves.plain_rest:.2f} ms plain, "
-        f"{1e3 * curves.drafted_rest:.2f} ms drafted",
+        f"{1e3 * curves.chain_rest:.2f} ms with one beam, "
+        f"{1e3 * curves.drafted_rest:.2f} ms with several",
         f"measurements of the same thing differ by {curves.spread:.0%}, typically",
     ]
     return "\n".join(lines)

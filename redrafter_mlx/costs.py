@@ -71,8 +71,9 @@ class CostCurves:
     short_context, long_context: committed tokens at which the target was called
     short, long: pairs of rows and seconds of the target's call, from one row on
     draft:       triples of width, length and seconds of drafting and packing
-    plain_rest, drafted_rest: the rest of a step without and with drafts: choosing, committing,
-                 reading the report
+    plain_rest, chain_rest, drafted_rest: the rest of a step without drafts, with one beam (whose
+                 rows lie in place already) and with several: choosing, committing, reading the
+                 report
     spread:      by how large a share two measurements of the same thing differ, typically
     """
 
@@ -83,6 +84,7 @@ class CostCurves:
     long: tuple[tuple[int, float], ...]
     draft: tuple[tuple[int, int, float], ...]
     plain_rest: float
+    chain_rest: float
     drafted_rest: float
     spread: float
 
@@ -100,7 +102,7 @@ class CostCurves:
         for width, length, _ in self.draft:
             _ = BeamShape(width, length)
         _check_seconds("draft", [s for *_, s in self.draft])
-        for name in ("plain_rest", "drafted_rest", "spread"):
+        for name in ("plain_rest", "chain_rest", "drafted_rest", "spread"):
             _check_seconds(name, [getattr(self, name)])
 
     @property
@@ -135,7 +137,8 @@ class CostCurves:
         if shape.length == 1:
             return self.verify(1, context) + self.plain_rest
         drafting = self.drafting(shape.width, shape.length)
-        return self.verify(shape.nodes, context) + drafting + self.drafted_rest
+        rest = self.chain_rest if shape.width == 1 else self.drafted_rest
+        return self.verify(shape.nodes, context) + drafting + rest
 
     def cliffs(self) -> list[Cliff]:
         """Where one more row costs more than measurements scatter, at the short context."""

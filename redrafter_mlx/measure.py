@@ -134,6 +134,7 @@ def measure(
         long=tuple((r, s) for (kind, r, _), s in times.items() if kind == "long"),
         draft=tuple((w, n, s) for (kind, w, n), s in times.items() if kind == "draft"),
         plain_rest=0.0,
+        chain_rest=0.0,
         drafted_rest=0.0,
         spread=spread,
     )
@@ -211,10 +212,10 @@ def _with_rest(
 ) -> CostCurves:
     """The curves with what a whole step of the loop takes beyond its measured parts."""
     rest = []
-    for shape in (PLAIN, BeamShape(min(2, widest), 4)):
+    for shape in (PLAIN, BeamShape(1, 2), BeamShape(min(2, widest), 4)):
         step = _step_seconds(target, proposer, shape, steps)
         rest.append(max(step - curves.step(shape, SHORT_CONTEXT), 0.0))
-    return replace(curves, plain_rest=rest[0], drafted_rest=rest[1])
+    return replace(curves, plain_rest=rest[0], chain_rest=rest[1], drafted_rest=rest[2])
 
 
 def _step_seconds(target: Target, proposer: Proposer, shape: BeamShape, steps: int) -> float:

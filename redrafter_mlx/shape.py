@@ -105,8 +105,9 @@ def candidates(curves: CostCurves, widest: int = WIDEST) -> tuple[BeamShape, ...
     """The few shapes worth a choice on this machine, plain decoding aside.
 
     Every width and length that was measured, whole, and cut to a ladder of row counts and to
-    those behind which the call becomes dearer. A shape is left out when a larger one costs no more
-    at either context: it would never be better.
+    those behind which the call becomes dearer, with room for a draft of each beam: a beam that no
+    node is left for only costs. A shape is left out when a larger one costs no more at either
+    context: it would never be better.
     """
     widest = min(widest, WIDEST, max((w for w, *_ in curves.draft), default=0))
     longest = max((n for _, n, _ in curves.draft), default=0)
@@ -116,7 +117,7 @@ def candidates(curves: CostCurves, widest: int = WIDEST) -> tuple[BeamShape, ...
         for length in (n for n in LENGTHS if n <= longest):
             full = width * (length - 1) + 1
             for nodes in (full, *(n for n in cuts if max(length, full // 3) <= n < full)):
-                if nodes <= curves.most_rows:
+                if width < nodes <= curves.most_rows:
                     found.add(BeamShape(width, length, nodes))
     contexts = (curves.short_context, curves.long_context)
     costs = {s: [curves.step(s, c) for c in contexts] for s in found}

@@ -38,6 +38,7 @@ def machine(
             for n in range(2, longest + 1)
         ),
         plain_rest=0.5e-3,
+        chain_rest=1e-3,
         drafted_rest=1e-3,
         spread=0.02,
     )
@@ -146,10 +147,10 @@ def decode(
 
 
 def every_shape(widest: int = 4, longest: int = 8, most_rows: int = 32) -> list[BeamShape]:
-    """Plain decoding and every width, length and capacity."""
+    """Plain decoding and every width, length and capacity with room for a draft of each beam."""
     return [PLAIN] + [
         BeamShape(w, n, nodes)
         for w in range(1, widest + 1)
         for n in range(2, longest + 1)
-        for nodes in range(n, min(w * (n - 1) + 1, most_rows) + 1)
+        for nodes in range(max(n, w + 1), min(w * (n - 1) + 1, most_rows) + 1)
     ]
