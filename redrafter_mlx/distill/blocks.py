@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus import Shard, Text
+from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER, loop_start
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.writing import Written, write_answers, write_turns
@@ -36,8 +36,6 @@ _SYSTEM_MESSAGES = (
 
 _SORTED_BLOCKS = 8
 """Prompts are sorted by length within so many blocks: little padding, and still a mixture."""
-
-_HELD_OUT_EVERY = 32
 
 _MARK = "\ue000"
 
@@ -102,13 +100,13 @@ class Writer:
         return Shard(texts, left_out)
 
     def held_out(self, block: int) -> bool:
-        """Whether a block is for looking at, never for learning: one in _HELD_OUT_EVERY.
+        """Whether a block is for looking at, never for learning: one in HELD_OUT_EVERY.
 
         The user's prompts in such a block are in no other one, however often they are asked.
         """
         if self._is_own(block):
-            return self._own_before(block) % _HELD_OUT_EVERY == 0
-        return self._round_and_place(block)[1] % _HELD_OUT_EVERY == 0
+            return self._own_before(block) % HELD_OUT_EVERY == 0
+        return self._round_and_place(block)[1] % HELD_OUT_EVERY == 0
 
     def _is_own(self, block: int) -> bool:
         return self._own_before(block + 1) > self._own_before(block)

@@ -29,6 +29,9 @@ from redrafter_mlx.weights.safetensors_header import read_safetensors_header
 
 FORMAT = "redrafter-mlx corpus 1"
 
+HELD_OUT_EVERY = 32
+"""One block in so many is for looking at, never for learning."""
+
 
 @dataclass(frozen=True)
 class Text:

@@ -16,7 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus import Shard, Text
+from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.writing import takes_batches
@@ -27,7 +27,6 @@ from redrafter_mlx.weights.chat import render_chat
 Labels = Literal["target", "data"]
 
 _PLACES_AT_ONCE = 64
-_HELD_OUT_EVERY = 32
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Reader:
 
     def held_out(self, block: int) -> bool:
         """Whether a block is for looking at, never for learning."""
-        return block % _HELD_OUT_EVERY == 0
+        return block % HELD_OUT_EVERY == 0
 
     def write(self, block: int) -> Shard:
         """The texts of one block; each answer is one, behind all that was said before it."""

@@ -179,7 +179,6 @@ class TrainingRun:
         Returns:
           one line on what could not be drawn, or None
         """
-        assert self.corpus is not None
         job, folder = self.job, self.job.output
         drafter = load_drafter(folder, self.target)
         changes: dict[str, object] = {}
@@ -192,10 +191,19 @@ class TrainingRun:
         drafter.config = dataclasses.replace(drafter.config, **changes)  # type: ignore[arg-type]
         save_drafter(drafter, folder, dtype=mx.float16)
         note = draw_plots(folder)
-        log = read_metrics(folder)
+        write_card(self._report(drafter.config, measured, command), folder)
+        return note
+
+    def _report(
+        self, config: DrafterConfig, measured: list[MeasuredRow], command: Sequence[str]
+    ) -> TrainingReport:
+        """All that the card says of this run."""
+        assert self.corpus is not None
+        job = self.job
+        log = read_metrics(job.output)
         best_look = next(at.event for at in reversed(log) if _is_best(at.event))
         assert isinstance(best_look, Evaluation)
-        report = TrainingReport(
+        return TrainingReport(
             target=self.loaded.source,
             command=command,
             versions={name: version(name) for name in ("mlx", "mlx-lm", "redrafter-mlx")},
@@ -207,7 +215,7 @@ class TrainingRun:
                 job.labels if job.data else "target",
                 self.corpus.left_out,
             ),
-            drafter=drafter.config,
+            drafter=config,
             training=job.training,
             seconds=log[-1].seconds,
             quality=best_look.quality,
@@ -216,8 +224,6 @@ class TrainingRun:
             f"medians, interleaved with plain decoding",
             coverage=self.coverage if job.form.draft_vocab else None,
         )
-        write_card(report, folder)
-        return note
 
     @property
     def _shapes(self) -> list[BeamShape]:
