@@ -147,7 +147,10 @@ class _Step:
         made = [accepted.n_accepted, accepted.emitted, accepted.path, accepted.bonus]
         if self.last == 1:
             return state, made
-        before = length
+        before, rows = length, None
+        if self.proposer.reads_layers:
+            path, count = accepted.path, accepted.n_accepted
+            rows = cache.rows(self.proposer.reads_layers, tree, path, count, length)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, length)
         if self.last == 2:
             return replace(state, length=length), [*made, length]
@@ -156,7 +159,7 @@ class _Step:
         if text is not None:
             text = extend_text(text, accepted.emitted, before + 1, self.bound + 1)
             made.append(text)
-        given = DraftInput(context, accepted.bonus, length, text)
+        given = DraftInput(context, accepted.bonus, length, text, rows)
         beams = self.proposer.propose(given, self.shape)
         if self.last == 3:
             return _State(cache, length, tree, text), [*made, length, *beams]
@@ -174,7 +177,9 @@ def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamSha
     if proposer.reads_text:
         text = extend_text(begin_text([prompt]), root[:, None], length, len(prompt))
         mx.eval(text)
-    given = DraftInput(context, root, length, text)
+    layers = proposer.reads_layers
+    rows = cache.prompt_rows(layers, length) if layers else None
+    given = DraftInput(context, root, length, text, rows)
     tree = pack_beam(proposer.propose(given, shape), shape.nodes)
     mx.eval(_arrays(tree), length, cache.buffers)
     return _State(cache, length, tree, text)

@@ -80,7 +80,7 @@ def command(
             render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
         ]
         eos = set(loaded.tokenizer.eos_token_ids)
-        answers = answer_questions(target, prompts, eos, max_tokens, beam_length - 1)
+        answers = answer_questions(target, prompts, eos, max_tokens)
         found = [
             quality_on(str(folder), drafter, target, answers, shapes)
             for folder, drafter in zip(drafters, ready, strict=True)
@@ -88,7 +88,7 @@ def command(
     said = {
         "model": source.name,
         "questions": len(chosen),
-        "answer_tokens": len(answers),
+        "answer_tokens": sum(len(text.answer) for text in answers),
         "beam_length": beam_length,
         "drafters": [one.to_dict() for one in found],
     }

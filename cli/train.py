@@ -124,6 +124,16 @@ def command(
             help="Only the N most frequent tokens can be drafted, which is faster.",
         ),
     ] = "8192",
+    borrow: Annotated[
+        str,
+        typer.Option(
+            "--borrow",
+            metavar="auto|none|I,J",
+            rich_help_panel=_DRAFTER,
+            help="Layers of the target, counted from 0, that the drafter looks back over the text "
+            "with. auto: the last, and one at four fifths of the depth.",
+        ),
+    ] = "auto",
     drafter_bits: Annotated[
         int | None,
         typer.Option(
@@ -235,9 +245,11 @@ def command(
     check_choice("--labels", labels, Labels)
     if own_prompts is None:
         own_prompts = 0.5 if prompts else 1.0
-    form = DrafterForm(rnn, layers, exit_dim, cast(Head, head), _vocabulary(draft_vocab))
+    form = DrafterForm(
+        rnn, layers, exit_dim, cast(Head, head), _vocabulary(draft_vocab), _layers(borrow)
+    )
     if paper:
-        form = DrafterForm(rnn, layers, exit_dim, "own", None)
+        form = DrafterForm(rnn, layers, exit_dim, "own", None, ())
     if soft_share is None:
         soft_share = 0.0 if data is not None and labels == "target" else 0.5
     job = TrainingJob(
@@ -278,3 +290,13 @@ def _vocabulary(given: str) -> int | None:
     if not given.isdigit() or int(given) < 1:
         raise BadInputError(f"--draft-vocab is {given}; give a number of tokens, or all")
     return int(given)
+
+
+def _layers(given: str) -> tuple[int, ...] | None:
+    if given == "auto":
+        return None
+    if given == "none":
+        return ()
+    if not all(part.strip().isdigit() for part in given.split(",")):
+        raise BadInputError(f"--borrow is {given}; give auto, none, or layers such as 24,29")
+    return tuple(sorted({int(part) for part in given.split(",")}))

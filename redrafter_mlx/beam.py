@@ -20,7 +20,7 @@ class DraftModel(Protocol):
 
     def advance(self, state: mx.array, tokens: mx.array) -> mx.array: ...
 
-    def logits(self, context: mx.array, state: mx.array) -> mx.array: ...
+    def logits(self, context: mx.array, state: mx.array, level: int) -> mx.array: ...
 
     def to_tokens(self, outputs: mx.array) -> mx.array: ...
 
@@ -47,7 +47,9 @@ def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: Bea
     for level in range(1, L):
         live = state.shape[1]
         around = mx.broadcast_to(context[:, None], (B, live, D))
-        step = _no_better_than_certain(log_softmax(model.logits(around, state)))  # [B, live, V']
+        step = _no_better_than_certain(
+            log_softmax(model.logits(around, state, level))
+        )  # [B, live, V']
         total = scores[:, :live, -1:] + step
         best, where = top_k(total.reshape(B, -1), W)
         parent, output = where // step.shape[-1], where % step.shape[-1]

@@ -9,10 +9,12 @@ step, to compact the path at once, would copy every buffer whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
+from redrafter_mlx.borrow import TargetRows, rows_of_path
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.rows import gather_rows, round_up, with_capacity, write_rows
 from redrafter_mlx.tree import TokenTree
@@ -191,6 +193,40 @@ class TreeCache:
         """
         self.pending = None if tree.is_chain else Pending(path, n_accepted, length)
         return length + 1 + n_accepted
+
+    def rows(
+        self,
+        indices: Sequence[int],
+        tree: TokenTree,
+        path: mx.array,
+        n_accepted: mx.array,
+        length: mx.array,
+    ) -> TargetRows:
+        """What some layers hold of the text, straight behind a tree's verification.
+
+        Shapes:
+          path, n_accepted: what was accepted of `tree`, as in Acceptance
+          length: [B] int32, committed before it
+        """
+        assert isinstance(self.plan, TreePlan)
+        extent, nodes = self.plan.extent, tree.tokens.shape[1]
+        visible = rows_of_path(path, n_accepted, length, nodes, extent)
+        return TargetRows(self._held(indices, extent), visible)
+
+    def prompt_rows(self, indices: Sequence[int], length: mx.array) -> TargetRows:
+        """What some layers hold of prompts of `length` [B] tokens, straight behind them."""
+        assert isinstance(self.plan, PromptSpan)
+        extent = self.plan.start + self.plan.count
+        visible = mx.arange(extent)[None] < length[:, None]
+        return TargetRows(self._held(indices, extent), visible)
+
+    def _held(self, indices: Sequence[int], extent: int) -> tuple[tuple[mx.array, mx.array], ...]:
+        held = []
+        for layer in (self.layers[i] for i in indices):
+            assert layer.keys is not None
+            assert layer.values is not None
+            held.append((layer.keys[:, :, :extent], layer.values[:, :, :extent]))
+        return tuple(held)
 
     def settle(self) -> None:
         """Put a pending path in place, so that the rows below the length are all valid."""

@@ -126,7 +126,9 @@ class Decoder:
         before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history, text)
         accepted, history, logits = self._judge(before, logits)
         text = _with_emitted(before, accepted, start + width - 1)
-        drafts = self._draft(DraftInput(context, accepted.bonus, length, text), keys, shape)
+        layers = self._reads_layers
+        rows = cache.prompt_rows(layers, length) if layers else None
+        drafts = self._draft(DraftInput(context, accepted.bonus, length, text, rows), keys, shape)
         state = DecodeState(cache, length, drafts, keys, history, text)
         return state, report_step(only, PLAIN, accepted, logits)
 
@@ -140,10 +142,14 @@ class Decoder:
         tree, cache, keys = state.drafts.tree, state.cache, state.keys
         hidden, logits = self.target.verify(tree, cache, state.length, bound)
         accepted, history, logits = self._judge(state, logits)
+        rows = None
+        if self._reads_layers:
+            path, count = accepted.path, accepted.n_accepted
+            rows = cache.rows(self._reads_layers, tree, path, count, state.length)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
         text = _with_emitted(state, accepted, bound)
-        drafts = self._draft(DraftInput(context, accepted.bonus, length, text), keys, shape)
+        drafts = self._draft(DraftInput(context, accepted.bonus, length, text, rows), keys, shape)
         following = DecodeState(cache, length, drafts, keys, history, text)
         return following, report_step(tree, state.drafts.shape, accepted, logits)
 
@@ -232,6 +238,10 @@ class Decoder:
     @property
     def _reads_text(self) -> bool:
         return self.proposer is not None and self.proposer.reads_text
+
+    @property
+    def _reads_layers(self) -> tuple[int, ...]:
+        return () if self.proposer is None else self.proposer.reads_layers
 
 
 def _root_alone(root: mx.array) -> TokenTree:

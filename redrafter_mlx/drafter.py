@@ -8,13 +8,14 @@ a folder of its weights loads as it is.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.beam import beam_search
+from redrafter_mlx.borrow import BorrowedLayers, LookBack
 from redrafter_mlx.config import (
     DEFAULT_BEAM_SHAPE,
     BeamShape,
@@ -54,6 +55,9 @@ class DrafterConfig:
     num_lookback_tokens: kept for the paper's code, unused
     head:             `own` output matrix, or `tied` to the target's; behind the blocks then stand
                       an output projection, where exit_dim is not D, and a norm
+    borrowed_layers: layers of the target, counted from 0, between the output projection and the
+                      norm of a tied head; see borrow.py
+    borrowed_scale:  what the output projection is multiplied by in front of them
     draft_vocab_size: only so many tokens can be drafted; None drafts all
     bits, group_size: quantisation of the stored weights, None if not quantised
     target, target_fingerprint: what it was trained for
@@ -67,6 +71,8 @@ class DrafterConfig:
     rnn: bool = True
     num_lookback_tokens: int = 0
     head: Head = "own"
+    borrowed_layers: tuple[int, ...] = ()
+    borrowed_scale: float = 1.0
     draft_vocab_size: int | None = None
     bits: int | None = None
     group_size: int | None = None
@@ -87,6 +93,17 @@ class DrafterConfig:
         if not isinstance(self.rnn, bool):
             raise BadInputError(f"rnn is {self.rnn!r}; it must be true or false")
         check_choice("head", self.head, Head)
+        layers = self.borrowed_layers
+        if not all(_is_int(i) and i >= 0 for i in layers) or sorted(set(layers)) != list(layers):
+            raise BadInputError(
+                f"borrowed_layers is {list(layers)!r}; it must be rising numbers of layers"
+            )
+        if not self.borrowed_scale > 0:
+            raise BadInputError(f"borrowed_scale is {self.borrowed_scale!r}; it must be above 0")
+        if layers and self.head != "tied":
+            raise BadInputError(
+                f"head is {self.head!r}; a drafter with borrowed_layers needs a tied one"
+            )
         size = self.draft_vocab_size
         if size is not None and not (_is_int(size) and 1 <= size <= self.vocab_size):
             raise BadInputError(f"draft_vocab_size is {size!r}; at most vocab_size fits")
@@ -103,11 +120,16 @@ class DrafterConfig:
         for required in ("hidden_size", "vocab_size", "exit_dim", "num_draft_layers", "rnn"):
             if required not in own:
                 raise BadInputError(f"drafter key {required!r} is missing")
-        return cls(**own)  # type: ignore[arg-type]
+        layers = own.get("borrowed_layers", ())
+        if not isinstance(layers, (list, tuple)):
+            raise BadInputError(f"borrowed_layers is {layers!r}; it must be a list")
+        return cls(**{**own, "borrowed_layers": tuple(layers)})  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
         """The keys to store; extensions that are not used are left out."""
         stored = {"model_type": "recurrent_drafting_drafter", **asdict(self)}
+        stored["borrowed_layers"] = list(self.borrowed_layers) or None
+        stored["borrowed_scale"] = self.borrowed_scale if self.borrowed_layers else None
         return {k: v for k, v in stored.items() if v is not None}
 
     @property
@@ -161,8 +183,16 @@ class Drafter(nn.Module):
             return state + embedding
         return nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
 
-    def features(self, context: mx.array, state: mx.array) -> mx.array:
-        """What the output layer reads: [..., D] twice -> [..., E], [..., D] for a tied head."""
+    def features(
+        self,
+        context: mx.array,
+        state: mx.array,
+        borrowed: Callable[[mx.array], mx.array] | None = None,
+    ) -> mx.array:
+        """What the output layer reads: [..., D] twice -> [..., E], [..., D] for a tied head.
+
+        borrowed: the target's layers between output projection and norm
+        """
         x = mx.concatenate([context, state], axis=-1)
         if 2 * self.config.hidden_size != self.config.exit_dim:
             x = self.input_proj(x)
@@ -172,6 +202,8 @@ class Drafter(nn.Module):
             return x
         if self.config.exit_dim != self.config.hidden_size:
             x = self.output_proj(x)
+        if borrowed is not None:
+            x = borrowed(x * self.config.borrowed_scale)
         normed: mx.array = self.output_norm(x)
         return normed
 
@@ -183,28 +215,42 @@ class Drafter(nn.Module):
         check_target(self.config, target.hidden_size, target.vocab_size)
         tokens = self.draft_vocab if self.config.draft_vocab_size is not None else None
         head = target.output_rows(tokens) if self.config.head == "tied" else self.lm_head[-1]
-        return BoundDrafter(self, target.embedding, head, tokens)
+        layers = self.config.borrowed_layers
+        borrowed = target.borrow(layers) if layers else None
+        return BoundDrafter(self, target.embedding, head, tokens, borrowed)
 
 
 @dataclass(frozen=True)
 class BoundDrafter:
     """A drafter that can propose: its parameters, the target's embedding, an output layer.
 
-    tokens: [V'] int32, the token of each output; None when outputs are tokens
+    tokens:    [V'] int32, the token of each output; None when outputs are tokens
+    borrowed:  the target's layers that it drafts with, None without any
+    look_back: those layers behind the text that is drafted for; see `behind`
     """
 
     drafter: Drafter
     embedding: Callable[[mx.array], mx.array]
     head: Callable[[mx.array], mx.array]
     tokens: mx.array | None
+    borrowed: BorrowedLayers | None = None
+    look_back: LookBack | None = None
 
     @property
     def reads_text(self) -> bool:
         return False
 
+    @property
+    def reads_layers(self) -> tuple[int, ...]:
+        return self.drafter.config.borrowed_layers
+
+    def behind(self, look_back: LookBack | None) -> BoundDrafter:
+        """The same drafter, looking back over one text."""
+        return replace(self, look_back=look_back)
+
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         """Candidates behind the root by beam search; see `beam_search`."""
-        return beam_search(self, given.context, given.root, shape)
+        return beam_search(self._behind(given), given.context, given.root, shape)
 
     def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
         """Next state [B, W, D] after tokens [B, W]."""
@@ -214,12 +260,21 @@ class BoundDrafter:
         self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
     ) -> SampledDrafts:
         """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
-        context, root, position, _ = given
-        return draw_drafts(self, context, root, position, keys, shape, params)
+        drafter = self._behind(given)
+        return draw_drafts(drafter, given.context, given.root, given.position, keys, shape, params)
 
-    def logits(self, context: mx.array, state: mx.array) -> mx.array:
-        """Logits [B, W, V'] float32 of the next token."""
-        return self.head(self.drafter.features(context, state)).astype(mx.float32)
+    def logits(self, context: mx.array, state: mx.array, level: int) -> mx.array:
+        """Logits [B, W, V'] float32 of the token at `level`, counted from the root's 0."""
+        look_back = self.look_back
+        assert (look_back is None) == (self.borrowed is None), "behind() says what to look at"
+        borrowed = None if look_back is None else lambda x: look_back(x, level)
+        return self.head(self.drafter.features(context, state, borrowed)).astype(mx.float32)
+
+    def _behind(self, given: DraftInput) -> BoundDrafter:
+        if self.borrowed is None:
+            return self
+        assert given.rows is not None
+        return self.behind(self.borrowed.behind(given.rows, given.position))
 
     def over_vocabulary(self, log_probs: mx.array) -> mx.array:
         """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""

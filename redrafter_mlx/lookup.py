@@ -64,6 +64,10 @@ class Lookup:
         return True
 
     @property
+    def reads_layers(self) -> tuple[int, ...]:
+        return ()
+
+    @property
     def beam_shape(self) -> BeamShape:
         return LOOKUP_SHAPE
 
@@ -136,6 +140,10 @@ class Both:
     @property
     def reads_text(self) -> bool:
         return True
+
+    @property
+    def reads_layers(self) -> tuple[int, ...]:
+        return self.drafter.reads_layers
 
     def beam_shape(self, drafter: BeamShape) -> BeamShape:
         """One beam more than the drafter's own shape has, in as many nodes."""

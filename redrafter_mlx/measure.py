@@ -170,7 +170,13 @@ def _drafting(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
     context = mx.random.normal((1, target.hidden_size), key=mx.random.key(0)).astype(target.dtype)
     root, position = mx.array([1 % target.vocab_size]), mx.array([SHORT_CONTEXT - 1])
     text = begin_text([[i % target.vocab_size for i in range(SHORT_CONTEXT)]])
-    given = DraftInput(context, root, position, text if proposer.reads_text else None)
+    rows = None
+    if proposer.reads_layers:
+        cache, prompt = target.new_cache(), mx.zeros((1, SHORT_CONTEXT), mx.int32)
+        target.prefill(prompt, cache, 0, [SHORT_CONTEXT - 1])
+        rows = cache.prompt_rows(proposer.reads_layers, position)
+        mx.eval(rows.layers)
+    given = DraftInput(context, root, position, text if proposer.reads_text else None, rows)
 
     def call() -> Sequence[mx.array]:
         tree = pack_beam(proposer.propose(given, shape), shape.nodes)

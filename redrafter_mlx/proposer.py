@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import mlx.core as mx
 
+from redrafter_mlx.borrow import TargetRows
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.rejection import SampledDrafts
 from redrafter_mlx.tree import Beams
@@ -20,12 +21,15 @@ class DraftInput(NamedTuple):
       position: [B] int32, where the root stands in the text
       text:     [B, C] int32, the text up to and including the root, anything behind it; None for
                 proposers that do not read it
+      rows:     what the proposer's `reads_layers` keep of the text before the root; None for
+                proposers that read none
     """
 
     context: mx.array
     root: mx.array
     position: mx.array
     text: mx.array | None
+    rows: TargetRows | None = None
 
 
 class Proposer(Protocol):
@@ -38,6 +42,11 @@ class Proposer(Protocol):
     @property
     def reads_text(self) -> bool:
         """Whether it needs `DraftInput.text`."""
+        ...
+
+    @property
+    def reads_layers(self) -> tuple[int, ...]:
+        """The target's layers whose keys and values it needs in `DraftInput.rows`."""
         ...
 
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:

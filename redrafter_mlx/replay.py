@@ -37,9 +37,13 @@ class Replay:
     def reads_text(self) -> bool:
         return False
 
+    @property
+    def reads_layers(self) -> tuple[int, ...]:
+        return ()
+
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         """Candidates for one sequence; at every other place several share a true prefix."""
-        _, root, position, _ = given
+        root, position = given.root, given.position
         W, L = shape.width, shape.length
         rng = random.Random(self.seed)
         spoilt_from = mx.array([rng.randrange(1, L + 1) for _ in range(_PERIOD)])

@@ -18,20 +18,27 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, make_prompt_cache
-from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
+from mlx_lm.models.cache import make_prompt_cache
 
+from redrafter_mlx.anatomy import (
+    HiddenAsInput,
+    check_cache,
+    find_backbone,
+    find_embedding,
+    find_head,
+    layers_of,
+    rows_of,
+    unsupported,
+    with_node_positions,
+    with_recorder,
+)
+from redrafter_mlx.borrow import BorrowedLayers
 from redrafter_mlx.cache import TreeCache
-from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.tree import Beams, TokenTree, pack_beam
 
 PREFILL_CHUNK = 2048
 """Prompt tokens a call, as in mlx-lm."""
-
-_BACKBONE_NAMES = ("model", "transformer", "backbone")
-_HEAD_NAMES = ("lm_head", "output", "head")
-_ROPE_NAMES = ("rope", "rotary_emb")
-_ROPE_TYPES = (nn.RoPE, Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE)
 
 
 class Target:
@@ -49,12 +56,12 @@ class Target:
         """Raises UnsupportedModelError, naming the model, for state that a tree cannot share."""
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
-        name, backbone = _find_backbone(whole, self.model_type)
-        _check_cache(whole, self.model_type)
-        view, ropes = _with_node_positions(backbone)
+        name, backbone = find_backbone(whole, self.model_type)
+        check_cache(whole, self.model_type)
+        view, ropes = with_node_positions(backbone)
         layers = len(make_prompt_cache(whole))
         if ropes < layers:
-            raise _unsupported(
+            raise unsupported(
                 self.model_type,
                 f"{layers - ropes} of its {layers} layers have no rotary embedding that takes "
                 f"positions",
@@ -65,8 +72,8 @@ class Target:
         self._model = whole
         self._backbone = view
         self._head = copy.copy(whole)
-        setattr(self._head, name, _HiddenAsInput(backbone))
-        self.embedding = _find_embedding(backbone, self.model_type)
+        setattr(self._head, name, HiddenAsInput(backbone))
+        self.embedding = find_embedding(backbone, self.model_type)
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
@@ -127,8 +134,34 @@ class Target:
 
         Quantised rows stay quantised. Scaling and soft caps, which change no order, are left out.
         """
-        layer = next((h for n in _HEAD_NAMES if (h := self._model.get(n)) is not None), None)
-        return _rows_of(self.embedding if layer is None else layer, tokens)
+        layer = find_head(self._model)
+        return rows_of(self.embedding if layer is None else layer, tokens)
+
+    def borrow(self, indices: Sequence[int]) -> BorrowedLayers:
+        """Some of the layers, for a drafter to look back with.
+
+        Raises MismatchError, naming the layer, for one that the model does not have.
+        """
+        layers = layers_of(self._backbone, self.model_type)
+        for i in indices:
+            if i >= len(layers):
+                raise MismatchError(
+                    f"the drafter borrows layer {i}, {self.model_type} has {len(layers)}; "
+                    f"train a drafter for this target with `redrafter-mlx train`"
+                )
+        return BorrowedLayers(tuple(indices), tuple(layers[i] for i in indices), self.dtype)
+
+    def layer_input(self, tokens: mx.array, index: int) -> mx.array:
+        """What goes into a layer [B, P, D] when the model reads tokens [B, P]."""
+        view, recorder = with_recorder(self._backbone, index, self.model_type)
+        view(tokens, cache=[None] * self.n_layers)
+        assert recorder.seen is not None
+        return recorder.seen
+
+    def norm_weight(self) -> mx.array | None:
+        """The final norm's factors [D], None where the model has a norm of another kind."""
+        norm = self._backbone.get("norm")
+        return norm.weight if isinstance(norm, nn.RMSNorm) else None
 
     def check_trees(self, tolerance: float | None = None) -> float:
         """Compare a small tree with mlx-lm's own sequential call; returns the relative error.
@@ -156,131 +189,8 @@ class Target:
         if tolerance is None:
             tolerance = 1e-3 if got.dtype == mx.float32 else 0.2
         if not error <= tolerance:
-            raise _unsupported(
+            raise unsupported(
                 self.model_type,
                 f"a tree's logits differ from the sequence's by {error:.1%} of their range",
             )
         return error
-
-
-class _NodeRope:
-    """A rotary embedding that also takes one position per node: offset [B, N]."""
-
-    def __init__(self, rope: nn.Module) -> None:
-        self._rope = rope
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        if not isinstance(offset, mx.array) or offset.ndim < 2:
-            plain: mx.array = self._rope(x, offset=offset)
-            return plain
-        B, H, N, size = x.shape
-        folded = x.swapaxes(1, 2).reshape(B * N, H, 1, size)
-        turned: mx.array = self._rope(folded, offset=offset.reshape(-1))
-        return turned.reshape(B, N, H, size).swapaxes(1, 2)
-
-
-class _HiddenAsInput:
-    """Stands where the backbone was: what goes in is the hidden state already."""
-
-    def __init__(self, backbone: nn.Module) -> None:
-        self._backbone = backbone
-
-    def __call__(self, hidden: mx.array, *_: object, **__: object) -> mx.array:
-        return hidden
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._backbone, name)
-
-
-def _unsupported(model_type: str, why: str) -> UnsupportedModelError:
-    return UnsupportedModelError(
-        f"{model_type} cannot be drafted for: {why}; mlx_lm.generate runs it undrafted"
-    )
-
-
-def _find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
-    for name in _BACKBONE_NAMES:
-        backbone = model.get(name)
-        if isinstance(backbone, nn.Module):
-            return name, backbone
-    raise _unsupported(model_type, "its layers are not a module apart from its output layer")
-
-
-def _check_cache(model: nn.Module, model_type: str) -> None:
-    """Only plain keys and values can be shared by the nodes of a tree."""
-    kinds = {type(c) for c in make_prompt_cache(model)}
-    args = getattr(model, "args", None)
-    latent = getattr(args, "kv_lora_rank", None)
-    what = sorted(k.__name__ for k in kinds - {KVCache})
-    if latent or what:
-        state = "latent attention (MLA)" if latent else " and ".join(what)
-        raise _unsupported(
-            model_type, f"it keeps {state}, and only plain key/value caches can hold a tree"
-        )
-
-
-def _find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
-    for child in backbone.children().values():
-        if isinstance(child, (nn.Embedding, nn.QuantizedEmbedding)):
-            return child
-    raise _unsupported(model_type, "its token embedding was not found")
-
-
-def _with_node_positions(module: nn.Module) -> tuple[nn.Module, int]:
-    """A copy of the module tree that shares all arrays and whose ropes take node positions.
-
-    Returns the copy and how many rotary embeddings it found.
-    """
-    found = 0
-    copies: dict[int, object] = {}
-
-    def visit(value: object, name: str) -> object:
-        nonlocal found
-        if isinstance(value, nn.Module):
-            if name in _ROPE_NAMES and isinstance(value, _ROPE_TYPES):
-                found += 1
-                return _NodeRope(value)
-            if id(value) not in copies:
-                clone = copies[id(value)] = copy.copy(value)
-                for key, child in list(value.items()):
-                    setattr(clone, key, visit(child, key))
-            return copies[id(value)]
-        if isinstance(value, (list, tuple)):
-            return type(value)(visit(item, name) for item in value)
-        if isinstance(value, dict):
-            return {key: visit(item, key) for key, item in value.items()}
-        return value
-
-    clone = visit(module, "")
-    assert isinstance(clone, nn.Module)
-    return clone, found
-
-
-def _rows_of(layer: nn.Module, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
-    """Rows of an (optionally quantised) embedding or linear layer as an output layer."""
-
-    def rows(name: str) -> mx.array | None:
-        array = layer.get(name)
-        return array if array is None or tokens is None else array[tokens]
-
-    weight, scales, biases, bias = (rows(n) for n in ("weight", "scales", "biases", "bias"))
-    assert weight is not None
-    mx.eval([a for a in (weight, scales, biases, bias) if a is not None])
-
-    def apply(x: mx.array) -> mx.array:
-        if scales is None:
-            y = x @ weight.T
-        else:
-            y = mx.quantized_matmul(
-                x,
-                weight,
-                scales,
-                biases,
-                transpose=True,
-                group_size=layer.group_size,
-                bits=layer.bits,
-                mode=layer.mode,
-            )
-        return y if bias is None else y + bias
-
-    return apply

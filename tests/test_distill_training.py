@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -23,6 +25,7 @@ from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.examples import Examples, places
 from redrafter_mlx.distill.learner import Learner, initialise
 from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows
 from redrafter_mlx.distill.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter_files import load_drafter, read_config
@@ -37,22 +40,36 @@ def texts(target: Target, count: int = 12) -> list[Text]:
     return [Text(w.prompt, w.answer, w.states) for w in write_answers(target, prompts, [], 24)]
 
 
-def make_trainer(folder: Path, *, steps: int = 12, seed: int = 0, **changes: object) -> Trainer:
+def make_trainer(
+    folder: Path,
+    *,
+    steps: int = 12,
+    seed: int = 0,
+    borrowed: tuple[int, ...] = (),
+    **changes: object,
+) -> Trainer:
     target = Target(random_model())
     shards = folder / "corpus"
     shards.mkdir(exist_ok=True)
     paths = []
     said = texts(target)
+    if borrowed:
+        rows = read_rows(target, borrowed, said)
+        said = [replace(text, rows=own) for text, own in zip(said, rows, strict=True)]
     for i in range(3):
         paths.append(shards / f"block-{i:06d}.safetensors")
         if not paths[-1].exists():
-            save_shard(Shard(said[i * 4 : i * 4 + 4], {}), paths[-1], {})
+            some = said[i * 4 : i * 4 + 4]
+            save_shard(Shard(some, {}), paths[-1], {})
+            held = [text.rows for text in some if text.rows is not None]
+            if held:
+                save_rows(held, rows_path(paths[-1], borrowed), {})
     options = TrainOptions(
         **{"draft_length": 3, "batch": 16, "evaluations": 3, "seed": seed, **changes}  # type: ignore[arg-type]
     )
-    drafter = random_drafter(seed=5, head="tied", draft_vocab_size=80)
+    drafter = random_drafter(seed=5, head="tied", draft_vocab_size=80, borrowed_layers=borrowed)
     initialise(drafter, mx.ones((HIDDEN,)), 0.2)
-    examples = Examples(tuple(paths), 3, options.batch, 3000, seed)
+    examples = Examples(tuple(paths), borrowed, 3, options.batch, 3000, seed)
     held_out = places(said[:2], 3)
     output = folder / "out"
     output.mkdir(exist_ok=True)
@@ -70,14 +87,16 @@ def losses(trainer: Trainer, until: int | None = None) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_a_resumed_run_has_the_losses_of_the_unbroken_one(tmp_path: Path, accumulate: int) -> None:
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"borrowed": (0, 1)}])
+def test_a_resumed_run_has_the_losses_of_the_unbroken_one(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    unbroken = losses(make_trainer(tmp_path / "a", accumulate=accumulate))
-    first = losses(make_trainer(tmp_path / "b", accumulate=accumulate), until=5)
-    second = losses(make_trainer(tmp_path / "b", accumulate=accumulate), until=2)
-    third = losses(make_trainer(tmp_path / "b", accumulate=accumulate))
+    unbroken = losses(make_trainer(tmp_path / "a", **changes))
+    first = losses(make_trainer(tmp_path / "b", **changes), until=5)
+    second = losses(make_trainer(tmp_path / "b", **changes), until=2)
+    third = losses(make_trainer(tmp_path / "b", **changes))
     assert len(unbroken) == 12
     assert first + second + third == unbroken
     for name in ("model.safetensors", "config.json"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Reader, continuations
+from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.writing import write_answers, write_turns
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.generate import Redrafter
@@ -79,10 +82,12 @@ def test_drawn_turns_repeat_with_their_key_and_differ_between_rows() -> None:
     assert not any(token in ends for turn in draw[0][0] for token in turn)
 
 
-def test_simulated_steps_equal_those_of_decoding() -> None:
+@pytest.mark.parametrize("changes", [{}, {"head": "tied", "borrowed_layers": (0, 1)}])
+def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> None:
     model = random_model()
-    drafter = random_drafter(seed=4)
+    drafter = random_drafter(seed=4, **changes)
     target = Target(model)
+    layers = drafter.config.borrowed_layers
     shape = BeamShape(3, 4)
     redrafter = Redrafter(model, byte_tokenizer(), drafter)
     for prompt in PROMPTS:
@@ -94,6 +99,8 @@ def test_simulated_steps_equal_those_of_decoding() -> None:
         written = write_answers(target, [prompt], eos=[], max_tokens=60)[0]
         text = Text(prompt, written.answer, written.states)
         assert tokens[: len(text.answer)] == text.answer.tolist()
+        if layers:
+            text = replace(text, rows=read_rows(target, layers, [text])[0])
         laid = places([text], 3)
         simulated = walk(accepted_lengths(drafter.bind(target), laid, shape), laid.text).tolist()
         assert len(simulated) > 5

@@ -15,7 +15,7 @@ import numpy as np
 from redrafter_mlx.beam import beam_search
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.examples import Places
-from redrafter_mlx.distill.loss import Batch, draft_logits, output_index
+from redrafter_mlx.distill.loss import Batch, behind_texts, draft_logits, output_index
 from redrafter_mlx.drafter import BoundDrafter
 
 _PLACES = 512
@@ -65,7 +65,7 @@ def accepted_lengths(bound: BoundDrafter, held_out: Places, shape: BeamShape) ->
     for at in range(0, len(held_out), _PLACES):
         batch = held_out.batch(at, _PLACES)
         context = batch.states[:_PLACES].astype(mx.float32)
-        beams = beam_search(bound, context, batch.roots, shape)
+        beams = beam_search(behind_texts(bound, batch), context, batch.roots, shape)
         drafts = beams.tokens[:, :, 1:]  # [P, W, L - 1]
         same = (drafts == batch.labels[:, None, : shape.length - 1]) & batch.valid[
             :, None, : shape.length - 1

@@ -39,12 +39,15 @@ class Text:
 
     Shapes:
       answer: [A] int32, states: [A, D] float16, labels: [A, T + 1] int32 or None
+      rows:   [R, layers, 2, K, head size] float16, what borrowed layers keep of all tokens but the
+              last; None if none are borrowed, see rows.py
     """
 
     prompt: list[int]
     answer: np.ndarray
     states: np.ndarray
     labels: np.ndarray | None = None
+    rows: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def summarise_shard(path: Path) -> ShardSummary:
             json.loads(said["left_out"]),
         )
     except (ValueError, KeyError) as error:
-        raise _damaged(path, error) from None
+        raise damaged(path, error) from None
 
 
 def load_shard(path: Path) -> Shard:
@@ -120,7 +123,7 @@ def load_shard(path: Path) -> Shard:
         texts = list(_split(parts))
         return Shard(texts, json.loads(metadata["left_out"]))
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
-        raise _damaged(path, error) from None
+        raise damaged(path, error) from None
 
 
 def load_arrays(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
@@ -154,5 +157,6 @@ def _join(parts: Sequence[np.ndarray], nothing: np.ndarray) -> np.ndarray:
     return np.concatenate(parts) if parts else nothing
 
 
-def _damaged(path: Path, why: Exception) -> DamagedFileError:
+def damaged(path: Path, why: Exception) -> DamagedFileError:
+    """One line for a file of a corpus that is not whole."""
     return DamagedFileError(f"{path} cannot be used: {why}; delete it and go on")

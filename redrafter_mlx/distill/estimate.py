@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
 
+from redrafter_mlx.distill.corpus import Text
+from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.learner import Learner
-from redrafter_mlx.distill.loss import Batch
+from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.target import Target
 
 _TRIED_TOKENS = 6
 _PROMPT_TOKENS = 64
+_ANSWER_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -
     drafter = Drafter(config)
     parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
     per_token = 2 * target.hidden_size + 8
+    if config.borrowed_layers:  # rows of the prompts too, which are about as long as the answers
+        per_token += 2 * _row_bytes(target, config.borrowed_layers)
     corpus_bytes = min(job.answer_tokens * per_token, job.cache_bytes)
     steps = job.training.steps(job.answer_tokens)
     return Estimate(
@@ -60,6 +65,12 @@ def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -
     )
 
 
+def _row_bytes(target: Target, layers: Sequence[int]) -> int:
+    """Of one token in a corpus' rows."""
+    nothing = Text([1], np.ones(1, np.int32), np.zeros((1, target.hidden_size), np.float16))
+    return read_rows(target, layers, [nothing])[0].nbytes
+
+
 def _writing_seconds(job: TrainingJob, target: Target) -> float:
     """For one answer token, prompts included, in one process."""
     rows = job.writing.batch
@@ -74,19 +85,35 @@ def _writing_seconds(job: TrainingJob, target: Target) -> float:
     seconds(1)
     short, long = seconds(1), seconds(1 + _TRIED_TOKENS)
     total = short + (long - short) / _TRIED_TOKENS * job.writing.max_answer_tokens
-    return total / (rows * job.writing.max_answer_tokens)
+    layers = job.form.borrowed_of(target.n_layers)
+    reading = 0.0
+    if layers:
+        nothing = np.zeros((_ANSWER_TOKENS, target.hidden_size), np.float16)
+        text = Text([1] * _PROMPT_TOKENS, np.ones(_ANSWER_TOKENS, np.int32), nothing)
+        began = time.monotonic()
+        read_rows(target, layers, [text])
+        reading = (time.monotonic() - began) / _ANSWER_TOKENS
+    return total / (rows * job.writing.max_answer_tokens) + reading
 
 
 def _training_seconds(job: TrainingJob, target: Target, drafter: Drafter) -> float:
     """For one batch, forward and backward."""
     P, T = job.training.batch, job.training.draft_length
     rng = np.random.default_rng(0)
-    batch = Batch(
-        mx.array(rng.normal(size=(P + T, target.hidden_size)).astype(np.float16)),
-        mx.array(rng.integers(0, target.vocab_size, P, dtype=np.int32)),
-        mx.array(rng.integers(0, target.vocab_size, (P, T), dtype=np.int32)),
-        mx.ones((P, T), mx.bool_),
-    )
+    answers = -(-P // _ANSWER_TOKENS)
+    texts = [
+        Text(
+            [1] * _PROMPT_TOKENS,
+            rng.integers(0, target.vocab_size, _ANSWER_TOKENS, dtype=np.int32),
+            rng.normal(size=(_ANSWER_TOKENS, target.hidden_size)).astype(np.float16),
+        )
+        for _ in range(answers)
+    ]
+    layers = drafter.config.borrowed_layers
+    if layers:
+        rows = read_rows(target, layers, texts)
+        texts = [replace(text, rows=own) for text, own in zip(texts, rows, strict=True)]
+    batch = places(texts, T).batch(0, P)
     learner = Learner(drafter, target, job.training, 1)
     learner.learn([batch])
     began = time.monotonic()

@@ -11,7 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus import Text, load_shard
+from redrafter_mlx.distill.look_back import TextRows
 from redrafter_mlx.distill.loss import Batch
+from redrafter_mlx.distill.rows import load_texts, rows_path
 from redrafter_mlx.errors import BadInputError
 
 
@@ -22,6 +24,9 @@ class Places:
     Shapes:
       states: [M, D] float16, roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
       text:   [M] int32, which text a place is in
+      root_at: [M] int32, where its root stands in that text, prompt included
+      rows:   [R, layers, 2, K, head size] float16, the texts' rows end to end; None without
+      row_at: [texts + 1] int, where each text's rows begin
     """
 
     states: np.ndarray
@@ -29,6 +34,9 @@ class Places:
     labels: np.ndarray
     valid: np.ndarray
     text: np.ndarray
+    root_at: np.ndarray
+    rows: np.ndarray | None
+    row_at: np.ndarray
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -44,6 +52,28 @@ class Places:
             mx.array(self.roots[at]),
             mx.array(self.labels[at]),
             mx.array(self.valid[at] & inside[:, None]),
+            None if self.rows is None else self._text_rows(self.rows, at),
+        )
+
+    def _text_rows(self, rows: np.ndarray, at: np.ndarray) -> TextRows:
+        """The rows of the texts that the places `at` [P] are in."""
+        run = np.concatenate([[True], self.text[at[1:]] != self.text[at[:-1]]])
+        first = np.flatnonzero(run)  # [B], of each run among the batch's places
+        count = np.diff(np.append(first, len(at)))
+        which = np.cumsum(run) - 1  # [P], the run of each place
+        along = np.minimum(np.arange(count.max())[None], count[:, None] - 1)
+        texts = self.text[at[first]]
+        begin, held = self.row_at[texts], np.diff(self.row_at)[texts]
+        index = begin[:, None] + np.minimum(np.arange(held.max())[None], held[:, None] - 1)
+        padded = mx.array(rows[index])  # [B, R, layers, 2, K, head size]
+        both = padded.transpose(2, 3, 0, 4, 1, 5)
+        return TextRows(
+            layers=tuple((both[i, 0], both[i, 1]) for i in range(both.shape[0])),
+            start=mx.array(self.root_at[at[first]]),
+            gather=mx.array((first[:, None] + along).astype(np.int32)),
+            back=mx.array(
+                (which * count.max() + np.arange(len(at)) - first[which]).astype(np.int32)
+            ),
         )
 
 
@@ -70,12 +100,17 @@ def places(texts: Sequence[Text], length: int) -> Places:
         roots.append(text.answer)
         labels.append(text.answer[np.minimum(ahead, A - 1)])
         valid.append(ahead < A)
+    held = [text.rows for text in texts if text.rows is not None]
+    answers = [len(text.answer) for text in texts]
     return Places(
         np.concatenate([text.states for text in texts]),
         np.concatenate(roots),
         np.concatenate(labels).astype(np.int32),
         np.concatenate(valid),
-        np.repeat(np.arange(len(texts), dtype=np.int32), [len(text.answer) for text in texts]),
+        np.repeat(np.arange(len(texts), dtype=np.int32), answers),
+        np.concatenate([len(t.prompt) + np.arange(len(t.answer)) for t in texts]).astype(np.int32),
+        np.concatenate(held) if held else None,
+        np.cumsum([0, *(len(rows) for rows in held)]),
     )
 
 
@@ -83,12 +118,14 @@ def places(texts: Sequence[Text], length: int) -> Places:
 class Examples:
     """The shards that are learnt from, read a few at a time.
 
+    layers: which borrowed layers' rows are read with them
     length: T, labels behind each root
     size:   P, places in a batch
-    memory: bytes of hidden states held at once
+    memory: bytes of hidden states and rows held at once
     """
 
     shards: tuple[Path, ...]
+    layers: tuple[int, ...]
     length: int
     size: int
     memory: int
@@ -98,7 +135,7 @@ class Examples:
         """The batches of one pass, each time in another order; `skip` leaves out the first ones."""
         at = 0
         for group, paths in enumerate(self._groups(number)):
-            texts = [text for path in paths for text in load_shard(path).texts]
+            texts = [text for path in paths for text in load_texts(path, self.layers)]
             random.Random(f"{self.seed} {number} {group}").shuffle(texts)
             laid = places(texts, self.length)
             for start in range(0, len(laid) - self.size + 1, self.size):
@@ -114,6 +151,8 @@ class Examples:
         room = self.memory
         for path in order:
             size = path.stat().st_size
+            if self.layers:
+                size += rows_path(path, self.layers).stat().st_size
             if groups[-1] and size > room:
                 groups.append([])
                 room = self.memory

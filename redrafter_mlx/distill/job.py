@@ -20,6 +20,8 @@ class DrafterForm:
 
     exit_dim:    width of the residual blocks; None is twice the target's hidden size
     draft_vocab: how many of the most frequent tokens can be drafted; None is all
+    borrowed:    layers of the target to draft with; None is the last one and one at four fifths of
+                 the depth for a tied head, and none for the drafter's own
     """
 
     rnn: bool = True
@@ -27,6 +29,16 @@ class DrafterForm:
     exit_dim: int | None = None
     head: Head = "tied"
     draft_vocab: int | None = 8192
+    borrowed: tuple[int, ...] | None = None
+
+    def borrowed_of(self, n_layers: int) -> tuple[int, ...]:
+        """The borrowed layers for a target of so many."""
+        if self.borrowed is not None:
+            return self.borrowed
+        if self.head == "own":
+            return ()
+        late = min(n_layers * 4 // 5, n_layers - 2)
+        return tuple(i for i in (late, n_layers - 1) if i >= 0)
 
     def config(self, target: Target, source_name: str, fingerprint: str) -> DrafterConfig:
         """The drafter's configuration for a target."""
@@ -38,6 +50,7 @@ class DrafterForm:
             num_draft_layers=self.num_draft_layers,
             rnn=self.rnn,
             head=self.head,
+            borrowed_layers=self.borrowed_of(target.n_layers),
             draft_vocab_size=None if size is None else min(size, target.vocab_size),
             target=source_name,
             target_fingerprint=fingerprint,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -13,6 +14,9 @@ from redrafter_mlx.distill.loss import Batch, distillation_loss, output_index
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.target import Target
+
+_NORM_SHARE = 0.3
+"""Of the target's last norm, for a start: a drafter is less sure than the target."""
 
 
 class Learner:
@@ -91,6 +95,21 @@ def initialise(drafter: Drafter, context_rms: mx.array, embedding_rms: float) ->
         drafter.rnn_w.weight = drafter.rnn_w.weight / embedding_rms
     if drafter.config.head == "tied":
         drafter.output_norm.weight = mx.full((D,), 0.2)
+
+
+def prepare_borrowed(drafter: Drafter, target: Target, text: list[int]) -> None:
+    """Give a fresh drafter's guesses the size of what the first borrowed layer is used to.
+
+    text: tokens of the corpus
+    """
+    first = drafter.config.borrowed_layers[0]
+    inputs = target.layer_input(mx.array([text], mx.int32), first)[0].astype(mx.float32)
+    sizes = mx.sort(mx.sqrt(mx.mean(mx.square(inputs), axis=-1)))
+    scale = _number(sizes[len(text) // 2])  # the first token's is hundreds of times the others'
+    drafter.config = replace(drafter.config, borrowed_scale=scale)
+    norm = target.norm_weight()
+    if norm is not None:
+        drafter.output_norm.weight = norm.astype(mx.float32) * _NORM_SHARE
 
 
 def _schedule(options: TrainOptions, steps: int) -> Callable[[mx.array], mx.array]:

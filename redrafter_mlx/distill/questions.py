@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
+from redrafter_mlx.borrow import TargetRows
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import Places, places
+from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.proposer import DraftInput
@@ -46,9 +48,9 @@ class DrafterQuality:
 
 
 def answer_questions(
-    target: Target, prompts: Sequence[list[int]], eos: set[int], max_tokens: int, length: int
-) -> Places:
-    """The target's greedy answers to all prompts as places with `length` labels."""
+    target: Target, prompts: Sequence[list[int]], eos: set[int], max_tokens: int
+) -> list[Text]:
+    """The target's greedy answers to all prompts."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts: dict[int, Text] = {}
     for at in range(0, len(order), _AT_ONCE):
@@ -58,20 +60,24 @@ def answer_questions(
         )
         for i, answer in zip(some, written, strict=True):
             texts[i] = Text(answer.prompt, answer.answer, answer.states)
-    return places([texts[i] for i in range(len(prompts))], length)
+    return [texts[i] for i in range(len(prompts))]
 
 
 def quality_on(
-    name: str, drafter: Drafter, target: Target, answers: Places, shapes: Sequence[BeamShape]
+    name: str,
+    drafter: Drafter,
+    target: Target,
+    answers: Sequence[Text],
+    shapes: Sequence[BeamShape],
 ) -> DrafterQuality:
     """Walk a drafter along the answers, and time its drafting for each shape."""
     bound = drafter.bind(target)
-    given = DraftInput(
-        mx.array(answers.states[:1]).astype(target.dtype),
-        mx.array(answers.roots[:1]),
-        mx.array([0], mx.int32),
-        None,
-    )
+    layers = drafter.config.borrowed_layers
+    if layers:
+        rows = read_rows(target, layers, answers)
+        answers = [replace(text, rows=own) for text, own in zip(answers, rows, strict=True)]
+    laid = places(answers, max(shape.length for shape in shapes) - 1)
+    given = _first_place(laid, target)
     seconds: dict[int, float] = {}
     for shape in shapes:
         times = []
@@ -81,5 +87,18 @@ def quality_on(
             times.append(time.perf_counter() - began)
         seconds[shape.width] = sorted(times)[_TIMED // 2]
     parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
-    quality = measure_quality(bound, answers, target.vocab_size, shapes)
+    quality = measure_quality(bound, laid, target.vocab_size, shapes)
     return DrafterQuality(name, parameters, quality, seconds)
+
+
+def _first_place(laid: Places, target: Target) -> DraftInput:
+    """What a drafter is given in the first step of the first answer."""
+    position = mx.array(laid.root_at[:1])
+    rows = laid.batch(0, 1).rows
+    kept = None
+    if rows is not None:
+        layers = tuple((k.astype(target.dtype), v.astype(target.dtype)) for k, v in rows.layers)
+        visible = mx.arange(layers[0][0].shape[2])[None] < position[:, None]
+        kept = TargetRows(layers, visible)
+    context = mx.array(laid.states[:1]).astype(target.dtype)
+    return DraftInput(context, mx.array(laid.roots[:1]), position, None, kept)

@@ -24,11 +24,12 @@ from redrafter_mlx.distill.corpus import Text, load_shard
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, choose_vocabulary, count_tokens, places
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.learner import initialise
+from redrafter_mlx.distill.learner import initialise, prepare_borrowed
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import draw_plots
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Labels
+from redrafter_mlx.distill.rows import load_texts
 from redrafter_mlx.distill.speed import measure_speed
 from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
 from redrafter_mlx.distill.workers import CorpusJob, CorpusSize, write_corpus
@@ -97,6 +98,7 @@ class TrainingRun:
         return CorpusJob(
             job.model, job.dtype, job.quantize, tuple(self.conversations), job.writing, self.folder,
             job.labels if job.data else None, job.training.draft_length,
+            job.form.borrowed_of(self.target.n_layers),
         )  # fmt: skip
 
     def estimate(self) -> Estimate:
@@ -129,12 +131,16 @@ class TrainingRun:
         if config.draft_vocab_size is not None:
             chosen, self.coverage = choose_vocabulary(counts, config.draft_vocab_size)
             drafter.draft_vocab = mx.array(chosen)
-        first = places(load_shard(learnt[0]).texts, job.training.draft_length)
-        initialise(drafter, _rms(first.states), self._embedding_rms(counts))
+        first = load_shard(learnt[0]).texts
+        states = np.concatenate([text.states for text in first])
+        initialise(drafter, _rms(states), self._embedding_rms(counts))
+        if config.borrowed_layers:
+            prepare_borrowed(drafter, target, [*first[0].prompt, *first[0].answer.tolist()])
         mx.eval(drafter.parameters())
         job.output.mkdir(parents=True, exist_ok=True)
         examples = Examples(
             tuple(learnt),
+            config.borrowed_layers,
             job.training.draft_length,
             job.training.batch,
             job.training.memory_bytes,
@@ -237,7 +243,7 @@ class TrainingRun:
         learnt = [job.path(b) for b in range(blocks) if b not in held]
         if not learnt:
             raise BadInputError("the corpus is too small to hold anything out; write more of it")
-        texts = [text for b in held for text in load_shard(job.path(b)).texts]
+        texts = [text for b in held for text in load_texts(job.path(b), job.borrowed)]
         shown, room = [], _HELD_OUT_PLACES
         for i in np.random.default_rng(0).permutation(len(texts)):
             if room > 0:

@@ -23,9 +23,10 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
-from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_shard
+from redrafter_mlx.distill.corpus import ShardSummary, load_shard, save_shard, summarise_shard
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reading import Labels, Reader
+from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.load import load_target
 from redrafter_mlx.target import Target
@@ -41,6 +42,7 @@ class CorpusJob:
     model, dtype, quantize: as in `load_target`
     conversations: prompts to answer; with `labels`, answers to read
     labels, length: as in `Reader`; without labels the target writes
+    borrowed: layers whose rows are read beside the texts
     """
 
     model: str
@@ -51,6 +53,7 @@ class CorpusJob:
     folder: Path
     labels: Labels | None = None
     length: int = 0
+    borrowed: tuple[int, ...] = ()
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
         """What makes the blocks."""
@@ -60,6 +63,10 @@ class CorpusJob:
 
     def path(self, block: int) -> Path:
         return self.folder / f"block-{block:06d}.safetensors"
+
+    def rows_path(self, block: int) -> Path | None:
+        """Where a block's rows lie, None if no layers are borrowed."""
+        return rows_path(self.path(block), self.borrowed) if self.borrowed else None
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ def write_corpus(
     whole shards only, and goes on with the next call.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    for stale in job.folder.glob(".*.block-*"):
+    for stale in job.folder.rglob(".*.block-*"):
         stale.unlink(missing_ok=True)
     counted: dict[int, ShardSummary] = {}
 
@@ -130,6 +137,11 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
     while os.getppid() == parent and (source.blocks is None or block < source.blocks):
         if not job.path(block).exists():
             save_shard(source.write(block), job.path(block), {**made, "block": str(block)})
+            mx.clear_cache()
+        rows = job.rows_path(block)
+        if rows is not None and not rows.exists():
+            texts = load_shard(job.path(block)).texts
+            save_rows(read_rows(target, job.borrowed, texts), rows, {"block": str(block)})
             mx.clear_cache()
         block += workers
 
@@ -172,9 +184,16 @@ def _measure(job: CorpusJob, counted: dict[int, ShardSummary], wanted: int) -> C
             counted[block] = summarise_shard(path)
     blocks = tokens = texts = 0
     left_out: Counter[str] = Counter()
-    while blocks in counted and tokens < wanted:
+    while blocks in counted and _has_rows(job, blocks) and tokens < wanted:
         shard = counted[blocks]
         blocks, tokens, texts = blocks + 1, tokens + shard.answer_tokens, texts + shard.texts
         left_out.update(shard.left_out)
+    rows = [job.rows_path(block) for block in counted]
     on_disk = sum(shard.bytes for shard in counted.values())
+    on_disk += sum(path.stat().st_size for path in rows if path is not None and path.exists())
     return CorpusSize(blocks, tokens, texts, on_disk, left_out)
+
+
+def _has_rows(job: CorpusJob, block: int) -> bool:
+    path = job.rows_path(block)
+    return path is None or path.exists()

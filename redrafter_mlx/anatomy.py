@@ -1,0 +1,192 @@
+"""What is found inside an mlx-lm model: its layers, its embedding, its output layer, its ropes.
+
+mlx-lm's architectures name their parts differently and share no base class; what they have in
+common is found here, and what they lack is said in one line.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
+
+from redrafter_mlx.errors import UnsupportedModelError
+
+_BACKBONE_NAMES = ("model", "transformer", "backbone")
+_HEAD_NAMES = ("lm_head", "output", "head")
+_LAYERS_NAMES = ("layers", "h")
+_ROPE_NAMES = ("rope", "rotary_emb")
+_ROPE_TYPES = (nn.RoPE, Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE)
+
+
+class _NodeRope:
+    """A rotary embedding that also takes one position per node: offset [B, N]."""
+
+    def __init__(self, rope: nn.Module) -> None:
+        self._rope = rope
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        if not isinstance(offset, mx.array) or offset.ndim < 2:
+            plain: mx.array = self._rope(x, offset=offset)
+            return plain
+        B, H, N, size = x.shape
+        folded = x.swapaxes(1, 2).reshape(B * N, H, 1, size)
+        turned: mx.array = self._rope(folded, offset=offset.reshape(-1))
+        return turned.reshape(B, N, H, size).swapaxes(1, 2)
+
+
+class HiddenAsInput:
+    """Stands where the backbone was: what goes in is the hidden state already."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        self._backbone = backbone
+
+    def __call__(self, hidden: mx.array, *_: object, **__: object) -> mx.array:
+        return hidden
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._backbone, name)
+
+
+class LayerRecorder:
+    """A layer that remembers what it was last given."""
+
+    def __init__(self, layer: Callable[..., mx.array]) -> None:
+        self._layer = layer
+        self.seen: mx.array | None = None
+
+    def __call__(self, x: mx.array, *args: object, **kwargs: object) -> mx.array:
+        self.seen = x
+        return self._layer(x, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._layer, name)
+
+
+def unsupported(model_type: str, why: str) -> UnsupportedModelError:
+    """One line for a model that cannot be drafted for."""
+    return UnsupportedModelError(
+        f"{model_type} cannot be drafted for: {why}; mlx_lm.generate runs it undrafted"
+    )
+
+
+def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
+    """The layers with their norms, apart from the output layer, and under which name they are."""
+    for name in _BACKBONE_NAMES:
+        backbone = model.get(name)
+        if isinstance(backbone, nn.Module):
+            return name, backbone
+    raise unsupported(model_type, "its layers are not a module apart from its output layer")
+
+
+def check_cache(model: nn.Module, model_type: str) -> None:
+    """Only plain keys and values can be shared by the nodes of a tree."""
+    kinds = {type(c) for c in make_prompt_cache(model)}
+    args = getattr(model, "args", None)
+    latent = getattr(args, "kv_lora_rank", None)
+    what = sorted(k.__name__ for k in kinds - {KVCache})
+    if latent or what:
+        state = "latent attention (MLA)" if latent else " and ".join(what)
+        raise unsupported(
+            model_type, f"it keeps {state}, and only plain key/value caches can hold a tree"
+        )
+
+
+def _layers_name(backbone: nn.Module) -> str:
+    return next((name for name in _LAYERS_NAMES if name in backbone), "")
+
+
+def layers_of(backbone: nn.Module, model_type: str) -> Sequence[Callable[..., mx.array]]:
+    """The layers, first to last."""
+    layers = backbone.get(_layers_name(backbone))
+    if not isinstance(layers, (list, tuple)):
+        raise unsupported(model_type, "its layers are not a list that a drafter could borrow from")
+    return layers
+
+
+def with_recorder(
+    backbone: nn.Module, index: int, model_type: str
+) -> tuple[nn.Module, LayerRecorder]:
+    """The backbone with one layer that remembers its input, and that layer."""
+    view = copy.copy(backbone)
+    layers = list(layers_of(view, model_type))
+    recorder = layers[index] = LayerRecorder(layers[index])
+    setattr(view, _layers_name(view), layers)
+    return view, recorder
+
+
+def find_head(model: nn.Module) -> nn.Module | None:
+    """The output layer, None if the embedding is it."""
+    return next((head for name in _HEAD_NAMES if (head := model.get(name)) is not None), None)
+
+
+def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
+    """The token embedding."""
+    for child in backbone.children().values():
+        if isinstance(child, (nn.Embedding, nn.QuantizedEmbedding)):
+            return child
+    raise unsupported(model_type, "its token embedding was not found")
+
+
+def with_node_positions(module: nn.Module) -> tuple[nn.Module, int]:
+    """A copy of the module tree that shares all arrays and whose ropes take node positions.
+
+    Returns the copy and how many rotary embeddings it found.
+    """
+    found = 0
+    copies: dict[int, object] = {}
+
+    def visit(value: object, name: str) -> object:
+        nonlocal found
+        if isinstance(value, nn.Module):
+            if name in _ROPE_NAMES and isinstance(value, _ROPE_TYPES):
+                found += 1
+                return _NodeRope(value)
+            if id(value) not in copies:
+                clone = copies[id(value)] = copy.copy(value)
+                for key, child in list(value.items()):
+                    setattr(clone, key, visit(child, key))
+            return copies[id(value)]
+        if isinstance(value, (list, tuple)):
+            return type(value)(visit(item, name) for item in value)
+        if isinstance(value, dict):
+            return {key: visit(item, key) for key, item in value.items()}
+        return value
+
+    clone = visit(module, "")
+    assert isinstance(clone, nn.Module)
+    return clone, found
+
+
+def rows_of(layer: nn.Module, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
+    """Rows of an (optionally quantised) embedding or linear layer as an output layer."""
+
+    def rows(name: str) -> mx.array | None:
+        array = layer.get(name)
+        return array if array is None or tokens is None else array[tokens]
+
+    weight, scales, biases, bias = (rows(n) for n in ("weight", "scales", "biases", "bias"))
+    assert weight is not None
+    mx.eval([a for a in (weight, scales, biases, bias) if a is not None])
+
+    def apply(x: mx.array) -> mx.array:
+        if scales is None:
+            y = x @ weight.T
+        else:
+            y = mx.quantized_matmul(
+                x,
+                weight,
+                scales,
+                biases,
+                transpose=True,
+                group_size=layer.group_size,
+                bits=layer.bits,
+                mode=layer.mode,
+            )
+        return y if bias is None else y + bias
+
+    return apply

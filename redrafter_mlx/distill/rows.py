@@ -1,0 +1,101 @@
+"""What the target's layers keep of the corpus: read once, for drafters that borrow layers.
+
+A file of rows lies in a folder named for the layers, under the name of the shard it belongs to:
+
+    rows  [R, layers, 2, K, head size]  float16  keys and values of every token but a text's last,
+                                                 one text behind the other
+
+so that the texts of a corpus serve drafters of every form, and only what differs is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.distill.corpus import Text, damaged, load_arrays, load_shard
+from redrafter_mlx.distill.whole import whole_file
+from redrafter_mlx.target import Target
+
+FORMAT = "redrafter-mlx rows 1"
+
+
+def rows_path(shard: Path, layers: Sequence[int]) -> Path:
+    """Where the rows of a shard lie."""
+    return shard.parent / f"layers-{'-'.join(map(str, layers))}" / shard.name
+
+
+def read_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> list[np.ndarray]:
+    """The keys and values [R, layers, 2, K, head size] float16 of each text.
+
+    What a text has in common with the one before it is not read again.
+    """
+    cache = target.new_cache()
+    before: list[int] = []
+    found = []
+    for text in texts:
+        tokens = [*text.prompt, *text.answer.tolist()][:-1]
+        start = _common(before, tokens)
+        if start < len(tokens):
+            last = len(tokens) - start - 1
+            target.prefill(mx.array([tokens[start:]], mx.int32), cache, start, [last])
+        held = []
+        for layer in (cache.layers[i] for i in layers):
+            assert layer.keys is not None
+            assert layer.values is not None
+            both = mx.stack([layer.keys[0, :, : len(tokens)], layer.values[0, :, : len(tokens)]])
+            held.append(both.transpose(2, 0, 1, 3))  # [R, 2, K, head size]
+        found.append(np.array(mx.stack(held, axis=1).astype(mx.float16)))
+        before = tokens
+    return found
+
+
+def save_rows(rows: Sequence[np.ndarray], path: Path, made: dict[str, str]) -> None:
+    """Write the rows of one shard's texts, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    together = np.concatenate(rows) if rows else np.zeros((0, 1, 2, 1, 1), np.float16)
+    with whole_file(path) as partial:
+        mx.save_safetensors(str(partial), {"rows": mx.array(together)}, {**made, "format": FORMAT})
+
+
+def load_texts(shard: Path, layers: Sequence[int]) -> list[Text]:
+    """The texts of a shard, with the rows of `layers` if any are asked for.
+
+    Raises DamagedFileError, naming the file, for what is not whole.
+    """
+    texts = load_shard(shard).texts
+    if not layers:
+        return texts
+    path = rows_path(shard, layers)
+    try:
+        arrays, metadata = load_arrays(path)
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+        return _split(texts, np.array(arrays["rows"]))
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise damaged(path, error) from None
+
+
+def _split(texts: Sequence[Text], rows: np.ndarray) -> list[Text]:
+    counts = [len(text.prompt) + len(text.answer) - 1 for text in texts]
+    if sum(counts) != len(rows):
+        raise ValueError(f"it holds {len(rows)} rows, its shard's texts have {sum(counts)}")
+    ends = np.cumsum(counts).tolist()
+    return [
+        replace(text, rows=rows[end - count : end])
+        for text, count, end in zip(texts, counts, ends, strict=True)
+    ]
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    n = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        n += 1
+    return n
