@@ -22,6 +22,7 @@ import mlx.core as mx
 from redrafter_mlx.accept import accept
 from redrafter_mlx.bench.methods import Clock
 from redrafter_mlx.bench.statistics import Spread
+from redrafter_mlx.borrow import Accepted
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.generate import Redrafter
@@ -149,8 +150,9 @@ class _Step:
             return state, made
         before, rows = length, None
         if self.proposer.reads_layers:
-            path, count = accepted.path, accepted.n_accepted
-            rows = cache.rows(self.proposer.reads_layers, tree, path, count, length)
+            kept = Accepted(accepted.path, accepted.n_accepted)
+            layers, nodes = self.proposer.reads_layers, tree.tokens.shape[1]
+            rows = cache.text_rows(layers, length, nodes, kept)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, length)
         if self.last == 2:
             return replace(state, length=length), [*made, length]
@@ -178,7 +180,7 @@ def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamSha
         text = extend_text(begin_text([prompt]), root[:, None], length, len(prompt))
         mx.eval(text)
     layers = proposer.reads_layers
-    rows = cache.prompt_rows(layers, length) if layers else None
+    rows = cache.text_rows(layers, length) if layers else None
     given = DraftInput(context, root, length, text, rows)
     tree = pack_beam(proposer.propose(given, shape), shape.nodes)
     mx.eval(_arrays(tree), length, cache.buffers)

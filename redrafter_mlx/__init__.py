@@ -30,7 +30,8 @@ BLAS = load_optimised_blas()
 
 if TYPE_CHECKING:
     from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
-    from redrafter_mlx.drafter import Drafter, DrafterConfig
+    from redrafter_mlx.drafter import Drafter
+    from redrafter_mlx.drafter_config import DrafterConfig
     from redrafter_mlx.errors import RedrafterError
     from redrafter_mlx.generate import Redrafter, stream_generate
     from redrafter_mlx.load import load
@@ -43,7 +44,7 @@ _HOME = {
     "GenerationOptions": "config",
     "SamplingParams": "config",
     "Drafter": "drafter",
-    "DrafterConfig": "drafter",
+    "DrafterConfig": "drafter_config",
     "RedrafterError": "errors",
     "Completion": "response",
     "Redrafter": "generate",

@@ -47,6 +47,8 @@ def accept(tree: TokenTree, choices: mx.array) -> Acceptance:
     Shapes:
       choices: [B, N] int32, the target's token behind each node
     """
+    if tree.is_chain:
+        return _accept_chain(tree, choices)
     asked = mx.take_along_axis(choices, mx.maximum(tree.parents, 0), axis=1)
     accepted = _with_ancestors(tree, tree.tokens == asked)
     last = mx.argmax(mx.where(accepted, tree.depths, -1), axis=1)
@@ -97,6 +99,20 @@ def up_to(tree: TokenTree, last: mx.array, bonus: mx.array) -> Acceptance:
         last=last,
         emitted=mx.where(level[None] < n_accepted, drafts, bonus[:, None]),
         bonus=bonus,
+    )
+
+
+def _accept_chain(tree: TokenTree, choices: mx.array) -> Acceptance:
+    """The same for one candidate: it is kept up to the first draft that was not chosen."""
+    node = mx.arange(tree.tokens.shape[1])[None]
+    right = (tree.tokens[:, 1:] == choices[:, :-1]) & (tree.parents[:, 1:] >= 0)
+    n_accepted = mx.sum(mx.cumprod(right.astype(mx.int32), axis=1), axis=1)
+    return Acceptance(
+        path=mx.where(node <= n_accepted[:, None], node, 0),
+        n_accepted=n_accepted,
+        last=n_accepted,
+        emitted=choices,
+        bonus=mx.take_along_axis(choices, n_accepted[:, None], axis=1)[:, 0],
     )
 
 

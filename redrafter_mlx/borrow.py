@@ -29,6 +29,13 @@ class TargetRows(NamedTuple):
     visible: mx.array
 
 
+class Accepted(NamedTuple):
+    """The path of a tree that was accepted: [B, L] int32 nodes, and how many drafts [B] it has."""
+
+    path: mx.array
+    n_accepted: mx.array
+
+
 class LookBack(Protocol):
     """The borrowed layers, applied behind some text."""
 
@@ -98,25 +105,22 @@ class _KeptRows:
         return self.keys, self.values
 
 
-def rows_of_path(
-    path: mx.array, n_accepted: mx.array, length: mx.array, nodes: int, extent: int
-) -> mx.array:
-    """Which rows belong to the text once a path of the tree behind `length` rows was accepted.
+def rows_of_text(length: mx.array, nodes: int, accepted: Accepted | None, extent: int) -> mx.array:
+    """Which rows belong to the text once some of a tree behind `length` rows was accepted.
 
     With two committed rows, a tree of three nodes and path 0-2: 1 1 1 0 1 0.
 
     Shapes:
-      path:       [B, L] int32, as in Acceptance
-      n_accepted: [B] int32
-      length:     [B] int32, committed before the path
+      length: [B] int32, committed before the tree
     Returns:
       [B, extent] bool
     """
-    kept = mx.arange(path.shape[1])[None] <= n_accepted[:, None]  # [B, L]
-    on_path = mx.any(
-        (path[:, :, None] == mx.arange(nodes)[None, None]) & kept[:, :, None], axis=1
-    )  # [B, N]
     column = mx.arange(extent)[None] - length[:, None]
+    if accepted is None:
+        return column < 0
+    path, n_accepted = accepted
+    kept = (mx.arange(path.shape[1])[None] <= n_accepted[:, None])[:, :, None]  # [B, L, 1]
+    on_path = mx.any((path[:, :, None] == mx.arange(nodes)) & kept, axis=1)  # [B, N]
     inside = (column >= 0) & (column < nodes)
     in_tree = mx.take_along_axis(on_path, mx.clip(column, 0, nodes - 1), axis=1)
     return (column < 0) | (inside & in_tree)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from redrafter_mlx.borrow import TargetRows, rows_of_path
+from redrafter_mlx.borrow import Accepted, TargetRows, rows_of_text
 from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.masks import attention_mask, chain_mask
 from redrafter_mlx.rows import gather_rows, round_up, with_capacity, write_rows
 from redrafter_mlx.tree import TokenTree
 
@@ -149,8 +150,10 @@ class LayerCache:
         capacity = round_up(end, CAPACITY_STEP)
         self.keys = with_capacity(self.keys, keys, capacity)
         self.values = with_capacity(self.values, values, capacity)
-        self.keys[:, :, plan.start : end] = keys
-        self.values[:, :, plan.start : end] = values
+        at = mx.array([plan.start])
+        # Not `self.keys[...] = keys`: that changes the very array which a snapshot holds.
+        self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
+        self.values = mx.slice_update(self.values, values, at, axes=(2,))
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
@@ -178,7 +181,10 @@ class TreeCache:
         if self.pending is not None:
             write_at = self.pending.length
             gather = _gather_index(self.pending, _tree_rows(self.layers[0]), N)
-        mask = attention_mask(tree.mask, length, extent)
+        if tree.is_chain:
+            mask = chain_mask(length, N, extent)
+        else:
+            mask = attention_mask(tree.mask, length, extent)
         if mask.shape[0] == 1:
             mask = mask[0, 0]  # every attention of mlx-lm broadcasts a mask without batch axes
         self.plan = TreePlan(offset, mask, write_at, gather, extent, capacity)
@@ -194,39 +200,27 @@ class TreeCache:
         self.pending = None if tree.is_chain else Pending(path, n_accepted, length)
         return length + 1 + n_accepted
 
-    def rows(
+    def text_rows(
         self,
         indices: Sequence[int],
-        tree: TokenTree,
-        path: mx.array,
-        n_accepted: mx.array,
         length: mx.array,
+        nodes: int = 0,
+        accepted: Accepted | None = None,
     ) -> TargetRows:
-        """What some layers hold of the text, straight behind a tree's verification.
+        """What some layers hold of the text, straight behind a call.
 
         Shapes:
-          path, n_accepted: what was accepted of `tree`, as in Acceptance
-          length: [B] int32, committed before it
+          length: [B] int32, committed before a tree of `nodes` of which `accepted` was kept; of
+                  prompts all of it
         """
-        assert isinstance(self.plan, TreePlan)
-        extent, nodes = self.plan.extent, tree.tokens.shape[1]
-        visible = rows_of_path(path, n_accepted, length, nodes, extent)
-        return TargetRows(self._held(indices, extent), visible)
-
-    def prompt_rows(self, indices: Sequence[int], length: mx.array) -> TargetRows:
-        """What some layers hold of prompts of `length` [B] tokens, straight behind them."""
-        assert isinstance(self.plan, PromptSpan)
-        extent = self.plan.start + self.plan.count
-        visible = mx.arange(extent)[None] < length[:, None]
-        return TargetRows(self._held(indices, extent), visible)
-
-    def _held(self, indices: Sequence[int], extent: int) -> tuple[tuple[mx.array, mx.array], ...]:
+        plan = self.plan
+        extent = plan.extent if isinstance(plan, TreePlan) else plan.start + plan.count
         held = []
         for layer in (self.layers[i] for i in indices):
             assert layer.keys is not None
             assert layer.values is not None
             held.append((layer.keys[:, :, :extent], layer.values[:, :, :extent]))
-        return tuple(held)
+        return TargetRows(tuple(held), rows_of_text(length, nodes, accepted, extent))
 
     def settle(self) -> None:
         """Put a pending path in place, so that the rows below the length are all valid."""
@@ -275,30 +269,6 @@ class TreeCache:
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.buffers)
-
-
-def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.array:
-    """What each node may attend to: all committed rows, and its own ancestors behind them.
-
-    With two committed rows and a root with two children, `extent` 6:
-
-        committed  tree    unused
-          1 1     1 0 0      0        root
-          1 1     1 1 0      0        first child
-          1 1     1 0 1      0        second child
-
-    Shapes:
-      tree_mask: [B, N, N] bool
-      length:    [B] int32
-    Returns:
-      [B, 1, N, extent] bool, True = may attend
-    """
-    B, N, _ = tree_mask.shape
-    column = mx.arange(extent)[None, :] - length[:, None]  # [B, extent], 0 = the root's row
-    inside = (column >= 0) & (column < N)
-    index = mx.broadcast_to(mx.clip(column, 0, N - 1)[:, None, :], (B, N, extent))
-    in_tree = mx.take_along_axis(tree_mask, index, axis=2)
-    return ((column < 0)[:, None, :] | (inside[:, None, :] & in_tree))[:, None]
 
 
 def _gather_index(pending: Pending, n_old: int, n_new: int) -> mx.array:

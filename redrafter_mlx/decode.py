@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 import mlx.core as mx
 
 from redrafter_mlx.accept import Acceptance, accept, accept_typical
+from redrafter_mlx.borrow import Accepted
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.proposer import DraftInput, Proposer, SamplingProposer
@@ -127,7 +128,7 @@ class Decoder:
         accepted, history, logits = self._judge(before, logits)
         text = _with_emitted(before, accepted, start + width - 1)
         layers = self._reads_layers
-        rows = cache.prompt_rows(layers, length) if layers else None
+        rows = cache.text_rows(layers, length) if layers else None
         drafts = self._draft(DraftInput(context, accepted.bonus, length, text, rows), keys, shape)
         state = DecodeState(cache, length, drafts, keys, history, text)
         return state, report_step(only, PLAIN, accepted, logits)
@@ -140,12 +141,15 @@ class Decoder:
         The tree is verified as it was drafted; `shape` is that of the next one.
         """
         tree, cache, keys = state.drafts.tree, state.cache, state.keys
-        hidden, logits = self.target.verify(tree, cache, state.length, bound)
+        if self.proposer is None and state.length.shape[0] == 1:  # nothing unread: exact
+            hidden, logits = self.target.extend(tree.tokens, cache, bound)
+        else:
+            hidden, logits = self.target.verify(tree, cache, state.length, bound)
         accepted, history, logits = self._judge(state, logits)
         rows = None
         if self._reads_layers:
-            path, count = accepted.path, accepted.n_accepted
-            rows = cache.rows(self._reads_layers, tree, path, count, state.length)
+            kept = Accepted(accepted.path, accepted.n_accepted)
+            rows = cache.text_rows(self._reads_layers, state.length, tree.tokens.shape[1], kept)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
         text = _with_emitted(state, accepted, bound)

@@ -7,9 +7,8 @@ a folder of its weights loads as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,129 +16,14 @@ import mlx.nn as nn
 from redrafter_mlx.beam import beam_search
 from redrafter_mlx.borrow import BorrowedLayers, LookBack
 from redrafter_mlx.config import (
-    DEFAULT_BEAM_SHAPE,
     BeamShape,
     SamplingParams,
-    check_choice,
-    refuse_unknown_keys,
 )
-from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.drafter_config import DrafterConfig, check_target
 from redrafter_mlx.proposer import DraftInput
 from redrafter_mlx.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import Beams
-
-Head = Literal["own", "tied"]
-
-_TRANSFORMERS_KEYS = (
-    "_name_or_path",
-    "architectures",
-    "auto_map",
-    "dtype",
-    "model_type",
-    "torch_dtype",
-    "transformers_version",
-)
-"""Bookkeeping that transformers writes beside the paper's keys; it says nothing of the drafter."""
-
-
-@dataclass(frozen=True)
-class DrafterConfig:
-    """What a drafter's `config.json` says; the first six keys are the paper's.
-
-    hidden_size:      D of the target
-    vocab_size:       V of the target
-    exit_dim:         width of the residual blocks; other than 2 D, an input projection leads there
-    num_draft_layers: residual blocks
-    rnn:              False replaces the recurrence by s' = s + e
-    num_lookback_tokens: kept for the paper's code, unused
-    head:             `own` output matrix, or `tied` to the target's; behind the blocks then stand
-                      an output projection, where exit_dim is not D, and a norm
-    borrowed_layers: layers of the target, counted from 0, between the output projection and the
-                      norm of a tied head; see borrow.py
-    borrowed_scale:  what the output projection is multiplied by in front of them
-    draft_vocab_size: only so many tokens can be drafted; None drafts all
-    bits, group_size: quantisation of the stored weights, None if not quantised
-    target, target_fingerprint: what it was trained for
-    beam_width, beam_length, max_nodes: the shape to use when none is asked for
-    """
-
-    hidden_size: int
-    vocab_size: int
-    exit_dim: int
-    num_draft_layers: int
-    rnn: bool = True
-    num_lookback_tokens: int = 0
-    head: Head = "own"
-    borrowed_layers: tuple[int, ...] = ()
-    borrowed_scale: float = 1.0
-    draft_vocab_size: int | None = None
-    bits: int | None = None
-    group_size: int | None = None
-    target: str | None = None
-    target_fingerprint: str | None = None
-    beam_width: int = DEFAULT_BEAM_SHAPE.width
-    beam_length: int = DEFAULT_BEAM_SHAPE.length
-    max_nodes: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("hidden_size", "vocab_size", "exit_dim"):
-            if not _is_int(getattr(self, name)) or getattr(self, name) < 1:
-                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be above 0")
-        if not _is_int(self.num_draft_layers) or self.num_draft_layers < 0:
-            raise BadInputError(
-                f"num_draft_layers is {self.num_draft_layers!r}; it must be 0 or more"
-            )
-        if not isinstance(self.rnn, bool):
-            raise BadInputError(f"rnn is {self.rnn!r}; it must be true or false")
-        check_choice("head", self.head, Head)
-        layers = self.borrowed_layers
-        if not all(_is_int(i) and i >= 0 for i in layers) or sorted(set(layers)) != list(layers):
-            raise BadInputError(
-                f"borrowed_layers is {list(layers)!r}; it must be rising numbers of layers"
-            )
-        if not self.borrowed_scale > 0:
-            raise BadInputError(f"borrowed_scale is {self.borrowed_scale!r}; it must be above 0")
-        if layers and self.head != "tied":
-            raise BadInputError(
-                f"head is {self.head!r}; a drafter with borrowed_layers needs a tied one"
-            )
-        size = self.draft_vocab_size
-        if size is not None and not (_is_int(size) and 1 <= size <= self.vocab_size):
-            raise BadInputError(f"draft_vocab_size is {size!r}; at most vocab_size fits")
-        if (self.bits is None) != (self.group_size is None):
-            raise BadInputError("bits and group_size go together; one of them is missing")
-        _ = self.beam_shape
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, object]) -> DrafterConfig:
-        """Raises BadInputError for a missing or unknown key, naming it."""
-        known = [f.name for f in fields(cls)]
-        own = {k: v for k, v in given.items() if k not in _TRANSFORMERS_KEYS}
-        refuse_unknown_keys(own, known, "drafter key")
-        for required in ("hidden_size", "vocab_size", "exit_dim", "num_draft_layers", "rnn"):
-            if required not in own:
-                raise BadInputError(f"drafter key {required!r} is missing")
-        layers = own.get("borrowed_layers", ())
-        if not isinstance(layers, (list, tuple)):
-            raise BadInputError(f"borrowed_layers is {layers!r}; it must be a list")
-        return cls(**{**own, "borrowed_layers": tuple(layers)})  # type: ignore[arg-type]
-
-    def to_dict(self) -> dict[str, object]:
-        """The keys to store; extensions that are not used are left out."""
-        stored = {"model_type": "recurrent_drafting_drafter", **asdict(self)}
-        stored["borrowed_layers"] = list(self.borrowed_layers) or None
-        stored["borrowed_scale"] = self.borrowed_scale if self.borrowed_layers else None
-        return {k: v for k, v in stored.items() if v is not None}
-
-    @property
-    def output_size(self) -> int:
-        """V', how many tokens can be drafted."""
-        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
-
-    @property
-    def beam_shape(self) -> BeamShape:
-        return BeamShape(self.beam_width, self.beam_length, self.max_nodes)
 
 
 class ResidualBlock(nn.Module):
@@ -291,20 +175,3 @@ class BoundDrafter:
     @property
     def output_size(self) -> int:
         return self.drafter.config.output_size
-
-
-def check_target(config: DrafterConfig, hidden_size: int, vocab_size: int) -> None:
-    """Raises MismatchError, naming both sides, unless the drafter fits the target's sizes."""
-    for what, mine, theirs in (
-        ("hidden size", config.hidden_size, hidden_size),
-        ("vocabulary", config.vocab_size, vocab_size),
-    ):
-        if mine != theirs:
-            raise MismatchError(
-                f"the drafter's {what} is {mine}, the target's is {theirs}; "
-                f"train a drafter for this target with `redrafter-mlx train`"
-            )
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

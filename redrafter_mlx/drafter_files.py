@@ -12,7 +12,8 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from redrafter_mlx.drafter import Drafter, DrafterConfig, check_target
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.drafter_config import DrafterConfig, check_target
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target import Target
 

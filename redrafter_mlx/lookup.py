@@ -129,13 +129,19 @@ def join_lookup(drafter: object | None) -> str:
 class Both:
     """Branches of a drafter and of a lookup in one tree, whichever are likelier.
 
-    Half of the beams, rounded down and at most `looked_up` of them, are the lookup's: of one beam
-    none, of two one. Rejection draws from the drafter alone, for a lookup has no distribution.
+    Half of the beams, rounded down and at most `looked_up` of them, are the lookup's. A single
+    beam is the one of which more is expected to be kept: in a text that repeats itself the
+    lookup's, otherwise mostly the drafter's. Rejection draws from the drafter alone, for a lookup
+    has no distribution.
+
+    longest: the drafter's candidates end there, the root counted. It pays for each token that it
+             drafts and is seldom right so far on; a lookup's long drafts cost nothing
     """
 
     drafter: SamplingProposer
     lookup: Lookup
     looked_up: int = 2
+    longest: int = 4
 
     @property
     def reads_text(self) -> bool:
@@ -156,9 +162,11 @@ class Both:
         """
         mine = min(shape.width // 2, self.looked_up)
         theirs = shape.width - mine
-        drafted = self.drafter.propose(given, BeamShape(theirs, shape.length))
+        length = min(shape.length, self.longest)
+        drafted = self.drafter.propose(given, BeamShape(theirs, length))
+        drafted = _ended_before(drafted, shape.length)
         if mine == 0:
-            return drafted
+            return _more_expected(drafted, self.lookup.propose(given, shape))
         both = join_beams(drafted, self.lookup.propose(given, BeamShape(mine, shape.length)))
         turn = mx.array(sorted(range(shape.width), key=lambda w: w if w < theirs else w - theirs))
         return Beams(both.tokens[:, turn], both.log_probs[:, turn])
@@ -168,6 +176,24 @@ class Both:
     ) -> SampledDrafts:
         """The drafter's own draws."""
         return self.drafter.draw(given, keys, shape, params)
+
+
+def _ended_before(beams: Beams, length: int) -> Beams:
+    """Candidates of `length` that end where the given ones do."""
+    behind = [(0, 0), (0, 0), (0, length - beams.tokens.shape[2])]
+    return Beams(
+        mx.pad(beams.tokens, behind), mx.pad(beams.log_probs, behind, constant_values=-mx.inf)
+    )
+
+
+def _more_expected(one: Beams, other: Beams) -> Beams:
+    """Of two single beams, row by row, the one more of whose drafts are expected to be kept."""
+
+    def expected(beams: Beams) -> mx.array:
+        return mx.sum(mx.exp(beams.log_probs[:, :, 1:]), axis=2, keepdims=True)
+
+    better = expected(other) > expected(one)
+    return Beams(*(mx.where(better, b, a) for a, b in zip(one, other, strict=True)))
 
 
 def match_lengths(text: mx.array, position: mx.array, longest: int) -> mx.array:

@@ -174,7 +174,7 @@ def _drafting(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
     if proposer.reads_layers:
         cache, prompt = target.new_cache(), mx.zeros((1, SHORT_CONTEXT), mx.int32)
         target.prefill(prompt, cache, 0, [SHORT_CONTEXT - 1])
-        rows = cache.prompt_rows(proposer.reads_layers, position)
+        rows = cache.text_rows(proposer.reads_layers, position)
         mx.eval(rows.layers)
     given = DraftInput(context, root, position, text if proposer.reads_text else None, rows)
 

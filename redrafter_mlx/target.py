@@ -119,6 +119,16 @@ class Target:
         hidden = self.hidden(tree.tokens, cache.layers)
         return hidden, self.logits(hidden)
 
+    def extend(self, tokens: mx.array, cache: TreeCache, start: int) -> tuple[mx.array, mx.array]:
+        """The call of plain decoding: tokens [B, 1] behind exactly `start` rows, nothing masked.
+
+        Returns:
+          hidden: [B, 1, D], logits: [B, 1, V]
+        """
+        cache.plan_prompt(start, tokens.shape[1])
+        hidden = self.hidden(tokens, cache.layers)
+        return hidden, self.logits(hidden)
+
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
         """The final-norm output [B, N, D] of a plain call on mlx-lm's own caches, one a layer."""
         out: mx.array = self._backbone(tokens, cache=cache)

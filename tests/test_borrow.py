@@ -6,10 +6,10 @@ import mlx.core as mx
 import pytest
 from tiny import ARCHITECTURES, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx.borrow import rows_of_path
+from redrafter_mlx.borrow import Accepted, rows_of_text
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder
-from redrafter_mlx.drafter import DrafterConfig
+from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.report import StepResult
@@ -26,7 +26,7 @@ def test_a_borrowed_layer_that_also_sees_its_own_row_is_the_targets_layer(name: 
     tokens = mx.array([PROMPT])
     cache = target.new_cache()
     target.prefill(tokens, cache, 0, [len(PROMPT) - 1])
-    rows = cache.prompt_rows([0], mx.array([len(PROMPT)]))
+    rows = cache.text_rows([0], mx.array([len(PROMPT)]))
     look_back = target.borrow([0]).behind(rows, mx.array([len(PROMPT) - 1]))
 
     own = target.layer_input(tokens, 0)[:, -1:]
@@ -40,7 +40,7 @@ def test_beams_at_one_place_are_looked_up_as_one_beam_alone() -> None:
     target = Target(random_model())
     cache = target.new_cache()
     target.prefill(mx.array([PROMPT, PROMPT[::-1]]), cache, 0, [5, 9])
-    rows = cache.prompt_rows([0, 1], mx.array([6, 10]))
+    rows = cache.text_rows([0, 1], mx.array([6, 10]))
     look_back = target.borrow([0, 1]).behind(rows, mx.array([6, 10]))
     x = mx.random.normal((2, 3, target.hidden_size), key=mx.random.key(1))
 
@@ -53,7 +53,7 @@ def test_beams_at_one_place_are_looked_up_as_one_beam_alone() -> None:
 def test_rows_of_a_path_are_the_text_and_the_accepted_nodes() -> None:
     path, accepted = mx.array([[0, 2, 0], [0, 1, 3]]), mx.array([1, 2])
 
-    seen = rows_of_path(path, accepted, mx.array([2, 1]), 4, 7)
+    seen = rows_of_text(mx.array([2, 1]), 4, Accepted(path, accepted), 7)
 
     assert seen.astype(mx.int32).tolist() == [[1, 1, 1, 0, 1, 0, 0], [1, 1, 1, 0, 1, 0, 0]]
 
@@ -105,7 +105,7 @@ def test_drafts_behind_an_accepted_path_are_those_behind_the_same_text_read_afre
         committed = text[:n]
         cache = target.new_cache()
         context = target.prefill(mx.array([committed]), cache, 0, [n - 1])
-        rows = cache.prompt_rows((0, 1), mx.array([n]))
+        rows = cache.text_rows((0, 1), mx.array([n]))
         again = drafter.propose(DraftInput(context, given.root, given.position, None, rows), shape)
         own = drafter.propose(given, shape)
         assert own.tokens.tolist() == again.tokens.tolist()

@@ -11,9 +11,10 @@ from test_target import tree_for
 from tiny import plain_tokens, random_model
 
 from redrafter_mlx.accept import accept
-from redrafter_mlx.cache import CAPACITY_STEP, TreeCache, attention_mask
+from redrafter_mlx.cache import CAPACITY_STEP, TreeCache
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder
+from redrafter_mlx.masks import attention_mask
 from redrafter_mlx.memory import PrefixMemory, common_prefix
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import sequence_keys

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from redrafter_mlx.config import BeamShape, GenerationOptions
-from redrafter_mlx.drafter import DrafterConfig
+from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
 

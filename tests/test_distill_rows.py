@@ -11,6 +11,7 @@ import pytest
 from tiny import HIDDEN, random_drafter, random_model
 
 from redrafter_mlx.borrow import TargetRows
+from redrafter_mlx.distill import examples
 from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.learner import prepare_borrowed
@@ -50,7 +51,11 @@ def test_rows_are_those_of_each_text_read_alone() -> None:
                 assert mx.allclose(got, want[0, :, : len(tokens)], atol=5e-3)
 
 
-def test_every_place_of_a_batch_looks_back_over_its_own_text() -> None:
+@pytest.mark.parametrize("run", [4, 32])
+def test_every_place_of_a_batch_looks_back_over_its_own_text(
+    run: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(examples, "_RUN", run)
     target = Target(random_model())
     bound = random_drafter(head="tied", borrowed_layers=LAYERS).bind(target)
     said = with_rows(target)

@@ -13,7 +13,8 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
-from redrafter_mlx.drafter import Drafter, DrafterConfig
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.drafter_files import load_drafter, save_drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target import Target

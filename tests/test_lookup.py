@@ -290,6 +290,31 @@ def test_beams_are_shared_between_drafter_and_lookup() -> None:
         assert sum(row[1] < 40 for row in tokens[0].tolist()) == looked_up
 
 
+@pytest.mark.parametrize(("sure", "first"), [(-0.05, 40), (-3.0, 7)])
+def test_a_single_beam_is_the_one_that_promises_more(sure: float, first: int) -> None:
+    """Two matching tokens speak for 7 with about one half."""
+    given = DraftInput(
+        mx.zeros((1, 4)), mx.array([6]), mx.array([5]), begin_text([[5, 6, 7, 8, 5, 6]])
+    )
+    mixed = Both(Echo([40, 41], sure), LOOKUP)  # type: ignore[arg-type]
+    assert mixed.propose(given, BeamShape(1, 3)).tokens[0, 0, 1].item() == first
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_the_drafters_candidates_end_early_and_the_lookups_do_not(width: int) -> None:
+    text = [5, 6, 7, 8, 9, 10, 11, 5, 6]
+    given = DraftInput(mx.zeros((1, 4)), mx.array([6]), mx.array([8]), begin_text([text]))
+    for sure in (-0.01, -9.0):
+        mixed = Both(Echo([40, 41, 42], sure), LOOKUP)  # type: ignore[arg-type]
+        beams = mixed.propose(given, BeamShape(width, 6))
+        for tokens, scores in zip(
+            beams.tokens[0].tolist(), beams.log_probs[0].tolist(), strict=True
+        ):
+            drafted = tokens[1] >= 40
+            assert sum(score > -np.inf for score in scores) == (4 if drafted else 6)
+    assert [row[1] >= 40 for row in beams.tokens[0].tolist()].count(False) == 1
+
+
 def test_a_session_looks_up_what_earlier_turns_said() -> None:
     """The text is the whole conversation, though only the new turn's tokens are read again."""
     redrafter = Redrafter(byte_model(seed=2), byte_tokenizer(), LOOKUP)

@@ -14,7 +14,8 @@ from test_sampling import chi_square, critical
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, DecodeState
-from redrafter_mlx.drafter import Drafter, DrafterConfig
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.load import LoadedTarget, load_target
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.replay import Replay

@@ -77,6 +77,7 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     config = read_config(output)
     assert config.target_fingerprint is not None
     assert config.draft_vocab_size == 100
+    assert config.borrowed_layers == (0, 1)
     events = [at.event for at in read_metrics(output)]
     assert sum(isinstance(e, Evaluation) for e in events) >= 2
     losses = [e.loss for e in events if isinstance(e, Step)]
@@ -147,6 +148,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
     [
         (["--epochs", "0"], "epochs is 0"),
         (["--draft-vocab", "many"], "--draft-vocab is many"),
+        (["--borrow", "last"], "--borrow is last"),
         (["--head", "loose"], "--head"),
         (["--labels", "mine"], "--labels"),
         (["--own-prompts", "2"], "own share of prompts is 2"),
@@ -164,6 +166,27 @@ def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
     assert said in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--borrow", "1,7"], "the drafter cannot borrow layers 1, 7; the target has 2"),
+        (["--borrow", "1", "--head", "own"], "a drafter with borrowed_layers needs a tied one"),
+    ],
+)
+def test_layers_that_cannot_be_borrowed_are_refused_before_anything_is_written(
+    model: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    output = tmp_path / "out"
+    assert main.run([*arguments(model, prompts, output), *options]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not output.exists()
 
 
 def test_given_answers_are_learnt_as_they_stand_or_as_the_target_would_go_on(

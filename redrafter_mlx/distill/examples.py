@@ -17,6 +17,10 @@ from redrafter_mlx.distill.rows import load_texts, rows_path
 from redrafter_mlx.errors import BadInputError
 
 
+_RUN = 32
+"""Places of a text that go through borrowed layers as one row; short rows need little padding."""
+
+
 @dataclass(frozen=True)
 class Places:
     """Texts laid end to end; a place is one answer token behind which is drafted.
@@ -56,8 +60,10 @@ class Places:
         )
 
     def _text_rows(self, rows: np.ndarray, at: np.ndarray) -> TextRows:
-        """The rows of the texts that the places `at` [P] are in."""
-        run = np.concatenate([[True], self.text[at[1:]] != self.text[at[:-1]]])
+        """The rows of the texts that the places `at` [P] are in, in runs of at most _RUN places."""
+        begins = np.concatenate([[True], self.text[at[1:]] != self.text[at[:-1]]])
+        since = np.arange(len(at)) - np.maximum.accumulate(np.where(begins, np.arange(len(at)), 0))
+        run = since % _RUN == 0
         first = np.flatnonzero(run)  # [B], of each run among the batch's places
         count = np.diff(np.append(first, len(at)))
         which = np.cumsum(run) - 1  # [P], the run of each place

@@ -9,7 +9,7 @@ from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.reading import Labels
-from redrafter_mlx.drafter import DrafterConfig, Head
+from redrafter_mlx.drafter_config import DrafterConfig, Head
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target import Target
 
@@ -32,8 +32,13 @@ class DrafterForm:
     borrowed: tuple[int, ...] | None = None
 
     def borrowed_of(self, n_layers: int) -> tuple[int, ...]:
-        """The borrowed layers for a target of so many."""
+        """The borrowed layers for a target of so many; BadInputError for one it does not have."""
         if self.borrowed is not None:
+            if any(i >= n_layers for i in self.borrowed):
+                raise BadInputError(
+                    f"the drafter cannot borrow layers {', '.join(map(str, self.borrowed))}; the "
+                    f"target has {n_layers}, counted from 0"
+                )
             return self.borrowed
         if self.head == "own":
             return ()

@@ -12,7 +12,7 @@ from redrafter_mlx.borrow import BorrowedLayers, LookBack
 class TextRows(NamedTuple):
     """What borrowed layers keep of the texts that a batch's places are in.
 
-    A batch's P places are runs of consecutive ones, each run in one of B texts.
+    A batch's P places are B runs of consecutive ones, each within one text.
 
     Shapes:
       layers: for each layer keys and values [B, K, R, head size], padded behind

@@ -33,7 +33,8 @@ from redrafter_mlx.distill.rows import load_texts
 from redrafter_mlx.distill.speed import measure_speed
 from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
 from redrafter_mlx.distill.workers import CorpusJob, CorpusSize, write_corpus
-from redrafter_mlx.drafter import Drafter, DrafterConfig
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.drafter_files import load_drafter, save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.generate import Redrafter
@@ -78,6 +79,7 @@ class TrainingRun:
         self.target = Target(self.loaded.model)
         self.target.check_trees()
         source = self.loaded.source
+        self.config = job.form.config(self.target, source.name, source.fingerprint)
         labels = (job.labels, job.training.draft_length) if job.data else None
         self.corpus_key = _key(
             source.fingerprint, source.dtype, job.writing, self.conversations, labels
@@ -98,7 +100,7 @@ class TrainingRun:
         return CorpusJob(
             job.model, job.dtype, job.quantize, tuple(self.conversations), job.writing, self.folder,
             job.labels if job.data else None, job.training.draft_length,
-            job.form.borrowed_of(self.target.n_layers),
+            self.config.borrowed_layers,
         )  # fmt: skip
 
     def estimate(self) -> Estimate:
@@ -124,7 +126,7 @@ class TrainingRun:
         assert self.corpus is not None, "write() first"
         job, target = self.job, self.target
         learnt, held_out = self._split(self.corpus.blocks)
-        config = job.form.config(target, self.loaded.source.name, self.loaded.source.fingerprint)
+        config = self.config
         mx.random.seed(job.training.seed)
         drafter = Drafter(config)
         counts = count_tokens(learnt, target.vocab_size)

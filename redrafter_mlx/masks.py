@@ -1,0 +1,35 @@
+"""What each node of a tree may attend to, as masks of static shape."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+
+def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.array:
+    """What each node may attend to: all committed rows, and its own ancestors behind them.
+
+    With two committed rows and a root with two children, `extent` 6:
+
+        committed  tree    unused
+          1 1     1 0 0      0        root
+          1 1     1 1 0      0        first child
+          1 1     1 0 1      0        second child
+
+    Shapes:
+      tree_mask: [B, N, N] bool
+      length:    [B] int32
+    Returns:
+      [B, 1, N, extent] bool, True = may attend
+    """
+    B, N, _ = tree_mask.shape
+    column = mx.arange(extent)[None, :] - length[:, None]  # [B, extent], 0 = the root's row
+    inside = (column >= 0) & (column < N)
+    index = mx.broadcast_to(mx.clip(column, 0, N - 1)[:, None, :], (B, N, extent))
+    in_tree = mx.take_along_axis(tree_mask, index, axis=2)
+    return ((column < 0)[:, None, :] | (inside[:, None, :] & in_tree))[:, None]
+
+
+def chain_mask(length: mx.array, nodes: int, extent: int) -> mx.array:
+    """`attention_mask` [B, 1, N, extent] of one candidate: all rows up to and including its own."""
+    own = length[:, None] + mx.arange(nodes)[None]
+    return (mx.arange(extent)[None, None] <= own[:, :, None])[:, None]
