@@ -158,18 +158,23 @@ class Both:
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         """The candidates of both; what both propose has the better of their scores.
 
-        They stand in turn, so that the first W of more beams are what W beams would be.
+        They stand in turn, of the first two the one that promises more in front, so that the first
+        W of more beams are what W beams would be.
         """
-        mine = min(shape.width // 2, self.looked_up)
-        theirs = shape.width - mine
-        length = min(shape.length, self.longest)
-        drafted = self.drafter.propose(given, BeamShape(theirs, length))
+        width = max(shape.width, 2)
+        mine = min(width // 2, self.looked_up)
+        theirs = width - mine
+        drafted = self.drafter.propose(given, BeamShape(theirs, min(shape.length, self.longest)))
         drafted = _ended_before(drafted, shape.length)
-        if mine == 0:
-            return _more_expected(drafted, self.lookup.propose(given, shape))
-        both = join_beams(drafted, self.lookup.propose(given, BeamShape(mine, shape.length)))
-        turn = mx.array(sorted(range(shape.width), key=lambda w: w if w < theirs else w - theirs))
-        return Beams(both.tokens[:, turn], both.log_probs[:, turn])
+        looked_up = self.lookup.propose(given, BeamShape(mine, shape.length))
+        turn = mx.array(sorted(range(width), key=lambda w: w if w < theirs else w - theirs))
+        better = _expected(looked_up) > _expected(drafted)  # [B, 1]
+        first_two = mx.where(better, turn[1::-1], turn[:2])
+        order = mx.concatenate(
+            [first_two, mx.broadcast_to(turn[2:], (better.shape[0], width - 2))], axis=1
+        )[:, : shape.width]
+        both = join_beams(drafted, looked_up)
+        return Beams(*(mx.take_along_axis(x, order[:, :, None], axis=1) for x in both))
 
     def draw(
         self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
@@ -186,14 +191,9 @@ def _ended_before(beams: Beams, length: int) -> Beams:
     )
 
 
-def _more_expected(one: Beams, other: Beams) -> Beams:
-    """Of two single beams, row by row, the one more of whose drafts are expected to be kept."""
-
-    def expected(beams: Beams) -> mx.array:
-        return mx.sum(mx.exp(beams.log_probs[:, :, 1:]), axis=2, keepdims=True)
-
-    better = expected(other) > expected(one)
-    return Beams(*(mx.where(better, b, a) for a, b in zip(one, other, strict=True)))
+def _expected(beams: Beams) -> mx.array:
+    """How many drafts [B, 1] of the first candidate are expected to be kept."""
+    return mx.sum(mx.exp(beams.log_probs[:, :1, 1:]), axis=2)
 
 
 def match_lengths(text: mx.array, position: mx.array, longest: int) -> mx.array:

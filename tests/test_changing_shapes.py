@@ -48,7 +48,8 @@ class Scripted:
         self.named.append(self._rng.choice(self._shapes))
         return self.named[-1]
 
-    def learn(self, step: StepResult) -> None:
+    def learn(self, step: StepResult, seconds: float | None) -> None:
+        del seconds
         self.told.append(step)
 
 
@@ -188,7 +189,7 @@ def test_of_two_sources_the_first_beams_of_many_are_those_of_few() -> None:
     given = DraftInput(mx.zeros((1, 4)), mx.array([2]), mx.array([10]), text)
     both = Both(Ranked(), Lookup())  # type: ignore[arg-type]
     widest = both.propose(given, BeamShape(5, 4))
-    assert widest.tokens[0, :, 1].tolist() == [50, 5, 51, 4, 52]
+    assert widest.tokens[0, :, 1].tolist() == [5, 50, 51, 4, 52]  # two matching tokens promise more
     for width in range(1, 5):
         narrow = both.propose(given, BeamShape(width, 4))
         assert narrow.tokens.tolist() == widest.tokens[:, :width].tolist()

@@ -280,6 +280,9 @@ def _form(config: DrafterConfig) -> str:
     head = "output tied to the model's" if config.head == "tied" else "output of its own"
     stored = "" if config.bits is None else f", {config.bits}-bit"
     blocks = f"{config.num_draft_layers} residual blocks of width {config.exit_dim}"
+    if config.borrowed_layers:
+        numbers = " and ".join(map(str, config.borrowed_layers))
+        blocks += f", the model's own layers {numbers}, counted from 0, behind them"
     return f"{kind}, {blocks}, {head}{stored}"
 
 

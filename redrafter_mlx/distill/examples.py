@@ -16,7 +16,6 @@ from redrafter_mlx.distill.loss import Batch
 from redrafter_mlx.distill.rows import load_texts, rows_path
 from redrafter_mlx.errors import BadInputError
 
-
 _RUN = 32
 """Places of a text that go through borrowed layers as one row; short rows need little padding."""
 
