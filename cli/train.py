@@ -128,12 +128,13 @@ def command(
         str,
         typer.Option(
             "--borrow",
-            metavar="auto|none|I,J",
+            metavar="none|auto|I,J",
             rich_help_panel=_DRAFTER,
             help="Layers of the target, counted from 0, that the drafter looks back over the text "
-            "with. auto: the last, and one at four fifths of the depth.",
+            "with: better guesses, dearer drafting. auto: the last, and one at four fifths of the "
+            "depth.",
         ),
-    ] = "auto",
+    ] = "none",
     drafter_bits: Annotated[
         int | None,
         typer.Option(
@@ -298,5 +299,5 @@ def _layers(given: str) -> tuple[int, ...] | None:
     if given == "none":
         return ()
     if not all(part.strip().isdigit() for part in given.split(",")):
-        raise BadInputError(f"--borrow is {given}; give auto, none, or layers such as 24,29")
+        raise BadInputError(f"--borrow is {given}; give none, auto, or layers such as 24,29")
     return tuple(sorted({int(part) for part in given.split(",")}))

@@ -20,8 +20,8 @@ class DrafterForm:
 
     exit_dim:    width of the residual blocks; None is twice the target's hidden size
     draft_vocab: how many of the most frequent tokens can be drafted; None is all
-    borrowed:    layers of the target to draft with; None is the last one and one at four fifths of
-                 the depth for a tied head, and none for the drafter's own
+    borrowed:    layers of the target to draft with; None chooses the last one and one at four
+                 fifths of the depth
     """
 
     rnn: bool = True
@@ -29,7 +29,7 @@ class DrafterForm:
     exit_dim: int | None = None
     head: Head = "tied"
     draft_vocab: int | None = 8192
-    borrowed: tuple[int, ...] | None = None
+    borrowed: tuple[int, ...] | None = ()
 
     def borrowed_of(self, n_layers: int) -> tuple[int, ...]:
         """The borrowed layers for a target of so many; BadInputError for one it does not have."""
@@ -40,8 +40,6 @@ class DrafterForm:
                     f"target has {n_layers}, counted from 0"
                 )
             return self.borrowed
-        if self.head == "own":
-            return ()
         late = min(n_layers * 4 // 5, n_layers - 2)
         return tuple(i for i in (late, n_layers - 1) if i >= 0)
 
