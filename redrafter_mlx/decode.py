@@ -16,8 +16,6 @@ which MLX does only when no submitted call still reads it.
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -45,10 +43,6 @@ from redrafter_mlx.tree import Beams, TokenTree, pack_beam
 
 _CLEAR_EVERY = 256
 """Steps between returns of unused memory to the system, as in mlx-lm's loop."""
-
-
-_HELD_UP = 0.05
-"""Of a step's time: what a caller may keep a result for without being counted as part of it."""
 
 
 class Drafts(NamedTuple):
@@ -90,9 +84,7 @@ class Shapes(Protocol):
         """The shape for the text of about `length` tokens."""
         ...
 
-    def learn(self, step: StepResult, seconds: float | None) -> None:
-        """Take note of a step, and of what it took where the caller did not hold it up."""
-        ...
+    def learn(self, step: StepResult) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -188,15 +180,12 @@ class Decoder:
             state, output = self.start(cache, start, [prompt], keys, shape)
             _submit(state, output)
         rows, unread, steps, done = len(prompt), 0, 0, False
-        read_at, away = time.perf_counter(), math.inf
         while not done:
             shape = shapes.next_shape(rows) if shapes else None
             with self.target.lock:
                 before = cache.snapshot()
                 following, next_output = self.step(state, rows + unread, shape)
                 result = read_report(output)[0]
-                taken = time.perf_counter() - read_at
-                read_at += taken
                 done = finished(result)
                 if done:
                     cache.restore(before)
@@ -204,10 +193,8 @@ class Decoder:
                 if not done:
                     _submit(following, next_output)
             if shapes and steps:
-                shapes.learn(result, taken if away < _HELD_UP * taken else None)
-            away = time.perf_counter()
+                shapes.learn(result)
             yield result
-            away = time.perf_counter() - away
             # The prompt's result adds no row: its token is the root of the first tree.
             rows += len(result.tokens) if steps else 0
             unread = state.drafts.tree.max_depth + 1

@@ -14,7 +14,6 @@ from __future__ import annotations
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.costs import CostCurves
 from redrafter_mlx.odds import Odds, Verified
-from redrafter_mlx.seen import SeenCosts
 
 WIDEST = 4
 LENGTHS = (2, 3, 4, 5, 6, 8)
@@ -42,18 +41,11 @@ class ShapePolicy:
     odds: what was learned so far
     """
 
-    def __init__(
-        self, curves: CostCurves, odds: Odds | None = None, seen: SeenCosts | None = None
-    ) -> None:
-        """`odds` to begin with, which are learned on; their shapes are those to choose from.
-
-        seen: what steps were seen to take, which is learned on too
-        """
+    def __init__(self, curves: CostCurves, odds: Odds | None = None) -> None:
+        """`odds` to begin with, which are learned on; their shapes are those to choose from."""
         self._curves = curves
         self.odds = Odds(candidates(curves)) if odds is None else odds
         self._costs: dict[BeamShape, float] = {}
-        self._measured: dict[BeamShape, float] = {}
-        self._seen = SeenCosts() if seen is None else seen
         self._context = -1
         self._best = PLAIN
         self._look = PLAIN
@@ -65,8 +57,6 @@ class ShapePolicy:
         self._look_up_costs(length)
         if self._stale:
             self._choose(length)
-        if self._best != PLAIN and self._seen.wants_plain:
-            return PLAIN
         if self._best != PLAIN or self._look == PLAIN:
             return self._best
         plain = self._costs[PLAIN]
@@ -77,15 +67,8 @@ class ShapePolicy:
         self._savings -= price
         return self._look
 
-    def learn(self, step: Verified, seconds: float | None = None) -> None:
-        """Take note of a step that was read; they may come some steps late.
-
-        seconds: what it took, None if that is not known
-        """
-        if seconds is not None and self._context >= 0:
-            expected = self._curves.step(step.shape, self._context * _CONTEXT_STEP)
-            self._seen.learn(step.shape, expected, seconds)
-            self._stale = True
+    def learn(self, step: Verified) -> None:
+        """Take note of a step that was read; they may come some steps late."""
         if step.shape.length == 1:
             self.odds.rest()
             return
@@ -110,13 +93,10 @@ class ShapePolicy:
 
     def _look_up_costs(self, length: int) -> None:
         context = length // _CONTEXT_STEP
-        if context == self._context and not self._stale:
+        if context == self._context:
             return
-        if context != self._context:
-            self._context = context
-            shapes = (PLAIN, *self.odds.shapes)
-            self._measured = {s: self._curves.step(s, length) for s in shapes}
-        self._costs = {s: c * self._seen.factor(s) for s, c in self._measured.items()}
+        self._context = context
+        self._costs = {s: self._curves.step(s, length) for s in (PLAIN, *self.odds.shapes)}
         self._look = min(self.odds.shapes, key=lambda s: self._costs[s], default=PLAIN)
         self._stale = True
 

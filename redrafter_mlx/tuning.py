@@ -16,7 +16,6 @@ from redrafter_mlx.odds import Odds
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.report import StepResult
 from redrafter_mlx.sampling import sequence_keys
-from redrafter_mlx.seen import SeenCosts
 from redrafter_mlx.shape import WIDEST, ShapePolicy, candidates
 from redrafter_mlx.target import Target
 
@@ -46,7 +45,6 @@ class Tuning:
             self._widest = min(WIDEST, drafter.config.output_size)
         self._curves: CostCurves | None = None
         self._odds: dict[AcceptMethod, Odds] = {}
-        self._seen = SeenCosts()
         self._lock = threading.Lock()
 
     @property
@@ -71,7 +69,6 @@ class Tuning:
                 if self._curves.spread <= _BUSY:
                     self._curves.save()
                 self._odds.clear()
-                self._seen = SeenCosts()
             assert self._curves is not None
             return self._curves
 
@@ -80,7 +77,7 @@ class Tuning:
         curves = self.curves()
         known = self._odds.get(method)
         odds = Odds(candidates(curves, self._widest)) if known is None else known.calmed()
-        return ShapePolicy(curves, odds, self._seen)
+        return ShapePolicy(curves, odds)
 
     def listen(
         self, prompts: Sequence[list[int]], max_tokens: int, done: Callable[[float], None]

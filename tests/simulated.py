@@ -125,30 +125,24 @@ class Text:
 
 
 def decode(
-    policy: ShapePolicy,
-    curves: CostCurves,
-    texts: Iterable[Text],
-    context: int = 128,
-    timed: Callable[[float], float] | None = None,
+    policy: ShapePolicy, curves: CostCurves, texts: Iterable[Text], context: int = 128
 ) -> tuple[list[BeamShape], list[float], list[int]]:
     """Let the policy choose the shape of a step behind each of `texts`.
 
-    curves: what steps really take; `timed` turns it into what the policy is told, if it is told
     Returns:
       the shapes, the seconds and the tokens of each step
     """
     shapes, seconds, tokens = [], [], []
-    unread: list[tuple[Step, float]] = []
+    unread: list[Step] = []
     for text in texts:
         shape = policy.next_shape(context)
         step = text.step(shape)
         shapes.append(shape)
         seconds.append(curves.step(shape, context))
         tokens.append(len(step.path))
-        unread.append((step, seconds[-1]))
+        unread.append(step)
         if len(unread) > _LATE:
-            late, took = unread.pop(0)
-            policy.learn(late, None if timed is None else timed(took))
+            policy.learn(unread.pop(0))
     return shapes, seconds, tokens
 
 

@@ -48,8 +48,7 @@ class Scripted:
         self.named.append(self._rng.choice(self._shapes))
         return self.named[-1]
 
-    def learn(self, step: StepResult, seconds: float | None) -> None:
-        del seconds
+    def learn(self, step: StepResult) -> None:
         self.told.append(step)
 
 

@@ -338,36 +338,3 @@ def test_the_context_is_looked_at_too() -> None:
     policy = ShapePolicy(curves, Known(candidates(curves), tokens))
     assert policy.next_shape(8192).nodes < policy.next_shape(128).nodes
     assert max(ROWS) == curves.most_rows
-
-
-RIGHT = machine(cliff(4))
-WRONG = machine(lambda rows: 20.0 + 0.2 * rows)
-"""What was measured while another program made all calls slow alike: the cliff is not there."""
-
-
-@pytest.mark.parametrize(("busy", "noise"), [(1.0, 0.0), (1.7, 0.0), (1.0, 0.2)])
-def test_curves_that_are_wrong_are_corrected_by_the_steps_that_were_timed(
-    busy: float, noise: float
-) -> None:
-    """Nearly as fast as with the right ones, from some steps on; not so without the times."""
-    rng = random.Random(0)
-    told = lambda s: s * busy * (1 + noise * rng.random())  # noqa: E731
-    rates = {}
-    for name, curves, timed in (
-        ("right", RIGHT, told), ("corrected", WRONG, told), ("misled", WRONG, None),
-    ):  # fmt: skip
-        rate = 0.0
-        for seed in SEEDS:
-            policy = ShapePolicy(curves)
-            _, seconds, tokens = decode(policy, RIGHT, [Text(0.6, seed)] * 400, timed=timed)
-            rate += sum(tokens[200:]) / sum(seconds[200:])
-        rates[name] = rate
-    assert rates["corrected"] > 0.8 * rates["right"]
-    assert rates["misled"] < 0.7 * rates["right"]
-
-
-def test_a_machine_that_is_slower_for_all_shapes_changes_no_choice() -> None:
-    for factor in (0.5, 3.0):
-        told = decode(ShapePolicy(SLOPE), SLOPE, [Text(0.6, 1)] * 80, timed=factor.__mul__)
-        same = decode(ShapePolicy(SLOPE), SLOPE, [Text(0.6, 1)] * 80, timed=float)
-        assert told[0] == same[0]
