@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.generate import stream_generate
+from mlx_lm.generate import generation_stream, stream_generate
 from mlx_lm.sample_utils import make_sampler
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, GenerationOptions
@@ -226,7 +226,21 @@ def _mlx_lms(
         max_tokens=max_tokens,
         draft_model=draft_model,
         sampler=make_sampler(temp=temperature),
+        stream=_our_stream(),
         **more,
     ):
         yield Piece(response.token, response.text, step, -1 if draft_model else 0, -1)
         step += not response.from_draft
+
+
+def _our_stream() -> mx.Stream | mx.ThreadLocalStream:
+    """Where mlx-lm's loop computes: on its own stream; on the CPU, on the one that ours uses.
+
+    A CPU stream is a thread, and the BLAS gives every thread that calls it a pool of workers. Two
+    pools on the same cores get in each other's way and double the time of products of several
+    rows, so whoever is measured would depend on who ran before.
+    """
+    device = mx.default_device()
+    if device.type == mx.DeviceType.cpu:
+        return mx.default_stream(device)
+    return generation_stream
