@@ -24,7 +24,8 @@ CAPACITY_STEP = 256
 """Buffers grow by this many rows, so that growing copies rarely."""
 
 EXTENT_STEP = 32
-"""Attention reads the buffers up to the length's bound, rounded up to this many rows."""
+"""Attention reads the buffers up to the length's bound, rounded up to this many rows or, in long
+texts, to an eighth more: each extent is a trace of its own."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class TreePlan:
       write_at: [B] int32, first row written
       gather:   [B, R] int32 over (previous tree's rows, this tree's rows), or None when the
                 previous path lies in place already
+      keep:     whether the step after may have to put this tree's rows in place
     """
 
     offset: mx.array
@@ -53,6 +55,7 @@ class TreePlan:
     gather: mx.array | None
     extent: int
     capacity: int
+    keep: bool
 
 
 @dataclass(frozen=True)
@@ -70,11 +73,15 @@ class Pending:
     length: mx.array
 
 
+LayerRows = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
+"""The buffers of one layer: keys, values, tree keys, tree values; see LayerCache."""
+
+
 @dataclass(frozen=True)
 class Snapshot:
-    """The cache's references at one moment: keys, values, tree keys, tree values by layer."""
+    """The cache's references at one moment."""
 
-    rows: list[tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]]
+    rows: Sequence[LayerRows]
     pending: Pending | None
 
 
@@ -83,7 +90,8 @@ class LayerCache:
 
     Shapes:
       keys, values: [B, K, T, head size], rows below the committed length are valid
-      tree_keys, tree_values: [B, K, N, head size], the last tree's rows in tree order
+      tree_keys, tree_values: [B, K, N, head size], the last tree's rows in tree order; None
+                     behind a chain, whose rows lie in place
     """
 
     def __init__(self, owner: TreeCache) -> None:
@@ -128,7 +136,7 @@ class LayerCache:
             assert self.tree_values is not None
             keys = gather_rows(mx.concatenate([self.tree_keys, keys], axis=2), plan.gather)
             values = gather_rows(mx.concatenate([self.tree_values, values], axis=2), plan.gather)
-        self.tree_keys, self.tree_values = new_keys, new_values
+        self.tree_keys, self.tree_values = (new_keys, new_values) if plan.keep else (None, None)
         self.keys = write_rows(self.keys, keys, plan.write_at)
         self.values = write_rows(self.values, values, plan.write_at)
         return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
@@ -165,6 +173,23 @@ class TreeCache:
         self.plan: PromptSpan | TreePlan = PromptSpan(0, 0)
         self.pending: Pending | None = None
 
+    @classmethod
+    def of(cls, rows: Sequence[LayerRows], plan: TreePlan) -> TreeCache:
+        """A cache of these rows, for one call."""
+        cache = cls(len(rows))
+        cache.rows, cache.plan = rows, plan
+        return cache
+
+    @property
+    def rows(self) -> Sequence[LayerRows]:
+        """The buffers of every layer."""
+        return [(c.keys, c.values, c.tree_keys, c.tree_values) for c in self.layers]
+
+    @rows.setter
+    def rows(self, rows: Sequence[LayerRows]) -> None:
+        for layer, held in zip(self.layers, rows, strict=True):
+            layer.keys, layer.values, layer.tree_keys, layer.tree_values = held
+
     def plan_prompt(self, start: int, count: int) -> None:
         """The next call appends `count` prompt rows at row `start`."""
         assert self.pending is None, "settle() first"
@@ -173,7 +198,7 @@ class TreeCache:
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
         """The next call verifies `tree` behind the committed `length` [B], at most `bound`."""
         N = tree.tokens.shape[1]
-        extent = round_up(bound + N, EXTENT_STEP)
+        extent = _extent(bound + N)
         slack = 0 if self.pending is None else self.pending.path.shape[1]
         capacity = round_up(extent + slack, CAPACITY_STEP)
         offset = length if tree.is_chain else length[:, None] + tree.depths
@@ -187,7 +212,9 @@ class TreeCache:
             mask = attention_mask(tree.mask, length, extent)
         if mask.shape[0] == 1:
             mask = mask[0, 0]  # every attention of mlx-lm broadcasts a mask without batch axes
-        self.plan = TreePlan(offset, mask, write_at, gather, extent, capacity)
+        self.plan = TreePlan(
+            offset, mask, write_at, gather, extent, capacity, keep=not tree.is_chain
+        )
 
     def commit(
         self, tree: TokenTree, path: mx.array, n_accepted: mx.array, length: mx.array
@@ -247,28 +274,24 @@ class TreeCache:
 
         Drop it before submitting: a buffer with two references is copied whole when written.
         """
-        rows = [(c.keys, c.values, c.tree_keys, c.tree_values) for c in self.layers]
-        return Snapshot(rows, self.pending)
+        return Snapshot(self.rows, self.pending)
 
     def restore(self, before: Snapshot) -> None:
         """Forget a step that was built and not submitted."""
-        for layer, rows in zip(self.layers, before.rows, strict=True):
-            layer.keys, layer.values, layer.tree_keys, layer.tree_values = rows
-        self.pending = before.pending
+        self.rows, self.pending = before.rows, before.pending
 
     @property
     def buffers(self) -> list[mx.array]:
         """All arrays that hold state, for evaluation."""
-        held = [
-            a
-            for layer in self.layers
-            for a in (layer.keys, layer.values, layer.tree_keys, layer.tree_values)
-        ]
-        return [a for a in held if a is not None]
+        return [a for layer in self.rows for a in layer if a is not None]
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.buffers)
+
+
+def _extent(rows: int) -> int:
+    return round_up(rows, max(EXTENT_STEP, (1 << rows.bit_length()) >> 4))
 
 
 def _gather_index(pending: Pending, n_old: int, n_new: int) -> mx.array:

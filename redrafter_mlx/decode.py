@@ -141,10 +141,7 @@ class Decoder:
         The tree is verified as it was drafted; `shape` is that of the next one.
         """
         tree, cache, keys = state.drafts.tree, state.cache, state.keys
-        if self.proposer is None and state.length.shape[0] == 1:  # nothing unread: exact
-            hidden, logits = self.target.extend(tree.tokens, cache, bound)
-        else:
-            hidden, logits = self.target.verify(tree, cache, state.length, bound)
+        hidden, logits = self.target.verify(tree, cache, state.length, bound)
         accepted, history, logits = self._judge(state, logits)
         rows = None
         if self._reads_layers:

@@ -15,12 +15,11 @@ import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, BeamShape, GenerationOptions
+from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.drafter_files import load_drafter
+from redrafter_mlx.drafts import find_drafts
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.lookup import Both, Lookup, split_lookup
 from redrafter_mlx.memory import PrefixMemory
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.report import StepResult
@@ -70,41 +69,24 @@ class Redrafter:
         self.model = model
         mx.eval(model.parameters())
         self.target = Target(model)
-        drafter, looks_up = split_lookup(drafter)
-        if isinstance(drafter, (str, Path)):
-            drafter = load_drafter(
-                drafter,
-                self.target,
-                target_name=source.name if source else None,
-                target_fingerprint=source.fingerprint if source else None,
-            )
-        self.drafter = drafter if isinstance(drafter, Drafter) else None
-        self.proposer: Proposer | None = None
-        if isinstance(drafter, Drafter):
-            mx.eval(drafter.parameters())
-            bound = drafter.bind(self.target)
-            self.proposer = Both(bound, Lookup()) if looks_up else bound
-        else:
-            self.proposer = Lookup() if looks_up else drafter
+        self._drafts = find_drafts(drafter, self.target, source)
+        self.drafter = self._drafts.drafter
+        self.proposer = self._drafts.proposer
         self.tuning: Tuning | None = None
         if self.proposer is not None:
-            self.tuning = Tuning(model, self.target, self.proposer, self.drafter)
+            kind = self._drafts.kind
+            self.tuning = Tuning(model, self.target, self.proposer, self.drafter, kind)
         self._wired = WiredMemory(model)
 
     @property
     def beam_shape(self) -> BeamShape:
         """What fills up a shape that was asked for in part."""
-        if isinstance(self.proposer, Lookup):
-            return self.proposer.beam_shape
-        shape = self.drafter.config.beam_shape if self.drafter else DEFAULT_BEAM_SHAPE
-        return self.proposer.beam_shape(shape) if isinstance(self.proposer, Both) else shape
+        return self._drafts.beam_shape
 
     @property
     def drafting(self) -> str | None:
         """What drafts, in words for people and records; None if it decodes plainly."""
-        if isinstance(self.proposer, (Lookup, Both)):
-            return "lookup" if isinstance(self.proposer, Lookup) else "drafter and lookup"
-        return None if self.proposer is None else "drafter"
+        return self._drafts.words
 
     def warm_up(self) -> None:
         """Run every kernel once, and make sure that this model's trees are exact.

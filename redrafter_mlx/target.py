@@ -35,6 +35,7 @@ from redrafter_mlx.anatomy import (
 from redrafter_mlx.borrow import BorrowedLayers
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.errors import MismatchError
+from redrafter_mlx.traced import traced_call
 from redrafter_mlx.tree import Beams, TokenTree, pack_beam
 
 PREFILL_CHUNK = 2048
@@ -73,6 +74,7 @@ class Target:
         self._backbone = view
         self._head = copy.copy(whole)
         setattr(self._head, name, HiddenAsInput(backbone))
+        self._tree_call = traced_call(view, self._head)
         self.embedding = find_embedding(backbone, self.model_type)
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
@@ -116,18 +118,7 @@ class Target:
           hidden: [B, N, D], logits: [B, N, V]
         """
         cache.plan_tree(tree, length, bound)
-        hidden = self.hidden(tree.tokens, cache.layers)
-        return hidden, self.logits(hidden)
-
-    def extend(self, tokens: mx.array, cache: TreeCache, start: int) -> tuple[mx.array, mx.array]:
-        """The call of plain decoding: tokens [B, 1] behind exactly `start` rows, nothing masked.
-
-        Returns:
-          hidden: [B, 1, D], logits: [B, 1, V]
-        """
-        cache.plan_prompt(start, tokens.shape[1])
-        hidden = self.hidden(tokens, cache.layers)
-        return hidden, self.logits(hidden)
+        return self._tree_call(tree.tokens, cache)
 
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
         """The final-norm output [B, N, D] of a plain call on mlx-lm's own caches, one a layer."""

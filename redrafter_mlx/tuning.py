@@ -34,10 +34,15 @@ class Tuning:
     """
 
     def __init__(
-        self, model: nn.Module, target: Target, proposer: Proposer, drafter: Drafter | None
+        self,
+        model: nn.Module,
+        target: Target,
+        proposer: Proposer,
+        drafter: Drafter | None,
+        kind: str,
     ) -> None:
-        """`drafter` holds the proposer's tensors, if it has any."""
-        self.setup: Setup = setup_of(model, target, drafter, type(proposer).__name__)
+        """`drafter` holds the proposer's tensors, if it has any; `kind` tells proposers apart."""
+        self.setup: Setup = setup_of(model, target, drafter, kind)
         self._target = target
         self._proposer = proposer
         self._widest = WIDEST

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
@@ -254,26 +255,29 @@ def test_an_exception_in_the_consumer_leaves_the_session_consistent(redrafter: R
 
 @pytest.mark.parametrize("at", range(1, 8))
 def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
-    redrafter: Redrafter, at: int
+    redrafter: Redrafter, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C can fall between any two operations, such as two layers' cache updates."""
+    """Ctrl-C can fall behind any call of the target, the prompt's among them."""
     session = redrafter.session()
     turn(session, "one")
     calls = 0
-    honest = redrafter.target.hidden
 
-    def interrupted(*args: object) -> mx.array:
-        nonlocal calls
-        calls += 1
-        hidden = honest(*args)  # type: ignore[arg-type]
-        if calls == at:
-            raise KeyboardInterrupt
-        return hidden
+    def interrupting(honest: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
+            nonlocal calls
+            calls += 1
+            result = honest(*args)
+            if calls == at:
+                raise KeyboardInterrupt
+            return result
 
-    redrafter.target.hidden = interrupted  # type: ignore[method-assign]
-    with pytest.raises(KeyboardInterrupt):
-        turn(session, "two", 30)
-    redrafter.target.hidden = honest  # type: ignore[method-assign]
+        return call
+
+    with monkeypatch.context() as patched:
+        for name in ("hidden", "verify"):
+            patched.setattr(redrafter.target, name, interrupting(getattr(redrafter.target, name)))
+        with pytest.raises(KeyboardInterrupt):
+            turn(session, "two", 30)
     assert session.messages[-2] == {"role": "user", "content": "two"}
     want = fresh_answer(redrafter, session, "three")
     assert [r.token for r in turn(session, "three")] == want

@@ -1,0 +1,130 @@
+"""Traces that are replayed, against graphs that are built anew."""
+
+from __future__ import annotations
+
+import gc
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from tiny import random_drafter, random_model
+
+from redrafter_mlx.cache import TreeCache
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decode import Decoder
+from redrafter_mlx.lookup import Both, Lookup
+from redrafter_mlx.proposer import DraftInput, Proposer
+from redrafter_mlx.replay import Replay
+from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.target import Target
+from redrafter_mlx.traced import traced_proposer
+from redrafter_mlx.transcript import begin_text
+from redrafter_mlx.tree import Beams, TokenTree, pack_beam
+
+PROMPT = [11, 12, 13, 14, 15, 12, 13]
+
+
+def tree() -> TokenTree:
+    tokens = [[[4, 5, 6], [4, 7, 6], [4, 5, 8]]]
+    return pack_beam(Beams(mx.array(tokens), -mx.broadcast_to(mx.arange(3.0), (1, 3, 3))), 6)
+
+
+def behind_prompt(target: Target) -> tuple[TreeCache, mx.array]:
+    cache = target.new_cache()
+    context = target.prefill(mx.array([PROMPT]), cache, 0, [len(PROMPT) - 1])
+    return cache, context
+
+
+def logits_of(target: Target) -> np.ndarray:
+    """Traced, of the same tree behind the same prompt every time."""
+    cache, _ = behind_prompt(target)
+    return np.array(target.verify(tree(), cache, mx.array([len(PROMPT)]), len(PROMPT))[1])
+
+
+def built_logits_of(target: Target) -> np.ndarray:
+    """The same, module by module."""
+    cache, _ = behind_prompt(target)
+    cache.plan_tree(tree(), mx.array([len(PROMPT)]), len(PROMPT))
+    return np.array(target.logits(target.hidden(tree().tokens, cache.layers)))
+
+
+def test_replayed_calls_equal_those_built_anew() -> None:
+    target = Target(random_model())
+    want = built_logits_of(target)
+    for _ in range(3):
+        np.testing.assert_allclose(logits_of(target), want, rtol=1e-5, atol=1e-5)
+
+
+def test_a_target_never_answers_with_the_weights_of_one_that_is_gone() -> None:
+    """MLX keeps traces by thread, and forgets those of a function in the thread that last used it:
+    the other one still has them when the next target's function lies at the same address."""
+    with ThreadPoolExecutor(1) as elsewhere:
+        for seed in range(10):
+            target = Target(random_model(seed=seed))
+            want = built_logits_of(target)
+            got = elsewhere.submit(logits_of, target).result()
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(logits_of(target), want, rtol=1e-5, atol=1e-5)
+            del target
+            gc.collect()
+
+
+def test_a_call_is_built_once_for_each_size() -> None:
+    """However long the text becomes, and as often as shapes alternate."""
+    model = random_model()
+    built = []
+
+    class Counted(nn.RMSNorm):
+        def __call__(self, x: mx.array) -> mx.array:
+            built.append(x.shape)
+            return super().__call__(x)
+
+    model.model.norm = Counted(model.args.hidden_size)
+    target = Target(model)
+    drafts = Replay(PROMPT + [3] * 200, 97)
+    steps = 0
+
+    class Alternating:
+        def next_shape(self, _: int) -> BeamShape:
+            return (BeamShape(1, 1), BeamShape(3, 3))[steps % 2]
+
+        def learn(self, _: object) -> None: ...
+
+    def finished(_: object) -> bool:
+        nonlocal steps
+        steps += 1
+        return steps == 60
+
+    decoder = Decoder(target, drafts, BeamShape(3, 3), SamplingParams())
+    for _ in decoder.run(target.new_cache(), 0, PROMPT, sequence_keys(0), finished, Alternating()):
+        pass
+    calls = [shape for shape in built if shape[1] != len(PROMPT)]
+    # Two sizes of tree, each behind the other or itself, at four extents or fewer.
+    assert 2 <= len(calls) <= 16
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4)])
+@pytest.mark.parametrize("kind", ["drafter", "lookup", "both", "borrowed"])
+def test_replayed_drafts_equal_those_built_anew(kind: str, shape: BeamShape) -> None:
+    target = Target(random_model())
+    more = {"head": "tied", "borrowed_layers": (1,)} if kind == "borrowed" else {}
+    bound = random_drafter(**more).bind(target)
+    proposers: dict[str, Proposer] = {"lookup": Lookup(), "both": Both(bound, Lookup())}
+    proposer = proposers.get(kind, bound)
+    traced = traced_proposer(proposer)
+    assert traced.reads_text == proposer.reads_text
+    assert traced.reads_layers == proposer.reads_layers
+    cache, context = behind_prompt(target)
+    for root in (12, 14, 50):
+        text = begin_text([[*PROMPT, root]]) if proposer.reads_text else None
+        position = mx.array([len(PROMPT)])
+        layers = proposer.reads_layers
+        rows = cache.text_rows(layers, position) if layers else None
+        given = DraftInput(context, mx.array([root]), position, text, rows)
+        want, got = proposer.propose(given, shape), traced.propose(given, shape)
+        assert got.tokens.tolist() == want.tokens.tolist()
+        np.testing.assert_allclose(
+            np.array(got.log_probs), np.array(want.log_probs), rtol=1e-5, atol=1e-5
+        )
