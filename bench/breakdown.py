@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
+from redrafter_mlx import BLAS
 from redrafter_mlx.accept import accept
 from redrafter_mlx.bench.methods import Clock
 from redrafter_mlx.bench.statistics import Spread
@@ -93,6 +94,7 @@ def break_down(
     with WiredMemory(redrafter.model), target.lock:
         start = _start(target, redrafter.proposer, prompt, shape)
         before = start.cache.snapshot()
+        BLAS.prepare_for(shape.nodes)
         built: list[list[float]] = [[] for _ in PARTS]
         evaluated: list[list[float]] = [[] for _ in PARTS]
         for turn in range(rounds):
@@ -103,6 +105,7 @@ def break_down(
                 times = _times(step, start, steps + 1, clock, evaluate)[1:]
                 built[i].append(statistics.median(b for b, _ in times))
                 evaluated[i].append(statistics.median(e for _, e in times))
+    BLAS.use_all_cores()
     parts = tuple(
         Part(name, _difference(evaluated, i), _difference(built, i)) for i, name in enumerate(PARTS)
     )

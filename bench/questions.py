@@ -111,7 +111,9 @@ def fetch_mt_bench(*, offline: bool = False) -> list[Question]:
 def choose_questions(
     questions: Sequence[Question], categories: Sequence[str] | None, limit: int | None
 ) -> list[Question]:
-    """Those of `categories` (None: all), the first `limit` of them, each with an id.
+    """Those of `categories` (None: all), `limit` of them evenly spaced, each with an id.
+
+    Question files stand in order of category: their first questions alone would be of one kind.
 
     Raises BadInputError for a category that does not occur, or a limit below 1.
     """
@@ -123,7 +125,9 @@ def choose_questions(
             there = f"there are: {', '.join(known)}" if known else "these questions have none"
             raise BadInputError(f"--categories holds {category!r}; {there}")
     numbered = [q if q.id is not None else replace(q, id=n) for n, q in enumerate(questions, 1)]
-    chosen = [q for q in numbered if not categories or q.category in categories][:limit]
+    chosen = [q for q in numbered if not categories or q.category in categories]
+    if limit is not None and limit < len(chosen):
+        chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]
     ids = [q.id for q in chosen]
     for question in chosen:
         if ids.count(question.id) > 1:

@@ -77,7 +77,7 @@ Limit = Annotated[
     int | None,
     typer.Option(
         "--limit", metavar="N", rich_help_panel=_ASK, show_default=False,
-        help="Only the first N.",
+        help="Only N of them, evenly spaced.",
     ),
 ]  # fmt: skip
 Repeats = Annotated[

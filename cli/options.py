@@ -86,7 +86,7 @@ Questions = Annotated[
 ]  # fmt: skip
 Limit = Annotated[
     int | None,
-    typer.Option("--limit", metavar="N", show_default=False, help="Only the first N of them."),
+    typer.Option("--limit", metavar="N", show_default=False, help="Only N of them, evenly spaced."),
 ]
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", metavar="N", help="Most tokens in an answer.")

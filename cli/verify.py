@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.bench.questions import OWN_QUESTIONS, choose_questions, read_questions
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.receipt import Receipt
@@ -43,9 +42,7 @@ def command(
         max_tokens=max_tokens, beam_width=beam_width, beam_length=beam_length, max_nodes=max_nodes
     )
     chosen = list(OWN_QUESTIONS) if questions is None else read_questions(questions)
-    if limit is not None and limit < 1:
-        raise BadInputError(f"--limit is {limit}; it must be at least 1")
-    chosen = chosen[:limit]
+    chosen = choose_questions(chosen, None, limit)
     loaded = opt.load_model(model, drafter, dtype, quantize, offline)
     from redrafter_mlx.receipt import verify
 

@@ -12,9 +12,15 @@ import platform
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from importlib import metadata
 
 _SYSTEM_LIBRARIES = ("libopenblas.so.0", "libmkl_rt.so.3", "libmkl_rt.so.2")
+
+THREAD_VARIABLES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+"""With any of these in the environment, that many threads are used, always."""
+
+_SETTERS = ("MKL_Set_Num_Threads", "openblas_set_num_threads")
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,34 @@ class BlasStatus:
 
     library: str | None
     note: str
+
+    def prepare_for(self, rows: int) -> None:
+        """From now on use as many threads as suit products of so many rows.
+
+        Two to four rows take as long as reading the matrix does, whatever the threads; so one
+        core is left for the host, which builds and submits the next step meanwhile.
+        """
+        self._use(max(1, self._cores - 1) if 2 <= rows <= 4 else self._cores)
+
+    def use_all_cores(self) -> None:
+        """As it is to begin with: for the long products of prompts and of training."""
+        self._use(self._cores)
+
+    def _use(self, threads: int) -> None:
+        library = self._handle
+        if library is None or any(os.environ.get(name) for name in THREAD_VARIABLES):
+            return
+        for name in _SETTERS:
+            if hasattr(library, name):
+                getattr(library, name)(threads)
+
+    @cached_property
+    def _cores(self) -> int:
+        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+    @cached_property
+    def _handle(self) -> ctypes.CDLL | None:
+        return None if self.library is None else ctypes.CDLL(self.library)
 
 
 def load_optimised_blas() -> BlasStatus:

@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
+from redrafter_mlx import BLAS
 from redrafter_mlx.accept import Acceptance, accept, accept_typical
 from redrafter_mlx.borrow import Accepted
 from redrafter_mlx.cache import TreeCache
@@ -172,6 +173,21 @@ class Decoder:
 
         With `shapes`, each step's drafts have the shape it names from the results read by then.
         """
+        BLAS.use_all_cores()
+        try:
+            yield from self._run(cache, start, prompt, keys, finished, shapes)
+        finally:
+            BLAS.use_all_cores()
+
+    def _run(
+        self,
+        cache: TreeCache,
+        start: int,
+        prompt: list[int],
+        keys: mx.array,
+        finished: Callable[[StepResult], bool],
+        shapes: Shapes | None,
+    ) -> Generator[StepResult, None, None]:
         shape = shapes.next_shape(len(prompt)) if shapes else None
         with self.target.lock:
             state, output = self.start(cache, start, [prompt], keys, shape)
@@ -188,6 +204,7 @@ class Decoder:
                     cache.restore(before)
                 del before  # a second reference to the buffers would have them copied
                 if not done:
+                    BLAS.prepare_for(state.drafts.tree.tokens.shape[1])
                     _submit(following, next_output)
             if shapes and steps:
                 shapes.learn(result)

@@ -92,6 +92,9 @@ def test_questions_keep_their_ids_and_a_json_array_is_read(tmp_path: Path) -> No
 def test_categories_and_limit_choose_and_refuse() -> None:
     chosen = choose_questions(OWN_QUESTIONS, ["math", "stem"], 3)
     assert [(q.category, q.id) for q in chosen] == [("math", 7), ("math", 8), ("stem", 13)]
+    spread = choose_questions(OWN_QUESTIONS, None, 8)
+    assert len({q.category for q in spread}) == 8
+    assert choose_questions(OWN_QUESTIONS, None, 99) == choose_questions(OWN_QUESTIONS, None, None)
     with pytest.raises(BadInputError, match="'maths'; there are: coding, "):
         choose_questions(OWN_QUESTIONS, ["maths"], None)
     with pytest.raises(BadInputError, match="--limit is 0"):

@@ -21,6 +21,7 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.blas import THREAD_VARIABLES
 from redrafter_mlx.config import DType
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
 from redrafter_mlx.distill.corpus import ShardSummary, load_shard, save_shard, summarise_shard
@@ -154,9 +155,8 @@ def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
     """
     context = mp.get_context("spawn")
     threads = str(max(1, (os.cpu_count() or 1) // workers))
-    names = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update({name: threads for name in names if workers > 1})
+    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update({name: threads for name in THREAD_VARIABLES if workers > 1})
     processes = [
         context.Process(target=work, args=(job, k, workers), daemon=True) for k in range(workers)
     ]
