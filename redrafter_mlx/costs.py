@@ -22,7 +22,10 @@ from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.checksum import write_atomically
 
 _LEAST_JUMP = 0.1
-"""A rise below this share of the call is no cliff, however quiet the machine."""
+"""A rise below this share of the call is no cliff, however quiet the machine; nor is a fall below
+it a reason to read rows that nobody asks for."""
+
+_MOST_PLAIN_ROWS = 4
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,17 @@ class CostCurves:
     def most_rows(self) -> int:
         return self.short[-1][0]
 
+    @property
+    def plain_rows(self) -> int:
+        """Rows that plain decoding calls the target with: padding, where that makes it cheaper.
+
+        A library can multiply a matrix by two rows faster than by one.
+        """
+        few = [(seconds, rows) for rows, seconds in self.short if rows <= _MOST_PLAIN_ROWS]
+        cheapest, rows = min(few)
+        saved = 1 - cheapest / self.short[0][1]
+        return rows if saved > max(_LEAST_JUMP, self.spread) else 1
+
     def verify(self, rows: int, context: int) -> float:
         """Seconds of the target's call over `rows` rows behind `context` tokens."""
         like = next((r for r, _ in self.long if r >= rows), self.long[-1][0])
@@ -135,7 +149,7 @@ class CostCurves:
     def step(self, shape: BeamShape, context: int) -> float:
         """Seconds of a whole step; length 1 is plain decoding."""
         if shape.length == 1:
-            return self.verify(1, context) + self.plain_rest
+            return self.verify(self.plain_rows, context) + self.plain_rest
         drafting = self.drafting(shape.width, shape.length)
         rest = self.chain_rest if shape.width == 1 else self.drafted_rest
         return self.verify(shape.nodes, context) + drafting + rest

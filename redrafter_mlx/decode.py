@@ -92,14 +92,16 @@ class Shapes(Protocol):
 class Decoder:
     """A target and what drafts for it, with the choice of tokens fixed.
 
-    proposer: None decodes auto-regressively, the same loop with a tree of one node
-    shape:    of the drafts where nothing else is said
+    proposer:   None decodes auto-regressively, the same loop with a tree of one node
+    shape:      of the drafts where nothing else is said
+    plain_rows: where nothing is drafted, the root is padded to so many nodes
     """
 
     target: Target
     proposer: Proposer | None
     shape: BeamShape
     sampling: SamplingParams
+    plain_rows: int = 1
 
     def start(
         self,
@@ -247,7 +249,7 @@ class Decoder:
         """What to verify in the next step, behind the bonus token `given.root`."""
         proposer, shape, params = self.proposer, shape or self.shape, self.sampling
         if proposer is None or shape.length == 1:
-            return Drafts(_root_alone(given.root), PLAIN)
+            return Drafts(_root_alone(given.root, self.plain_rows), PLAIN)
         if params.method == "rejection" and isinstance(proposer, SamplingProposer):
             drawn = proposer.draw(given, keys, shape, params)
             return Drafts(drawn.tree, shape, drawn.log_probs)
@@ -262,9 +264,12 @@ class Decoder:
         return () if self.proposer is None else self.proposer.reads_layers
 
 
-def _root_alone(root: mx.array) -> TokenTree:
-    """A tree of nothing but its root [B]."""
-    return pack_beam(Beams(root[:, None, None], mx.zeros((root.shape[0], 1, 1))), 1)
+def _root_alone(root: mx.array, nodes: int = 1) -> TokenTree:
+    """A tree of nothing but its root [B] and padding."""
+    behind = [(0, 0), (0, 0), (0, nodes - 1)]
+    tokens = mx.pad(root[:, None, None], behind)
+    nothing = mx.broadcast_to(mx.arange(nodes) > 0, tokens.shape)
+    return pack_beam(Beams(tokens, mx.where(nothing, -mx.inf, 0.0)), nodes)
 
 
 def _with_emitted(state: DecodeState, accepted: Acceptance, bound: int) -> mx.array | None:

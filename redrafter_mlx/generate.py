@@ -219,7 +219,6 @@ class Redrafter:
             options.stop,
             options.max_tokens,
         )
-        decoder = self._decoder(options)
         seed = secrets.randbits(63) if options.seed is None else options.seed
         pieces: deque[str] = deque()
 
@@ -234,6 +233,7 @@ class Redrafter:
             policy = None
             if self.tuning is not None and options.automatic:
                 policy = self.tuning.policy(options.method)
+            decoder = self._decoder(options)
             cache, start = memory.take(prompt, self.target.new_cache)
             tally = Tally(len(prompt), len(prompt) - start, policy is not None)
             results = decoder.run(cache, start, prompt, sequence_keys(seed), finished, policy)
@@ -255,7 +255,8 @@ class Redrafter:
 
     def _decoder(self, options: GenerationOptions) -> Decoder:
         proposer = self.proposer if options.draft else None
-        return Decoder(self.target, proposer, options.beam_shape(self.beam_shape), options)
+        rows = 1 if self.tuning is None else self.tuning.plain_rows
+        return Decoder(self.target, proposer, options.beam_shape(self.beam_shape), options, rows)
 
 
 def stream_generate(

@@ -222,14 +222,15 @@ def _with_rest(
     """The curves with what a whole step of the loop takes beyond its measured parts."""
     rest = []
     for shape in (PLAIN, BeamShape(1, 2), BeamShape(min(2, widest), 4)):
-        step = _step_seconds(target, proposer, shape, steps)
+        decoder = Decoder(target, proposer, shape, SamplingParams(), curves.plain_rows)
+        step = _step_seconds(decoder, steps)
         rest.append(max(step - curves.step(shape, SHORT_CONTEXT), 0.0))
     return replace(curves, plain_rest=rest[0], chain_rest=rest[1], drafted_rest=rest[2])
 
 
-def _step_seconds(target: Target, proposer: Proposer, shape: BeamShape, steps: int) -> float:
+def _step_seconds(decoder: Decoder, steps: int) -> float:
     """The median time of a step of the decoding loop."""
-    decoder = Decoder(target, proposer, shape, SamplingParams())
+    target = decoder.target
     prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
     read: list[float] = []
 

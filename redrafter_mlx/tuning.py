@@ -77,6 +77,11 @@ class Tuning:
             assert self._curves is not None
             return self._curves
 
+    @property
+    def plain_rows(self) -> int:
+        """Of the curves, where they are known; see CostCurves."""
+        return self._curves.plain_rows if self.known and self._curves is not None else 1
+
     def policy(self, method: AcceptMethod) -> ShapePolicy:
         """The policy of a new answer; it begins with what earlier ones by this method learned."""
         curves = self.curves()

@@ -66,13 +66,14 @@ def run(
     return said[:n], results
 
 
+@pytest.mark.parametrize("plain_rows", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_tokens_equal_autoregression(seed: int) -> None:
+def test_tokens_equal_autoregression(seed: int, plain_rows: int) -> None:
     """Over the edges of the cache's buckets, with every accepted length and every change."""
     model = random_model(seed=3)
     prompt = [i % 97 for i in range(200)]
     text = prompt + plain_tokens(model, prompt, 440)
-    decoder = Decoder(Target(model), Replay(text, 97), PLAIN, GREEDY)
+    decoder = Decoder(Target(model), Replay(text, 97), PLAIN, GREEDY, plain_rows)
     shapes = Scripted(seed)
     said, results = run(decoder, prompt, 400, shapes)
     assert said == text[200:600]
@@ -88,7 +89,7 @@ def test_a_seed_says_the_same_whatever_the_shapes(params: SamplingParams) -> Non
     drafters: list[Proposer] = [Replay([3, 5, 7, *plain], 97), random_drafter().bind(target)]
     for drafter in drafters:
         for seed in range(2):
-            decoder = Decoder(target, drafter, PLAIN, params)
+            decoder = Decoder(target, drafter, PLAIN, params, plain_rows=1 + seed)
             said, _ = run(decoder, [3, 5, 7], 150, Scripted(seed), seed=11)
             assert said == plain
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from redrafter_mlx import BLAS
+from redrafter_mlx.blas import THREAD_VARIABLES
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, RedrafterError
@@ -56,6 +58,24 @@ def test_the_blas_that_is_named_is_in_the_process() -> None:
         "print(name is None or name.split('/')[-1].split('.so')[0] in maps)\n"
     )
     assert python(code) == "True"
+
+
+@pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
+@pytest.mark.parametrize("given", [None, "1"])
+def test_few_rows_leave_a_core_unless_the_environment_names_threads(given: str | None) -> None:
+    code = (
+        "import ctypes, redrafter_mlx as r\n"
+        "lib = ctypes.CDLL(r.BLAS.library)\n"
+        "mkl = hasattr(lib, 'MKL_Get_Max_Threads')\n"
+        "count = lib.MKL_Get_Max_Threads if mkl else lib.openblas_get_num_threads\n"
+        "seen = []\n"
+        "for rows in (1, 2, 4, 5): r.BLAS.prepare_for(rows); seen.append(count())\n"
+        "r.BLAS.use_all_cores(); print(*seen, count())"
+    )
+    threads = dict.fromkeys(THREAD_VARIABLES, given or "")
+    cores = 1 if given else len(os.sched_getaffinity(0))
+    few = max(1, cores - 1)
+    assert python(code, **threads) == f"{cores} {few} {few} {cores} {cores}"
 
 
 def test_layout_of_imports_runs_one_way() -> None:

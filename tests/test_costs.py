@@ -82,6 +82,17 @@ def test_a_step_is_the_call_the_drafting_and_the_rest() -> None:
     assert CURVES.step(BeamShape(2, 4, 5), 300) < want
 
 
+def test_plain_decoding_is_padded_where_more_rows_are_clearly_cheaper() -> None:
+    def cheap(seconds: float) -> CostCurves:
+        return machine(lambda rows: {1: 20.0, 2: seconds}.get(rows, 30.0 + rows))
+
+    assert CURVES.plain_rows == 1
+    assert cheap(19.0).plain_rows == 1
+    assert replace(cheap(15.0), spread=0.3).plain_rows == 1
+    assert cheap(15.0).plain_rows == 2
+    assert cheap(15.0).step(PLAIN, 128) == pytest.approx((15.0 + 0.5) / 1e3)
+
+
 def test_curves_survive_the_disk(cache: Path) -> None:
     assert saved_curves(SETUP) is None
     CURVES.save()

@@ -38,13 +38,15 @@ def run(
     return said[:n], results
 
 
+@pytest.mark.parametrize("plain_rows", [1, 2, 4])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "stablelm"])
-def test_tokens_equal_autoregression_without_a_drafter(name: str) -> None:
+def test_tokens_equal_autoregression_without_a_drafter(name: str, plain_rows: int) -> None:
     model = random_model(name)
-    decoder = Decoder(Target(model), None, BeamShape(1, 1), GREEDY)
+    decoder = Decoder(Target(model), None, BeamShape(1, 1), GREEDY, plain_rows)
     said, results = run(decoder, [3, 5, 7], 50)
     assert said == plain_tokens(model, [3, 5, 7], 50)
-    assert all(len(r.tokens) == 1 for r in results)
+    assert all(len(r.tokens) == r.nodes == 1 for r in results)
+    assert {r.logits.shape[1] for r in results[1:]} == {plain_rows}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
