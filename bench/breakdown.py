@@ -23,7 +23,6 @@ from redrafter_mlx import BLAS
 from redrafter_mlx.accept import accept
 from redrafter_mlx.bench.methods import Clock
 from redrafter_mlx.bench.statistics import Spread
-from redrafter_mlx.borrow import Accepted
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.generate import Redrafter
@@ -153,9 +152,8 @@ class _Step:
             return state, made
         before, rows = length, None
         if self.proposer.reads_layers:
-            kept = Accepted(accepted.path, accepted.n_accepted)
             layers, nodes = self.proposer.reads_layers, tree.tokens.shape[1]
-            rows = cache.text_rows(layers, length, nodes, kept)
+            rows = cache.text_rows(layers, length, nodes, accepted)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, length)
         if self.last == 2:
             return replace(state, length=length), [*made, length]

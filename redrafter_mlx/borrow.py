@@ -16,6 +16,8 @@ from typing import NamedTuple, Protocol
 
 import mlx.core as mx
 
+from redrafter_mlx.accept import Acceptance
+
 
 class TargetRows(NamedTuple):
     """What layers of the target keep of the text in front of the root.
@@ -27,13 +29,6 @@ class TargetRows(NamedTuple):
 
     layers: tuple[tuple[mx.array, mx.array], ...]
     visible: mx.array
-
-
-class Accepted(NamedTuple):
-    """The path of a tree that was accepted: [B, L] int32 nodes, and how many drafts [B] it has."""
-
-    path: mx.array
-    n_accepted: mx.array
 
 
 class LookBack(Protocol):
@@ -105,7 +100,9 @@ class _KeptRows:
         return self.keys, self.values
 
 
-def rows_of_text(length: mx.array, nodes: int, accepted: Accepted | None, extent: int) -> mx.array:
+def rows_of_text(
+    length: mx.array, nodes: int, accepted: Acceptance | None, extent: int
+) -> mx.array:
     """Which rows belong to the text once some of a tree behind `length` rows was accepted.
 
     With two committed rows, a tree of three nodes and path 0-2: 1 1 1 0 1 0.
@@ -118,8 +115,8 @@ def rows_of_text(length: mx.array, nodes: int, accepted: Accepted | None, extent
     column = mx.arange(extent)[None] - length[:, None]
     if accepted is None:
         return column < 0
-    path, n_accepted = accepted
-    kept = (mx.arange(path.shape[1])[None] <= n_accepted[:, None])[:, :, None]  # [B, L, 1]
+    path = accepted.path
+    kept = (mx.arange(path.shape[1])[None] <= accepted.n_accepted[:, None])[:, :, None]  # [B, L, 1]
     on_path = mx.any((path[:, :, None] == mx.arange(nodes)) & kept, axis=1)  # [B, N]
     inside = (column >= 0) & (column < nodes)
     in_tree = mx.take_along_axis(on_path, mx.clip(column, 0, nodes - 1), axis=1)

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from redrafter_mlx.borrow import Accepted, TargetRows, rows_of_text
+from redrafter_mlx.accept import Acceptance
+from redrafter_mlx.borrow import TargetRows, rows_of_text
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.masks import attention_mask, chain_mask
 from redrafter_mlx.rows import gather_rows, round_up, with_capacity, write_rows
@@ -232,7 +233,7 @@ class TreeCache:
         indices: Sequence[int],
         length: mx.array,
         nodes: int = 0,
-        accepted: Accepted | None = None,
+        accepted: Acceptance | None = None,
     ) -> TargetRows:
         """What some layers hold of the text, straight behind a call.
 

@@ -24,7 +24,6 @@ import mlx.core as mx
 
 from redrafter_mlx import BLAS
 from redrafter_mlx.accept import Acceptance, accept, accept_typical
-from redrafter_mlx.borrow import Accepted
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.proposer import DraftInput, Proposer, SamplingProposer
@@ -148,8 +147,8 @@ class Decoder:
         accepted, history, logits = self._judge(state, logits)
         rows = None
         if self._reads_layers:
-            kept = Accepted(accepted.path, accepted.n_accepted)
-            rows = cache.text_rows(self._reads_layers, state.length, tree.tokens.shape[1], kept)
+            nodes = tree.tokens.shape[1]
+            rows = cache.text_rows(self._reads_layers, state.length, nodes, accepted)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
         text = _with_emitted(state, accepted, bound)

@@ -6,7 +6,8 @@ import mlx.core as mx
 import pytest
 from tiny import ARCHITECTURES, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx.borrow import Accepted, rows_of_text
+from redrafter_mlx.accept import Acceptance
+from redrafter_mlx.borrow import rows_of_text
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.drafter_config import DrafterConfig
@@ -51,9 +52,10 @@ def test_beams_at_one_place_are_looked_up_as_one_beam_alone() -> None:
 
 
 def test_rows_of_a_path_are_the_text_and_the_accepted_nodes() -> None:
-    path, accepted = mx.array([[0, 2, 0], [0, 1, 3]]), mx.array([1, 2])
+    path, accepted, last = mx.array([[0, 2, 0], [0, 1, 3]]), mx.array([1, 2]), mx.array([2, 3])
+    kept = Acceptance(path, accepted, last, emitted=path, bonus=last)
 
-    seen = rows_of_text(mx.array([2, 1]), 4, Accepted(path, accepted), 7)
+    seen = rows_of_text(mx.array([2, 1]), 4, kept, 7)
 
     assert seen.astype(mx.int32).tolist() == [[1, 1, 1, 0, 1, 0, 0], [1, 1, 1, 0, 1, 0, 0]]
 

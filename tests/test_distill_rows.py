@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,7 +15,7 @@ from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.learner import prepare_borrowed
 from redrafter_mlx.distill.loss import behind_texts, draft_logits
-from redrafter_mlx.distill.rows import load_texts, read_rows, rows_path, save_rows
+from redrafter_mlx.distill.rows import load_texts, read_rows, rows_path, save_rows, with_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.target import Target
@@ -28,12 +27,6 @@ def texts(target: Target) -> list[Text]:
     """Two that begin alike, one that another begins with, and one of its own."""
     prompts = [[5, 6, 7, 8], [5, 6, 7, 9, 3], [5, 6], [40, 41, 42]]
     return [Text(w.prompt, w.answer, w.states) for w in write_answers(target, prompts, [], 11)]
-
-
-def with_rows(target: Target) -> list[Text]:
-    said = texts(target)
-    rows = read_rows(target, LAYERS, said)
-    return [replace(text, rows=own) for text, own in zip(said, rows, strict=True)]
 
 
 def test_rows_are_those_of_each_text_read_alone() -> None:
@@ -58,7 +51,7 @@ def test_every_place_of_a_batch_looks_back_over_its_own_text(
     monkeypatch.setattr(examples, "_RUN", run)
     target = Target(random_model())
     bound = random_drafter(head="tied", borrowed_layers=LAYERS).bind(target)
-    said = with_rows(target)
+    said = with_rows(target, LAYERS, texts(target))
     laid = places(said, 3)
     start, size = 4, 30  # begins and ends inside a text
     together = draft_logits(bound, laid.batch(start, size))
@@ -85,7 +78,7 @@ def test_every_place_of_a_batch_looks_back_over_its_own_text(
 def test_several_guesses_at_a_place_are_looked_up_as_each_alone() -> None:
     target = Target(random_model())
     bound = random_drafter(head="tied", borrowed_layers=LAYERS).bind(target)
-    laid = places(with_rows(target), 3)
+    laid = places(with_rows(target, LAYERS, texts(target)), 3)
     look_back = behind_texts(bound, laid.batch(2, 20)).look_back
     assert look_back is not None
     x = mx.random.normal((20, 3, HIDDEN), key=mx.random.key(0))
@@ -96,7 +89,7 @@ def test_several_guesses_at_a_place_are_looked_up_as_each_alone() -> None:
 
 def test_texts_load_with_the_rows_that_were_saved(tmp_path: Path) -> None:
     target = Target(random_model())
-    said = with_rows(target)
+    said = with_rows(target, LAYERS, texts(target))
     shard = tmp_path / "block-000000.safetensors"
     save_shard(Shard(said, {}), shard, {})
     save_rows([t.rows for t in said if t.rows is not None], rows_path(shard, LAYERS), {})
@@ -111,7 +104,7 @@ def test_texts_load_with_the_rows_that_were_saved(tmp_path: Path) -> None:
 
 def test_rows_that_are_missing_or_of_other_texts_are_named(tmp_path: Path) -> None:
     target = Target(random_model())
-    said = with_rows(target)
+    said = with_rows(target, LAYERS, texts(target))
     shard = tmp_path / "block-000000.safetensors"
     save_shard(Shard(said, {}), shard, {})
     path = rows_path(shard, LAYERS)

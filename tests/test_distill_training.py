@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.examples import Examples, places
 from redrafter_mlx.distill.learner import Learner, initialise
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows
+from redrafter_mlx.distill.rows import rows_path, save_rows, with_rows
 from redrafter_mlx.distill.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter_files import load_drafter, read_config
@@ -52,10 +51,7 @@ def make_trainer(
     shards = folder / "corpus"
     shards.mkdir(exist_ok=True)
     paths = []
-    said = texts(target)
-    if borrowed:
-        rows = read_rows(target, borrowed, said)
-        said = [replace(text, rows=own) for text, own in zip(said, rows, strict=True)]
+    said = with_rows(target, borrowed, texts(target))
     for i in range(3):
         paths.append(shards / f"block-{i:06d}.safetensors")
         if not paths[-1].exists():

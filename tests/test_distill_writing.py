@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -17,7 +15,7 @@ from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Reader, continuations
-from redrafter_mlx.distill.rows import read_rows
+from redrafter_mlx.distill.rows import with_rows
 from redrafter_mlx.distill.writing import write_answers, write_turns
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.generate import Redrafter
@@ -97,10 +95,8 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
             steps.setdefault(response.steps, len(response.step.tokens) - 1)
         tokens = [r.token for r in redrafter.stream(prompt, **options)]
         written = write_answers(target, [prompt], eos=[], max_tokens=60)[0]
-        text = Text(prompt, written.answer, written.states)
+        (text,) = with_rows(target, layers, [Text(prompt, written.answer, written.states)])
         assert tokens[: len(text.answer)] == text.answer.tolist()
-        if layers:
-            text = replace(text, rows=read_rows(target, layers, [text])[0])
         laid = places([text], 3)
         simulated = walk(accepted_lengths(drafter.bind(target), laid, shape), laid.text).tolist()
         assert len(simulated) > 5

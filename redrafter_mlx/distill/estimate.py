@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from mlx.utils import tree_flatten
@@ -13,7 +13,7 @@ from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.learner import Learner
-from redrafter_mlx.distill.rows import read_rows
+from redrafter_mlx.distill.rows import read_rows, with_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.target import Target
@@ -109,10 +109,7 @@ def _training_seconds(job: TrainingJob, target: Target, drafter: Drafter) -> flo
         )
         for _ in range(answers)
     ]
-    layers = drafter.config.borrowed_layers
-    if layers:
-        rows = read_rows(target, layers, texts)
-        texts = [replace(text, rows=own) for text, own in zip(texts, rows, strict=True)]
+    texts = with_rows(target, drafter.config.borrowed_layers, texts)
     batch = places(texts, T).batch(0, P)
     learner = Learner(drafter, target, job.training, 1)
     learner.learn([batch])

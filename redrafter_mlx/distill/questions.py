@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -17,7 +17,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import Places, places
-from redrafter_mlx.distill.rows import read_rows
+from redrafter_mlx.distill.rows import with_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.proposer import DraftInput
@@ -72,10 +72,7 @@ def quality_on(
 ) -> DrafterQuality:
     """Walk a drafter along the answers, and time its drafting for each shape."""
     bound = drafter.bind(target)
-    layers = drafter.config.borrowed_layers
-    if layers:
-        rows = read_rows(target, layers, answers)
-        answers = [replace(text, rows=own) for text, own in zip(answers, rows, strict=True)]
+    answers = with_rows(target, drafter.config.borrowed_layers, answers)
     laid = places(answers, max(shape.length for shape in shapes) - 1)
     given = _first_place(laid, target)
     seconds: dict[int, float] = {}

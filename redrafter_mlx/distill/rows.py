@@ -19,6 +19,7 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus import Text, damaged, load_arrays, load_shard
 from redrafter_mlx.distill.whole import whole_file
+from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.target import Target
 
 FORMAT = "redrafter-mlx rows 1"
@@ -39,7 +40,7 @@ def read_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> l
     found = []
     for text in texts:
         tokens = [*text.prompt, *text.answer.tolist()][:-1]
-        start = _common(before, tokens)
+        start = common_prefix(before, tokens)
         if start < len(tokens):
             last = len(tokens) - start - 1
             target.prefill(mx.array([tokens[start:]], mx.int32), cache, start, [last])
@@ -52,6 +53,14 @@ def read_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> l
         found.append(np.array(mx.stack(held, axis=1).astype(mx.float16)))
         before = tokens
     return found
+
+
+def with_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> list[Text]:
+    """The texts with their rows of `layers`, if there are any."""
+    if not layers:
+        return list(texts)
+    rows = read_rows(target, layers, texts)
+    return [replace(text, rows=own) for text, own in zip(texts, rows, strict=True)]
 
 
 def save_rows(rows: Sequence[np.ndarray], path: Path, made: dict[str, str]) -> None:
@@ -89,13 +98,3 @@ def _split(texts: Sequence[Text], rows: np.ndarray) -> list[Text]:
         replace(text, rows=rows[end - count : end])
         for text, count, end in zip(texts, counts, ends, strict=True)
     ]
-
-
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens both begin with."""
-    n = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        n += 1
-    return n
