@@ -23,10 +23,10 @@ from rich.table import Table
 
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.distill.acceptance import DraftQuality
-from redrafter_mlx.distill.card import MeasuredRow, verdict
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.trainer import Step
+from redrafter_mlx.distill.training_report import MeasuredRow, verdict
 from redrafter_mlx.distill.workers import CorpusSize
 from redrafter_mlx.weights.cache import human_size
 

@@ -13,16 +13,15 @@ from huggingface_hub import ModelCard
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import DraftQuality
-from redrafter_mlx.distill.card import (
+from redrafter_mlx.distill.card import render_card, write_card
+from redrafter_mlx.distill.markdown import block, code, plain, table
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.training_report import (
     CorpusReport,
     MeasuredRow,
     TrainingReport,
-    render_card,
     verdict,
-    write_card,
 )
-from redrafter_mlx.distill.markdown import block, code, plain, table
-from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.load import TargetSource
 from redrafter_mlx.weights.conventions import hub_licence, hub_repo

@@ -19,7 +19,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.chip import chip_name, system_name
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.blocks import WritingOptions
-from redrafter_mlx.distill.card import CorpusReport, MeasuredRow, TrainingReport, write_card
+from redrafter_mlx.distill.card import write_card
 from redrafter_mlx.distill.corpus import Text, load_shard
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, choose_vocabulary, count_tokens, places
@@ -32,6 +32,7 @@ from redrafter_mlx.distill.reading import Labels
 from redrafter_mlx.distill.rows import load_texts
 from redrafter_mlx.distill.speed import measure_speed
 from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
+from redrafter_mlx.distill.training_report import CorpusReport, MeasuredRow, TrainingReport
 from redrafter_mlx.distill.workers import CorpusJob, CorpusSize, write_corpus
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_config import DrafterConfig
