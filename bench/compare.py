@@ -32,9 +32,20 @@ class Change:
     ratio: Spread
 
     @property
+    def measured_once(self) -> bool:
+        """Whether neither figure has an interval, so that nothing says how far both scatter."""
+        return self.ratio.low == self.ratio.high != 1
+
+    @property
     def certain(self) -> bool:
         """Whether the interval leaves out 1, that is, no change."""
-        return not self.ratio.low <= 1 <= self.ratio.high
+        return not self.measured_once and not self.ratio.low <= 1 <= self.ratio.high
+
+    @property
+    def verdict(self) -> str:
+        if self.measured_once:
+            return "one run each"
+        return "differs" if self.certain else "within the spread"
 
 
 def read_result(path: str | Path) -> Result:

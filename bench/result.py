@@ -94,7 +94,9 @@ class Result:
 
 def changes_to_json(changes: list[Change]) -> str:
     """As `--compare -o json` prints them."""
-    return json.dumps({"changes": [{**asdict(c), "certain": c.certain} for c in changes]})
+    return json.dumps(
+        {"changes": [{**asdict(c), "certain": c.certain, "verdict": c.verdict} for c in changes]}
+    )
 
 
 _SPREADS = ("tps", "speedup", "tokens_per_step", "first_token")

@@ -176,7 +176,7 @@ def compare_table(changes: Sequence[Change], before: str, after: str) -> TextTab
     """Two results, figure by figure."""
     cells = tuple(
         (describe_row(c.row), c.figure, spread(c.before), spread(c.after), spread(c.ratio, "x"),
-         "differs" if c.certain else "within the spread")
+         c.verdict)
         for c in changes
     )  # fmt: skip
     columns = ("row", "figure", before, after, "ratio", "verdict")

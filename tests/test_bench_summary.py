@@ -458,6 +458,14 @@ def test_two_results_differ_only_outside_their_intervals(tmp_path: Path) -> None
     assert not compare(a, a)[0].certain
 
 
+def test_figures_measured_once_are_not_said_to_differ(tmp_path: Path) -> None:
+    a = read_result(saved(tmp_path, "a", tps=(100, 100, 100), tokens_per_step=(1.5, 1.5, 1.5)))
+    b = read_result(saved(tmp_path, "b", tps=(110, 110, 110), tokens_per_step=(1.5, 1.5, 1.5)))
+    tps, per_step = compare(a, b)
+    assert not tps.certain
+    assert (tps.verdict, per_step.verdict) == ("one run each", "within the spread")
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     good = saved(tmp_path, "a", tps=(100, 98, 102))
     for text in ("", "no json", "[1]", "{}"):
