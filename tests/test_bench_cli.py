@@ -14,7 +14,8 @@ from redrafter_mlx.bench.methods import Method, Run, Runner
 from redrafter_mlx.cli import bench_session, main, options
 from redrafter_mlx.generate import Redrafter
 
-QUICK = ["bench", "--limit", "2", "--max-tokens", "6", "-r", "1", "--warmup", "0", "--no-breakdown"]
+QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0",
+         "--no-breakdown"]  # fmt: skip
 SHAPES = ["--beam-width", "1..2", "--beam-length", "3"]
 
 
