@@ -86,6 +86,14 @@ class Snapshot:
     pending: Pending | None
 
 
+@dataclass
+class _Call:
+    """What the next call does; all layers look here. (With a way back to their cache, it would be
+    freed by the garbage collector alone, some time later.)"""
+
+    plan: PromptSpan | TreePlan
+
+
 class LayerCache:
     """One layer's buffers, behind the three names that an mlx-lm attention layer uses.
 
@@ -95,8 +103,8 @@ class LayerCache:
                      behind a chain, whose rows lie in place
     """
 
-    def __init__(self, owner: TreeCache) -> None:
-        self._owner = owner
+    def __init__(self, call: _Call) -> None:
+        self._call = call
         self.keys: mx.array | None = None
         self.values: mx.array | None = None
         self.tree_keys: mx.array | None = None
@@ -105,7 +113,7 @@ class LayerCache:
     @property
     def offset(self) -> int | mx.array:
         """The rotary position(s) of the rows of this call."""
-        plan = self._owner.plan
+        plan = self._call.plan
         return plan.start if isinstance(plan, PromptSpan) else plan.offset
 
     def make_mask(
@@ -114,7 +122,7 @@ class LayerCache:
         """The mask of this call, as mlx-lm's `create_attention_mask` asks for it."""
         if window_size is not None:
             raise UnsupportedModelError("sliding-window attention cannot verify a tree of drafts")
-        plan = self._owner.plan
+        plan = self._call.plan
         if isinstance(plan, TreePlan):
             return plan.mask
         if n == 1:
@@ -126,7 +134,7 @@ class LayerCache:
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Write this call's rows [B, K, n, head size] and return all that it may attend to."""
-        plan = self._owner.plan
+        plan = self._call.plan
         if isinstance(plan, PromptSpan):
             return self._append(plan, keys, values)
         self.keys = with_capacity(self.keys, keys, plan.capacity)
@@ -170,8 +178,8 @@ class TreeCache:
     """The cache of one sequence batch, over all layers of a target."""
 
     def __init__(self, n_layers: int) -> None:
-        self.layers = [LayerCache(self) for _ in range(n_layers)]
-        self.plan: PromptSpan | TreePlan = PromptSpan(0, 0)
+        self._call = _Call(PromptSpan(0, 0))
+        self.layers = [LayerCache(self._call) for _ in range(n_layers)]
         self.pending: Pending | None = None
 
     @classmethod
@@ -190,6 +198,15 @@ class TreeCache:
     def rows(self, rows: Sequence[LayerRows]) -> None:
         for layer, held in zip(self.layers, rows, strict=True):
             layer.keys, layer.values, layer.tree_keys, layer.tree_values = held
+
+    @property
+    def plan(self) -> PromptSpan | TreePlan:
+        """What the next call does."""
+        return self._call.plan
+
+    @plan.setter
+    def plan(self, plan: PromptSpan | TreePlan) -> None:
+        self._call.plan = plan
 
     def plan_prompt(self, start: int, count: int) -> None:
         """The next call appends `count` prompt rows at row `start`."""

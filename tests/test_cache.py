@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import weakref
 
 import mlx.core as mx
 import numpy as np
@@ -177,3 +179,16 @@ def test_common_prefix() -> None:
     assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
     assert common_prefix([1, 2], [1, 2, 4]) == 2
     assert common_prefix([], [1]) == 0
+
+
+def test_a_cache_that_is_let_go_is_freed_at_once() -> None:
+    target = Target(random_model())
+    cache = target.new_cache()
+    target.prefill(mx.array([[1, 2, 3]]), cache, 0, [2])
+    layer = weakref.ref(cache.layers[0])
+    gc.disable()
+    try:
+        del cache
+        assert layer() is None
+    finally:
+        gc.enable()
