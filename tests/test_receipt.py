@@ -109,11 +109,11 @@ def cli(monkeypatch: pytest.MonkeyPatch, line: str) -> int:
 def test_the_command_prints_a_record_and_its_exit_says_whether_it_is_explained(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = "verify --limit 2 --max-tokens 12 --beam-width 3 --beam-length 4"
+    line = "verify --limit 8 --max-tokens 24 --beam-width 3 --beam-length 4"
     assert cli(monkeypatch, line + " --json") == 0
     record = json.loads(capsys.readouterr().out)
     assert record["exact"] is True
-    assert (record["tokens"], record["agreeing"], record["differences"]) == (24, 24, [])
+    assert (record["tokens"], record["agreeing"], record["differences"]) == (192, 192, [])
     assert cli(monkeypatch, line) == 0
     assert "exact: every token agrees" in capsys.readouterr().out
 
