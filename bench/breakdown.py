@@ -90,7 +90,7 @@ def break_down(
     assert shape.length > 1
     target = redrafter.target
     bound = len(prompt) + (steps + 1) * shape.length
-    with WiredMemory(redrafter.model), target.lock:
+    with WiredMemory(redrafter.model), target.lock, BLAS.threads_by_rows():
         start = _start(target, redrafter.proposer, prompt, shape)
         before = start.cache.snapshot()
         BLAS.prepare_for(shape.nodes)
@@ -104,7 +104,6 @@ def break_down(
                 times = _times(step, start, steps + 1, clock, evaluate)[1:]
                 built[i].append(statistics.median(b for b, _ in times))
                 evaluated[i].append(statistics.median(e for _, e in times))
-    BLAS.use_all_cores()
     parts = tuple(
         Part(name, _difference(evaluated, i), _difference(built, i)) for i, name in enumerate(PARTS)
     )

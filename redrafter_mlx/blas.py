@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
@@ -33,6 +34,15 @@ class BlasStatus:
 
     library: str | None
     note: str
+
+    @contextmanager
+    def threads_by_rows(self) -> Iterator[None]:
+        """Where `prepare_for` may be called: all cores are in use before and behind it."""
+        self.use_all_cores()
+        try:
+            yield
+        finally:
+            self.use_all_cores()
 
     def prepare_for(self, rows: int) -> None:
         """From now on use as many threads as suit products of so many rows.

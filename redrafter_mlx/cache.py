@@ -16,9 +16,16 @@ import mlx.core as mx
 
 from redrafter_mlx.accept import Acceptance
 from redrafter_mlx.borrow import TargetRows, rows_of_text
-from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.layer_cache import (
+    LayerCache,
+    LayerRows,
+    NextCall,
+    Pending,
+    PromptSpan,
+    TreePlan,
+)
 from redrafter_mlx.masks import attention_mask, chain_mask
-from redrafter_mlx.rows import gather_rows, round_up, with_capacity, write_rows
+from redrafter_mlx.rows import round_up
 from redrafter_mlx.tree import TokenTree
 
 CAPACITY_STEP = 256
@@ -30,55 +37,6 @@ texts, to an eighth more: each extent is a trace of its own."""
 
 
 @dataclass(frozen=True)
-class PromptSpan:
-    """A run of prompt tokens at host-known rows; the same slices and mask as mlx-lm's KVCache."""
-
-    start: int
-    count: int
-
-
-@dataclass(frozen=True)
-class TreePlan:
-    """Where one tree's rows go and what they attend to.
-
-    Shapes:
-      offset:   [B] for a chain, else [B, N] int32: rotary positions
-      mask:     [B, 1, N, extent] bool, [N, extent] if B = 1; True = may attend
-      write_at: [B] int32, first row written
-      gather:   [B, R] int32 over (previous tree's rows, this tree's rows), or None when the
-                previous path lies in place already
-      keep:     whether the step after may have to put this tree's rows in place
-    """
-
-    offset: mx.array
-    mask: mx.array
-    write_at: mx.array
-    gather: mx.array | None
-    extent: int
-    capacity: int
-    keep: bool
-
-
-@dataclass(frozen=True)
-class Pending:
-    """An accepted path whose rows are still in tree order.
-
-    Shapes:
-      path:       [B, L] int32 nodes, root first
-      n_accepted: [B] int32, drafts accepted (the root not counted)
-      length:     [B] int32, committed length before the path
-    """
-
-    path: mx.array
-    n_accepted: mx.array
-    length: mx.array
-
-
-LayerRows = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
-"""The buffers of one layer: keys, values, tree keys, tree values; see LayerCache."""
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """The cache's references at one moment."""
 
@@ -86,99 +44,11 @@ class Snapshot:
     pending: Pending | None
 
 
-@dataclass
-class _Call:
-    """What the next call does; all layers look here. (With a way back to their cache, it would be
-    freed by the garbage collector alone, some time later.)"""
-
-    plan: PromptSpan | TreePlan
-
-
-class LayerCache:
-    """One layer's buffers, behind the three names that an mlx-lm attention layer uses.
-
-    Shapes:
-      keys, values: [B, K, T, head size], rows below the committed length are valid
-      tree_keys, tree_values: [B, K, N, head size], the last tree's rows in tree order; None
-                     behind a chain, whose rows lie in place
-    """
-
-    def __init__(self, call: _Call) -> None:
-        self._call = call
-        self.keys: mx.array | None = None
-        self.values: mx.array | None = None
-        self.tree_keys: mx.array | None = None
-        self.tree_values: mx.array | None = None
-
-    @property
-    def offset(self) -> int | mx.array:
-        """The rotary position(s) of the rows of this call."""
-        plan = self._call.plan
-        return plan.start if isinstance(plan, PromptSpan) else plan.offset
-
-    def make_mask(
-        self, n: int, return_array: bool = False, window_size: int | None = None
-    ) -> mx.array | str | None:
-        """The mask of this call, as mlx-lm's `create_attention_mask` asks for it."""
-        if window_size is not None:
-            raise UnsupportedModelError("sliding-window attention cannot verify a tree of drafts")
-        plan = self._call.plan
-        if isinstance(plan, TreePlan):
-            return plan.mask
-        if n == 1:
-            return None
-        if return_array:
-            rows = mx.arange(plan.start, plan.start + n)[:, None]
-            return rows >= mx.arange(plan.start + n)[None]
-        return "causal"
-
-    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write this call's rows [B, K, n, head size] and return all that it may attend to."""
-        plan = self._call.plan
-        if isinstance(plan, PromptSpan):
-            return self._append(plan, keys, values)
-        self.keys = with_capacity(self.keys, keys, plan.capacity)
-        self.values = with_capacity(self.values, values, plan.capacity)
-        new_keys, new_values = keys, values
-        if plan.gather is not None:
-            assert self.tree_keys is not None
-            assert self.tree_values is not None
-            keys = gather_rows(mx.concatenate([self.tree_keys, keys], axis=2), plan.gather)
-            values = gather_rows(mx.concatenate([self.tree_values, values], axis=2), plan.gather)
-        self.tree_keys, self.tree_values = (new_keys, new_values) if plan.keep else (None, None)
-        self.keys = write_rows(self.keys, keys, plan.write_at)
-        self.values = write_rows(self.values, values, plan.write_at)
-        return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
-
-    def settle(self, pending: Pending) -> None:
-        """Put the pending path's rows in place."""
-        if self.keys is None or self.values is None or self.tree_keys is None:
-            return
-        assert self.tree_values is not None
-        self.keys = write_rows(self.keys, gather_rows(self.tree_keys, pending.path), pending.length)
-        self.values = write_rows(
-            self.values, gather_rows(self.tree_values, pending.path), pending.length
-        )
-
-    def _append(
-        self, plan: PromptSpan, keys: mx.array, values: mx.array
-    ) -> tuple[mx.array, mx.array]:
-        end = plan.start + plan.count
-        capacity = round_up(end, CAPACITY_STEP)
-        self.keys = with_capacity(self.keys, keys, capacity)
-        self.values = with_capacity(self.values, values, capacity)
-        at = mx.array([plan.start])
-        # Not `self.keys[...] = keys`: that changes the very array which a snapshot holds.
-        self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
-        self.values = mx.slice_update(self.values, values, at, axes=(2,))
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-
 class TreeCache:
     """The cache of one sequence batch, over all layers of a target."""
 
     def __init__(self, n_layers: int) -> None:
-        self._call = _Call(PromptSpan(0, 0))
+        self._call = NextCall(PromptSpan(0, 0, 0))
         self.layers = [LayerCache(self._call) for _ in range(n_layers)]
         self.pending: Pending | None = None
 
@@ -211,7 +81,7 @@ class TreeCache:
     def plan_prompt(self, start: int, count: int) -> None:
         """The next call appends `count` prompt rows at row `start`."""
         assert self.pending is None, "settle() first"
-        self.plan = PromptSpan(start, count)
+        self.plan = PromptSpan(start, count, round_up(start + count, CAPACITY_STEP))
 
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
         """The next call verifies `tree` behind the committed `length` [B], at most `bound`."""

@@ -174,49 +174,35 @@ class Decoder:
 
         With `shapes`, each step's drafts have the shape it names from the results read by then.
         """
-        BLAS.use_all_cores()
-        try:
-            yield from self._run(cache, start, prompt, keys, finished, shapes)
-        finally:
-            BLAS.use_all_cores()
-
-    def _run(
-        self,
-        cache: TreeCache,
-        start: int,
-        prompt: list[int],
-        keys: mx.array,
-        finished: Callable[[StepResult], bool],
-        shapes: Shapes | None,
-    ) -> Generator[StepResult, None, None]:
-        shape = shapes.next_shape(len(prompt)) if shapes else None
-        with self.target.lock:
-            state, output = self.start(cache, start, [prompt], keys, shape)
-            _submit(state, output)
-        rows, unread, steps, done = len(prompt), 0, 0, False
-        while not done:
-            shape = shapes.next_shape(rows) if shapes else None
+        with BLAS.threads_by_rows():
+            shape = shapes.next_shape(len(prompt)) if shapes else None
             with self.target.lock:
-                before = cache.snapshot()
-                following, next_output = self.step(state, rows + unread, shape)
-                result = read_report(output)[0]
-                done = finished(result)
-                if done:
-                    cache.restore(before)
-                del before  # a second reference to the buffers would have them copied
-                if not done:
-                    BLAS.prepare_for(state.drafts.tree.tokens.shape[1])
-                    _submit(following, next_output)
-            if shapes and steps:
-                shapes.learn(result)
-            yield result
-            # The prompt's result adds no row: its token is the root of the first tree.
-            rows += len(result.tokens) if steps else 0
-            unread = state.drafts.tree.max_depth + 1
-            state, output = following, next_output
-            steps += 1
-            if steps % _CLEAR_EVERY == 0:
-                mx.clear_cache()
+                state, output = self.start(cache, start, [prompt], keys, shape)
+                _submit(state, output)
+            rows, unread, steps, done = len(prompt), 0, 0, False
+            while not done:
+                shape = shapes.next_shape(rows) if shapes else None
+                with self.target.lock:
+                    before = cache.snapshot()
+                    following, next_output = self.step(state, rows + unread, shape)
+                    result = read_report(output)[0]
+                    done = finished(result)
+                    if done:
+                        cache.restore(before)
+                    del before  # a second reference to the buffers would have them copied
+                    if not done:
+                        BLAS.prepare_for(state.drafts.tree.tokens.shape[1])
+                        _submit(following, next_output)
+                if shapes and steps:
+                    shapes.learn(result)
+                yield result
+                # The prompt's result adds no row: its token is the root of the first tree.
+                rows += len(result.tokens) if steps else 0
+                unread = state.drafts.tree.max_depth + 1
+                state, output = following, next_output
+                steps += 1
+                if steps % _CLEAR_EVERY == 0:
+                    mx.clear_cache()
 
     def _judge(
         self, state: DecodeState, logits: mx.array

@@ -121,8 +121,8 @@ def measure(
     for width in range(1, min(widest, WIDEST) + 1):
         for length in extent.lengths:
             cases["draft", width, length] = _drafting(target, proposer, BeamShape(width, length))
-    taken = _interleaved(target, cases, extent.rounds, budget, done or (lambda _: None))
-    BLAS.use_all_cores()
+    with BLAS.threads_by_rows():
+        taken = _interleaved(target, cases, extent.rounds, budget, done or (lambda _: None))
     taken["short", 1, 0] += alone
     repeats = [t for t in taken.values() if len(t) > 1]
     spread = statistics.median((max(t) - min(t)) / statistics.median(t) for t in repeats)

@@ -17,8 +17,9 @@ from typing import ParamSpec, TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.borrow import TargetRows
-from redrafter_mlx.cache import LayerRows, TreeCache, TreePlan
+from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.layer_cache import LayerRows, TreePlan
 from redrafter_mlx.proposer import DraftInput, Proposer, SamplingProposer
 from redrafter_mlx.tree import Beams
 
