@@ -12,8 +12,8 @@ from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.errors import BadInputError
 
 FIGURES = ("tps", "speedup", "tokens_per_step")
-_IDENTITY = ("dtype", "method", "accept", "temperature", "beam_width", "beam_length", "nodes",
-             "draft_tokens", "category")  # fmt: skip
+_IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width", "beam_length",
+             "nodes", "draft_tokens", "category")  # fmt: skip
 
 Result = Mapping[str, object]
 

@@ -50,19 +50,20 @@ class Grid:
 
 
 def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
-    """A grid for each dtype, way of accepting and temperature with at least `least` shapes."""
-    cells: dict[tuple[str, str, float], list[Cell]] = {}
+    """A grid for each dtype, drafter and way of accepting, with at least `least` shapes."""
+    cells: dict[tuple[str, str, str, float], list[Cell]] = {}
     for r in rows:
         if r.category != WHOLE or r.beam_width is None or r.beam_length is None:
             continue
         if r.tps is None or r.speedup is None or r.tokens_per_step is None:
             continue
         figures = (r.tps.median, r.speedup.median, r.tokens_per_step.median)
-        key = (r.dtype, r.accept or "", r.temperature)
+        key = (r.dtype, r.drafter or "", r.accept or "", r.temperature)
         cells.setdefault(key, []).append(Cell(r.beam_width, r.beam_length, *figures))
     found = []
-    for (dtype, accept, temperature), group in cells.items():
+    for (dtype, drafter, accept, temperature), group in cells.items():
+        by = f", {drafter}" if drafter else ""
         drawn = "greedy" if temperature == 0 else f"{accept} at temperature {temperature:g}"
         if len(group) >= least:
-            found.append(Grid(f"{dtype}, {drawn}", tuple(group)))
+            found.append(Grid(f"{dtype}{by}, {drawn}", tuple(group)))
     return found

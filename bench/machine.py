@@ -60,6 +60,7 @@ class LoadedModel:
     bits:       of quantised weights in memory, None if they are not
     model_hash: see TargetSource; None for a model that was not loaded by name
     drafter:    what drafts, in words; None if nothing does
+    named:      the name that it was asked for by, where there are several
     """
 
     dtype: str
@@ -69,9 +70,10 @@ class LoadedModel:
     bits: int | None
     drafter: str | None
     drafter_hash: str | None
+    named: str | None = None
 
     @classmethod
-    def of(cls, redrafter: Redrafter, dtype: str) -> LoadedModel:
+    def of(cls, redrafter: Redrafter, dtype: str, named: str | None = None) -> LoadedModel:
         source = redrafter.source
         arithmetic = str(redrafter.target.dtype).rsplit(".", 1)[-1]
         return cls(
@@ -82,6 +84,7 @@ class LoadedModel:
             bits=source.bits if source else None,
             drafter=redrafter.drafting,
             drafter_hash=parameters_hash(redrafter.drafter) if redrafter.drafter else None,
+            named=named,
         )
 
     @property

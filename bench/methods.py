@@ -8,7 +8,7 @@ comes from the records that each loop gives its callers; nothing is evaluated or
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -32,6 +32,7 @@ Clock = Callable[[], float]
 class Method:
     """One way to decode.
 
+    drafter:     which of several drafters, by the name it was asked for; None if there is one
     accept:      how drafts are accepted; None where nothing is drafted by us
     beam_width, beam_length: of `redrafter`; both None is the automatic shape
     max_nodes:   as in GenerationOptions
@@ -45,6 +46,7 @@ class Method:
     beam_length: int | None = None
     max_nodes: int | None = None
     draft_tokens: int | None = None
+    drafter: str | None = None
 
     @property
     def ours(self) -> bool:
@@ -117,25 +119,36 @@ class Run:
 
 
 class Runner:
-    """Runs methods on one loaded model, one after the other."""
+    """Runs methods on one loaded model, one after the other.
+
+    redrafters: by the `drafter` of the methods that they are for; the first one also decodes
+      plainly
+    """
 
     def __init__(
         self,
-        redrafter: Redrafter,
+        redrafters: Mapping[str | None, Redrafter],
         draft_model: nn.Module | None = None,
         clock: Clock = time.perf_counter,
     ) -> None:
-        self.redrafter = redrafter
+        self._redrafters = dict(redrafters)
+        self._first = next(iter(self._redrafters.values()))
         self.draft_model = draft_model
         self._clock = clock
+
+    def redrafter(self, method: Method) -> Redrafter:
+        """What decodes by a method of ours."""
+        return self._redrafters[method.drafter] if method.name == "redrafter" else self._first
 
     def check(self, methods: Sequence[Method], max_tokens: int) -> None:
         """Raise BadInputError for a method that this model or drafter cannot do."""
         for method in methods:
-            if method.ours:
-                self.redrafter.chosen_options(method.options(max_tokens, 0), {})
-            if method.name == "redrafter" and self.redrafter.proposer is None:
-                raise BadInputError(self.redrafter.drafter_note or "there is no drafter to measure")
+            if not method.ours:
+                continue
+            redrafter = self.redrafter(method)
+            redrafter.chosen_options(method.options(max_tokens, 0), {})
+            if method.name == "redrafter" and redrafter.proposer is None:
+                raise BadInputError(redrafter.drafter_note or "there is no drafter to measure")
 
     def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
         """Answer `prompt` once; the same seed gives the same answer of the same method."""
@@ -174,11 +187,11 @@ class Runner:
         self, method: Method, prompt: list[int], max_tokens: int, seed: int
     ) -> Iterator[Piece]:
         if method.ours:
-            return _ours(self.redrafter, prompt, method.options(max_tokens, seed))
+            return _ours(self.redrafter(method), prompt, method.options(max_tokens, seed))
         mx.random.seed(seed)
         drafts = method.name == "mlx-lm speculative"
         return _mlx_lms(
-            self.redrafter,
+            self._first,
             self.draft_model if drafts else None,
             prompt,
             max_tokens,

@@ -7,7 +7,7 @@ one question lie side by side. Who comes first changes from question to question
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from redrafter_mlx.bench.methods import Method, Runner
@@ -111,17 +111,21 @@ def measure(
         )
 
 
+Shape = tuple[int | None, int | None]
+"""Beam width and length; (None, None) is the automatic shape."""
+
+
 def list_methods(
-    shapes: Sequence[tuple[int | None, int | None]],
+    shapes: Mapping[str | None, Sequence[Shape]],
     max_nodes: int | None,
     accepts: Sequence[AcceptMethod] | None,
     temperatures: Sequence[float],
     draft_tokens: Sequence[int],
 ) -> list[Method]:
-    """Baselines and drafted methods: shapes x temperatures x the methods that fit a temperature.
+    """Baselines and drafted methods: temperatures x what fits them x drafters x their shapes.
 
     Args:
-      shapes:       (None, None) is the automatic one
+      shapes:       of each drafter; the key None is the only one
       accepts:      None takes the first that fits: greedy at temperature 0, sample above
       draft_tokens: of mlx-lm's speculative decoding; empty leaves it out
     Raises:
@@ -137,7 +141,10 @@ def list_methods(
             fitting = [a for a in accepts if a != "greedy"]
         used |= set(fitting)
         methods += [
-            Method("redrafter", t, accept, W, L, max_nodes) for accept in fitting for W, L in shapes
+            Method("redrafter", t, accept, W, L, max_nodes, drafter=drafter)
+            for accept in fitting
+            for drafter, own in shapes.items()
+            for W, L in own
         ]
     for accept in accepts or ():
         if accept not in used:

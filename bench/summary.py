@@ -16,6 +16,7 @@ from redrafter_mlx.bench.statistics import (
     ratio_of_ratios,
     typical,
 )
+from redrafter_mlx.config import BeamShape
 from redrafter_mlx.memory import common_prefix
 
 WHOLE = "all"
@@ -29,6 +30,7 @@ Runs = Mapping[tuple[int | str, int], Run]
 class Row:
     """One method on one category of questions.
 
+    drafter:          which of several, as in Method
     nodes:            capacity N of the tree; None without a tree, or for the automatic shape
     shapes:           [W, L, share of the steps], most frequent first; one unless it is automatic
     nodes_before:     W * L, what the beams hold before shared prefixes are merged
@@ -44,6 +46,7 @@ class Row:
 
     dtype: str
     method: str
+    drafter: str | None
     accept: str | None
     temperature: float
     beam_width: int | None
@@ -92,12 +95,13 @@ def _of_dtype(answers: Sequence[Answer], dtype: str) -> list[Row]:
     return rows
 
 
-def _place(method: Method) -> tuple[float, int, str, int, int]:
+def _place(method: Method) -> tuple[float, int, str, str, int, int]:
     names = (BASELINE, "autoregressive", "mlx-lm speculative", "redrafter")
     return (
         method.temperature,
         names.index(method.name),
         method.accept or "",
+        method.drafter or "",
         method.beam_width or 0,
         method.beam_length or method.draft_tokens or 0,
     )
@@ -113,6 +117,7 @@ def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) 
     return Row(
         dtype=dtype,
         method=method.name,
+        drafter=method.drafter,
         accept=method.accept,
         temperature=method.temperature,
         beam_width=method.beam_width,
@@ -186,6 +191,16 @@ def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, 
         return None, None
     agreeing = sum(common_prefix(mine, other) for mine, other in paired)
     return agreeing == total, agreeing / total
+
+
+def commonest_drafted(answers: Sequence[Answer]) -> tuple[BeamShape, float] | None:
+    """The beam shape of most steps that drafted, and its share of all steps; None if none did."""
+    shapes = Counter((W, L) for a in answers for W, L in a.run.shapes)
+    drafted = [(n, shape) for shape, n in shapes.items() if shape[1] > 1]
+    if not drafted:
+        return None
+    n, shape = max(drafted)
+    return BeamShape(*shape), n / shapes.total()
 
 
 def seconds_per_step(answers: Sequence[Answer]) -> Spread | None:

@@ -48,6 +48,8 @@ def header_lines(result: Result) -> list[str]:
     for model in result.models:
         weights = f", {model.bits}-bit weights" if model.bits else ""
         drafter = f"drafts from {model.drafter}" if model.drafter else "no drafts"
+        if model.named is not None:
+            drafter = f"{model.named}: {drafter}"
         lines.append(
             f"{model.dtype}: {model.model}{_short(model.model_hash)} in {model.arithmetic}"
             f"{weights}; {drafter}{_short(model.drafter_hash)}"
@@ -112,11 +114,12 @@ def acceptance_table(rows: Sequence[Row]) -> TextTable:
 
 
 def category_table(rows: Sequence[Row]) -> TextTable:
-    """The fastest drafted shape by category, beside the baseline."""
+    """The fastest shape of each drafter by category, beside the baseline."""
     cells = []
     drafted = [r for r in rows if r.method == "redrafter" and r.category == WHOLE and r.tps]
-    for dtype, temperature in dict.fromkeys((r.dtype, r.temperature) for r in drafted):
-        here = [r for r in drafted if (r.dtype, r.temperature) == (dtype, temperature)]
+    for kind in dict.fromkeys((r.dtype, r.temperature, r.drafter) for r in drafted):
+        here = [r for r in drafted if (r.dtype, r.temperature, r.drafter) == kind]
+        dtype, temperature, drafter = kind
         best = max(here, key=lambda r: r.tps.median if r.tps else 0.0)
         for row in rows:
             if _identity(row) != _identity(best):
@@ -126,7 +129,8 @@ def category_table(rows: Sequence[Row]) -> TextTable:
                  and (b.dtype, b.temperature) == (dtype, temperature)), None
             )  # fmt: skip
             cells.append(
-                (row.category, dtype, f"{temperature:g}", f"{best.accept} {_shape(best)}",
+                (row.category, dtype, f"{temperature:g}",
+                 " ".join(filter(None, (drafter, best.accept, _shape(best)))),
                  str(row.questions), spread(base.tps if base else None), spread(row.tps),
                  spread(row.speedup, "x"), spread(row.tokens_per_step))
             )  # fmt: skip
@@ -140,17 +144,20 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> TextTable:
     cells = []
     for b in breakdowns:
         parts = [f"{part.device.median * 1000:.2f}" for part in b.parts]
-        shape = f"{b.beam_width} x {b.beam_length}, {b.nodes} nodes"
+        named = f"{b.drafter}, " if b.drafter else ""
+        shape = f"{named}{b.beam_width} x {b.beam_length}, {b.nodes} nodes"
         whole = (spread(b.device, "", 1000), spread(b.host, "", 1000), spread(b.loop, "", 1000))
-        cells.append((b.dtype, shape, *parts, *whole))
+        beside = "" if b.beside_the_call is None else f"{b.beside_the_call:.1%}"
+        cells.append((b.dtype, shape, *parts, *whole, beside))
     names = [part.name for part in breakdowns[0].parts]
     return TextTable(
         "What a greedy step is made of, in ms",
-        ("dtype", "W x L", *names, "sum", "host", "in the timed loop"),
+        ("dtype", "W x L", *names, "sum", "host", "in the timed loop", "beside the call"),
         tuple(cells),
         "What evaluating a step takes more with a part than without it; brackets hold the least "
         "and the most. Host is the building of the graph, which the loop does while the device "
-        "works, so that the step in the loop can be shorter than both together.",
+        "works, so that the step in the loop can be shorter than both together. Beside the call: "
+        "the loop's time that is not verification.",
     )
 
 
@@ -226,13 +233,15 @@ def label(row: Row) -> str:
     """The method by its name, with what tells it from its like."""
     if row.draft_tokens is not None:
         return f"{row.method} ({row.draft_tokens} drafts)"
+    name = row.method if row.drafter is None else f"{row.method}, {row.drafter}"
     automatic = row.method == "redrafter" and row.beam_width is None
-    return f"{row.method} (automatic)" if automatic else row.method
+    return f"{name} (automatic)" if automatic else name
 
 
 def describe_row(row: Mapping[str, object]) -> str:
     """A row of a saved result in words."""
-    parts = [str(row["method"]), str(row["dtype"])]
+    named = [str(row["drafter"])] if row.get("drafter") else []
+    parts = [str(row["method"]), *named, str(row["dtype"])]
     if row["beam_width"] is not None:
         parts.append(f"{row['beam_width']} x {row['beam_length']}")
     if row["temperature"]:
@@ -241,7 +250,8 @@ def describe_row(row: Mapping[str, object]) -> str:
 
 
 def _identity(row: Row) -> tuple[object, ...]:
-    return (row.dtype, row.method, row.accept, row.temperature, row.beam_width, row.beam_length)
+    return (row.dtype, row.method, row.drafter, row.accept, row.temperature, row.beam_width,
+            row.beam_length)  # fmt: skip
 
 
 def _shape(row: Row) -> str:
@@ -255,7 +265,8 @@ def _whole(value: int | None) -> str:
 def _automatic(row: Row) -> str:
     """Which shapes were chosen, those of at least one step in a hundred."""
     chosen = ", ".join(f"{W} x {L} {share:.0%}" for W, L, share in row.shapes if share >= 0.01)
-    return f"automatic shapes ({row.dtype}, {row.accept}, T {row.temperature:g}): {chosen}"
+    which = ", ".join(filter(None, (row.dtype, row.drafter, row.accept)))
+    return f"automatic shapes ({which}, T {row.temperature:g}): {chosen}"
 
 
 def _equality(row: Row) -> str:

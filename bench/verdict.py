@@ -19,7 +19,7 @@ class Verdict(NamedTuple):
 def judge(rows: Sequence[Row], models: Sequence[LoadedModel]) -> Verdict:
     """Our own greedy rows against the baseline; mlx-lm's speculative ones are only marked."""
     notes, failed = [], False
-    for model in models:
+    for model in {model.dtype: model for model in models}.values():
         differing = [
             r for r in rows
             if r.category == WHOLE and r.dtype == model.dtype and r.matches_baseline is False

@@ -14,7 +14,7 @@ from redrafter_mlx.bench.questions import (
     fetch_mt_bench,
     read_questions,
 )
-from redrafter_mlx.bench.ranges import parse_integers, parse_numbers, parse_words
+from redrafter_mlx.bench.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.cli import bench_options as bo
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench_request import FORMATS, Request, parse_loading
@@ -45,7 +45,7 @@ def command(
     answers: bo.Answers = None,
     paper: bo.Paper = False,
     compare: bo.Compare = None,
-    drafter: opt.DrafterName = "auto",
+    drafter: bo.Drafters = None,
     model: opt.Model = None,
     dtype: bo.Dtype = "auto",
     offline: opt.Offline = False,
@@ -66,7 +66,8 @@ def command(
         return
     request = Request(
         questions=tuple(_chosen(questions, mt_bench, offline, categories, limit)),
-        asked_for=questions or ("MT-Bench" if mt_bench else "our own"),
+        asked_for=" and ".join([*(["MT-Bench"] if mt_bench else []), *(questions or [])])
+        or "our own",
         widths=_integers("--beam-width", beam_width),
         lengths=_integers("--beam-length", beam_length),
         max_nodes=max_nodes,
@@ -83,7 +84,7 @@ def command(
         plot=plot,
         answers=answers,
         paper=paper,
-        drafter=drafter,
+        drafters=tuple(each_once(drafter or ["auto"])),
         model=model,
         loadings=tuple(parse_loading(label) for label in parse_words("--dtype", dtype)),
         offline=offline,
@@ -98,14 +99,17 @@ def command(
 
 
 def _chosen(
-    path: str | None, mt_bench: bool, offline: bool, categories: str | None, limit: int | None
+    paths: list[str] | None,
+    mt_bench: bool,
+    offline: bool,
+    categories: str | None,
+    limit: int | None,
 ) -> list[Question]:
-    if path is not None and mt_bench:
-        raise BadInputError("--questions and --mt-bench exclude each other; leave one out")
-    if path is not None:
-        there: list[Question] = read_questions(path)
-    else:
-        there = fetch_mt_bench(offline=offline) if mt_bench else list(OWN_QUESTIONS)
+    there: list[Question] = fetch_mt_bench(offline=offline) if mt_bench else []
+    for path in paths or ():
+        there += read_questions(path)
+    if not paths and not mt_bench:
+        there = list(OWN_QUESTIONS)
     wanted = None if categories is None else parse_words("--categories", categories)
     return choose_questions(there, wanted, limit)
 

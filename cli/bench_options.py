@@ -54,16 +54,26 @@ NumDraftTokens = Annotated[
     ),
 ]  # fmt: skip
 Questions = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--questions", metavar="FILE", rich_help_panel=_ASK, show_default=False,
-        help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]",
+        help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines; may be given several times. "
+        "[default: our own 16]",
     ),
 ]  # fmt: skip
 MtBench = Annotated[
     bool,
     typer.Option(
         "--mt-bench", rich_help_panel=_ASK, help="MT-Bench's 80 questions, from the Hub."
+    ),
+]  # fmt: skip
+Drafters = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--drafter", metavar="auto|lookup|random|none|PATH", rich_help_panel=_MODEL,
+        show_default=False,
+        help="As in generate; random is the model's drafter before it learnt anything. Given "
+        "several times, all are measured in turn. [default: auto]",
     ),
 ]  # fmt: skip
 Categories = Annotated[

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -61,7 +61,7 @@ class Request:
     plot: str | None
     answers: str | None
     paper: bool
-    drafter: str
+    drafters: tuple[str, ...]
     model: str | None
     loadings: tuple[Loading, ...]
     offline: bool
@@ -70,25 +70,34 @@ class Request:
         """Refuse, before a model is loaded, whatever can be seen to be wrong without one."""
         from redrafter_mlx.bench.plot import check_plot
 
-        self.plan("", self.methods(BeamShape(1, 1)))
+        self.plan("", self.methods({None: BeamShape(1, 1)}))
         if self.plot is not None:
             check_plot(self.plot)
-        if self.drafter == "none" and (self.widths or self.lengths):
-            raise BadInputError("--beam-width and --beam-length need a drafter; --drafter is none")
-
-    def methods(self, default: BeamShape | None) -> list[Method]:
-        """What to measure, a missing width or length filled up from `default`; None: no drafter."""
-        from redrafter_mlx.bench.run import list_methods
-
-        shapes: list[tuple[int | None, int | None]] = []
-        if default is not None:
-            shapes = [(None, None)]
+        if "none" in self.drafters:
             if self.widths or self.lengths:
-                widths = self.widths or (default.width,)
-                shapes = [(w, n) for w in widths for n in self.lengths or (default.length,)]
+                raise BadInputError(
+                    "--beam-width and --beam-length need a drafter; --drafter is none"
+                )
+            if len(self.drafters) > 1:
+                raise BadInputError(
+                    "--drafter none beside others measures nothing more, for plain decoding is "
+                    "always measured; leave it out"
+                )
+
+    def methods(self, defaults: Mapping[str | None, BeamShape]) -> list[Method]:
+        """What to measure by each drafter, a missing width or length filled up from its own."""
+        from redrafter_mlx.bench.run import Shape, list_methods
+
+        def shapes(default: BeamShape) -> list[Shape]:
+            if not self.widths and not self.lengths:
+                return [(None, None)]
+            widths = self.widths or (default.width,)
+            return [(w, n) for w in widths for n in self.lengths or (default.length,)]
+
         return list_methods(
-            shapes, self.max_nodes, self.accepts, self.temperatures, self.draft_tokens
-        )
+            {drafter: shapes(default) for drafter, default in defaults.items()},
+            self.max_nodes, self.accepts, self.temperatures, self.draft_tokens,
+        )  # fmt: skip
 
     def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:
         """The plan for one loading; without a model the prompts are left empty."""

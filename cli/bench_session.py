@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-
-import mlx.core as mx
-import mlx.nn as nn
 
 from redrafter_mlx.bench.breakdown import Breakdown, break_down
 from redrafter_mlx.bench.machine import LoadedModel, Machine
-from redrafter_mlx.bench.methods import Runner, check_draft_model
+from redrafter_mlx.bench.methods import Runner
 from redrafter_mlx.bench.paper import TABLES
 from redrafter_mlx.bench.records import Answer, AnswersFile, Settings
 from redrafter_mlx.bench.result import Protocol, Result
 from redrafter_mlx.bench.run import Plan, measure
-from redrafter_mlx.bench.summary import seconds_per_step, summarise
+from redrafter_mlx.bench.summary import commonest_drafted, seconds_per_step, summarise
 from redrafter_mlx.bench.verdict import judge
-from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.bench_models import load_draft_model, load_drafters
 from redrafter_mlx.cli.bench_progress import Progress
-from redrafter_mlx.cli.bench_request import Loading, Request
+from redrafter_mlx.cli.bench_request import Request
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.load import load_target
 
 INTERRUPTED = 130
 """128 + SIGINT."""
@@ -51,12 +46,14 @@ def run_session(request: Request) -> Outcome:
     interrupted = False
     try:
         for loading in request.loadings:
-            loaded, draft = _load(request, loading)
-            models.append(LoadedModel.of(loaded, loading.label))
-            if loaded.drafter_note:
-                notes.append(f"{loading.label}: {loaded.drafter_note}")
-            _measure(request, loaded, draft, file, machine, models[-1], answers, breakdowns)
-            del loaded, draft  # two models at once may not fit
+            drafters = load_drafters(request, loading)
+            here = [LoadedModel.of(r, loading.label, name) for name, r in drafters.items()]
+            models += here
+            notes += [
+                f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note
+            ]
+            _measure(request, drafters, file, machine, here, answers, breakdowns)
+            del drafters  # two models at once may not fit
     except KeyboardInterrupt:
         if not answers:
             raise
@@ -81,48 +78,30 @@ def run_session(request: Request) -> Outcome:
     return Outcome(result, INTERRUPTED if interrupted else int(unequal.failed))
 
 
-def _load(request: Request, loading: Loading) -> tuple[Redrafter, nn.Module | None]:
-    """The target with its drafter, and mlx-lm's draft model if one was asked for."""
-    loaded = opt.load_model(
-        request.model, request.drafter, loading.dtype, loading.quantize, request.offline
-    )
-    if loaded.proposer is None and (request.widths or request.lengths):
-        raise BadInputError(
-            loaded.drafter_note or "--beam-width and --beam-length need a drafter; there is none"
-        )
-    if request.draft_model is None:
-        return loaded, None
-
-    with progress_bars(f"loading {request.draft_model}") as progress:
-        draft = load_target(request.draft_model, offline=request.offline, progress=progress)
-    vocabulary = int(draft.model(mx.array([[0]])).shape[-1])
-    check_draft_model(loaded, vocabulary, request.draft_model)
-    return loaded, draft.model
-
-
 def _measure(
     request: Request,
-    loaded: Redrafter,
-    draft: nn.Module | None,
+    drafters: Mapping[str | None, Redrafter],
     file: AnswersFile | None,
     machine: Machine,
-    model: LoadedModel,
+    models: Sequence[LoadedModel],
     answers: list[Answer],
     breakdowns: list[Breakdown],
 ) -> None:
     """One loading: what the file has already, what is missing, and the breakdown."""
-
-    methods = request.methods(None if loaded.proposer is None else loaded.beam_shape)
-    plan = request.plan(model.dtype, methods, loaded)
-    runner = Runner(loaded, draft)
+    first, dtype = next(iter(drafters.values())), models[0].dtype
+    methods = request.methods(
+        {name: r.beam_shape for name, r in drafters.items() if r.proposer is not None}
+    )
+    plan = request.plan(dtype, methods, first)
+    runner = Runner(drafters, load_draft_model(request, first))
     runner.check(methods, request.max_tokens)
-    settings = _settings(request, machine, model)
+    settings = _settings(request, machine, models)
     wanted = {(m, p.question.id, r) for _, p, m, r in plan.order()}
-    before = [a for a in (file.matching(model.dtype, settings) if file else ())
+    before = [a for a in (file.matching(dtype, settings) if file else ())
               if a.key[1:] in wanted]  # fmt: skip
     answers += before
     progress_of = Progress(plan.size, len(before))
-    with progress_bars(f"measuring {model.model}, {model.dtype}", progress_of.describe) as bars:
+    with progress_bars(f"measuring {models[0].model}, {dtype}", progress_of.describe) as bars:
         for answer in measure(plan, runner, before):
             answers.append(answer)
             if file is not None:
@@ -130,44 +109,53 @@ def _measure(
             progress_of.advance(answer)
             if bars is not None:
                 bars("answers", progress_of.done, plan.size)
-    if request.breakdown and loaded.proposer is not None:
+    if request.breakdown and any(r.proposer is not None for r in drafters.values()):
         with progress_bars("measuring the parts of a step"):
-            _break_down(loaded, plan, model.dtype, answers, breakdowns)
+            _break_down(runner, plan, dtype, answers, breakdowns)
+
+
+_MOSTLY = 0.95
+"""From this share of its steps on, the automatic shape's time is that of one shape."""
 
 
 def _break_down(
-    loaded: Redrafter,
+    runner: Runner,
     plan: Plan,
     dtype: str,
     answers: Sequence[Answer],
     breakdowns: list[Breakdown],
 ) -> None:
-    """Each drafted shape once; the automatic one as the drafter's own."""
-
+    """Each drafter's shapes once; of the automatic ones, that of most steps."""
     done = set()
     for method in plan.methods:
         if method.name != "redrafter":
             continue
-        shape = method.options(plan.max_tokens, 0).beam_shape(loaded.beam_shape)
-        if shape.length > 1 and shape not in done:
-            done.add(shape)
-            mine = [a for a in answers if a.dtype == dtype and a.method == method]
-            # The automatic shape is free to change from step to step.
-            timed = [] if method.automatic or method.temperature > 0 else mine
+        redrafter = runner.redrafter(method)
+        mine = [a for a in answers if a.dtype == dtype and a.method == method]
+        shape = method.options(plan.max_tokens, 0).beam_shape(redrafter.beam_shape)
+        share = 1.0
+        if method.automatic:
+            shape, share = commonest_drafted(mine) or (shape, 0.0)
+        timed = mine if share >= _MOSTLY and method.temperature == 0 else []
+        if shape.length > 1 and (method.drafter, shape) not in done:
+            done.add((method.drafter, shape))
             breakdowns.append(
                 break_down(
-                    loaded, plan.questions[0].prompt_ids, shape, dtype=dtype,
-                    loop=seconds_per_step(timed),
+                    redrafter, plan.questions[0].prompt_ids, shape, dtype=dtype,
+                    loop=seconds_per_step(timed), drafter=method.drafter,
                 )
             )  # fmt: skip
 
 
-def _settings(request: Request, machine: Machine, model: LoadedModel) -> Settings:
-
+def _settings(request: Request, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
+    model = models[0]
+    drafters = model.drafter_hash
+    if len(models) > 1:
+        drafters = ", ".join(f"{m.named} {m.drafter_hash or ''}".strip() for m in models)
     return Settings(
         model=model.model,
         model_hash=model.model_hash,
-        drafter_hash=model.drafter_hash,
+        drafter_hash=drafters,
         draft_model=request.draft_model,
         arithmetic=model.arithmetic,
         bits=model.bits,

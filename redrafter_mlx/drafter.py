@@ -61,6 +61,24 @@ class Drafter(nn.Module):
             self.draft_vocab = mx.arange(config.draft_vocab_size)
             self.freeze(recurse=False, keys=["draft_vocab"])
 
+    @classmethod
+    def stored_as(cls, config: DrafterConfig) -> Drafter:
+        """With fresh weights, quantised where the config says that its file is."""
+        drafter = cls(config)
+        if config.bits is not None and config.group_size is not None:
+            nn.quantize(drafter, group_size=config.group_size, bits=config.bits)
+        return drafter
+
+    def untrained(self, dtype: mx.Dtype, seed: int = 0) -> Drafter:
+        """One of the same form, draft vocabulary and cost that has learnt nothing."""
+        mx.random.seed(seed)
+        fresh = Drafter.stored_as(self.config)
+        if self.config.draft_vocab_size is not None:
+            fresh.draft_vocab = self.draft_vocab
+        fresh.set_dtype(dtype)
+        fresh.eval()
+        return fresh
+
     def advance(self, state: mx.array, embedding: mx.array) -> mx.array:
         """The next recurrent state, from the last one and the last token's embedding [..., D]."""
         if not self.config.rnn:

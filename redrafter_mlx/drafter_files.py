@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -62,9 +61,7 @@ def load_drafter(
             f"{folder} was trained for {config.target or 'another target'} ({trained_for}), not "
             f"for {target_name or 'this target'} ({present})"
         )
-    drafter = Drafter(config)
-    if config.bits is not None and config.group_size is not None:
-        nn.quantize(drafter, group_size=config.group_size, bits=config.bits)
+    drafter = Drafter.stored_as(config)
     _load_weights(drafter, Path(folder) / WEIGHTS)
     drafter.set_dtype(target.dtype)
     drafter.eval()

@@ -73,14 +73,24 @@ def load(
     Raises:
       RedrafterError: in one line, for whatever a user can cause
     """
-    own, looks_up = split_lookup(drafter)
-    if own is not None and own != "auto":
-        read_config(own)  # a wrong path is said before the target is loaded
+    check_drafter(drafter)
     loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
-    name, fingerprint = loaded.source.name, loaded.source.fingerprint
-    note = None
+    return draft_with(drafter, loaded)
+
+
+def check_drafter(drafter: str | Path | None) -> None:
+    """Raise for a folder that holds no drafter, before a target is loaded; see `read_config`."""
+    own, _ = split_lookup(drafter)
+    if own is not None and own != "auto":
+        read_config(own)
+
+
+def draft_with(drafter: str | Path | None, loaded: LoadedTarget) -> Redrafter:
+    """What `load` does with a target in memory: find the drafter, and warm up."""
+    own, looks_up = split_lookup(drafter)
+    name, note = loaded.source.name, None
     if own == "auto":
-        own, damaged = find_drafter(fingerprint)
+        own, damaged = find_drafter(loaded.source.fingerprint)
         if own is None:
             looks_up = True
             note = (

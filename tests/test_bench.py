@@ -138,13 +138,20 @@ def test_mt_bench_is_read_from_the_hubs_cache_without_asking(
 
 
 def test_methods_are_shapes_times_temperatures_times_what_fits() -> None:
-    methods = list_methods([(1, 2), (2, 2)], None, ("sample", "typical"), (0.0, 0.5), ())
+    methods = list_methods({None: [(1, 2), (2, 2)]}, None, ("sample", "typical"), (0.0, 0.5), ())
     drafted = [(m.temperature, m.accept, m.beam_width) for m in methods if m.name == "redrafter"]
     assert drafted == [(0.0, "greedy", 1), (0.0, "greedy", 2), (0.5, "sample", 1),
                        (0.5, "sample", 2), (0.5, "typical", 1), (0.5, "typical", 2)]  # fmt: skip
     plain = [(m.name, m.temperature) for m in methods if m.name != "redrafter"]
     assert plain == [("mlx-lm", 0.0), ("autoregressive", 0.0), ("mlx-lm", 0.5),
                      ("autoregressive", 0.5)]  # fmt: skip
+
+
+def test_every_drafter_has_its_own_shapes() -> None:
+    methods = list_methods({"a": [(1, 2)], "b": [(1, 3), (2, 3)]}, None, None, (0.0,), ())
+    drafted = [(m.drafter, m.beam_width, m.beam_length) for m in methods if m.name == "redrafter"]
+    assert drafted == [("a", 1, 2), ("b", 1, 3), ("b", 2, 3)]
+    assert [m.drafter for m in methods if m.name != "redrafter"] == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -156,13 +163,13 @@ def test_impossible_methods_are_refused(
     shape: tuple[int, int], accepts: tuple[str, ...] | None, temperature: float
 ) -> None:
     with pytest.raises(BadInputError):
-        list_methods([shape], None, accepts, (temperature,), ())  # type: ignore[arg-type]
+        list_methods({None: [shape]}, None, accepts, (temperature,), ())  # type: ignore[arg-type]
 
 
 def test_every_greedy_method_says_what_mlx_lms_loop_says() -> None:
     redrafter = tiny(replayed=True)
     want = plain_tokens(redrafter.model, PROMPT, 30)
-    runner = Runner(redrafter, draft_model=byte_model(seed=1))
+    runner = Runner({None: redrafter}, draft_model=byte_model(seed=1))
     for method in (PLAIN, Method("autoregressive"), DRAFTED,
                    Method("mlx-lm speculative", draft_tokens=3)):  # fmt: skip
         assert runner.run(method, PROMPT, 30, 0).token_ids == want, method
@@ -170,7 +177,7 @@ def test_every_greedy_method_says_what_mlx_lms_loop_says() -> None:
 
 def test_a_run_counts_target_calls_as_the_loop_reports_them() -> None:
     redrafter = tiny(replayed=True)
-    run = Runner(redrafter).run(DRAFTED, PROMPT, 30, 0)
+    run = Runner({None: redrafter}).run(DRAFTED, PROMPT, 30, 0)
     whole = redrafter.generate(PROMPT, max_tokens=30, beam_width=2, beam_length=4)
     assert len(run.accept_lengths) == len(run.nodes) == len(run.accepted) == whole.steps
     assert sum(run.accept_lengths) / len(run.accept_lengths) == whole.tokens_per_step > 1
@@ -185,7 +192,7 @@ def test_a_run_counts_target_calls_as_the_loop_reports_them() -> None:
 def test_mlx_lms_speculative_calls_are_counted_behind_the_prompts() -> None:
     """With the target itself as draft model every draft is right: k + 1 tokens a call."""
     redrafter = tiny()
-    runner = Runner(redrafter, draft_model=redrafter.model)
+    runner = Runner({None: redrafter}, draft_model=redrafter.model)
     run = runner.run(Method("mlx-lm speculative", draft_tokens=2), PROMPT, 12, 0)
     assert len(run.token_ids) == 12
     assert run.accept_lengths == [3, 3, 3]
@@ -199,14 +206,14 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
 
 def test_the_first_token_is_timed_apart_from_the_rest() -> None:
     ticks = iter(range(100))
-    run = Runner(tiny(), clock=lambda: float(next(ticks))).run(PLAIN, PROMPT, 5, 0)
+    run = Runner({None: tiny()}, clock=lambda: float(next(ticks))).run(PLAIN, PROMPT, 5, 0)
     # One look at the clock before anything, and one for each token as it comes.
     assert (run.first_token_seconds, run.decode_seconds) == (1.0, 4.0)
     assert sum(run.accept_lengths) == 4
 
 
 def test_a_seed_gives_every_method_its_own_answer_again() -> None:
-    runner = Runner(tiny())
+    runner = Runner({None: tiny()})
     for method in (Method("mlx-lm", 0.9), Method("redrafter", 0.9, "typical", 2, 3)):
         answers = [runner.run(method, PROMPT, 12, seed).token_ids for seed in (4, 4, 5)]
         assert answers[0] == answers[1] != answers[2]
@@ -228,7 +235,7 @@ def test_methods_are_interleaved_question_by_question_and_take_turns_at_being_fi
 
 
 def test_a_run_goes_on_where_its_file_ends(tmp_path: Path) -> None:
-    runner, made = Runner(tiny()), plan([PLAIN, DRAFTED])
+    runner, made = Runner({None: tiny()}), plan([PLAIN, DRAFTED])
     whole = list(measure(made, runner))
     path = tmp_path / "answers.jsonl"
     file = AnswersFile(path)
@@ -244,16 +251,16 @@ def test_a_run_goes_on_where_its_file_ends(tmp_path: Path) -> None:
 def test_warm_up_and_rest_are_not_answers() -> None:
     rested: list[float] = []
     made = plan([PLAIN, DRAFTED], warmup=2, delay=0.5)
-    assert len(list(measure(made, Runner(tiny()), sleep=rested.append))) == made.size
+    assert len(list(measure(made, Runner({None: tiny()}), sleep=rested.append))) == made.size
     assert rested == [0.5] * made.size
 
 
 def test_a_question_that_changed_since_its_answer_is_refused() -> None:
     made = plan([PLAIN])
-    done = list(measure(made, Runner(tiny())))
+    done = list(measure(made, Runner({None: tiny()})))
     other = replace(made, questions=[replace(p, prompt_ids=[1, 2]) for p in made.questions])
     with pytest.raises(BadInputError, match="question 1 was another one"):
-        list(measure(other, Runner(tiny()), done))
+        list(measure(other, Runner({None: tiny()}), done))
 
 
 @pytest.mark.parametrize(
@@ -326,7 +333,7 @@ def test_half_a_last_line_is_cut_off_and_a_foreign_file_left_alone(tmp_path: Pat
 
 
 def test_peak_memory_is_each_runs_own() -> None:
-    runner = Runner(tiny())
+    runner = Runner({None: tiny()})
     big = mx.zeros((64, 1024, 1024))
     mx.eval(big)
     del big

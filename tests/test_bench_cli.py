@@ -13,10 +13,14 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 from redrafter_mlx.bench.methods import Method, Run, Runner
 from redrafter_mlx.cli import bench_session, main, options
 from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.load import TargetSource
 
 QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0",
          "--no-breakdown"]  # fmt: skip
 SHAPES = ["--beam-width", "1..2", "--beam-length", "3"]
+
+
+SOURCE = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
 
 
 class Loader:
@@ -27,8 +31,8 @@ class Loader:
 
     def __call__(self, *asked: object) -> Redrafter:
         self.asked.append(asked)
-        drafter = None if asked[1] == "none" else random_drafter(vocab_size=258)
-        return Redrafter(byte_model(), byte_tokenizer(), drafter)
+        drafter = None if asked[1] == "none" else random_drafter(seed=1, vocab_size=258)
+        return Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE)
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +113,50 @@ def test_several_dtypes_are_loaded_in_turn(
     assert [asked[2:4] for asked in loader.asked] == [("float32", None), ("auto", 4)]
     assert [r["dtype"] for r in found["rows"]] == ["float32"] * 4 + ["4bit"] * 4  # type: ignore[attr-defined]
     assert [m["dtype"] for m in found["models"]] == ["float32", "4bit"]  # type: ignore[attr-defined]
+
+
+def test_several_drafters_are_measured_in_one_run(
+    tmp_path: Path, loader: Loader, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each against the same baseline runs; a random one costs what the trained one does."""
+    names = ["auto", "random", "lookup"]
+    drafters = [word for name in names for word in ("--drafter", name)]
+    file = tmp_path / "a.jsonl"
+    found = result(capsys, *SHAPES, *drafters, "--answers", str(file))
+    assert len(loader.asked) == 1
+    rows = [r for r in found["rows"] if r["category"] == "all"]  # type: ignore[attr-defined]
+    assert [r["drafter"] for r in rows] == [None, None, *(n for n in sorted(names) for _ in "12")]
+    assert all(r["matches_baseline"] for r in rows)
+    models = found["models"]
+    assert [m["named"] for m in models] == names  # type: ignore[attr-defined]
+    hashes = [m["drafter_hash"] for m in models]  # type: ignore[attr-defined]
+    assert None not in hashes[:2]
+    assert hashes[0] != hashes[1]
+    assert hashes[2] is None
+    again = result(capsys, *SHAPES, *drafters, "--answers", str(file))
+    assert again["rows"] == found["rows"]
+    assert main.run([*QUICK, *SHAPES, *drafters, "-o", "md"]) == 0
+    table = capsys.readouterr().out
+    assert all(f"redrafter, {name}" in table for name in names)
+
+
+def test_a_random_drafter_needs_the_form_of_a_trained_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = Redrafter(byte_model(), byte_tokenizer(), "lookup", source=SOURCE)
+    monkeypatch.setattr(options, "load_model", lambda *_: plain)
+    assert "--drafter random" in refusal(capsys, "--drafter", "random")
+
+
+def test_several_files_of_questions_are_asked_one_after_the_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for n in (1, 2):
+        row = {"question_id": n, "category": "writing", "turns": [f"Say {n}."]}
+        (tmp_path / f"{n}.jsonl").write_text(json.dumps(row))
+    files = [word for n in (1, 2) for word in ("--questions", str(tmp_path / f"{n}.jsonl"))]
+    assert result(capsys, *files)["protocol"]["asked"] == 2  # type: ignore[index]
+    assert "occurs twice" in refusal(capsys, *files, *files)
 
 
 def test_every_form_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,7 +275,8 @@ def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--num-draft-tokens", "0"], "--num-draft-tokens"),
         (["--categories", "none"], "none"),
         (["--questions", "/none"], "/none"),
-        (["--questions", "x", "--mt-bench"], "--mt-bench"),
+        (["--drafter", "none", "--drafter", "lookup"], "--drafter none"),
+        (["--drafter", "lookup", "--drafter", "/no/folder"], "/no/folder"),
         (["--plot", "a.txt"], "a.txt"),
         (["-o", "xml"], "xml"),
         (["--max-tokens", "1"], "--max-tokens is 1"),
