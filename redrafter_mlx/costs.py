@@ -116,12 +116,12 @@ class CostCurves:
     def plain_rows(self) -> int:
         """Rows that plain decoding calls the target with: padding, where that makes it cheaper.
 
-        A library can multiply a matrix by two rows faster than by one.
+        A library can multiply a matrix by two rows faster than by one. How far measurements
+        scatter does not matter here: where both cost about the same, either will do.
         """
         few = [(seconds, rows) for rows, seconds in self.short if rows <= _MOST_PLAIN_ROWS]
         cheapest, rows = min(few)
-        saved = 1 - cheapest / self.short[0][1]
-        return rows if saved > max(_LEAST_JUMP, self.spread) else 1
+        return rows if 1 - cheapest / self.short[0][1] > _LEAST_JUMP else 1
 
     def verify(self, rows: int, context: int) -> float:
         """Seconds of the target's call over `rows` rows behind `context` tokens."""

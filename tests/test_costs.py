@@ -88,7 +88,7 @@ def test_plain_decoding_is_padded_where_more_rows_are_clearly_cheaper() -> None:
 
     assert CURVES.plain_rows == 1
     assert cheap(19.0).plain_rows == 1
-    assert replace(cheap(15.0), spread=0.3).plain_rows == 1
+    assert replace(cheap(15.0), spread=0.3).plain_rows == 2  # who scatters more is no worse
     assert cheap(15.0).plain_rows == 2
     assert cheap(15.0).step(PLAIN, 128) == pytest.approx((15.0 + 0.5) / 1e3)
 
