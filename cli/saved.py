@@ -31,7 +31,7 @@ def write_chat(path: Path, chat: SavedChat) -> None:
 
     Raises BadInputError where that cannot be done; the file is then as it was.
     """
-    from redrafter_mlx.weights.checksum import write_atomically
+    from redrafter_mlx.whole import write_whole
 
     try:
         if path.exists() and not _is_chat(path):
@@ -40,7 +40,7 @@ def write_chat(path: Path, chat: SavedChat) -> None:
             raise BadInputError(f"there is no folder {path.parent}; create it first")
         options = {name: getattr(chat.options, name) for name in option_names()}
         content = {"kind": _KIND, **asdict(chat), "options": options}
-        write_atomically(path.resolve(), json.dumps(content, indent=2) + "\n")
+        write_whole(path.resolve(), json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise BadInputError(
             f"cannot write {path}: {error.strerror or error}; choose another place"

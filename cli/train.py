@@ -2,229 +2,44 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, cast
-
-import typer
+from typing import cast
 
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli import train_options as to
 from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.errors import BadInputError
 
-_CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
-
 
 def command(
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")
-    ],
+    output: to.Output,
     model: opt.Model = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts",
-            metavar="FILE",
-            rich_help_panel=_CORPUS,
-            show_default=False,
-            help="Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI "
-            "chat. The target answers them beside prompts that it writes itself.",
-        ),
-    ] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data",
-            metavar="FILE",
-            rich_help_panel=_CORPUS,
-            show_default=False,
-            help="Conversations with finished answers to learn from instead.",
-        ),
-    ] = None,
-    labels: Annotated[
-        str,
-        typer.Option(
-            "--labels",
-            metavar="target|data",
-            rich_help_panel=_CORPUS,
-            help="With --data: learn what the target would say at each place, or the answers.",
-        ),
-    ] = "target",
-    own_prompts: Annotated[
-        float | None,
-        typer.Option(
-            "--own-prompts",
-            metavar="SHARE",
-            rich_help_panel=_CORPUS,
-            show_default=False,
-            help="Share of the prompts that the target writes itself. [default: 0.5 with "
-            "--prompts, else 1]",
-        ),
-    ] = None,
-    answer_tokens: Annotated[
-        int,
-        typer.Option(
-            "--answer-tokens",
-            metavar="N",
-            rich_help_panel=_CORPUS,
-            help="Size of the corpus. More is better: 2 million is little, 10 million a lot.",
-        ),
-    ] = 2_000_000,
-    cache_bytes: Annotated[
-        int,
-        typer.Option(
-            "--cache-bytes",
-            metavar="N",
-            rich_help_panel=_CORPUS,
-            help="The most that the corpus and its hidden states may take on disk.",
-        ),
-    ] = 20_000_000_000,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            metavar="N",
-            rich_help_panel=_CORPUS,
-            show_default=False,
-            help="Processes that write the corpus. [default: 1 on a GPU, one a core on a CPU]",
-        ),
-    ] = None,
-    rnn: Annotated[
-        bool,
-        typer.Option("--rnn/--no-rnn", rich_help_panel=_DRAFTER, help="The paper's recurrence."),
-    ] = True,
-    layers: Annotated[
-        int,
-        typer.Option("--layers", metavar="N", rich_help_panel=_DRAFTER, help="Residual blocks."),
-    ] = 2,
-    exit_dim: Annotated[
-        int | None,
-        typer.Option(
-            "--exit-dim",
-            metavar="N",
-            rich_help_panel=_DRAFTER,
-            show_default=False,
-            help="Width of the residual blocks. [default: twice the target's hidden size]",
-        ),
-    ] = None,
-    head: Annotated[
-        str,
-        typer.Option(
-            "--head",
-            metavar="tied|own",
-            rich_help_panel=_DRAFTER,
-            help="The output layer: the target's, or the drafter's own as in the paper.",
-        ),
-    ] = "tied",
-    draft_vocab: Annotated[
-        str,
-        typer.Option(
-            "--draft-vocab",
-            metavar="N|all",
-            rich_help_panel=_DRAFTER,
-            help="Only the N most frequent tokens can be drafted, which is faster.",
-        ),
-    ] = "8192",
-    borrow: Annotated[
-        str,
-        typer.Option(
-            "--borrow",
-            metavar="none|auto|I,J",
-            rich_help_panel=_DRAFTER,
-            help="Layers of the target, counted from 0, that the drafter looks back over the text "
-            "with: better guesses, dearer drafting. auto: the last, and one at four fifths of the "
-            "depth.",
-        ),
-    ] = "none",
-    drafter_bits: Annotated[
-        int | None,
-        typer.Option(
-            "--drafter-bits",
-            metavar="4|8",
-            rich_help_panel=_DRAFTER,
-            show_default=False,
-            help="Quantise the drafter when saving. [default: float16]",
-        ),
-    ] = None,
-    paper: Annotated[
-        bool,
-        typer.Option(
-            "--paper",
-            rich_help_panel=_DRAFTER,
-            help="The paper's own form (own head, whole vocabulary), which its code loads.",
-        ),
-    ] = False,
-    epochs: Annotated[
-        float, typer.Option("--epochs", metavar="X", rich_help_panel=_TRAINING, help="Passes.")
-    ] = 2.0,
-    draft_length: Annotated[
-        int,
-        typer.Option(
-            "--draft-length",
-            metavar="T",
-            rich_help_panel=_TRAINING,
-            help="Tokens that are learnt ahead.",
-        ),
-    ] = 5,
-    batch: Annotated[
-        int, typer.Option("--batch", metavar="N", rich_help_panel=_TRAINING, help="Places a batch.")
-    ] = 1024,
-    accumulate: Annotated[
-        int,
-        typer.Option(
-            "--accumulate", metavar="N", rich_help_panel=_TRAINING, help="Batches a step."
-        ),
-    ] = 1,
-    learning_rate: Annotated[
-        float, typer.Option("--learning-rate", metavar="X", rich_help_panel=_TRAINING)
-    ] = 1e-3,
-    soft_share: Annotated[
-        float | None,
-        typer.Option(
-            "--soft-share",
-            metavar="X",
-            rich_help_panel=_TRAINING,
-            show_default=False,
-            help="How much of the loss is about the target's probabilities, not its choices. "
-            "[default: 0.5, 0 with --data and --labels target]",
-        ),
-    ] = None,
-    depth_decay: Annotated[
-        float,
-        typer.Option(
-            "--depth-decay",
-            metavar="X",
-            rich_help_panel=_TRAINING,
-            help="Weight of each position beside the one before.",
-        ),
-    ] = 0.8,
-    evaluations: Annotated[
-        int,
-        typer.Option(
-            "--evaluations", metavar="N", rich_help_panel=_TRAINING, help="Looks at held-out text."
-        ),
-    ] = 10,
-    memory_bytes: Annotated[
-        int,
-        typer.Option(
-            "--memory-bytes",
-            metavar="N",
-            rich_help_panel=_TRAINING,
-            help="Most hidden states in memory at once.",
-        ),
-    ] = 4_000_000_000,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", rich_help_panel=_TRAINING)] = 0,
-    timed: Annotated[
-        int,
-        typer.Option(
-            "--timed-questions",
-            metavar="N",
-            rich_help_panel=_TRAINING,
-            help="Held-out questions for the measurement at the end; 0 leaves it out.",
-        ),
-    ] = 8,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes and a time estimate, and do nothing.")
-    ] = False,
+    prompts: to.Prompts = None,
+    data: to.Data = None,
+    labels: to.Labels = "target",
+    own_prompts: to.OwnPrompts = None,
+    answer_tokens: to.AnswerTokens = 2_000_000,
+    cache_bytes: to.CacheBytes = 20_000_000_000,
+    workers: to.Workers = None,
+    rnn: to.Rnn = True,
+    layers: to.Layers = 2,
+    exit_dim: to.ExitDim = None,
+    head: to.Head = "tied",
+    draft_vocab: to.DraftVocab = "8192",
+    borrow: to.Borrow = "none",
+    drafter_bits: to.DrafterBits = None,
+    paper: to.Paper = False,
+    epochs: to.Epochs = 2.0,
+    draft_length: to.DraftLength = 5,
+    batch: to.Batch = 1024,
+    accumulate: to.Accumulate = 1,
+    learning_rate: to.LearningRate = 1e-3,
+    soft_share: to.SoftShare = None,
+    depth_decay: to.DepthDecay = 0.8,
+    evaluations: to.Evaluations = 10,
+    memory_bytes: to.MemoryBytes = 4_000_000_000,
+    seed: to.Seed = 0,
+    timed: to.Timed = 8,
+    dry_run: to.DryRun = False,
     dtype: opt.Dtype = "auto",
     quantize: opt.Quantize = None,
     offline: opt.Offline = False,

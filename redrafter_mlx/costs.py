@@ -19,7 +19,7 @@ from pathlib import Path
 from redrafter_mlx.config import BeamShape, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.weights.cache import cache_dir
-from redrafter_mlx.weights.checksum import write_atomically
+from redrafter_mlx.whole import write_whole
 
 _LEAST_JUMP = 0.1
 """A rise below this share of the call is no cliff, however quiet the machine; nor is a fall below
@@ -184,7 +184,7 @@ class CostCurves:
     def save(self) -> None:
         """Keep the curves for later; a cache that cannot be written is no error."""
         with contextlib.suppress(OSError):
-            write_atomically(self.setup.path, json.dumps(self.to_dict()))
+            write_whole(self.setup.path, json.dumps(self.to_dict()))
 
 
 def saved_curves(setup: Setup) -> CostCurves | None:

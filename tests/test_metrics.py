@@ -16,8 +16,8 @@ from redrafter_mlx.distill.acceptance import DraftQuality
 from redrafter_mlx.distill.metrics import METRICS, MetricsLog, log_events, read_metrics
 from redrafter_mlx.distill.plots import ACCURACY, LOSS, draw_plots, running_mean
 from redrafter_mlx.distill.trainer import Evaluation, Event, Step
-from redrafter_mlx.distill.whole import whole_file
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.whole import whole_file
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from pathlib import Path
 
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.progress import Progress, no_progress
+from redrafter_mlx.whole import write_whole
 
 _BLOCK = 1 << 20
 _WORTH_REMEMBERING = 16 * _BLOCK
@@ -47,20 +46,7 @@ def remember(path: Path, sha256: str) -> None:
     note = _note(path.resolve())
     content = {"path": str(path), "state": _state(path), "sha256": sha256}
     with contextlib.suppress(OSError):
-        write_atomically(note, json.dumps(content))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small text file that appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=".part-")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+        write_whole(note, json.dumps(content))
 
 
 def _read(path: Path, progress: Progress) -> str:

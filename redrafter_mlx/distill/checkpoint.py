@@ -10,8 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from redrafter_mlx.distill.corpus import load_arrays
-from redrafter_mlx.distill.whole import whole_file
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.whole import whole_file
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 1"

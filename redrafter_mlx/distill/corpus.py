@@ -23,9 +23,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.whole import whole_file
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.weights.safetensors_header import read_safetensors_header
+from redrafter_mlx.whole import whole_file
 
 FORMAT = "redrafter-mlx corpus 1"
 

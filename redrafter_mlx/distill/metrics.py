@@ -22,8 +22,8 @@ from pathlib import Path
 
 from redrafter_mlx.distill.acceptance import DraftQuality
 from redrafter_mlx.distill.trainer import Evaluation, Event, Step
-from redrafter_mlx.distill.whole import whole_file
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.whole import whole_file
 
 METRICS = "metrics.jsonl"
 

@@ -18,9 +18,9 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus import Text, damaged, load_arrays, load_shard
-from redrafter_mlx.distill.whole import whole_file
 from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.target import Target
+from redrafter_mlx.whole import whole_file
 
 FORMAT = "redrafter-mlx rows 1"
 

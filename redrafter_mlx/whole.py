@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     Before that it is on the disk, so that a machine that stops leaves the old file or the new one.
     The name ends as `path` does: who writes pictures goes by that.
     """
-    partial = path.with_name(f".{os.getpid()}.{path.name}")
+    partial = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name}")
     try:
         yield partial
         with partial.open("rb") as file:
@@ -23,3 +24,10 @@ def whole_file(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small text file, its folder first if that is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole_file(path) as partial:
+        partial.write_text(text, encoding="utf-8")

@@ -1,0 +1,218 @@
+"""The options that only `train` has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
+
+Output = Annotated[
+    Path, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        rich_help_panel=_CORPUS,
+        show_default=False,
+        help="Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI "
+        "chat. The target answers them beside prompts that it writes itself.",
+    ),
+]
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="FILE",
+        rich_help_panel=_CORPUS,
+        show_default=False,
+        help="Conversations with finished answers to learn from instead.",
+    ),
+]
+Labels = Annotated[
+    str,
+    typer.Option(
+        "--labels",
+        metavar="target|data",
+        rich_help_panel=_CORPUS,
+        help="With --data: learn what the target would say at each place, or the answers.",
+    ),
+]
+OwnPrompts = Annotated[
+    float | None,
+    typer.Option(
+        "--own-prompts",
+        metavar="SHARE",
+        rich_help_panel=_CORPUS,
+        show_default=False,
+        help="Share of the prompts that the target writes itself. [default: 0.5 with "
+        "--prompts, else 1]",
+    ),
+]
+AnswerTokens = Annotated[
+    int,
+    typer.Option(
+        "--answer-tokens",
+        metavar="N",
+        rich_help_panel=_CORPUS,
+        help="Size of the corpus. More is better: 2 million is little, 10 million a lot.",
+    ),
+]
+CacheBytes = Annotated[
+    int,
+    typer.Option(
+        "--cache-bytes",
+        metavar="N",
+        rich_help_panel=_CORPUS,
+        help="The most that the corpus and its hidden states may take on disk.",
+    ),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        metavar="N",
+        rich_help_panel=_CORPUS,
+        show_default=False,
+        help="Processes that write the corpus. [default: 1 on a GPU, one a core on a CPU]",
+    ),
+]
+Rnn = Annotated[
+    bool,
+    typer.Option("--rnn/--no-rnn", rich_help_panel=_DRAFTER, help="The paper's recurrence."),
+]
+Layers = Annotated[
+    int,
+    typer.Option("--layers", metavar="N", rich_help_panel=_DRAFTER, help="Residual blocks."),
+]
+ExitDim = Annotated[
+    int | None,
+    typer.Option(
+        "--exit-dim",
+        metavar="N",
+        rich_help_panel=_DRAFTER,
+        show_default=False,
+        help="Width of the residual blocks. [default: twice the target's hidden size]",
+    ),
+]
+Head = Annotated[
+    str,
+    typer.Option(
+        "--head",
+        metavar="tied|own",
+        rich_help_panel=_DRAFTER,
+        help="The output layer: the target's, or the drafter's own as in the paper.",
+    ),
+]
+DraftVocab = Annotated[
+    str,
+    typer.Option(
+        "--draft-vocab",
+        metavar="N|all",
+        rich_help_panel=_DRAFTER,
+        help="Only the N most frequent tokens can be drafted, which is faster.",
+    ),
+]
+Borrow = Annotated[
+    str,
+    typer.Option(
+        "--borrow",
+        metavar="none|auto|I,J",
+        rich_help_panel=_DRAFTER,
+        help="Layers of the target, counted from 0, that the drafter looks back over the text "
+        "with: better guesses, dearer drafting. auto: the last, and one at four fifths of the "
+        "depth.",
+    ),
+]
+DrafterBits = Annotated[
+    int | None,
+    typer.Option(
+        "--drafter-bits",
+        metavar="4|8",
+        rich_help_panel=_DRAFTER,
+        show_default=False,
+        help="Quantise the drafter when saving. [default: float16]",
+    ),
+]
+Paper = Annotated[
+    bool,
+    typer.Option(
+        "--paper",
+        rich_help_panel=_DRAFTER,
+        help="The paper's own form (own head, whole vocabulary), which its code loads.",
+    ),
+]
+Epochs = Annotated[
+    float, typer.Option("--epochs", metavar="X", rich_help_panel=_TRAINING, help="Passes.")
+]
+DraftLength = Annotated[
+    int,
+    typer.Option(
+        "--draft-length",
+        metavar="T",
+        rich_help_panel=_TRAINING,
+        help="Tokens that are learnt ahead.",
+    ),
+]
+Batch = Annotated[
+    int, typer.Option("--batch", metavar="N", rich_help_panel=_TRAINING, help="Places a batch.")
+]
+Accumulate = Annotated[
+    int,
+    typer.Option("--accumulate", metavar="N", rich_help_panel=_TRAINING, help="Batches a step."),
+]
+LearningRate = Annotated[
+    float, typer.Option("--learning-rate", metavar="X", rich_help_panel=_TRAINING)
+]
+SoftShare = Annotated[
+    float | None,
+    typer.Option(
+        "--soft-share",
+        metavar="X",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+        help="How much of the loss is about the target's probabilities, not its choices. "
+        "[default: 0.5, 0 with --data and --labels target]",
+    ),
+]
+DepthDecay = Annotated[
+    float,
+    typer.Option(
+        "--depth-decay",
+        metavar="X",
+        rich_help_panel=_TRAINING,
+        help="Weight of each position beside the one before.",
+    ),
+]
+Evaluations = Annotated[
+    int,
+    typer.Option(
+        "--evaluations", metavar="N", rich_help_panel=_TRAINING, help="Looks at held-out text."
+    ),
+]
+MemoryBytes = Annotated[
+    int,
+    typer.Option(
+        "--memory-bytes",
+        metavar="N",
+        rich_help_panel=_TRAINING,
+        help="Most hidden states in memory at once.",
+    ),
+]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", rich_help_panel=_TRAINING)]
+Timed = Annotated[
+    int,
+    typer.Option(
+        "--timed-questions",
+        metavar="N",
+        rich_help_panel=_TRAINING,
+        help="Held-out questions for the measurement at the end; 0 leaves it out.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print sizes and a time estimate, and do nothing.")
+]
