@@ -7,7 +7,8 @@ end, apart from the timed runs, whose graphs nothing here touches. Shapes are th
 variants, and the bound of the length too, so that attention reads equally much.
 
 Building a graph is the host's time and is kept apart from evaluating it. The loop builds the next
-step while the device works on this one; here they follow each other.
+step while the device works on this one; here they follow each other. So the loop itself takes its
+turn with the variants, behind the same prompt.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from redrafter_mlx.accept import accept
 from redrafter_mlx.bench.methods import Clock
 from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.cache import TreeCache
-from redrafter_mlx.config import BeamShape
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decode import Decoder
 from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.measure import step_seconds
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.target import Target
 from redrafter_mlx.transcript import begin_text, extend_text
@@ -53,7 +56,7 @@ class Breakdown:
 
     drafter:      which of several, as in Method
     device, host: of the whole step
-    loop:         seconds a step in the timed runs, where host and device overlap; None if unknown
+    loop:         seconds of a step in the decoding loop, where host and device overlap
     """
 
     dtype: str
@@ -63,17 +66,16 @@ class Breakdown:
     parts: tuple[Part, ...]
     device: Spread
     host: Spread
-    loop: Spread | None
+    loop: Spread
     drafter: str | None = None
 
     @property
-    def beside_the_call(self) -> float | None:
-        """Share of the loop's time that is not the target's call; None if the loop is unknown.
+    def beside_the_call(self) -> float:
+        """Share of the loop's time that is not the target's call.
 
         The drafter's own products are in it, so what neither model's arithmetic takes is less.
         """
-        verification = self.parts[0].device.median
-        return None if self.loop is None else 1 - verification / self.loop.median
+        return 1 - self.parts[0].device.median / self.loop.median
 
 
 def break_down(
@@ -84,7 +86,6 @@ def break_down(
     dtype: str = "",
     rounds: int = 5,
     steps: int = 8,
-    loop: Spread | None = None,
     drafter: str | None = None,
     clock: Clock = time.perf_counter,
     evaluate: Evaluate = mx.eval,
@@ -102,20 +103,25 @@ def break_down(
     assert shape.length > 1
     target = redrafter.target
     bound = len(prompt) + (steps + 1) * shape.length
-    with WiredMemory(redrafter.model), target.lock, BLAS.threads_by_rows():
-        start = _start(target, redrafter.proposer, prompt, shape)
+    decoder = Decoder(target, redrafter.proposer, shape, SamplingParams())
+    built: list[list[float]] = [[] for _ in PARTS]
+    evaluated: list[list[float]] = [[] for _ in PARTS]
+    loop: list[float] = []
+    with WiredMemory(redrafter.model), BLAS.threads_by_rows():
+        with target.lock:
+            start = _start(target, redrafter.proposer, prompt, shape)
         before = start.cache.snapshot()
-        BLAS.prepare_for(shape.nodes)
-        built: list[list[float]] = [[] for _ in PARTS]
-        evaluated: list[list[float]] = [[] for _ in PARTS]
         for turn in range(rounds):
-            for level in range(len(PARTS)):
-                i = (level + turn) % len(PARTS)
-                start.cache.restore(before)
-                step = _Step(target, redrafter.proposer, shape, bound, i)
-                times = _times(step, start, steps + 1, clock, evaluate)[1:]
-                built[i].append(statistics.median(b for b, _ in times))
-                evaluated[i].append(statistics.median(e for _, e in times))
+            loop.append(step_seconds(decoder, prompt, steps, clock))
+            with target.lock:
+                BLAS.prepare_for(shape.nodes)
+                for level in range(len(PARTS)):
+                    i = (level + turn) % len(PARTS)
+                    start.cache.restore(before)
+                    step = _Step(target, redrafter.proposer, shape, bound, i)
+                    times = _times(step, start, steps + 1, clock, evaluate)[1:]
+                    built[i].append(statistics.median(b for b, _ in times))
+                    evaluated[i].append(statistics.median(e for _, e in times))
     parts = tuple(
         Part(name, _difference(evaluated, i), _difference(built, i)) for i, name in enumerate(PARTS)
     )
@@ -127,7 +133,7 @@ def break_down(
         parts=parts,
         device=_range(evaluated[-1]),
         host=_range(built[-1]),
-        loop=loop,
+        loop=_range(loop),
         drafter=drafter,
     )
 

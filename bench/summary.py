@@ -193,20 +193,7 @@ def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, 
     return agreeing == total, agreeing / total
 
 
-def commonest_drafted(answers: Sequence[Answer]) -> tuple[BeamShape, float] | None:
-    """The beam shape of most steps that drafted, and its share of all steps; None if none did."""
-    shapes = Counter((W, L) for a in answers for W, L in a.run.shapes)
-    drafted = [(n, shape) for shape, n in shapes.items() if shape[1] > 1]
-    if not drafted:
-        return None
-    n, shape = max(drafted)
-    return BeamShape(*shape), n / shapes.total()
-
-
-def seconds_per_step(answers: Sequence[Answer]) -> Spread | None:
-    """Wall time of a step in the timed runs of one method."""
-    runs = {(a.question_id, a.repeat): a.run for a in answers}
-    return ratio(
-        _by_question(runs, {k: r.decode_seconds for k, r in runs.items()}),
-        _by_question(runs, {k: float(len(r.accept_lengths)) for k, r in runs.items()}),
-    )
+def commonest_drafted(answers: Sequence[Answer]) -> BeamShape | None:
+    """The beam shape of most steps that drafted; None if none did."""
+    shapes = Counter((W, L) for a in answers for W, L in a.run.shapes if L > 1)
+    return BeamShape(*shapes.most_common(1)[0][0]) if shapes else None

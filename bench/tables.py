@@ -147,12 +147,11 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> TextTable:
         named = f"{b.drafter}, " if b.drafter else ""
         shape = f"{named}{b.beam_width} x {b.beam_length}, {b.nodes} nodes"
         whole = (spread(b.device, "", 1000), spread(b.host, "", 1000), spread(b.loop, "", 1000))
-        beside = "" if b.beside_the_call is None else f"{b.beside_the_call:.1%}"
-        cells.append((b.dtype, shape, *parts, *whole, beside))
+        cells.append((b.dtype, shape, *parts, *whole, f"{b.beside_the_call:.1%}"))
     names = [part.name for part in breakdowns[0].parts]
     return TextTable(
         "What a greedy step is made of, in ms",
-        ("dtype", "W x L", *names, "sum", "host", "in the timed loop", "beside the call"),
+        ("dtype", "W x L", *names, "sum", "host", "in the loop", "beside the call"),
         tuple(cells),
         "What evaluating a step takes more with a part than without it; brackets hold the least "
         "and the most. Host is the building of the graph, which the loop does while the device "

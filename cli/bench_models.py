@@ -19,18 +19,15 @@ RANDOM = "random"
 
 def load_drafters(request: Request, loading: Loading) -> dict[str | None, Redrafter]:
     """The target drafted for in every way that was asked for; the key of a single one is None."""
-    first, *others = ("auto" if name == RANDOM else name for name in request.drafters)
+    first, *others = [name for name in request.drafters if name != RANDOM] or ["trained"]
     for name in others:
         check_drafter(name)
     loaded = opt.load_model(request.model, first, loading.dtype, loading.quantize, request.offline)
-    by_name = {first: loaded}
-    for name in others:
-        if name not in by_name:
-            by_name[name] = _again(loaded, name)
-    found: dict[str | None, Redrafter] = {
-        name: _untrained(by_name["auto"]) if name == RANDOM else by_name[name]
-        for name in request.drafters
-    }
+    by_name = {first: loaded} | {name: _again(loaded, name) for name in others}
+    if RANDOM in request.drafters:
+        trained = (r for r in by_name.values() if r.drafter is not None)
+        by_name[RANDOM] = _untrained(next(trained, None) or _again(loaded, "trained"))
+    found: dict[str | None, Redrafter] = {name: by_name[name] for name in request.drafters}
     for redrafter in found.values():
         if redrafter.proposer is None and (request.widths or request.lengths):
             raise BadInputError(
@@ -57,10 +54,7 @@ def _again(loaded: Redrafter, drafter: str) -> Redrafter:
 
 
 def _untrained(loaded: Redrafter) -> Redrafter:
-    if loaded.drafter is None:
-        raise BadInputError(
-            f"--drafter {RANDOM} takes the form of the model's drafter, and there is none yet"
-        )
+    assert loaded.drafter is not None
     drafter = loaded.drafter.untrained(loaded.target.dtype)
     redrafter = Redrafter(loaded.model, loaded.tokenizer, drafter, source=loaded.source)
     redrafter.warm_up()

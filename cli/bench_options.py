@@ -70,7 +70,7 @@ MtBench = Annotated[
 Drafters = Annotated[
     list[str] | None,
     typer.Option(
-        "--drafter", metavar="auto|lookup|random|none|PATH", rich_help_panel=_MODEL,
+        "--drafter", metavar="auto|trained|lookup|random|none|PATH", rich_help_panel=_MODEL,
         show_default=False,
         help="As in generate; random is the model's drafter before it learnt anything. Given "
         "several times, all are measured in turn. [default: auto]",

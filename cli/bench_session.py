@@ -12,7 +12,7 @@ from redrafter_mlx.bench.paper import TABLES
 from redrafter_mlx.bench.records import Answer, AnswersFile, Settings
 from redrafter_mlx.bench.result import Protocol, Result
 from redrafter_mlx.bench.run import Plan, measure
-from redrafter_mlx.bench.summary import commonest_drafted, seconds_per_step, summarise
+from redrafter_mlx.bench.summary import commonest_drafted, summarise
 from redrafter_mlx.bench.verdict import judge
 from redrafter_mlx.cli.bench_models import load_draft_model, load_drafters
 from redrafter_mlx.cli.bench_progress import Progress
@@ -114,10 +114,6 @@ def _measure(
             _break_down(runner, plan, dtype, answers, breakdowns)
 
 
-_MOSTLY = 0.95
-"""From this share of its steps on, the automatic shape's time is that of one shape."""
-
-
 def _break_down(
     runner: Runner,
     plan: Plan,
@@ -133,18 +129,19 @@ def _break_down(
         redrafter = runner.redrafter(method)
         mine = [a for a in answers if a.dtype == dtype and a.method == method]
         shape = method.options(plan.max_tokens, 0).beam_shape(redrafter.beam_shape)
-        share = 1.0
         if method.automatic:
-            shape, share = commonest_drafted(mine) or (shape, 0.0)
-        timed = mine if share >= _MOSTLY and method.temperature == 0 else []
+            shape = commonest_drafted(mine) or shape
         if shape.length > 1 and (method.drafter, shape) not in done:
             done.add((method.drafter, shape))
             breakdowns.append(
                 break_down(
-                    redrafter, plan.questions[0].prompt_ids, shape, dtype=dtype,
-                    loop=seconds_per_step(timed), drafter=method.drafter,
+                    redrafter,
+                    plan.questions[0].prompt_ids,
+                    shape,
+                    dtype=dtype,
+                    drafter=method.drafter,
                 )
-            )  # fmt: skip
+            )
 
 
 def _settings(request: Request, machine: Machine, models: Sequence[LoadedModel]) -> Settings:

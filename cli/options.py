@@ -27,9 +27,9 @@ Model = Annotated[
 DrafterName = Annotated[
     str,
     typer.Option(
-        "--drafter", metavar="auto|lookup|none|PATH", rich_help_panel=_DRAFTS,
-        help="The drafter's folder; auto takes the one for this model, or else lookup: what "
-        "followed the text's last words before. PATH+lookup and auto+lookup take both.",
+        "--drafter", metavar="auto|trained|lookup|none|PATH", rich_help_panel=_DRAFTS,
+        help="The drafter's folder; trained is the one for this model, lookup drafts what "
+        "followed the text's last words before. auto and PATH+lookup take both.",
     ),
 ]  # fmt: skip
 Dtype = Annotated[
@@ -177,7 +177,7 @@ def load_model(
     if model is not None and not model.strip():
         raise BadInputError("--model is empty; give a name that `redrafter-mlx list` shows")
     if not drafter.strip():
-        raise BadInputError("--drafter is empty; give auto, lookup, none or a folder")
+        raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a folder")
     with progress_bars(f"loading {model or 'the model'}") as progress:
         from redrafter_mlx.load import load
 

@@ -112,16 +112,16 @@ class CostCurves:
     def most_rows(self) -> int:
         return self.short[-1][0]
 
-    @property
-    def plain_rows(self) -> int:
+    def plain_rows(self, context: int) -> int:
         """Rows that plain decoding calls the target with: padding, where that makes it cheaper.
 
-        A library can multiply a matrix by two rows faster than by one. How far measurements
-        scatter does not matter here: where both cost about the same, either will do.
+        A library can multiply a matrix by two rows faster than by one; behind a long context each
+        row's attention outweighs that. How far measurements scatter does not matter here: where
+        both cost about the same, either will do.
         """
-        few = [(seconds, rows) for rows, seconds in self.short if rows <= _MOST_PLAIN_ROWS]
-        cheapest, rows = min(few)
-        return rows if 1 - cheapest / self.short[0][1] > _LEAST_JUMP else 1
+        few = [r for r, _ in self.short if r <= _MOST_PLAIN_ROWS]
+        cheapest, rows = min((self.verify(r, context), r) for r in few)
+        return rows if 1 - cheapest / self.verify(1, context) > _LEAST_JUMP else 1
 
     def verify(self, rows: int, context: int) -> float:
         """Seconds of the target's call over `rows` rows behind `context` tokens."""
@@ -149,7 +149,7 @@ class CostCurves:
     def step(self, shape: BeamShape, context: int) -> float:
         """Seconds of a whole step; length 1 is plain decoding."""
         if shape.length == 1:
-            return self.verify(self.plain_rows, context) + self.plain_rest
+            return self.verify(self.plain_rows(context), context) + self.plain_rest
         drafting = self.drafting(shape.width, shape.length)
         rest = self.chain_rest if shape.width == 1 else self.drafted_rest
         return self.verify(shape.nodes, context) + drafting + rest

@@ -87,20 +87,30 @@ class Shapes(Protocol):
     def learn(self, step: StepResult) -> None: ...
 
 
+PlainRows = Callable[[int], int]
+"""Nodes of a tree without drafts, from the most that the committed length can be."""
+
+
+def one_row(_: int) -> int:
+    """The root, and no padding."""
+    return 1
+
+
 @dataclass(frozen=True)
 class Decoder:
     """A target and what drafts for it, with the choice of tokens fixed.
 
     proposer:   None decodes auto-regressively, the same loop with a tree of one node
     shape:      of the drafts where nothing else is said
-    plain_rows: where nothing is drafted, the root is padded to so many nodes
+    plain_rows: where nothing is drafted, the root is padded to so many nodes behind a text of at
+                most so many tokens
     """
 
     target: Target
     proposer: Proposer | None
     shape: BeamShape
     sampling: SamplingParams
-    plain_rows: int = 1
+    plain_rows: PlainRows = one_row
 
     def start(
         self,
@@ -131,7 +141,8 @@ class Decoder:
         text = _with_emitted(before, accepted, start + width - 1)
         layers = self._reads_layers
         rows = cache.text_rows(layers, length) if layers else None
-        drafts = self._draft(DraftInput(context, accepted.bonus, length, text, rows), keys, shape)
+        given = DraftInput(context, accepted.bonus, length, text, rows)
+        drafts = self._draft(given, keys, shape, start + width)
         state = DecodeState(cache, length, drafts, keys, history, text)
         return state, report_step(only, PLAIN, accepted, logits)
 
@@ -152,7 +163,8 @@ class Decoder:
         length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
         text = _with_emitted(state, accepted, bound)
-        drafts = self._draft(DraftInput(context, accepted.bonus, length, text, rows), keys, shape)
+        given = DraftInput(context, accepted.bonus, length, text, rows)
+        drafts = self._draft(given, keys, shape, bound + tree.max_depth + 1)
         following = DecodeState(cache, length, drafts, keys, history, text)
         return following, report_step(tree, state.drafts.shape, accepted, logits)
 
@@ -230,11 +242,13 @@ class Decoder:
             windows = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
         return accepted, windows, logits
 
-    def _draft(self, given: DraftInput, keys: mx.array, shape: BeamShape | None) -> Drafts:
+    def _draft(
+        self, given: DraftInput, keys: mx.array, shape: BeamShape | None, bound: int
+    ) -> Drafts:
         """What to verify in the next step, behind the bonus token `given.root`."""
         proposer, shape, params = self.proposer, shape or self.shape, self.sampling
         if proposer is None or shape.length == 1:
-            return Drafts(_root_alone(given.root, self.plain_rows), PLAIN)
+            return Drafts(_root_alone(given.root, self.plain_rows(bound)), PLAIN)
         if params.method == "rejection" and isinstance(proposer, SamplingProposer):
             drawn = proposer.draw(given, keys, shape, params)
             return Drafts(drawn.tree, shape, drawn.log_probs)

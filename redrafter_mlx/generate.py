@@ -16,7 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import BeamShape, GenerationOptions
-from redrafter_mlx.decode import Decoder
+from redrafter_mlx.decode import Decoder, one_row
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafts import find_drafts
 from redrafter_mlx.errors import BadInputError
@@ -255,7 +255,7 @@ class Redrafter:
 
     def _decoder(self, options: GenerationOptions) -> Decoder:
         proposer = self.proposer if options.draft else None
-        rows = 1 if self.tuning is None else self.tuning.plain_rows
+        rows = one_row if self.tuning is None else self.tuning.plain_rows
         return Decoder(self.target, proposer, options.beam_shape(self.beam_shape), options, rows)
 
 

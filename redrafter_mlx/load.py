@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx import weights
 from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.drafter_files import CONFIG, read_config
-from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, ModelNotFoundError
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.lookup import join_lookup, split_lookup
 from redrafter_mlx.weights.cache import cache_dir
@@ -67,9 +67,10 @@ def load(
     """A target with its drafter, in memory, warmed up and ready to answer.
 
     Args:
-      drafter: a drafter's folder; "auto" takes the one that was trained for this very target, if
-        this machine has it, and "lookup" otherwise: drafts from the text itself; "FOLDER+lookup"
-        and "auto+lookup" take both; None decodes plainly. Other arguments as in `load_target`
+      drafter: a drafter's folder; "trained" takes the one that was trained for this very target;
+        "lookup" drafts from the text itself; "FOLDER+lookup" does both, and so does "auto", as
+        far as this machine has a drafter; None decodes plainly. Other arguments as in
+        `load_target`
     Raises:
       RedrafterError: in one line, for whatever a user can cause
     """
@@ -81,23 +82,24 @@ def load(
 def check_drafter(drafter: str | Path | None) -> None:
     """Raise for a folder that holds no drafter, before a target is loaded; see `read_config`."""
     own, _ = split_lookup(drafter)
-    if own is not None and own != "auto":
+    if own not in (None, "auto", "trained"):
         read_config(own)
 
 
 def draft_with(drafter: str | Path | None, loaded: LoadedTarget) -> Redrafter:
     """What `load` does with a target in memory: find the drafter, and warm up."""
     own, looks_up = split_lookup(drafter)
-    name, note = loaded.source.name, None
-    if own == "auto":
+    note = None
+    if own in ("auto", "trained"):
+        name = loaded.source.name
+        looks_up = looks_up or own == "auto"
         own, damaged = find_drafter(loaded.source.fingerprint)
         if own is None:
-            looks_up = True
-            note = (
-                f"no drafter for {name} yet, drafting by lookup; "
-                f"`redrafter-mlx train --model {name} --output DIR` trains one"
-            )
-            note += "".join(f" (passed over: {error})" for error in damaged)
+            remedy = f"`redrafter-mlx train --model {name} --output DIR` trains one"
+            remedy += "".join(f" (passed over: {error})" for error in damaged)
+            if not looks_up:
+                raise ModelNotFoundError(f"there is no drafter for {name}; {remedy}")
+            note = f"no drafter for {name} yet, drafting by lookup; {remedy}"
     named = join_lookup(own) if looks_up else own
     redrafter = Redrafter(
         loaded.model, loaded.tokenizer, named, source=loaded.source, drafter_note=note

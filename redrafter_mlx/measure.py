@@ -67,7 +67,7 @@ class _Extent(NamedTuple):
 
 _EXTENTS = (
     _Extent(0.02, ROWS, ROWS, LENGTHS, 2),
-    _Extent(0.15, ROWS, (1, 4, 8, 9, 16, 32), LENGTHS, 2),
+    _Extent(0.15, ROWS, (1, 2, 4, 8, 9, 16, 32), LENGTHS, 2),
     _Extent(math.inf, (1, 2, 3, 4, 6, 8, 12, 16), (1, 16), (2, 8), 0),
 )
 """Nobody waits minutes for an answer on a machine that is slow, or busy, already."""
@@ -221,24 +221,28 @@ def _with_rest(
 ) -> CostCurves:
     """The curves with what a whole step of the loop takes beyond its measured parts."""
     rest = []
+    prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
     for shape in (PLAIN, BeamShape(1, 2), BeamShape(min(2, widest), 4)):
         decoder = Decoder(target, proposer, shape, SamplingParams(), curves.plain_rows)
-        step = _step_seconds(decoder, steps)
+        step = step_seconds(decoder, prompt, steps)
         rest.append(max(step - curves.step(shape, SHORT_CONTEXT), 0.0))
     return replace(curves, plain_rest=rest[0], chain_rest=rest[1], drafted_rest=rest[2])
 
 
-def _step_seconds(decoder: Decoder, steps: int) -> float:
-    """The median time of a step of the decoding loop."""
-    target = decoder.target
-    prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
+def step_seconds(
+    decoder: Decoder,
+    prompt: list[int],
+    steps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> float:
+    """The median time of `steps` steps of the decoding loop behind a prompt."""
     read: list[float] = []
 
     def finished(_: StepResult) -> bool:
-        read.append(time.perf_counter())
+        read.append(clock())
         return len(read) == steps + 2  # the prompt, and a first step that compiles
 
-    for _ in decoder.run(target.new_cache(), 0, prompt, sequence_keys(0), finished):
+    for _ in decoder.run(decoder.target.new_cache(), 0, prompt, sequence_keys(0), finished):
         pass
     return statistics.median(b - a for a, b in pairwise(read[1:]))
 

@@ -9,7 +9,7 @@ import mlx.nn as nn
 
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.costs import CostCurves, Setup, saved_curves
-from redrafter_mlx.decode import Decoder
+from redrafter_mlx.decode import Decoder, PlainRows, one_row
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.measure import measure, setup_of
 from redrafter_mlx.odds import Odds
@@ -78,9 +78,9 @@ class Tuning:
             return self._curves
 
     @property
-    def plain_rows(self) -> int:
+    def plain_rows(self) -> PlainRows:
         """Of the curves, where they are known; see CostCurves."""
-        return self._curves.plain_rows if self.known and self._curves is not None else 1
+        return self._curves.plain_rows if self.known and self._curves is not None else one_row
 
     def policy(self, method: AcceptMethod) -> ShapePolicy:
         """The policy of a new answer; it begins with what earlier ones by this method learned."""

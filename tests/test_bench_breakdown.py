@@ -155,6 +155,11 @@ def test_a_proposer_that_reads_the_text_is_given_it() -> None:
         assert given.text[0, :end].tolist() == want[:end]
 
 
+def test_the_loop_is_timed_behind_the_same_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host's part alone shows on a clock that the loop's own evaluation does not move."""
+    assert measured(monkeypatch, host=0.25, device=1.0).loop.median == pytest.approx(0.75)
+
+
 def test_measuring_the_parts_leaves_the_model_as_it_was() -> None:
     redrafter = Redrafter(byte_model(), byte_tokenizer(), random_drafter(vocab_size=258))
     before = redrafter.generate(PROMPT, max_tokens=12).token_ids

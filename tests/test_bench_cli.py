@@ -145,7 +145,7 @@ def test_a_random_drafter_needs_the_form_of_a_trained_one(
 ) -> None:
     plain = Redrafter(byte_model(), byte_tokenizer(), "lookup", source=SOURCE)
     monkeypatch.setattr(options, "load_model", lambda *_: plain)
-    assert "--drafter random" in refusal(capsys, "--drafter", "random")
+    assert "there is no drafter for tiny" in refusal(capsys, "--drafter", "random")
 
 
 def test_several_files_of_questions_are_asked_one_after_the_other(

@@ -25,9 +25,10 @@ from redrafter_mlx.bench.records import Answer, AnswersFile
 from redrafter_mlx.bench.report import heatmap, markdown, show
 from redrafter_mlx.bench.result import Protocol, Result
 from redrafter_mlx.bench.statistics import Percentiles, Spread, ratio, ratio_of_ratios, typical
-from redrafter_mlx.bench.summary import Row, seconds_per_step, summarise
+from redrafter_mlx.bench.summary import Row, commonest_drafted, summarise
 from redrafter_mlx.bench.tables import main_table, spread
 from redrafter_mlx.bench.verdict import judge
+from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import BadInputError
 
 PAPER_DATA = Path(__file__).parents[2] / "shared" / "data" / "paper"
@@ -243,7 +244,14 @@ def test_one_run_has_no_spread_and_nothing_has_no_figure() -> None:
     assert Percentiles.of([4]) == Percentiles(4.0, 4.0, 4.0)
     short = answer(PLAIN, lengths=[], seconds=0.0, tokens=[1])
     assert summarise([short])[0].tps is None
-    assert seconds_per_step([answer(DRAFTED, lengths=[2, 2], seconds=3.0)]) == Spread(1.5, 1.5, 1.5)
+
+
+def test_the_commonest_drafted_shape_is_that_of_most_steps_that_drafted() -> None:
+    plain, drafted = answer(DRAFTED), answer(DRAFTED)
+    plain.run.shapes = [[1, 1]] * 9
+    assert commonest_drafted([plain]) is None
+    drafted.run.shapes = [[1, 2], [2, 4], [2, 4], [1, 1]]
+    assert commonest_drafted([plain, drafted]) == BeamShape(2, 4)
 
 
 # forms
@@ -317,7 +325,8 @@ def test_the_breakdown_is_shown_part_by_part() -> None:
     one = Spread(0.05, 0.05, 0.05)
     shown = Breakdown("float32", 2, 4, 7, (part,), one, one, Spread(0.04, 0.04, 0.04))
     text = printed(made(random_answers(1), breakdowns=(shown,)))
-    for piece in ("drafting", "12.50", "2 x 4, 7 nodes", "50.00", "40.00"):
+    assert shown.beside_the_call == pytest.approx(1 - 0.0125 / 0.04)
+    for piece in ("drafting", "12.50", "2 x 4, 7 nodes", "50.00", "40.00", "68.8%"):
         assert piece in text
 
 

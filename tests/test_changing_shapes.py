@@ -14,7 +14,7 @@ from test_sampling import chi_square, critical
 from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder
+from redrafter_mlx.decode import Decoder, one_row
 from redrafter_mlx.lookup import Both, Lookup
 from redrafter_mlx.odds import accepted_within
 from redrafter_mlx.proposer import DraftInput, Proposer
@@ -66,6 +66,10 @@ def run(
     return said[:n], results
 
 
+def two_rows(_: int) -> int:
+    return 2
+
+
 @pytest.mark.parametrize("plain_rows", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
 def test_tokens_equal_autoregression(seed: int, plain_rows: int) -> None:
@@ -73,7 +77,7 @@ def test_tokens_equal_autoregression(seed: int, plain_rows: int) -> None:
     model = random_model(seed=3)
     prompt = [i % 97 for i in range(200)]
     text = prompt + plain_tokens(model, prompt, 440)
-    decoder = Decoder(Target(model), Replay(text, 97), PLAIN, GREEDY, plain_rows)
+    decoder = Decoder(Target(model), Replay(text, 97), PLAIN, GREEDY, lambda _: plain_rows)
     shapes = Scripted(seed)
     said, results = run(decoder, prompt, 400, shapes)
     assert said == text[200:600]
@@ -89,7 +93,7 @@ def test_a_seed_says_the_same_whatever_the_shapes(params: SamplingParams) -> Non
     drafters: list[Proposer] = [Replay([3, 5, 7, *plain], 97), random_drafter().bind(target)]
     for drafter in drafters:
         for seed in range(2):
-            decoder = Decoder(target, drafter, PLAIN, params, plain_rows=1 + seed)
+            decoder = Decoder(target, drafter, PLAIN, params, (one_row, two_rows)[seed])
             said, _ = run(decoder, [3, 5, 7], 150, Scripted(seed), seed=11)
             assert said == plain
 

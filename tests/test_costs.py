@@ -86,11 +86,19 @@ def test_plain_decoding_is_padded_where_more_rows_are_clearly_cheaper() -> None:
     def cheap(seconds: float) -> CostCurves:
         return machine(lambda rows: {1: 20.0, 2: seconds}.get(rows, 30.0 + rows))
 
-    assert CURVES.plain_rows == 1
-    assert cheap(19.0).plain_rows == 1
-    assert replace(cheap(15.0), spread=0.3).plain_rows == 2  # who scatters more is no worse
-    assert cheap(15.0).plain_rows == 2
+    assert CURVES.plain_rows(128) == 1
+    assert cheap(19.0).plain_rows(128) == 1
+    assert replace(cheap(15.0), spread=0.3).plain_rows(128) == 2  # who scatters more is no worse
+    assert cheap(15.0).plain_rows(128) == 2
     assert cheap(15.0).step(PLAIN, 128) == pytest.approx((15.0 + 0.5) / 1e3)
+
+
+def test_padding_ends_where_its_attention_costs_more_than_it_saves() -> None:
+    """Two rows cost 15 ms and 20 at the long context, one 20 and 20."""
+    short = ((1, 20e-3), (2, 15e-3), (4, 30e-3))
+    curves = replace(CURVES, short=short, long=((1, 20e-3), (2, 20e-3), (4, 60e-3)))
+    assert [curves.plain_rows(c) for c in (128, 1000, 2048, 8000)] == [2, 2, 1, 1]
+    assert curves.step(PLAIN, 8000) == pytest.approx(20.5e-3)
 
 
 def test_curves_survive_the_disk(cache: Path) -> None:

@@ -57,9 +57,13 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
         assert redrafter.drafting == drafting
         assert (redrafter.drafter_note is None) == (word not in ("auto", "auto+lookup"))
     assert redrafter.beam_shape == BeamShape(3, 4, 7), "a beam more in as many nodes"
+    with pytest.raises(ModelNotFoundError, match="there is no drafter for tiny; `redrafter-mlx tr"):
+        load("tiny", drafter="trained")
     save_drafter(random_drafter(2, target_fingerprint="sha256:t"), shelf / "b")
-    assert [load("tiny", drafter=w).drafting for w in ("auto", "auto+lookup", "lookup")] == [
-        "drafter", "drafter and lookup", "lookup"]  # fmt: skip
+    for word in ("auto", "auto+lookup", "trained+lookup"):
+        assert load("tiny", drafter=word).drafting == "drafter and lookup"
+    assert load("tiny", drafter="trained").drafting == "drafter"
+    assert load("tiny", drafter="lookup").drafting == "lookup"
     assert load("tiny", drafter=None).generate([1, 2], max_tokens=5).tokens_per_step == 1.0
     with pytest.raises(BadInputError, match=r"drafter is '\+lookup'; name a drafter before"):
         load("tiny", drafter="+lookup")
