@@ -116,9 +116,11 @@ class CostCurves:
         """Rows that plain decoding calls the target with: padding, where that makes it cheaper.
 
         A library can multiply a matrix by two rows faster than by one; behind a long context each
-        row's attention outweighs that. How far measurements scatter does not matter here: where
-        both cost about the same, either will do.
+        row's attention outweighs that, so there is none behind more than was measured. How far
+        measurements scatter does not matter here: where both cost about the same, either will do.
         """
+        if context > self.long_context:
+            return 1
         few = [r for r, _ in self.short if r <= _MOST_PLAIN_ROWS]
         cheapest, rows = min((self.verify(r, context), r) for r in few)
         return rows if 1 - cheapest / self.verify(1, context) > _LEAST_JUMP else 1

@@ -99,6 +99,8 @@ def test_padding_ends_where_its_attention_costs_more_than_it_saves() -> None:
     curves = replace(CURVES, short=short, long=((1, 20e-3), (2, 20e-3), (4, 60e-3)))
     assert [curves.plain_rows(c) for c in (128, 1000, 2048, 8000)] == [2, 2, 1, 1]
     assert curves.step(PLAIN, 8000) == pytest.approx(20.5e-3)
+    always = replace(curves, long=((1, 25e-3), (2, 15e-3), (4, 60e-3)))
+    assert [always.plain_rows(c) for c in (2048, 2049)] == [2, 1], "not known to be so any longer"
 
 
 def test_curves_survive_the_disk(cache: Path) -> None:

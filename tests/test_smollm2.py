@@ -16,7 +16,8 @@ from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, DecodeState
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.load import LoadedTarget, load_target
+from redrafter_mlx.drafter_files import load_drafter
+from redrafter_mlx.load import LoadedTarget, find_drafter, load_target
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.report import StepResult, read_report
@@ -79,6 +80,11 @@ class Subject:
             size, self.target.vocab_size, size, 1, head="tied", draft_vocab_size=4096
         )
         return Drafter(config).bind(self.target)
+
+    def shipped_drafter(self) -> Proposer:
+        folder, _ = find_drafter(self.loaded.source.fingerprint)
+        assert folder is not None
+        return load_drafter(folder, self.target).bind(self.target)
 
     def oracle(self, prompt: list[int], n: int, seed: int) -> Proposer:
         return Replay(prompt + self.reference(prompt, n)[0], self.target.vocab_size, seed)
@@ -220,11 +226,11 @@ def test_differences_in_reduced_precision_are_near_ties_in_every_shape(
 def test_next_token_frequencies_are_the_targets_probabilities(
     smollm2: Subject, prefix: str, accept: AcceptMethod, drafted: bool
 ) -> None:
-    """2,048 draws of the token behind a fixed prefix, drafted and undrafted."""
+    """2,048 draws of the token behind a fixed prefix, undrafted and with the shipped drafter."""
     rows, target = 64, smollm2.target
     ids = encode_text(smollm2.loaded.tokenizer, prefix)
     params = SamplingParams(1.2, top_k=40, accept=accept)
-    proposer = smollm2.random_drafter() if drafted else None
+    proposer = smollm2.shipped_drafter() if drafted else None
     decoder = Decoder(target, proposer, BeamShape(2, 2), params)
     cache = target.new_cache()
     context = target.prefill(mx.array([ids[:-1]] * rows), cache, 0, [len(ids) - 2] * rows)
@@ -233,7 +239,7 @@ def test_next_token_frequencies_are_the_targets_probabilities(
     counts = np.zeros(target.vocab_size)
     for batch in range(32):
         keys = sequence_keys(batch, rows)
-        drafts = decoder._draft(DraftInput(context, root, length, None), keys)
+        drafts = decoder._draft(DraftInput(context, root, length, None), keys, None, len(ids))
         cache.pending = None  # the same place again: what was kept of the last batch is forgotten
         state = DecodeState(cache, length, drafts, keys, history=None, text=None)
         _, output = decoder.step(state, len(ids) - 1)
