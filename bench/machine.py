@@ -88,6 +88,11 @@ class LoadedModel:
         )
 
     @property
+    def drafts(self) -> str:
+        """What drafts: its name if there are several, its kind, and its weights."""
+        return " ".join(filter(None, (self.named, self.drafter or "none", self.drafter_hash)))
+
+    @property
     def exact(self) -> bool:
         """Whether equal tokens are promised: float32 throughout."""
         return self.arithmetic == "float32" and self.bits is None

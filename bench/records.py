@@ -24,11 +24,14 @@ _RUN_FIELDS = ("token_ids", "accepted", "nodes", "shapes", "first_token_seconds"
 
 @dataclass(frozen=True)
 class Settings:
-    """What two answers must have in common to be summarised together."""
+    """What two answers must have in common to be summarised together.
+
+    drafts: what drafts, as `LoadedModel.drafts` says it, of all drafters
+    """
 
     model: str
     model_hash: str | None
-    drafter_hash: str | None
+    drafts: str
     draft_model: str | None
     arithmetic: str
     bits: int | None

@@ -146,13 +146,10 @@ def _break_down(
 
 def _settings(request: Request, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
     model = models[0]
-    drafters = model.drafter_hash
-    if len(models) > 1:
-        drafters = ", ".join(f"{m.named} {m.drafter_hash or ''}".strip() for m in models)
     return Settings(
         model=model.model,
         model_hash=model.model_hash,
-        drafter_hash=drafters,
+        drafts=", ".join(m.drafts for m in models),
         draft_model=request.draft_model,
         arithmetic=model.arithmetic,
         bits=model.bits,

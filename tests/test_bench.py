@@ -292,7 +292,7 @@ def test_answers_survive_the_file_and_carry_spec_benchs_fields(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_tokens", 32), ("seed", 1), ("model_hash", "sha256:9"), ("drafter_hash", None),
+    [("max_tokens", 32), ("seed", 1), ("model_hash", "sha256:9"), ("drafts", "lookup"),
      ("mlx", "9"), ("chip", "M9"), ("arithmetic", "float16")],
 )  # fmt: skip
 def test_a_file_made_with_other_settings_is_refused(

@@ -12,6 +12,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.bench.methods import Method, Run, Runner
 from redrafter_mlx.cli import bench_session, main, options
+from redrafter_mlx.drafter_files import save_drafter
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.load import TargetSource
 
@@ -138,6 +139,20 @@ def test_several_drafters_are_measured_in_one_run(
     assert main.run([*QUICK, *SHAPES, *drafters, "-o", "md"]) == 0
     table = capsys.readouterr().out
     assert all(f"redrafter, {name}" in table for name in names)
+
+
+def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same weights, alone and beside a lookup."""
+    file, folder = tmp_path / "a.jsonl", tmp_path / "drafter"
+    save_drafter(random_drafter(seed=1, vocab_size=258), folder)
+    for drafter in (str(folder), f"{folder}+lookup"):
+        loaded = Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE)
+        monkeypatch.setattr(options, "load_model", lambda *_, loaded=loaded: loaded)
+        if drafter == str(folder):
+            result(capsys, *SHAPES, "--answers", str(file))
+    assert "made with drafts drafter sha256:" in refusal(capsys, *SHAPES, "--answers", str(file))
 
 
 def test_a_random_drafter_needs_the_form_of_a_trained_one(
