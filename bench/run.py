@@ -125,7 +125,7 @@ def list_methods(
     """Baselines and drafted methods: temperatures x what fits them x drafters x their shapes.
 
     Args:
-      shapes:       of each drafter; the key None is the only one
+      shapes:       of each drafter, by name; the key is None where there is only one
       accepts:      None takes the first that fits: greedy at temperature 0, sample above
       draft_tokens: of mlx-lm's speculative decoding; empty leaves it out
     Raises:
