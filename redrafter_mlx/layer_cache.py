@@ -12,7 +12,10 @@ from redrafter_mlx.rows import gather_rows, with_capacity, write_rows
 
 @dataclass(frozen=True)
 class PromptSpan:
-    """A run of prompt tokens at host-known rows; the same slices and mask as mlx-lm's KVCache."""
+    """A run of prompt tokens at host-known rows; the same slices and mask as mlx-lm's KVCache.
+
+    capacity: rows that the buffers hold from then on
+    """
 
     start: int
     count: int

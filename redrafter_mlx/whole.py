@@ -27,7 +27,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small text file, its folder first if that is missing."""
+    """Write a small text file for its owner's eyes alone, its folder first if that is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as partial:
+        partial.touch(mode=0o600)
         partial.write_text(text, encoding="utf-8")

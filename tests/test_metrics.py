@@ -17,7 +17,7 @@ from redrafter_mlx.distill.metrics import METRICS, MetricsLog, log_events, read_
 from redrafter_mlx.distill.plots import ACCURACY, LOSS, draw_plots, running_mean
 from redrafter_mlx.distill.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.whole import whole_file
+from redrafter_mlx.whole import whole_file, write_whole
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -206,6 +206,16 @@ def test_log_survives_a_process_that_is_killed(tmp_path: Path) -> None:
 
 
 # Files that appear whole
+
+
+def test_a_small_text_file_is_its_owners_alone(tmp_path: Path) -> None:
+    """Conversations are saved by it, whatever the umask lets others read."""
+    path = tmp_path / "new" / "chat.json"
+    for text in ("first", "second"):
+        write_whole(path, text)
+        assert path.read_text() == text
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
