@@ -17,6 +17,7 @@ def command(
     data: to.Data = None,
     labels: to.Labels = "target",
     own_prompts: to.OwnPrompts = None,
+    learn_prompts: to.LearnPrompts = True,
     answer_tokens: to.AnswerTokens = 2_000_000,
     cache_bytes: to.CacheBytes = 20_000_000_000,
     workers: to.Workers = None,
@@ -25,6 +26,7 @@ def command(
     exit_dim: to.ExitDim = None,
     head: to.Head = "tied",
     draft_vocab: to.DraftVocab = "8192",
+    context: to.Context = "none",
     borrow: to.Borrow = "none",
     drafter_bits: to.DrafterBits = None,
     paper: to.Paper = False,
@@ -62,10 +64,11 @@ def command(
     if own_prompts is None:
         own_prompts = 0.5 if prompts else 1.0
     form = DrafterForm(
-        rnn, layers, exit_dim, cast(Head, head), _vocabulary(draft_vocab), _layers(borrow)
-    )
+        rnn, layers, exit_dim, cast(Head, head), _vocabulary(draft_vocab),
+        _layers("--context", context), _layers("--borrow", borrow),
+    )  # fmt: skip
     if paper:
-        form = DrafterForm(rnn, layers, exit_dim, "own", None, ())
+        form = DrafterForm(rnn, layers, exit_dim, "own", None)
     if soft_share is None:
         soft_share = 0.0 if data is not None and labels == "target" else 0.5
     job = TrainingJob(
@@ -80,6 +83,7 @@ def command(
         answer_tokens=answer_tokens,
         cache_bytes=cache_bytes,
         workers=workers,
+        learn_prompts=learn_prompts,
         writing=WritingOptions(own_share=own_prompts, seed=seed),
         form=form,
         training=TrainOptions(
@@ -108,11 +112,11 @@ def _vocabulary(given: str) -> int | None:
     return int(given)
 
 
-def _layers(given: str) -> tuple[int, ...] | None:
+def _layers(option: str, given: str) -> tuple[int, ...] | None:
     if given == "auto":
         return None
     if given == "none":
         return ()
     if not all(part.strip().isdigit() for part in given.split(",")):
-        raise BadInputError(f"--borrow is {given}; give none, auto, or layers such as 24,29")
+        raise BadInputError(f"{option} is {given}; give none, auto, or layers such as 20,27")
     return tuple(sorted({int(part) for part in given.split(",")}))

@@ -53,6 +53,14 @@ OwnPrompts = Annotated[
         "--prompts, else 1]",
     ),
 ]
+LearnPrompts = Annotated[
+    bool,
+    typer.Option(
+        "--learn-prompts/--no-learn-prompts",
+        rich_help_panel=_CORPUS,
+        help="Learn what the target expects along the prompts as well, which it reads anyway.",
+    ),
+]
 AnswerTokens = Annotated[
     int,
     typer.Option(
@@ -115,6 +123,16 @@ DraftVocab = Annotated[
         metavar="N|all",
         rich_help_panel=_DRAFTER,
         help="Only the N most frequent tokens can be drafted, which is faster.",
+    ),
+]
+Context = Annotated[
+    str,
+    typer.Option(
+        "--context",
+        metavar="none|auto|I,J",
+        rich_help_panel=_DRAFTER,
+        help="Layers of the target, counted from 0, whose inputs the drafter reads beside its last "
+        "hidden state. auto: at two thirds and nine tenths of the depth.",
     ),
 ]
 Borrow = Annotated[

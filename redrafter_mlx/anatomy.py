@@ -52,19 +52,24 @@ class HiddenAsInput:
         return getattr(self._backbone, name)
 
 
-class LayerRecorder:
-    """A layer that remembers what it was last given."""
+class _LayerRecorder:
+    """A layer that remembers what it was last given, until that is taken."""
 
     def __init__(self, layer: Callable[..., mx.array]) -> None:
         self._layer = layer
-        self.seen: mx.array | None = None
+        self._seen: mx.array | None = None
 
     def __call__(self, x: mx.array, *args: object, **kwargs: object) -> mx.array:
-        self.seen = x
+        self._seen = x
         return self._layer(x, *args, **kwargs)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._layer, name)
+
+    def take(self) -> mx.array:
+        seen, self._seen = self._seen, None
+        assert seen is not None, "the layer was not called"
+        return seen
 
 
 def unsupported(model_type: str, why: str) -> UnsupportedModelError:
@@ -108,15 +113,22 @@ def layers_of(backbone: nn.Module, model_type: str) -> Sequence[Callable[..., mx
     return layers
 
 
-def with_recorder(
-    backbone: nn.Module, index: int, model_type: str
-) -> tuple[nn.Module, LayerRecorder]:
-    """The backbone with one layer that remembers its input, and that layer."""
+def recording(
+    backbone: nn.Module, indices: Sequence[int], model_type: str
+) -> Callable[..., tuple[list[mx.array], mx.array]]:
+    """The backbone as a function that also returns what went into the layers named."""
     view = copy.copy(backbone)
     layers = list(layers_of(view, model_type))
-    recorder = layers[index] = LayerRecorder(layers[index])
+    recorders = [_LayerRecorder(layers[i]) for i in indices]
+    for i, recorder in zip(indices, recorders, strict=True):
+        layers[i] = recorder
     setattr(view, _layers_name(view), layers)
-    return view, recorder
+
+    def call(tokens: mx.array, cache: Sequence[object]) -> tuple[list[mx.array], mx.array]:
+        out: mx.array = view(tokens, cache=cache)
+        return [recorder.take() for recorder in recorders], out
+
+    return call
 
 
 def find_head(model: nn.Module) -> nn.Module | None:

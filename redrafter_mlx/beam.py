@@ -29,7 +29,8 @@ def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: Bea
     """The W likeliest candidates of length L that start with the root.
 
     Shapes:
-      context: [B, D], the target's hidden state behind the root's predecessor
+      context: [B, D], what the drafter read of the target's hidden state behind the root's
+               predecessor
       root:    [B] int32
     Returns:
       Beams with W = shape.width and L = shape.length, likeliest first

@@ -44,6 +44,8 @@ class Drafter(nn.Module):
         super().__init__()
         self.config = config
         D, E = config.hidden_size, config.exit_dim
+        if config.context_layers:
+            self.context_proj = nn.Linear(config.context_size, D)
         if 2 * D != E:
             self.input_proj = nn.Linear(2 * D, E)
         blocks: list[nn.Module] = [ResidualBlock(E) for _ in range(config.num_draft_layers)]
@@ -79,6 +81,13 @@ class Drafter(nn.Module):
         fresh.eval()
         return fresh
 
+    def read(self, context: mx.array) -> mx.array:
+        """The target's hidden states [..., C] as what drafts are conditioned on [..., D]."""
+        if not self.config.context_layers:
+            return context
+        read: mx.array = self.context_proj(context)
+        return read
+
     def advance(self, state: mx.array, embedding: mx.array) -> mx.array:
         """The next recurrent state, from the last one and the last token's embedding [..., D]."""
         if not self.config.rnn:
@@ -93,6 +102,7 @@ class Drafter(nn.Module):
     ) -> mx.array:
         """What the output layer reads: [..., D] twice -> [..., E], [..., D] for a tied head.
 
+        context: as `read` gives it
         borrowed: the target's layers between output projection and norm
         """
         x = mx.concatenate([context, state], axis=-1)
@@ -143,6 +153,10 @@ class BoundDrafter:
         return False
 
     @property
+    def reads_context(self) -> tuple[int, ...]:
+        return self.drafter.config.context_layers
+
+    @property
     def reads_layers(self) -> tuple[int, ...]:
         return self.drafter.config.borrowed_layers
 
@@ -152,7 +166,11 @@ class BoundDrafter:
 
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         """Candidates behind the root by beam search; see `beam_search`."""
-        return beam_search(self._behind(given), given.context, given.root, shape)
+        return beam_search(self._behind(given), self.read(given.context), given.root, shape)
+
+    def read(self, context: mx.array) -> mx.array:
+        """The target's hidden states [..., C] as the context [..., D] of drafts."""
+        return self.drafter.read(context)
 
     def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
         """Next state [B, W, D] after tokens [B, W]."""
@@ -162,8 +180,8 @@ class BoundDrafter:
         self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
     ) -> SampledDrafts:
         """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
-        drafter = self._behind(given)
-        return draw_drafts(drafter, given.context, given.root, given.position, keys, shape, params)
+        drafter, context = self._behind(given), self.read(given.context)
+        return draw_drafts(drafter, context, given.root, given.position, keys, shape, params)
 
     def logits(self, context: mx.array, state: mx.array, level: int) -> mx.array:
         """Logits [B, W, V'] float32 of the token at `level`, counted from the root's 0."""

@@ -16,6 +16,8 @@ from redrafter_mlx.errors import BadInputError, MismatchError
 
 Head = Literal["own", "tied"]
 
+_LAYER_KEYS = ("context_layers", "borrowed_layers")
+
 _TRANSFORMERS_KEYS = (
     "_name_or_path",
     "architectures",
@@ -38,6 +40,8 @@ class DrafterConfig:
     num_draft_layers: residual blocks
     rnn:              False replaces the recurrence by s' = s + e
     num_lookback_tokens: kept for the paper's code, unused
+    context_layers:   layers of the target, counted from 0, whose inputs the drafter reads beside
+                      the last hidden state, through a projection; see Target.reading
     head:             `own` output matrix, or `tied` to the target's; behind the blocks then stand
                       an output projection, where exit_dim is not D, and a norm
     borrowed_layers: layers of the target, counted from 0, between the output projection and the
@@ -55,6 +59,7 @@ class DrafterConfig:
     num_draft_layers: int
     rnn: bool = True
     num_lookback_tokens: int = 0
+    context_layers: tuple[int, ...] = ()
     head: Head = "own"
     borrowed_layers: tuple[int, ...] = ()
     borrowed_scale: float = 1.0
@@ -78,14 +83,15 @@ class DrafterConfig:
         if not isinstance(self.rnn, bool):
             raise BadInputError(f"rnn is {self.rnn!r}; it must be true or false")
         check_choice("head", self.head, Head)
-        layers = self.borrowed_layers
-        if not all(_is_int(i) and i >= 0 for i in layers) or sorted(set(layers)) != list(layers):
-            raise BadInputError(
-                f"borrowed_layers is {list(layers)!r}; it must be rising numbers of layers"
-            )
+        for name in _LAYER_KEYS:
+            layers = getattr(self, name)
+            if not all(_is_int(i) and i >= 0 for i in layers) or sorted({*layers}) != [*layers]:
+                raise BadInputError(
+                    f"{name} is {list(layers)!r}; it must be rising numbers of layers"
+                )
         if not self.borrowed_scale > 0:
             raise BadInputError(f"borrowed_scale is {self.borrowed_scale!r}; it must be above 0")
-        if layers and self.head != "tied":
+        if self.borrowed_layers and self.head != "tied":
             raise BadInputError(
                 f"head is {self.head!r}; a drafter with borrowed_layers needs a tied one"
             )
@@ -105,17 +111,25 @@ class DrafterConfig:
         for required in ("hidden_size", "vocab_size", "exit_dim", "num_draft_layers", "rnn"):
             if required not in own:
                 raise BadInputError(f"drafter key {required!r} is missing")
-        layers = own.get("borrowed_layers", ())
-        if not isinstance(layers, (list, tuple)):
-            raise BadInputError(f"borrowed_layers is {layers!r}; it must be a list")
-        return cls(**{**own, "borrowed_layers": tuple(layers)})  # type: ignore[arg-type]
+        for name in _LAYER_KEYS:
+            layers = own.get(name, ())
+            if not isinstance(layers, (list, tuple)):
+                raise BadInputError(f"{name} is {layers!r}; it must be a list")
+            own[name] = tuple(layers)
+        return cls(**own)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
         """The keys to store; extensions that are not used are left out."""
         stored = {"model_type": "recurrent_drafting_drafter", **asdict(self)}
-        stored["borrowed_layers"] = list(self.borrowed_layers) or None
+        for name in _LAYER_KEYS:
+            stored[name] = list(getattr(self, name)) or None
         stored["borrowed_scale"] = self.borrowed_scale if self.borrowed_layers else None
         return {k: v for k, v in stored.items() if v is not None}
+
+    @property
+    def context_size(self) -> int:
+        """C, what is read of the target at each token."""
+        return self.hidden_size * (len(self.context_layers) + 1)
 
     @property
     def output_size(self) -> int:

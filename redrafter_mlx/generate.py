@@ -68,10 +68,13 @@ class Redrafter:
         self.drafter_note = drafter_note
         self.model = model
         mx.eval(model.parameters())
-        self.target = Target(model)
-        self._drafts = find_drafts(drafter, self.target, source)
+        target = Target(model)
+        self._drafts = find_drafts(drafter, target, source)
         self.drafter = self._drafts.drafter
         self.proposer = self._drafts.proposer
+        self.target = (
+            target if self.proposer is None else target.reading(self.proposer.reads_context)
+        )
         self.tuning: Tuning | None = None
         if self.proposer is not None:
             kind = self._drafts.kind

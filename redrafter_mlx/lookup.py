@@ -64,6 +64,10 @@ class Lookup:
         return True
 
     @property
+    def reads_context(self) -> tuple[int, ...]:
+        return ()
+
+    @property
     def reads_layers(self) -> tuple[int, ...]:
         return ()
 
@@ -146,6 +150,10 @@ class Both:
     @property
     def reads_text(self) -> bool:
         return True
+
+    @property
+    def reads_context(self) -> tuple[int, ...]:
+        return self.drafter.reads_context
 
     @property
     def reads_layers(self) -> tuple[int, ...]:

@@ -169,7 +169,7 @@ def _verification(target: Target, cache: TreeCache, rows: int, context: int) -> 
 
 
 def _drafting(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
-    context = mx.random.normal((1, target.hidden_size), key=mx.random.key(0)).astype(target.dtype)
+    context = mx.random.normal((1, target.context_size), key=mx.random.key(0)).astype(target.dtype)
     root, position = mx.array([1 % target.vocab_size]), mx.array([SHORT_CONTEXT - 1])
     text = begin_text([[i % target.vocab_size for i in range(SHORT_CONTEXT)]])
     rows = None

@@ -16,7 +16,8 @@ class DraftInput(NamedTuple):
     """All that may be known when drafts are made, on the device.
 
     Shapes:
-      context:  [B, D], the target's hidden state behind the text before the root
+      context:  [B, C], the target's hidden state behind the text before the root; C is D and as
+                much again for each of the proposer's `reads_context`
       root:     [B] int32, the last token of the text
       position: [B] int32, where the root stands in the text
       text:     [B, C] int32, the text up to and including the root, anything behind it; None for
@@ -42,6 +43,11 @@ class Proposer(Protocol):
     @property
     def reads_text(self) -> bool:
         """Whether it needs `DraftInput.text`."""
+        ...
+
+    @property
+    def reads_context(self) -> tuple[int, ...]:
+        """The target's layers whose inputs it needs in `DraftInput.context`."""
         ...
 
     @property

@@ -38,6 +38,10 @@ class Replay:
         return False
 
     @property
+    def reads_context(self) -> tuple[int, ...]:
+        return ()
+
+    @property
     def reads_layers(self) -> tuple[int, ...]:
         return ()
 

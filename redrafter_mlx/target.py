@@ -27,10 +27,10 @@ from redrafter_mlx.anatomy import (
     find_embedding,
     find_head,
     layers_of,
+    recording,
     rows_of,
     unsupported,
     with_node_positions,
-    with_recorder,
 )
 from redrafter_mlx.borrow import BorrowedLayers
 from redrafter_mlx.cache import TreeCache
@@ -47,6 +47,7 @@ class Target:
 
     model_type:  mlx-lm's name of the architecture
     hidden_size: D, of the final norm's output
+    context_layers: whose inputs are read beside the final norm's output; see `reading`
     vocab_size:  V, of the logits
     n_layers:    of keys and values
     dtype:       of the hidden states
@@ -74,12 +75,46 @@ class Target:
         self._backbone = view
         self._head = copy.copy(whole)
         setattr(self._head, name, HiddenAsInput(backbone))
+        self.context_layers: tuple[int, ...] = ()
+        self._read: Callable[..., mx.array] = view
         self._tree_call = traced_call(view, self._head)
         self.embedding = find_embedding(backbone, self.model_type)
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
         self.vocab_size = int(self._head(sample).shape[-1])
+
+    def reading(self, layers: Sequence[int]) -> Target:
+        """The same model, whose hidden states hold the inputs of these layers too.
+
+        Hidden states [..., D] become [..., C], C = (len(layers) + 1) * D: the layers' inputs in
+        the order given, and the final norm's output last. A layer late in the model, but not the
+        last, knows more of the token after next (EAGLE-3, arXiv 2503.01840, reads three).
+
+        Raises MismatchError, naming the layer, for one that the model does not have.
+        """
+        if tuple(layers) == self.context_layers:
+            return self
+        self._check_layers(layers, "reads")
+        view = copy.copy(self)
+        view.context_layers = tuple(layers)
+        view._read = self._backbone
+        head, size = self._head, self.hidden_size  # and not the view, which holds the trace
+        if layers:
+            record = recording(self._backbone, layers, self.model_type)
+
+            def read(tokens: mx.array, cache: Sequence[object]) -> mx.array:
+                seen, out = record(tokens, cache)
+                return mx.concatenate([*seen, out], axis=-1)
+
+            view._read = read
+        view._tree_call = traced_call(view._read, lambda context: head(context[..., -size:]))
+        return view
+
+    @property
+    def context_size(self) -> int:
+        """C, of the hidden states."""
+        return self.hidden_size * (len(self.context_layers) + 1)
 
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_layers)
@@ -91,7 +126,7 @@ class Target:
         that memory stays bounded.
 
         Returns:
-          context: [B, D]
+          context: [B, C]
         """
         context: dict[int, mx.array] = {}
         for at in range(0, tokens.shape[1], PREFILL_CHUNK):
@@ -115,19 +150,18 @@ class Target:
         Shapes:
           length: [B] int32, committed; `bound` is the most that it can be
         Returns:
-          hidden: [B, N, D], logits: [B, N, V]
+          hidden: [B, N, C], logits: [B, N, V]
         """
         cache.plan_tree(tree, length, bound)
         return self._tree_call(tree.tokens, cache)
 
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
-        """The final-norm output [B, N, D] of a plain call on mlx-lm's own caches, one a layer."""
-        out: mx.array = self._backbone(tokens, cache=cache)
-        return out
+        """Hidden states [B, N, C] of a plain call on mlx-lm's own caches, one a layer."""
+        return self._read(tokens, cache=cache)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """The model's own head (with its scaling and soft caps) on hidden states [B, N, D]."""
-        out: mx.array = self._head(hidden)
+        """The model's own head (with its scaling and soft caps) on hidden states [B, N, C]."""
+        out: mx.array = self._head(hidden[..., -self.hidden_size :])
         return out
 
     def output_rows(self, tokens: mx.array | None = None) -> Callable[[mx.array], mx.array]:
@@ -143,21 +177,24 @@ class Target:
 
         Raises MismatchError, naming the layer, for one that the model does not have.
         """
-        layers = layers_of(self._backbone, self.model_type)
-        for i in indices:
-            if i >= len(layers):
-                raise MismatchError(
-                    f"the drafter borrows layer {i}, {self.model_type} has {len(layers)}; "
-                    f"train a drafter for this target with `redrafter-mlx train`"
-                )
+        layers = self._check_layers(indices, "borrows")
         return BorrowedLayers(tuple(indices), tuple(layers[i] for i in indices), self.dtype)
 
     def layer_input(self, tokens: mx.array, index: int) -> mx.array:
         """What goes into a layer [B, P, D] when the model reads tokens [B, P]."""
-        view, recorder = with_recorder(self._backbone, index, self.model_type)
-        view(tokens, cache=[None] * self.n_layers)
-        assert recorder.seen is not None
-        return recorder.seen
+        record = recording(self._backbone, [index], self.model_type)
+        return record(tokens, [None] * self.n_layers)[0][0]
+
+    def _check_layers(self, indices: Sequence[int], what: str) -> Sequence[Callable[..., mx.array]]:
+        """All layers; raises MismatchError if one of `indices` is not among them."""
+        layers = layers_of(self._backbone, self.model_type)
+        for i in indices:
+            if i >= len(layers):
+                raise MismatchError(
+                    f"the drafter {what} layer {i}, {self.model_type} has {len(layers)}; "
+                    f"train a drafter for this target with `redrafter-mlx train`"
+                )
+        return layers
 
     def norm_weight(self) -> mx.array | None:
         """The final norm's factors [D], None where the model has a norm of another kind."""

@@ -27,7 +27,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 TreeCall = Callable[[mx.array, TreeCache], tuple[mx.array, mx.array]]
-"""tokens [B, N] of the tree that the cache is planned for -> hidden [B, N, D], logits [B, N, V]."""
+"""tokens [B, N] of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V]."""
 
 
 def traced_call(
@@ -88,6 +88,10 @@ class TracedProposer:
     @property
     def reads_text(self) -> bool:
         return self._proposer.reads_text
+
+    @property
+    def reads_context(self) -> tuple[int, ...]:
+        return self._proposer.reads_context
 
     @property
     def reads_layers(self) -> tuple[int, ...]:

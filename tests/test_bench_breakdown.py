@@ -55,6 +55,10 @@ class Slowed:
         return self.inner.reads_text
 
     @property
+    def reads_context(self) -> tuple[int, ...]:
+        return ()
+
+    @property
     def reads_layers(self) -> tuple[int, ...]:
         return ()
 
@@ -110,6 +114,7 @@ def test_work_on_the_device_in_drafting_shows_in_its_row_by_the_real_clock() -> 
     class Heavy:
         inner: Proposer
         reads_text: bool = False
+        reads_context: tuple[int, ...] = ()
         reads_layers: tuple[int, ...] = ()
 
         def propose(self, given: DraftInput, shape: BeamShape) -> Beams:

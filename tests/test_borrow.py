@@ -72,6 +72,10 @@ class _Watched:
         return False
 
     @property
+    def reads_context(self) -> tuple[int, ...]:
+        return self.inner.reads_context
+
+    @property
     def reads_layers(self) -> tuple[int, ...]:
         return self.inner.reads_layers
 
@@ -125,6 +129,10 @@ class _Knowing:
         return False
 
     @property
+    def reads_context(self) -> tuple[int, ...]:
+        return self.drafter.reads_context
+
+    @property
     def reads_layers(self) -> tuple[int, ...]:
         return self.drafter.reads_layers
 
@@ -163,11 +171,12 @@ def test_a_layer_that_the_target_lacks_is_refused_by_number() -> None:
         random_drafter(head="tied", borrowed_layers=(0, 7)).bind(target)
 
 
+@pytest.mark.parametrize("key", ["borrowed_layers", "context_layers"])
 @pytest.mark.parametrize("layers", [[1, 0], [0, 0], [-1], [1.5], "24"])
-def test_borrowed_layers_that_are_no_rising_numbers_are_refused(layers: object) -> None:
+def test_layers_that_are_no_rising_numbers_are_refused(key: str, layers: object) -> None:
     given = {"hidden_size": 8, "vocab_size": 9, "exit_dim": 8, "num_draft_layers": 1, "rnn": True}
-    with pytest.raises(BadInputError, match="borrowed_layers"):
-        DrafterConfig.from_dict({**given, "head": "tied", "borrowed_layers": layers})
+    with pytest.raises(BadInputError, match=key):
+        DrafterConfig.from_dict({**given, "head": "tied", key: layers})
 
 
 def test_borrowed_layers_need_a_tied_head() -> None:

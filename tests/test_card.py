@@ -63,7 +63,9 @@ def report(**changes: object) -> TrainingReport:
         command=["redrafter-mlx", "train", "--model", "smollm2-135m", "--output", "my drafter"],
         versions={"redrafter-mlx": "0.1.0", "mlx": "0.32.4", "mlx-lm": "0.32.2"},
         machine="Apple M9 Max, gpu, macOS 27.1",
-        corpus=CorpusReport(12_345, 2_345_678, 0.625, "target", {"loop": 1_111, "duplicate": 22}),
+        corpus=CorpusReport(
+            12_345, 2_345_678, 345_678, 0.625, "target", {"loop": 1_111, "duplicate": 22}
+        ),
         drafter=DrafterConfig(576, 49152, 1152, 2, head="tied", draft_vocab_size=8192, bits=4,
                               group_size=64),
         training=TrainOptions(learning_rate=0.00123),
@@ -176,7 +178,7 @@ def test_no_name_breaks_the_front_matter_or_a_table(text: str) -> None:
             machine=text,
             versions={text: text},
             command=["redrafter-mlx", "train", "--model", text],
-            corpus=CorpusReport(1, 1, 1.0, "data", {text: 3}),
+            corpus=CorpusReport(1, 1, 0, 1.0, "data", {text: 3}),
             protocol=text,
         )
     )
@@ -254,7 +256,7 @@ def test_limits_speak_of_rounding_only_where_there_is_any() -> None:
 def test_given_answers_and_whole_vocabulary_are_said() -> None:
     card = render_card(
         report(
-            corpus=CorpusReport(5, 50, 0.0, "data", {}),
+            corpus=CorpusReport(5, 50, 0, 0.0, "data", {}),
             drafter=DrafterConfig(576, 49152, 1152, 1, rnn=False),
             coverage=None,
         )

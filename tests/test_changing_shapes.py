@@ -177,6 +177,7 @@ class Ranked:
     """Always drafts 50, 51, ... likeliest first, whatever the width."""
 
     reads_text = False
+    reads_context = ()
     reads_layers = ()
 
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:

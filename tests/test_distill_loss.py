@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -93,8 +95,7 @@ def reference_loss(
         x = x / np.sqrt((x**2).mean() + 1e-5) * p["output_norm.weight"]
         return head[chosen] @ x
 
-    hard: list[list[float]] = [[] for _ in weights]
-    softs: list[list[float]] = [[] for _ in weights]
+    paid: list[list[tuple[float, float]]] = [[] for _ in weights]  # weight and loss
     for text in texts:
         for j in range(len(text.answer)):
             state = np.zeros(HIDDEN)
@@ -108,13 +109,12 @@ def reference_loss(
                     break
                 q = softmax(logits(text.states[j].astype(np.float64), state))
                 want = softmax(head[chosen] @ text.states[at].astype(np.float64))
-                softs[depth].append(float(-(want * np.log(q)).sum()))
-                if text.answer[at] in chosen:
+                share = soft if text.own or soft == 0 else 1.0
+                paid[depth].append((share, float(-(want * np.log(q)).sum())))
+                if text.own and text.answer[at] in chosen:
                     place = int(np.flatnonzero(chosen == text.answer[at])[0])
-                    hard[depth].append(-float(np.log(q[place])))
-    per_depth = [
-        (1 - soft) * np.mean(h) + soft * np.mean(s) for h, s in zip(hard, softs, strict=True)
-    ]
+                    paid[depth].append((1 - soft, -float(np.log(q[place]))))
+    per_depth = [sum(w * x for w, x in each) / sum(w for w, _ in each) for each in paid]
     return float(np.dot(per_depth, weights) / sum(weights))
 
 
@@ -129,6 +129,7 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
         size = drafter.config.output_size
         drafter.draft_vocab = mx.array(np.random.default_rng(1).permutation(VOCAB)[:size])
     texts = some_texts()
+    texts[1] = replace(texts[1], own=False)  # asked, not answered
     laid = places(texts, T)
     bound = drafter.bind(target)
     teacher = mx.softmax(target.output_rows(bound.tokens)(mx.array(laid.states, mx.float32)), -1)

@@ -13,9 +13,10 @@ from redrafter_mlx.borrow import TargetRows
 from redrafter_mlx.distill import examples
 from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.examples import places
+from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.learner import prepare_borrowed
 from redrafter_mlx.distill.loss import behind_texts, draft_logits
-from redrafter_mlx.distill.rows import load_texts, read_rows, rows_path, save_rows, with_rows
+from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows, with_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.target import Target
@@ -92,14 +93,14 @@ def test_texts_load_with_the_rows_that_were_saved(tmp_path: Path) -> None:
     said = with_rows(target, LAYERS, texts(target))
     shard = tmp_path / "block-000000.safetensors"
     save_shard(Shard(said, {}), shard, {})
-    save_rows([t.rows for t in said if t.rows is not None], rows_path(shard, LAYERS), {})
+    save_rows([t.rows for t in said if t.rows is not None], rows_path(shard, LAYERS))
 
-    loaded = load_texts(shard, LAYERS)
+    loaded = Extras(borrowed=LAYERS).load(shard)
 
     for text, want in zip(loaded, said, strict=True):
         assert text.answer.tolist() == want.answer.tolist()
         assert np.array_equal(text.rows, want.rows)  # type: ignore[arg-type]
-    assert all(text.rows is None for text in load_texts(shard, ()))
+    assert all(text.rows is None for text in Extras().load(shard))
 
 
 def test_rows_that_are_missing_or_of_other_texts_are_named(tmp_path: Path) -> None:
@@ -108,14 +109,15 @@ def test_rows_that_are_missing_or_of_other_texts_are_named(tmp_path: Path) -> No
     shard = tmp_path / "block-000000.safetensors"
     save_shard(Shard(said, {}), shard, {})
     path = rows_path(shard, LAYERS)
+    extras = Extras(borrowed=LAYERS)
     with pytest.raises(DamagedFileError, match="layers-0-1"):
-        load_texts(shard, LAYERS)
-    save_rows([t.rows for t in said[1:] if t.rows is not None], path, {})
+        extras.load(shard)
+    save_rows([t.rows for t in said[1:] if t.rows is not None], path)
     with pytest.raises(DamagedFileError, match="rows, its shard's texts have"):
-        load_texts(shard, LAYERS)
+        extras.load(shard)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(DamagedFileError, match="layers-0-1"):
-        load_texts(shard, LAYERS)
+        extras.load(shard)
 
 
 def test_a_fresh_drafters_guesses_have_the_size_of_the_layers_inputs() -> None:

@@ -22,9 +22,9 @@ from redrafter_mlx.distill.acceptance import measure_quality
 from redrafter_mlx.distill.checkpoint import CHECKPOINT, load_checkpoint
 from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.examples import Examples, places
+from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.learner import Learner, initialise
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.rows import rows_path, save_rows, with_rows
 from redrafter_mlx.distill.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter_files import load_drafter, read_config
@@ -39,33 +39,40 @@ def texts(target: Target, count: int = 12) -> list[Text]:
     return [Text(w.prompt, w.answer, w.states) for w in write_answers(target, prompts, [], 24)]
 
 
+NOTHING = Extras()
+
+
 def make_trainer(
     folder: Path,
     *,
     steps: int = 12,
     seed: int = 0,
-    borrowed: tuple[int, ...] = (),
+    extras: Extras = NOTHING,
     **changes: object,
 ) -> Trainer:
     target = Target(random_model())
     shards = folder / "corpus"
     shards.mkdir(exist_ok=True)
     paths = []
-    said = with_rows(target, borrowed, texts(target))
+    said = extras.read(target, texts(target))
     for i in range(3):
         paths.append(shards / f"block-{i:06d}.safetensors")
         if not paths[-1].exists():
             some = said[i * 4 : i * 4 + 4]
             save_shard(Shard(some, {}), paths[-1], {})
-            held = [text.rows for text in some if text.rows is not None]
-            if held:
-                save_rows(held, rows_path(paths[-1], borrowed), {})
+            extras.add(target, paths[-1])
     options = TrainOptions(
         **{"draft_length": 3, "batch": 16, "evaluations": 3, "seed": seed, **changes}  # type: ignore[arg-type]
     )
-    drafter = random_drafter(seed=5, head="tied", draft_vocab_size=80, borrowed_layers=borrowed)
-    initialise(drafter, mx.ones((HIDDEN,)), 0.2)
-    examples = Examples(tuple(paths), borrowed, 3, options.batch, 3000, seed)
+    drafter = random_drafter(
+        seed=5,
+        head="tied",
+        draft_vocab_size=80,
+        borrowed_layers=extras.borrowed,
+        context_layers=extras.context,
+    )
+    initialise(drafter, mx.ones((drafter.config.context_size,)), 0.2)
+    examples = Examples(tuple(paths), extras, 3, options.batch, 3000, seed)
     held_out = places(said[:2], 3)
     output = folder / "out"
     output.mkdir(exist_ok=True)
@@ -83,7 +90,7 @@ def losses(trainer: Trainer, until: int | None = None) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"borrowed": (0, 1)}])
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"extras": Extras((0, 1), (1,))}])
 def test_a_resumed_run_has_the_losses_of_the_unbroken_one(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:

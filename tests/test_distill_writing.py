@@ -12,10 +12,10 @@ from redrafter_mlx.distill.acceptance import accepted_lengths, walk
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
 from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard, summarise_shard
 from redrafter_mlx.distill.examples import places
+from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Reader, continuations
-from redrafter_mlx.distill.rows import with_rows
 from redrafter_mlx.distill.writing import write_answers, write_turns
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.generate import Redrafter
@@ -80,12 +80,15 @@ def test_drawn_turns_repeat_with_their_key_and_differ_between_rows() -> None:
     assert not any(token in ends for turn in draw[0][0] for token in turn)
 
 
-@pytest.mark.parametrize("changes", [{}, {"head": "tied", "borrowed_layers": (0, 1)}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"head": "tied", "borrowed_layers": (0, 1)}, {"context_layers": (0, 1)}],
+)
 def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> None:
     model = random_model()
     drafter = random_drafter(seed=4, **changes)
     target = Target(model)
-    layers = drafter.config.borrowed_layers
+    extras = Extras.of(drafter.config)
     shape = BeamShape(3, 4)
     redrafter = Redrafter(model, byte_tokenizer(), drafter)
     for prompt in PROMPTS:
@@ -95,7 +98,7 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
             steps.setdefault(response.steps, len(response.step.tokens) - 1)
         tokens = [r.token for r in redrafter.stream(prompt, **options)]
         written = write_answers(target, [prompt], eos=[], max_tokens=60)[0]
-        (text,) = with_rows(target, layers, [Text(prompt, written.answer, written.states)])
+        (text,) = extras.read(target, [written.text(target)])
         assert tokens[: len(text.answer)] == text.answer.tolist()
         laid = places([text], 3)
         simulated = walk(accepted_lengths(drafter.bind(target), laid, shape), laid.text).tolist()
@@ -139,6 +142,7 @@ def test_given_prompts_are_all_asked_before_any_is_asked_again() -> None:
     assert set().union(*asked[:3]) == set(range(5))
     assert asked[0] == asked[3]  # the second round, in other openings
     assert not asked[0] & asked[1]
+    assert [writer.asks_anew(b) for b in range(6)] == [True] * 3 + [False] * 3
 
 
 def decode(text: Text) -> str:

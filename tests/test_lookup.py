@@ -244,6 +244,7 @@ class Echo:
     """Proposes the same candidate always, and is sure of it."""
 
     reads_text = False
+    reads_context = ()
     reads_layers = ()
 
     def __init__(self, drafts: list[int], score: float) -> None:

@@ -106,16 +106,21 @@ def test_a_call_is_built_once_for_each_size() -> None:
 
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4)])
-@pytest.mark.parametrize("kind", ["drafter", "lookup", "both", "borrowed"])
+@pytest.mark.parametrize("kind", ["drafter", "lookup", "both", "borrowed", "context"])
 def test_replayed_drafts_equal_those_built_anew(kind: str, shape: BeamShape) -> None:
-    target = Target(random_model())
-    more = {"head": "tied", "borrowed_layers": (1,)} if kind == "borrowed" else {}
-    bound = random_drafter(**more).bind(target)
+    more: dict[str, dict[str, object]] = {
+        "borrowed": {"head": "tied", "borrowed_layers": (1,)},
+        "context": {"context_layers": (0, 1)},
+    }
+    drafter = random_drafter(**more.get(kind, {}))
+    target = Target(random_model()).reading(drafter.config.context_layers)
+    bound = drafter.bind(target)
     proposers: dict[str, Proposer] = {"lookup": Lookup(), "both": Both(bound, Lookup())}
     proposer = proposers.get(kind, bound)
     traced = traced_proposer(proposer)
     assert traced.reads_text == proposer.reads_text
     assert traced.reads_layers == proposer.reads_layers
+    assert traced.reads_context == proposer.reads_context
     cache, context = behind_prompt(target)
     for root in (12, 14, 50):
         text = begin_text([[*PROMPT, root]]) if proposer.reads_text else None

@@ -14,6 +14,7 @@ from mlx_lm.utils import save_model
 from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.cli import main
+from redrafter_mlx.distill.corpus import load_shard
 from redrafter_mlx.distill.metrics import read_metrics
 from redrafter_mlx.distill.trainer import Evaluation, Step
 from redrafter_mlx.drafter_files import read_config
@@ -22,7 +23,7 @@ from redrafter_mlx.load import load
 SMALL = [
     "--answer-tokens", "4000", "--batch", "32", "--draft-vocab", "100", "--draft-length", "3",
     "--evaluations", "2", "--workers", "1", "--layers", "1",
-    "--timed-questions", "1", "--borrow", "auto",
+    "--timed-questions", "1", "--borrow", "auto", "--context", "0,1",
 ]  # fmt: skip
 
 
@@ -78,6 +79,12 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     assert config.target_fingerprint is not None
     assert config.draft_vocab_size == 100
     assert config.borrowed_layers == (0, 1)
+    assert config.context_layers == (0, 1)
+    (corpus,) = (tmp_path / "cache" / "corpora").iterdir()
+    learnt = [bool(load_shard(path).texts) for path in sorted(corpus.glob("prompts/block-*"))]
+    assert learnt[0] is False  # held out
+    assert any(learnt)
+    assert "0 tokens of prompts" not in (output / "README.md").read_text()
     events = [at.event for at in read_metrics(output)]
     assert sum(isinstance(e, Evaluation) for e in events) >= 2
     losses = [e.loss for e in events if isinstance(e, Step)]
@@ -149,6 +156,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         (["--epochs", "0"], "epochs is 0"),
         (["--draft-vocab", "many"], "--draft-vocab is many"),
         (["--borrow", "last"], "--borrow is last"),
+        (["--context", "0.5"], "--context is 0.5"),
         (["--head", "loose"], "--head"),
         (["--labels", "mine"], "--labels"),
         (["--own-prompts", "2"], "own share of prompts is 2"),
@@ -172,10 +180,11 @@ def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
     ("options", "said"),
     [
         (["--borrow", "1,7"], "the drafter cannot borrow layers 1, 7; the target has 2"),
+        (["--context", "7"], "the drafter cannot read layers 7; the target has 2"),
         (["--borrow", "1", "--head", "own"], "a drafter with borrowed_layers needs a tied one"),
     ],
 )
-def test_layers_that_cannot_be_borrowed_are_refused_before_anything_is_written(
+def test_layers_that_cannot_be_used_are_refused_before_anything_is_written(
     model: Path,
     prompts: Path,
     tmp_path: Path,

@@ -64,7 +64,7 @@ def accepted_lengths(bound: BoundDrafter, held_out: Places, shape: BeamShape) ->
     found = []
     for at in range(0, len(held_out), _PLACES):
         batch = held_out.batch(at, _PLACES)
-        context = batch.states[:_PLACES].astype(mx.float32)
+        context = bound.read(batch.states[:_PLACES].astype(mx.float32))
         beams = beam_search(behind_texts(bound, batch), context, batch.roots, shape)
         drafts = beams.tokens[:, :, 1:]  # [P, W, L - 1]
         same = (drafts == batch.labels[:, None, : shape.length - 1]) & batch.valid[

@@ -108,6 +108,10 @@ class Writer:
             return self._own_before(block) % HELD_OUT_EVERY == 0
         return self._round_and_place(block)[1] % HELD_OUT_EVERY == 0
 
+    def asks_anew(self, block: int) -> bool:
+        """Whether the prompts of a block are in no block before it."""
+        return self._is_own(block) or self._round_and_place(block)[0] == 0
+
     def _is_own(self, block: int) -> bool:
         return self._own_before(block + 1) > self._own_before(block)
 
@@ -275,7 +279,7 @@ class Writer:
                 left_out["answer twice"] += 1
             else:
                 seen.add(identity)
-                texts.append(Text(text.prompt, text.answer[:length], text.states[:length]))
+                texts.append(text.text(self.target, length))
         return texts
 
     def _render(self, messages: list[dict[str, str]]) -> list[int]:

@@ -147,7 +147,11 @@ def _made(report: TrainingReport) -> str:
         ("model", f"{_shown(target.name)}, {_arithmetic(report)}"),
         ("its fingerprint", code(target.fingerprint)),
         ("its licence", plain(target.licence or "not named in its files")),
-        ("corpus", f"{corpus.texts:,} texts, {corpus.answer_tokens:,} answer tokens"),
+        (
+            "corpus",
+            f"{corpus.texts:,} texts, {corpus.answer_tokens:,} answer tokens, "
+            f"{corpus.prompt_tokens:,} tokens of prompts",
+        ),
         (
             "its prompts",
             f"{corpus.own_share:.0%} written by the model, {1 - corpus.own_share:.0%} given",
@@ -198,6 +202,9 @@ def _form(config: DrafterConfig) -> str:
     head = "output tied to the model's" if config.head == "tied" else "output of its own"
     stored = "" if config.bits is None else f", {config.bits}-bit"
     blocks = f"{config.num_draft_layers} residual blocks of width {config.exit_dim}"
+    if config.context_layers:
+        numbers = ", ".join(map(str, config.context_layers))
+        kind += f", reading what goes into the model's layers {numbers} (counted from 0) as well"
     if config.borrowed_layers:
         numbers = " and ".join(map(str, config.borrowed_layers))
         blocks += f", the model's own layers {numbers}, counted from 0, behind them"

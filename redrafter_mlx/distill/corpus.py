@@ -41,6 +41,9 @@ class Text:
       answer: [A] int32, states: [A, D] float16, labels: [A, T + 1] int32 or None
       rows:   [R, layers, 2, K, head size] float16, what borrowed layers keep of all tokens but the
               last; None if none are borrowed, see rows.py
+      own:    whether the answer is the target's, or is learnt as if it were; else only what the
+              target expects at each place is learnt, see asked.py
+      contexts: [A, C - D] float16, inputs of context layers; None without any, see contexts.py
     """
 
     prompt: list[int]
@@ -48,6 +51,8 @@ class Text:
     states: np.ndarray
     labels: np.ndarray | None = None
     rows: np.ndarray | None = None
+    contexts: np.ndarray | None = None
+    own: bool = True
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import places
+from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.learner import Learner
-from redrafter_mlx.distill.rows import read_rows, with_rows
+from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.target import Target
@@ -21,6 +22,9 @@ from redrafter_mlx.target import Target
 _TRIED_TOKENS = 6
 _PROMPT_TOKENS = 64
 _ANSWER_TOKENS = 128
+
+_PROMPT_SHARE = 0.5
+"""Tokens of prompts that are learnt from, of the answers'; each prompt has several answers."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +50,13 @@ def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -
     config = job.form.config(target, job.model, "")
     drafter = Drafter(config)
     parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
-    per_token = 2 * target.hidden_size + 8
+    per_token = 2 * config.context_size + 8
     if config.borrowed_layers:  # rows of the prompts too, which are about as long as the answers
         per_token += 2 * _row_bytes(target, config.borrowed_layers)
-    corpus_bytes = min(job.answer_tokens * per_token, job.cache_bytes)
-    steps = job.training.steps(job.answer_tokens)
+    asked = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
+    places = round(job.answer_tokens * (1 + asked))
+    corpus_bytes = min(places * per_token, job.cache_bytes)
+    steps = job.training.steps(places)
     return Estimate(
         parameters=parameters,
         drafter_bytes=parameters * 2 if job.bits is None else parameters * (job.bits + 1) // 8,
@@ -109,7 +115,7 @@ def _training_seconds(job: TrainingJob, target: Target, drafter: Drafter) -> flo
         )
         for _ in range(answers)
     ]
-    texts = with_rows(target, drafter.config.borrowed_layers, texts)
+    texts = Extras.of(drafter.config).read(target, texts)
     batch = places(texts, T).batch(0, P)
     learner = Learner(drafter, target, job.training, 1)
     learner.learn([batch])

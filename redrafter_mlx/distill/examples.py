@@ -11,9 +11,9 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus import Text, load_shard
+from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.look_back import TextRows
 from redrafter_mlx.distill.loss import Batch
-from redrafter_mlx.distill.rows import load_texts, rows_path
 from redrafter_mlx.errors import BadInputError
 
 _RUN = 32
@@ -25,7 +25,8 @@ class Places:
     """Texts laid end to end; a place is one answer token behind which is drafted.
 
     Shapes:
-      states: [M, D] float16, roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
+      states: [M, C] float16, roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
+      own:    [M] bool, whether the labels are what the target says; see Text
       text:   [M] int32, which text a place is in
       root_at: [M] int32, where its root stands in that text, prompt included
       rows:   [R, layers, 2, K, head size] float16, the texts' rows end to end; None without
@@ -36,6 +37,7 @@ class Places:
     roots: np.ndarray
     labels: np.ndarray
     valid: np.ndarray
+    own: np.ndarray
     text: np.ndarray
     root_at: np.ndarray
     rows: np.ndarray | None
@@ -55,6 +57,7 @@ class Places:
             mx.array(self.roots[at]),
             mx.array(self.labels[at]),
             mx.array(self.valid[at] & inside[:, None]),
+            mx.array(self.own[at]),
             None if self.rows is None else self._text_rows(self.rows, at),
         )
 
@@ -107,11 +110,14 @@ def places(texts: Sequence[Text], length: int) -> Places:
         valid.append(ahead < A)
     held = [text.rows for text in texts if text.rows is not None]
     answers = [len(text.answer) for text in texts]
+    contexts = [text.contexts for text in texts if text.contexts is not None]
+    states = np.concatenate([text.states for text in texts])
     return Places(
-        np.concatenate([text.states for text in texts]),
+        np.concatenate([np.concatenate(contexts), states], axis=1) if contexts else states,
         np.concatenate(roots),
         np.concatenate(labels).astype(np.int32),
         np.concatenate(valid),
+        np.repeat([text.own for text in texts], answers),
         np.repeat(np.arange(len(texts), dtype=np.int32), answers),
         np.concatenate([len(t.prompt) + np.arange(len(t.answer)) for t in texts]).astype(np.int32),
         np.concatenate(held) if held else None,
@@ -123,14 +129,14 @@ def places(texts: Sequence[Text], length: int) -> Places:
 class Examples:
     """The shards that are learnt from, read a few at a time.
 
-    layers: which borrowed layers' rows are read with them
+    extras: what is read with them
     length: T, labels behind each root
     size:   P, places in a batch
     memory: bytes of hidden states and rows held at once
     """
 
     shards: tuple[Path, ...]
-    layers: tuple[int, ...]
+    extras: Extras
     length: int
     size: int
     memory: int
@@ -140,7 +146,7 @@ class Examples:
         """The batches of one pass, each time in another order; `skip` leaves out the first ones."""
         at = 0
         for group, paths in enumerate(self._groups(number)):
-            texts = [text for path in paths for text in load_texts(path, self.layers)]
+            texts = [text for path in paths for text in self.extras.load(path)]
             random.Random(f"{self.seed} {number} {group}").shuffle(texts)
             laid = places(texts, self.length)
             for start in range(0, len(laid) - self.size + 1, self.size):
@@ -155,9 +161,7 @@ class Examples:
         groups: list[list[Path]] = [[]]
         room = self.memory
         for path in order:
-            size = path.stat().st_size
-            if self.layers:
-                size += rows_path(path, self.layers).stat().st_size
+            size = sum(file.stat().st_size for file in (path, *self.extras.files(path)))
             if groups[-1] and size > room:
                 groups.append([])
                 room = self.memory

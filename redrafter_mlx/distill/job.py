@@ -20,6 +20,8 @@ class DrafterForm:
 
     exit_dim:    width of the residual blocks; None is twice the target's hidden size
     draft_vocab: how many of the most frequent tokens can be drafted; None is all
+    context:     layers of the target whose inputs are read beside the last hidden state; None
+                 chooses one at two thirds of the depth and one at nine tenths
     borrowed:    layers of the target to draft with; None chooses the last one and one at four
                  fifths of the depth
     """
@@ -29,17 +31,19 @@ class DrafterForm:
     exit_dim: int | None = None
     head: Head = "tied"
     draft_vocab: int | None = 8192
+    context: tuple[int, ...] | None = ()
     borrowed: tuple[int, ...] | None = ()
+
+    def context_of(self, n_layers: int) -> tuple[int, ...]:
+        """The context layers for a target of so many; BadInputError for one it does not have."""
+        if self.context is not None:
+            return _checked(self.context, n_layers, "read")
+        return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
 
     def borrowed_of(self, n_layers: int) -> tuple[int, ...]:
         """The borrowed layers for a target of so many; BadInputError for one it does not have."""
         if self.borrowed is not None:
-            if any(i >= n_layers for i in self.borrowed):
-                raise BadInputError(
-                    f"the drafter cannot borrow layers {', '.join(map(str, self.borrowed))}; the "
-                    f"target has {n_layers}, counted from 0"
-                )
-            return self.borrowed
+            return _checked(self.borrowed, n_layers, "borrow")
         late = min(n_layers * 4 // 5, n_layers - 2)
         return tuple(i for i in (late, n_layers - 1) if i >= 0)
 
@@ -53,11 +57,21 @@ class DrafterForm:
             num_draft_layers=self.num_draft_layers,
             rnn=self.rnn,
             head=self.head,
+            context_layers=self.context_of(target.n_layers),
             borrowed_layers=self.borrowed_of(target.n_layers),
             draft_vocab_size=None if size is None else min(size, target.vocab_size),
             target=source_name,
             target_fingerprint=fingerprint,
         )
+
+
+def _checked(layers: tuple[int, ...], n_layers: int, what: str) -> tuple[int, ...]:
+    if any(i >= n_layers for i in layers):
+        raise BadInputError(
+            f"the drafter cannot {what} layers {', '.join(map(str, layers))}; the target has "
+            f"{n_layers}, counted from 0"
+        )
+    return layers
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,7 @@ class TrainingJob:
     answer_tokens: size of the corpus
     cache_bytes:   most that the corpus may take on disk
     workers:       writing processes; None is one on a GPU, one a core on a CPU
+    learn_prompts: learn what the target expects along the prompts too
     timed:         held-out questions on which the drafter is timed at the end
     bits:          quantise the drafter's weights to so many when saving
     """
@@ -86,6 +101,7 @@ class TrainingJob:
     answer_tokens: int = 2_000_000
     cache_bytes: int = 20_000_000_000
     workers: int | None = None
+    learn_prompts: bool = True
     writing: WritingOptions = field(default_factory=WritingOptions)
     form: DrafterForm = field(default_factory=DrafterForm)
     training: TrainOptions = field(default_factory=TrainOptions)

@@ -63,7 +63,8 @@ class Learner:
     def _loss(self, batch: Batch) -> mx.array:
         teacher = None
         if self._rows is not None:
-            logits = self._rows(batch.states.astype(self._dtype))
+            last = batch.states[:, -self.drafter.config.hidden_size :]
+            logits = self._rows(last.astype(self._dtype))
             teacher = mx.softmax(logits.astype(mx.float32), axis=-1)
         opt = self.options
         return distillation_loss(
@@ -78,10 +79,14 @@ def initialise(drafter: Drafter, context_rms: mx.array, embedding_rms: float) ->
     are small; left as they are, the first would drown the others.
 
     Shapes:
-      context_rms: [D], of the hidden states, coordinate by coordinate
+      context_rms: [C], of the hidden states, coordinate by coordinate
     """
     D = drafter.config.hidden_size
-    scale = mx.concatenate([1 / mx.maximum(context_rms, 1e-6), mx.ones((D,))])
+    unit = 1 / mx.maximum(context_rms, 1e-6)
+    if drafter.config.context_layers:
+        drafter.context_proj.weight = drafter.context_proj.weight * unit
+        unit = mx.ones((D,))
+    scale = mx.concatenate([unit, mx.ones((D,))])
     if drafter.config.exit_dim != 2 * D:
         drafter.input_proj.weight = drafter.input_proj.weight * scale
     else:

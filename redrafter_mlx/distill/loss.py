@@ -20,11 +20,12 @@ class Batch(NamedTuple):
     """P places of texts, laid end to end.
 
     Shapes:
-      states: [P + T, D] float16, the target's hidden states that chose the roots; those of the T
+      states: [P + T, C] float16, the target's hidden states that chose the roots; those of the T
               places behind the last are there for their probabilities only
       roots:  [P] int32, the token behind which is drafted
       labels: [P, T] int32, what the target says behind the root
       valid:  [P, T] bool, False behind the end of a text
+      own:    [P] bool, False where the labels are not what the target says, but what was asked
       rows:   what borrowed layers keep of the texts; None if none are borrowed
     """
 
@@ -32,6 +33,7 @@ class Batch(NamedTuple):
     roots: mx.array
     labels: mx.array
     valid: mx.array
+    own: mx.array
     rows: TextRows | None = None
 
 
@@ -56,7 +58,7 @@ def draft_logits(bound: BoundDrafter, batch: Batch) -> list[mx.array]:
     """Logits [P, V'] float32 of each of the T positions, fed with the labels before it."""
     bound = behind_texts(bound, batch)
     P, T = batch.labels.shape
-    context = batch.states[:P].astype(mx.float32)
+    context = bound.read(batch.states[:P].astype(mx.float32))
     state = bound.advance(mx.zeros_like(context), batch.roots)
     logits = []
     for depth in range(T):
@@ -77,7 +79,8 @@ def distillation_loss(
     """The mean cross-entropy of a place, weighted over depths.
 
     Against the target's choice, and for `soft_share` of it against the target's probabilities
-    (which differs from the Kullback-Leibler divergence by a constant).
+    (which differs from the Kullback-Leibler divergence by a constant). Of what was asked, the
+    probabilities alone are learnt.
 
     Shapes:
       outputs: [V] int32, see `output_index`
@@ -91,12 +94,14 @@ def distillation_loss(
         label = outputs[batch.labels[:, depth]]
         valid = batch.valid[:, depth]
         at_label = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)[:, 0]
-        loss = _mean(normaliser - at_label, valid & (label >= 0)) * (1 - soft_share)
+        hard = mx.where(valid & batch.own & (label >= 0), 1 - soft_share, 0.0)
+        paid, weight = mx.sum(hard * (normaliser - at_label)), mx.sum(hard)
         if soft_share > 0:
             assert teacher is not None
             expected = mx.sum(teacher[depth + 1 : depth + 1 + P] * logits, axis=1)
-            loss = loss + soft_share * _mean(normaliser - expected, valid)
-        total = total + depth_weights[depth] * loss
+            soft = mx.where(valid, mx.where(batch.own, soft_share, 1.0), 0.0)
+            paid, weight = paid + mx.sum(soft * (normaliser - expected)), weight + mx.sum(soft)
+        total = total + depth_weights[depth] * paid / mx.maximum(weight, 1.0)
     return total / sum(depth_weights)
 
 
@@ -122,9 +127,3 @@ def _gradient(
 
 _normalised = mx.custom_function(_normalise)
 _normalised.vjp(_gradient)
-
-
-def _mean(values: mx.array, chosen: mx.array) -> mx.array:
-    """The mean of the chosen values, 0 if there are none."""
-    kept = mx.where(chosen, values, 0.0)
-    return mx.sum(kept) / mx.maximum(mx.sum(chosen.astype(mx.float32)), 1.0)

@@ -17,7 +17,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import Places, places
-from redrafter_mlx.distill.rows import with_rows
+from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.proposer import DraftInput
@@ -59,7 +59,7 @@ def answer_questions(
             target, [prompts[i] for i in some], eos, max_tokens, stop_at_loops=False
         )
         for i, answer in zip(some, written, strict=True):
-            texts[i] = Text(answer.prompt, answer.answer, answer.states)
+            texts[i] = answer.text(target)
     return [texts[i] for i in range(len(prompts))]
 
 
@@ -72,7 +72,7 @@ def quality_on(
 ) -> DrafterQuality:
     """Walk a drafter along the answers, and time its drafting for each shape."""
     bound = drafter.bind(target)
-    answers = with_rows(target, drafter.config.borrowed_layers, answers)
+    answers = Extras.of(drafter.config).read(target, answers)
     laid = places(answers, max(shape.length for shape in shapes) - 1)
     given = _first_place(laid, target)
     seconds: dict[int, float] = {}

@@ -55,6 +55,10 @@ class Reader:
         """Whether a block is for looking at, never for learning."""
         return block % HELD_OUT_EVERY == 0
 
+    def asks_anew(self, _block: int) -> bool:
+        """Each conversation is read once."""
+        return True
+
     def write(self, block: int) -> Shard:
         """The texts of one block; each answer is one, behind all that was said before it."""
         left_out: Counter[str] = Counter()
@@ -90,10 +94,13 @@ class Reader:
         first = len(prompt)
         hidden = self.target.hidden(mx.array([tokens[:-1]]), [None] * self.target.n_layers)
         states = hidden[0, first - 1 :]
+        kept, D = np.array(states.astype(mx.float16)), self.target.hidden_size
+        contexts = kept[:, :-D] if self.target.context_layers else None
         labels = None
         if self.labels == "target":
             labels = continuations(self.target, tokens, states, first, self.length, at_once)
-        return Text(prompt, np.array(answer, np.int32), np.array(states.astype(mx.float16)), labels)
+        said = np.array(answer, np.int32)
+        return Text(prompt, said, kept[:, -D:], labels, contexts=contexts)
 
 
 def continuations(
@@ -107,7 +114,7 @@ def continuations(
     """What the target would say at each place of a text: its next token and `length` more.
 
     Shapes:
-      states: [A, D], the hidden states that choose tokens `first` and on
+      states: [A, C], the hidden states that choose tokens `first` and on
     Returns:
       [A, length + 1] int32
     """

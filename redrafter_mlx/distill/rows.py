@@ -17,7 +17,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus import Text, damaged, load_arrays, load_shard
+from redrafter_mlx.distill.corpus import Text, damaged, load_arrays
 from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.target import Target
 from redrafter_mlx.whole import whole_file
@@ -56,30 +56,21 @@ def read_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> l
 
 
 def with_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> list[Text]:
-    """The texts with their rows of `layers`, if there are any."""
-    if not layers:
-        return list(texts)
+    """The texts with their rows of `layers`."""
     rows = read_rows(target, layers, texts)
     return [replace(text, rows=own) for text, own in zip(texts, rows, strict=True)]
 
 
-def save_rows(rows: Sequence[np.ndarray], path: Path, made: dict[str, str]) -> None:
+def save_rows(rows: Sequence[np.ndarray], path: Path) -> None:
     """Write the rows of one shard's texts, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     together = np.concatenate(rows) if rows else np.zeros((0, 1, 2, 1, 1), np.float16)
     with whole_file(path) as partial:
-        mx.save_safetensors(str(partial), {"rows": mx.array(together)}, {**made, "format": FORMAT})
+        mx.save_safetensors(str(partial), {"rows": mx.array(together)}, {"format": FORMAT})
 
 
-def load_texts(shard: Path, layers: Sequence[int]) -> list[Text]:
-    """The texts of a shard, with the rows of `layers` if any are asked for.
-
-    Raises DamagedFileError, naming the file, for what is not whole.
-    """
-    texts = load_shard(shard).texts
-    if not layers:
-        return texts
-    path = rows_path(shard, layers)
+def with_saved_rows(texts: Sequence[Text], path: Path) -> list[Text]:
+    """The same from a file; DamagedFileError, naming it, if it is not whole."""
     try:
         arrays, metadata = load_arrays(path)
         if metadata.get("format") != FORMAT:

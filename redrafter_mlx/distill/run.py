@@ -20,16 +20,16 @@ from redrafter_mlx.chip import chip_name, system_name
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.card import write_card
-from redrafter_mlx.distill.corpus import Text, load_shard
+from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, choose_vocabulary, count_tokens, places
+from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.learner import initialise, prepare_borrowed
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import draw_plots
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Labels
-from redrafter_mlx.distill.rows import load_texts
 from redrafter_mlx.distill.speed import measure_speed
 from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
 from redrafter_mlx.distill.training_report import CorpusReport, MeasuredRow, TrainingReport
@@ -77,10 +77,13 @@ class TrainingRun:
             offline=job.offline,
             progress=progress,
         )
-        self.target = Target(self.loaded.model)
-        self.target.check_trees()
+        target = Target(self.loaded.model)
+        target.check_trees()
         source = self.loaded.source
-        self.config = job.form.config(self.target, source.name, source.fingerprint)
+        self.config = job.form.config(target, source.name, source.fingerprint)
+        soft = job.training.soft_share > 0
+        self.extras = Extras.of(self.config, prompts=job.learn_prompts and soft)
+        self.target = target.reading(self.config.context_layers)
         labels = (job.labels, job.training.draft_length) if job.data else None
         self.corpus_key = _key(
             source.fingerprint, source.dtype, job.writing, self.conversations, labels
@@ -101,7 +104,7 @@ class TrainingRun:
         return CorpusJob(
             job.model, job.dtype, job.quantize, tuple(self.conversations), job.writing, self.folder,
             job.labels if job.data else None, job.training.draft_length,
-            self.config.borrowed_layers,
+            self.extras,
         )  # fmt: skip
 
     def estimate(self) -> Estimate:
@@ -134,16 +137,16 @@ class TrainingRun:
         if config.draft_vocab_size is not None:
             chosen, self.coverage = choose_vocabulary(counts, config.draft_vocab_size)
             drafter.draft_vocab = mx.array(chosen)
-        first = load_shard(learnt[0]).texts
-        states = np.concatenate([text.states for text in first])
-        initialise(drafter, _rms(states), self._embedding_rms(counts))
+        first = self.extras.load(learnt[0])
+        seen = places(first, job.training.draft_length).states
+        initialise(drafter, _rms(seen), self._embedding_rms(counts))
         if config.borrowed_layers:
             prepare_borrowed(drafter, target, [*first[0].prompt, *first[0].answer.tolist()])
         mx.eval(drafter.parameters())
         job.output.mkdir(parents=True, exist_ok=True)
         examples = Examples(
             tuple(learnt),
-            config.borrowed_layers,
+            self.extras,
             job.training.draft_length,
             job.training.batch,
             job.training.memory_bytes,
@@ -155,7 +158,7 @@ class TrainingRun:
             examples,
             places(held_out, job.training.draft_length),
             job.training,
-            job.training.steps(int(counts.sum())),
+            job.training.steps(int(counts.sum()) + self.corpus.prompt_tokens),
             self._shapes,
             job.output,
             self._made_by(config),
@@ -220,6 +223,7 @@ class TrainingRun:
             corpus=CorpusReport(
                 self.corpus.texts,
                 self.corpus.answer_tokens,
+                self.corpus.prompt_tokens,
                 job.writing.own_share if not job.data else 0.0,
                 job.labels if job.data else "target",
                 self.corpus.left_out,
@@ -246,7 +250,7 @@ class TrainingRun:
         learnt = [job.path(b) for b in range(blocks) if b not in held]
         if not learnt:
             raise BadInputError("the corpus is too small to hold anything out; write more of it")
-        texts = [text for b in held for text in load_texts(job.path(b), job.borrowed)]
+        texts = [text for b in held for text in self.extras.load(job.path(b))]
         shown, room = [], _HELD_OUT_PLACES
         for i in np.random.default_rng(0).permutation(len(texts)):
             if room > 0:
@@ -278,7 +282,7 @@ def _is_best(event: Event) -> bool:
 
 
 def _rms(states: np.ndarray) -> mx.array:
-    """[D] float32, coordinate by coordinate, of [M, D] float16."""
+    """[D] float32, coordinate by coordinate, of [M, C] float16."""
     return mx.sqrt(mx.mean(mx.square(mx.array(states).astype(mx.float32)), axis=0))
 
 

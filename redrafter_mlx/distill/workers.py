@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -23,11 +23,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.blas import THREAD_VARIABLES
 from redrafter_mlx.config import DType
+from redrafter_mlx.distill.asked import prompts_path
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
-from redrafter_mlx.distill.corpus import ShardSummary, load_shard, save_shard, summarise_shard
+from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_shard
+from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reading import Labels, Reader
-from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.load import load_target
 from redrafter_mlx.target import Target
@@ -43,7 +44,7 @@ class CorpusJob:
     model, dtype, quantize: as in `load_target`
     conversations: prompts to answer; with `labels`, answers to read
     labels, length: as in `Reader`; without labels the target writes
-    borrowed: layers whose rows are read beside the texts
+    extras: what is kept beside the texts
     """
 
     model: str
@@ -54,7 +55,7 @@ class CorpusJob:
     folder: Path
     labels: Labels | None = None
     length: int = 0
-    borrowed: tuple[int, ...] = ()
+    extras: Extras = field(default_factory=Extras)
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
         """What makes the blocks."""
@@ -65,9 +66,9 @@ class CorpusJob:
     def path(self, block: int) -> Path:
         return self.folder / f"block-{block:06d}.safetensors"
 
-    def rows_path(self, block: int) -> Path | None:
-        """Where a block's rows lie, None if no layers are borrowed."""
-        return rows_path(self.path(block), self.borrowed) if self.borrowed else None
+    def files(self, block: int) -> list[Path]:
+        """All that belongs to a block."""
+        return [self.path(block), *self.extras.files(self.path(block))]
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,12 @@ class CorpusSize:
 
     blocks: without a gap from the first on, and no more than the asked answer tokens need, so
       that the same request finds the same corpus however much more has been written
+    prompt_tokens: of the prompts, those that are learnt from
     """
 
     blocks: int
     answer_tokens: int
+    prompt_tokens: int
     texts: int
     bytes: int
     left_out: Mapping[str, int]
@@ -100,7 +103,7 @@ def write_corpus(
     job.folder.mkdir(parents=True, exist_ok=True)
     for stale in job.folder.rglob(".*.block-*"):
         stale.unlink(missing_ok=True)
-    counted: dict[int, ShardSummary] = {}
+    counted: dict[Path, ShardSummary] = {}
 
     def size() -> CorpusSize:
         return _measure(job, counted, answer_tokens)
@@ -131,19 +134,18 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     parent = os.getppid()
     loaded = load_target(job.model, dtype=job.dtype, quantize=job.quantize, offline=True)
-    target = Target(loaded.model)
+    target = Target(loaded.model).reading(job.extras.context)
     source = job.source(target, loaded.tokenizer)
     made = {"writing": json.dumps(asdict(job.writing)), "target": loaded.source.fingerprint}
     block = worker
     while os.getppid() == parent and (source.blocks is None or block < source.blocks):
         if not job.path(block).exists():
-            save_shard(source.write(block), job.path(block), {**made, "block": str(block)})
-            mx.clear_cache()
-        rows = job.rows_path(block)
-        if rows is not None and not rows.exists():
-            texts = load_shard(job.path(block)).texts
-            save_rows(read_rows(target, job.borrowed, texts), rows, {"block": str(block)})
-            mx.clear_cache()
+            shard = source.write(block)
+            job.extras.keep(shard.texts, job.path(block))
+            save_shard(shard, job.path(block), {**made, "block": str(block)})
+        learnt = source.asks_anew(block) and not source.held_out(block)
+        job.extras.add(target, job.path(block), new_prompts=learnt)
+        mx.clear_cache()
         block += workers
 
 
@@ -176,24 +178,24 @@ def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
                 os.environ[name] = value
 
 
-def _measure(job: CorpusJob, counted: dict[int, ShardSummary], wanted: int) -> CorpusSize:
+def _measure(job: CorpusJob, counted: dict[Path, ShardSummary], wanted: int) -> CorpusSize:
     """The corpus on disk; `counted` remembers shards that were looked into before."""
-    for path in job.folder.glob("block-*.safetensors"):
-        block = int(path.stem.split("-")[1])
-        if block not in counted:
-            counted[block] = summarise_shard(path)
-    blocks = tokens = texts = 0
+
+    def summary(path: Path) -> ShardSummary:
+        if path not in counted:
+            counted[path] = summarise_shard(path)
+        return counted[path]
+
+    blocks = tokens = asked = texts = 0
     left_out: Counter[str] = Counter()
-    while blocks in counted and _has_rows(job, blocks) and tokens < wanted:
-        shard = counted[blocks]
-        blocks, tokens, texts = blocks + 1, tokens + shard.answer_tokens, texts + shard.texts
+    while tokens < wanted and all(path.exists() for path in job.files(blocks)):
+        shard = summary(job.path(blocks))
+        tokens, texts = tokens + shard.answer_tokens, texts + shard.texts
         left_out.update(shard.left_out)
-    rows = [job.rows_path(block) for block in counted]
-    on_disk = sum(shard.bytes for shard in counted.values())
-    on_disk += sum(path.stat().st_size for path in rows if path is not None and path.exists())
-    return CorpusSize(blocks, tokens, texts, on_disk, left_out)
-
-
-def _has_rows(job: CorpusJob, block: int) -> bool:
-    path = job.rows_path(block)
-    return path is None or path.exists()
+        if job.extras.prompts:
+            asked += summary(prompts_path(job.path(blocks))).answer_tokens
+        blocks += 1
+    there = [int(path.stem.split("-")[1]) for path in job.folder.glob("block-*.safetensors")]
+    files = [path for block in there for path in job.files(block)]
+    on_disk = sum(path.stat().st_size for path in files if path.exists())
+    return CorpusSize(blocks, tokens, asked, texts, on_disk, left_out)

@@ -14,6 +14,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import BatchKVCache
 
+from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.target import Target
 
@@ -36,13 +37,19 @@ class Written:
 
     prompt:  token ids in front of `answer`, tokens drawn at random included
     answer:  [A] int32, the likeliest token at each place; ends with an end-of-text token if `ended`
-    states:  [A, D] float16, the target's final-norm output from which each of them was chosen
+    states:  [A, C] float16, the target's hidden states from which each of them was chosen
     """
 
     prompt: list[int]
     answer: np.ndarray
     states: np.ndarray
     ended: bool
+
+    def text(self, target: Target, length: int | None = None) -> Text:
+        """Its first `length` tokens, to be learnt from."""
+        D, states = target.hidden_size, self.states[:length]
+        contexts = states[:, :-D] if target.context_layers else None
+        return Text(self.prompt, self.answer[:length], states[:, -D:], contexts=contexts)
 
 
 def write_answers(
@@ -228,5 +235,5 @@ def _write(
             places = [place for place, row in enumerate(rows) if row in open_rows]
             batch.keep(places)
             rows = [rows[place] for place in places]
-    nothing = np.zeros((0, batch.target.hidden_size), np.float16)
+    nothing = np.zeros((0, batch.target.context_size), np.float16)
     return [(t, np.stack(s) if s else nothing) for t, s in zip(tokens, states, strict=True)]

@@ -1,0 +1,113 @@
+"""What else of the target a drafter's form needs beside the texts of a corpus.
+
+The texts and the hidden states that chose their tokens serve drafters of every form. What only
+some forms read lies in folders beside them, under the names of the shards it belongs to, so that
+it can be added to a corpus that is there already:
+
+    prompts/     the prompts' own tokens as texts to learn from, see asked.py
+    layers-I-J/  rows of borrowed layers, see rows.py
+    states-I-J/  inputs of context layers, see contexts.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from redrafter_mlx.distill.asked import prompts_path, read_prompts
+from redrafter_mlx.distill.contexts import (
+    contexts_path,
+    read_contexts,
+    save_contexts,
+    with_contexts,
+    with_saved_contexts,
+)
+from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard
+from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows, with_rows, with_saved_rows
+from redrafter_mlx.drafter_config import DrafterConfig
+from redrafter_mlx.target import Target
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What is kept for one form of drafter.
+
+    borrowed: layers whose keys and values are
+    context:  layers whose inputs are
+    prompts:  whether what is asked is learnt from too
+    """
+
+    borrowed: tuple[int, ...] = ()
+    context: tuple[int, ...] = ()
+    prompts: bool = False
+
+    @classmethod
+    def of(cls, config: DrafterConfig, *, prompts: bool = False) -> Extras:
+        return cls(config.borrowed_layers, config.context_layers, prompts)
+
+    def files(self, shard: Path) -> list[Path]:
+        """Where it lies for a shard."""
+        asked = prompts_path(shard)
+        return [
+            *([rows_path(shard, self.borrowed)] if self.borrowed else []),
+            *([contexts_path(shard, self.context)] if self.context else []),
+            *([asked, *self._answers.files(asked)] if self.prompts else []),
+        ]
+
+    def keep(self, texts: Sequence[Text], shard: Path) -> None:
+        """Save what was kept while the texts were written, in front of the shard itself."""
+        contexts = [text.contexts for text in texts if text.contexts is not None]
+        if self.context and len(contexts) == len(texts):
+            save_contexts(contexts, contexts_path(shard, self.context))
+
+    def add(self, target: Target, shard: Path, *, new_prompts: bool = True) -> None:
+        """Read what is missing beside a shard: one more pass of the target over its texts.
+
+        new_prompts: whether its prompts are to be learnt from, if any are
+        """
+        if all(path.exists() for path in self.files(shard)):
+            return
+        texts = load_shard(shard).texts
+        if self.borrowed and not rows_path(shard, self.borrowed).exists():
+            save_rows(read_rows(target, self.borrowed, texts), rows_path(shard, self.borrowed))
+        if self.context and not contexts_path(shard, self.context).exists():
+            found = read_contexts(target.reading(self.context), texts)
+            save_contexts(found, contexts_path(shard, self.context))
+        asked = prompts_path(shard)
+        if self.prompts and not asked.exists():
+            read = read_prompts(target.reading(self.context), texts if new_prompts else [])
+            asked.parent.mkdir(parents=True, exist_ok=True)
+            self._answers.keep(read, asked)
+            save_shard(Shard(read, {}), asked, {})
+        if self.prompts:
+            self._answers.add(target, asked)
+
+    def load(self, shard: Path) -> list[Text]:
+        """The texts of a shard, with all that is kept for them.
+
+        Raises DamagedFileError, naming the file, for what is not whole.
+        """
+        texts = load_shard(shard).texts
+        if self.borrowed:
+            texts = with_saved_rows(texts, rows_path(shard, self.borrowed))
+        if self.context:
+            texts = with_saved_contexts(texts, contexts_path(shard, self.context))
+        if self.prompts:
+            asked = self._answers.load(prompts_path(shard))
+            texts = texts + [replace(text, own=False) for text in asked]
+        return texts
+
+    def read(self, target: Target, texts: Sequence[Text]) -> list[Text]:
+        """The same for texts that are in no corpus."""
+        found = list(texts)
+        if self.borrowed:
+            found = with_rows(target, self.borrowed, found)
+        if self.context:
+            found = with_contexts(target.reading(self.context), found)
+        return found
+
+    @property
+    def _answers(self) -> Extras:
+        """The same for texts without a look at their prompts."""
+        return replace(self, prompts=False)

@@ -1,0 +1,134 @@
+"""Context layers: hidden states of more layers, the same in a tree, in a text and in a corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny import ARCHITECTURES, HIDDEN, byte_tokenizer, plain_tokens, random_drafter, random_model
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.contexts import contexts_path, read_contexts, save_contexts
+from redrafter_mlx.distill.corpus import Shard, Text, save_shard
+from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.errors import DamagedFileError, MismatchError
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.proposer import DraftInput
+from redrafter_mlx.target import Target
+from redrafter_mlx.tree import Beams, pack_beam
+
+PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
+LAYERS = (0, 1)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_tree_is_read_as_its_sequences_are(name: str) -> None:
+    target = Target(random_model(name)).reading(LAYERS)
+    drafts = [[7, 11, 4], [7, 12, 9]]
+    tree = pack_beam(Beams(mx.array([drafts]), mx.array([[[0.0, -1, -2], [0.0, -2, -3]]])), 5)
+    cache = target.new_cache()
+    target.prefill(mx.array([PROMPT]), cache, 0, [len(PROMPT) - 1])
+    hidden, logits = target.verify(tree, cache, mx.array([len(PROMPT)]), len(PROMPT))
+    assert hidden.shape[-1] == target.context_size == 3 * target.hidden_size
+    assert mx.allclose(target.logits(hidden), logits, atol=1e-4)
+    for draft in drafts:
+        tokens = mx.array([PROMPT + draft])
+        leaf = mx.argmax(tree.tokens[0] == draft[-1])
+        want = [target.layer_input(tokens, layer)[0, -1] for layer in LAYERS]
+        assert mx.allclose(
+            hidden[0, leaf, : 2 * target.hidden_size], mx.concatenate(want), atol=1e-3
+        )
+
+
+def test_reading_more_leaves_the_target_as_it_was() -> None:
+    target = Target(random_model())
+    tokens, plain = mx.array([PROMPT]), [None] * target.n_layers
+    before = target.hidden(tokens, plain)
+    wide = target.reading(LAYERS)
+    assert mx.array_equal(wide.hidden(tokens, plain)[..., -HIDDEN:], before)
+    assert mx.array_equal(target.hidden(tokens, plain), before)
+    assert target.context_layers == wide.reading(()).context_layers == ()
+    assert wide.reading(()).hidden(tokens, plain).shape == before.shape
+
+
+def test_a_layer_that_the_target_lacks_is_refused_by_number() -> None:
+    with pytest.raises(MismatchError, match="reads layer 7"):
+        Redrafter(random_model(), byte_tokenizer(), random_drafter(context_layers=(0, 7)))
+
+
+def test_drafts_depend_on_each_layer_that_is_read() -> None:
+    target = Target(random_model()).reading(LAYERS)
+    drafter = random_drafter(context_layers=LAYERS).bind(target)
+    context = target.prefill(mx.array([PROMPT]), target.new_cache(), 0, [len(PROMPT) - 1])
+    given = DraftInput(context, mx.array([5]), mx.array([len(PROMPT)]), None)
+    whole = drafter.propose(given, BeamShape(2, 3)).log_probs
+    for part in range(3):
+        blanked = mx.where(mx.arange(3 * HIDDEN) // HIDDEN == part, 0.0, context)
+        less = drafter.propose(given._replace(context=blanked), BeamShape(2, 3)).log_probs
+        assert not mx.allclose(whole, less, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2"])
+@pytest.mark.parametrize(("width", "length"), [(1, 2), (4, 4)])
+def test_text_drafted_with_context_layers_is_the_targets(
+    name: str, width: int, length: int
+) -> None:
+    model = random_model(name)
+    redrafter = Redrafter(model, byte_tokenizer(), random_drafter(context_layers=LAYERS))
+    said = redrafter.generate(PROMPT, max_tokens=30, beam_width=width, beam_length=length)
+    assert said.token_ids == plain_tokens(model, PROMPT, 30)[: len(said.token_ids)]
+    assert len(said.token_ids) > 5
+
+
+def texts(target: Target) -> list[Text]:
+    """Two that begin alike, one that another begins with, and one of its own."""
+    prompts = [[5, 6, 7, 8], [5, 6, 7, 9, 3], [5, 6], [40, 41, 42]]
+    return [written.text(target) for written in write_answers(target, prompts, [], 11)]
+
+
+def test_what_is_kept_while_writing_is_what_reading_finds() -> None:
+    target = Target(random_model()).reading(LAYERS)
+    said = texts(target)
+    for text, want in zip(said, read_contexts(target, said), strict=True):
+        assert text.contexts is not None
+        assert text.contexts.shape == want.shape == (11, 2 * HIDDEN)
+        np.testing.assert_allclose(text.contexts, want, atol=5e-3)
+        tokens = mx.array([[*text.prompt, *text.answer.tolist()][:-1]])
+        for i, layer in enumerate(LAYERS):
+            own = target.layer_input(tokens, layer)[0, len(text.prompt) - 1 :]
+            np.testing.assert_allclose(want[:, i * HIDDEN : (i + 1) * HIDDEN], own, atol=5e-3)
+
+
+def test_contexts_are_added_to_a_corpus_that_lacks_them_and_kept_where_they_are(
+    tmp_path: Path,
+) -> None:
+    plain, shard = Target(random_model()), tmp_path / "block-000000.safetensors"
+    said, extras = texts(plain), Extras(context=LAYERS)
+    save_shard(Shard(said, {}), shard, {})
+    with pytest.raises(DamagedFileError, match="states-0-1"):
+        extras.load(shard)
+    extras.add(plain, shard)
+    path = contexts_path(shard, LAYERS)
+    written = path.read_bytes()
+    for text, want in zip(extras.load(shard), extras.read(plain, said), strict=True):
+        assert text.contexts is not None
+        assert np.array_equal(text.contexts, want.contexts)  # type: ignore[arg-type]
+    extras.add(plain.reading((1,)), shard)
+    assert path.read_bytes() == written
+    assert all(text.contexts is None for text in Extras().load(shard))
+
+
+def test_contexts_of_other_texts_or_damaged_ones_are_named(tmp_path: Path) -> None:
+    target, shard = Target(random_model()).reading(LAYERS), tmp_path / "block-000000.safetensors"
+    said, extras = texts(target), Extras(context=LAYERS)
+    save_shard(Shard(said, {}), shard, {})
+    path = contexts_path(shard, LAYERS)
+    save_contexts(read_contexts(target, said[1:]), path)
+    with pytest.raises(DamagedFileError, match="places, its shard's texts have"):
+        extras.load(shard)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(DamagedFileError, match="states-0-1"):
+        extras.load(shard)

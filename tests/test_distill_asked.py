@@ -1,0 +1,80 @@
+"""Prompts as text to learn from: read once, with what the target expects at each token."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from tiny import random_model
+
+from redrafter_mlx.distill.along import states_along
+from redrafter_mlx.distill.asked import prompts_path, read_prompts
+from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard
+from redrafter_mlx.distill.examples import places
+from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.target import Target
+
+HEAD = [90, 91, 92]
+PROMPTS = [
+    [*HEAD, 5, 6, 7, 8, 9],
+    [*HEAD, 5, 6, 7, 8, 9],  # the same again, for another answer
+    [*HEAD, 5, 6, 30, 31, 32, 33],
+    [*HEAD, 5, 6],  # all of it known
+    [*HEAD, 40, 41],  # too little that is new
+]
+
+
+def texts(target: Target) -> list[Text]:
+    return [w.text(target) for w in write_answers(target, PROMPTS, [], 6)]
+
+
+@pytest.mark.parametrize("layers", [(), (0, 1)])
+def test_states_along_texts_are_those_of_each_text_alone(layers: tuple[int, ...]) -> None:
+    target = Target(random_model("qwen3")).reading(layers)
+    some = [(prompt, place) for prompt in PROMPTS for place in (1, len(prompt) - 1, 2)]
+    for (tokens, place), states in zip(some, states_along(target, some), strict=True):
+        alone = target.hidden(mx.array([tokens]), [None] * target.n_layers)[0]
+        assert states.shape == (len(tokens) - place, target.context_size)
+        np.testing.assert_allclose(states, alone[place - 1 : -1], atol=5e-3)
+
+
+def test_each_token_of_the_prompts_is_read_once() -> None:
+    target = Target(random_model())
+    said = texts(target)
+    second_turn = [*PROMPTS[0], *said[0].answer.tolist(), 70, 71, 72, 73]
+    later = replace(said[0], prompt=second_turn)
+    found = read_prompts(target, [*said, later])
+    assert [(t.prompt, t.answer.tolist()) for t in found] == [
+        (HEAD[:1], PROMPTS[0][1:]),
+        ([*HEAD, 5, 6], [30, 31, 32, 33]),
+        ([*PROMPTS[0], *said[0].answer.tolist()], [70, 71, 72, 73]),
+    ]
+    assert not any(text.own for text in found)
+
+
+def test_prompts_are_loaded_behind_the_answers_and_are_no_labels(tmp_path: Path) -> None:
+    target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
+    said = texts(target)
+    extras = Extras(borrowed=(1,), context=(0,), prompts=True)
+    save_shard(Shard(said, {}), shard, {})
+    extras.add(target, shard)
+    assert all(path.exists() for path in extras.files(shard))
+    loaded = extras.load(shard)
+    assert [text.own for text in loaded] == [True] * 5 + [False] * 2
+    assert all(text.rows is not None and text.contexts is not None for text in loaded)
+    laid = places(loaded, 2)
+    assert laid.own.tolist() == [True] * 30 + [False] * (7 + 4)
+    assert laid.states.shape[1] == 2 * target.hidden_size
+
+
+def test_prompts_that_are_not_new_are_not_learnt(tmp_path: Path) -> None:
+    target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
+    save_shard(Shard(texts(target), {}), shard, {})
+    extras = Extras(borrowed=(1,), context=(0,), prompts=True)
+    extras.add(target, shard, new_prompts=False)
+    assert load_shard(prompts_path(shard)).texts == []
+    assert [text.own for text in extras.load(shard)] == [True] * 5
