@@ -1,0 +1,83 @@
+"""The table of what matters in a drafter: rows that `train` makes, figures that were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx.bench import ablation
+from redrafter_mlx.bench.ablation import FORMS, GIVEN, UNTRAINED, USUAL, Form, Quality, Speed, table
+from redrafter_mlx.bench.summary import WHOLE
+from redrafter_mlx.cli import main
+from redrafter_mlx.drafter_files import WEIGHTS
+
+
+@pytest.mark.parametrize("form", [*FORMS, *GIVEN], ids=lambda form: form.name)
+def test_every_form_is_one_that_train_takes(
+    form: Form, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nowhere = ["--model", str(tmp_path / "no-model"), "--output", str(tmp_path / "out")]
+    given = ["--data", str(tmp_path / "no-data"), "--soft-share", "0"] if form in GIVEN else []
+    assert main.run(["train", *nowhere, *form.options, *given]) == 1
+    missing = "no-data" if form in GIVEN else "no-model"
+    assert missing in capsys.readouterr().err
+
+
+def test_a_row_says_what_each_command_found(tmp_path: Path) -> None:
+    forms = (USUAL, UNTRAINED)
+    for form in forms:
+        (tmp_path / form.name).mkdir()
+        (tmp_path / form.name / WEIGHTS).write_bytes(bytes(1_500_000))
+    widths = {str(w): 1 + w / 10 for w in (1, 2, 3, 4)}
+    drafters: list[Quality] = [
+        {"name": str(tmp_path / form.name), "tokens_per_step": widths, "top1": [0.4, 0.31],
+         "draft_seconds": {"1": 0.003, "4": 0.021}}
+        for form in forms
+    ]  # fmt: skip
+    rows: list[Speed] = [
+        {"drafter": str(tmp_path / form.name), "method": "redrafter", "category": WHOLE,
+         "tps": {"median": tps}, "speedup": {"median": tps / 20}}
+        for form, tps in zip(forms, (28.04, 19.0), strict=True)
+    ]  # fmt: skip
+    others: list[Speed] = [
+        {**rows[0], "method": "mlx-lm", "drafter": None, "tps": {"median": 20.0}},
+        {**rows[1], "category": "coding", "tps": {"median": 99.0}},
+    ]
+
+    made = table(forms, tmp_path, drafters[::-1], [*others, *rows])
+
+    usual, untrained = made.rows
+    assert usual[1:] == (
+        "1.5", "1.10", "1.20", "1.30", "1.40", "40% 31%", "3", "21", "28.0", "1.40x",
+    )  # fmt: skip
+    assert untrained[-2:] == ("19.0", "0.95x")
+
+
+def test_a_finished_drafter_is_not_trained_again_and_an_unfinished_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(ablation, "_run", lambda *given, **_: ran.append(given))
+    (tmp_path / "blocks-1").mkdir()
+    (tmp_path / "blocks-1" / "README.md").write_text("a card")
+    (tmp_path / "blocks-4").mkdir()
+    ablation.main(tmp_path, tmp_path, ["--epochs", "1"], only="blocks-1,blocks-4")
+    (given,) = ran
+    assert given[:5] == ("train", "--model", "smollm2-135m", "--output", str(tmp_path / "blocks-4"))
+    assert given[5:] == ("--epochs", "1", "--layers", "4", "--timed-questions", "0")
+
+
+def test_rows_with_given_answers_are_asked_no_prompts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(ablation, "_run", lambda *given, **_: ran.append(given))
+    common = ["--prompts", "mine.txt", "--epochs", "1", "--own-prompts", "0.5"]
+    ablation.main(tmp_path, tmp_path, common, data=Path("gold.jsonl"), only="usual,given-truth")
+    usual, given = ran
+    assert "mine.txt" in usual
+    assert given[5:] == (
+        "--epochs", "1", "--labels", "data", "--data", "gold.jsonl", "--soft-share", "0",
+        "--timed-questions", "0",
+    )  # fmt: skip
