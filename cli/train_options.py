@@ -53,6 +53,17 @@ OwnPrompts = Annotated[
         "--prompts, else 1]",
     ),
 ]
+Read = Annotated[
+    Path | None,
+    typer.Option(
+        "--read",
+        metavar="FILE",
+        rich_help_panel=_CORPUS,
+        show_default=False,
+        help="Texts or conversations that the target only reads: what it expects at each of their "
+        "tokens is learnt, which is several times faster than answers. In the same formats.",
+    ),
+]
 LearnPrompts = Annotated[
     bool,
     typer.Option(

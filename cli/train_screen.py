@@ -84,7 +84,7 @@ def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console) -> Non
     left = ", ".join(f"{n} {why}" for why, n in sorted(corpus.left_out.items())) or "nothing"
     console.print(
         f"corpus: {corpus.texts} texts, {corpus.answer_tokens} answer tokens, "
-        f"{corpus.prompt_tokens} tokens of prompts, "
+        f"{corpus.read_tokens} tokens read, "
         f"{human_size(corpus.bytes)} in {run.folder}; left out: {left}"
     )
 

@@ -110,13 +110,13 @@ def test_contexts_are_added_to_a_corpus_that_lacks_them_and_kept_where_they_are(
     save_shard(Shard(said, {}), shard, {})
     with pytest.raises(DamagedFileError, match="states-0-1"):
         extras.load(shard)
-    extras.add(plain, shard)
+    extras.add(plain, byte_tokenizer(), shard, 0)
     path = contexts_path(shard, LAYERS)
     written = path.read_bytes()
     for text, want in zip(extras.load(shard), extras.read(plain, said), strict=True):
         assert text.contexts is not None
         assert np.array_equal(text.contexts, want.contexts)  # type: ignore[arg-type]
-    extras.add(plain.reading((1,)), shard)
+    extras.add(plain.reading((1,)), byte_tokenizer(), shard, 0)
     assert path.read_bytes() == written
     assert all(text.contexts is None for text in Extras().load(shard))
 

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, VOCAB, random_drafter, random_model
+from tiny import HIDDEN, VOCAB, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import measure_quality
@@ -60,7 +60,7 @@ def make_trainer(
         if not paths[-1].exists():
             some = said[i * 4 : i * 4 + 4]
             save_shard(Shard(some, {}), paths[-1], {})
-            extras.add(target, paths[-1])
+            extras.add(target, byte_tokenizer(), paths[-1], i)
     options = TrainOptions(
         **{"draft_length": 3, "batch": 16, "evaluations": 3, "seed": seed, **changes}  # type: ignore[arg-type]
     )

@@ -66,8 +66,9 @@ def arguments(model: Path, prompts: Path, output: Path) -> list[str]:
 def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output = tmp_path / "drafter"
-    assert main.run(arguments(model, prompts, output)) == 0
+    output, texts = tmp_path / "drafter", tmp_path / "texts.txt"
+    texts.write_text("\n".join(f"A text of {i} words or more." for i in range(20)))
+    assert main.run([*arguments(model, prompts, output), "--read", str(texts)]) == 0
     said = capsys.readouterr()
     assert "On this machine it" in said.out
     assert "tokens/step" in said.out
@@ -84,7 +85,9 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     learnt = [bool(load_shard(path).texts) for path in sorted(corpus.glob("prompts/block-*"))]
     assert learnt[0] is False  # held out
     assert any(learnt)
-    assert "0 tokens of prompts" not in (output / "README.md").read_text()
+    (first, *_) = sorted(corpus.glob("read-*/block-*"))
+    assert len(load_shard(first).texts) == 20
+    assert " 0 tokens read" not in (output / "README.md").read_text()
     events = [at.event for at in read_metrics(output)]
     assert sum(isinstance(e, Evaluation) for e in events) >= 2
     losses = [e.loss for e in events if isinstance(e, Step)]
@@ -163,6 +166,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         (["--drafter-bits", "3"], "bits are 3"),
         (["--workers", "0"], "workers is 0"),
         (["--data", "x.jsonl"], "--prompts or --data"),
+        (["--read", "x.txt", "--soft-share", "0"], "soft_share is 0"),
+        (["--read", "no-such-texts.txt"], "no-such-texts.txt cannot be read"),
     ],
 )
 def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(

@@ -150,7 +150,7 @@ def _made(report: TrainingReport) -> str:
         (
             "corpus",
             f"{corpus.texts:,} texts, {corpus.answer_tokens:,} answer tokens, "
-            f"{corpus.prompt_tokens:,} tokens of prompts",
+            f"{corpus.read_tokens:,} tokens read",
         ),
         (
             "its prompts",

@@ -42,7 +42,7 @@ class Text:
       rows:   [R, layers, 2, K, head size] float16, what borrowed layers keep of all tokens but the
               last; None if none are borrowed, see rows.py
       own:    whether the answer is the target's, or is learnt as if it were; else only what the
-              target expects at each place is learnt, see asked.py
+              target expects at each place is learnt, see foreign.py
       contexts: [A, C - D] float16, inputs of context layers; None without any, see contexts.py
     """
 

@@ -26,6 +26,9 @@ _ANSWER_TOKENS = 128
 _PROMPT_SHARE = 0.5
 """Tokens of prompts that are learnt from, of the answers'; each prompt has several answers."""
 
+_READ_SHARE = 1.0
+"""Tokens of texts that are only read, of the answers', while there are texts."""
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -54,6 +57,7 @@ def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -
     if config.borrowed_layers:  # rows of the prompts too, which are about as long as the answers
         per_token += 2 * _row_bytes(target, config.borrowed_layers)
     asked = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
+    asked += _READ_SHARE if job.read else 0.0
     places = round(job.answer_tokens * (1 + asked))
     corpus_bytes = min(places * per_token, job.cache_bytes)
     steps = job.training.steps(places)

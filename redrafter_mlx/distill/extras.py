@@ -4,7 +4,8 @@ The texts and the hidden states that chose their tokens serve drafters of every 
 some forms read lies in folders beside them, under the names of the shards it belongs to, so that
 it can be added to a corpus that is there already:
 
-    prompts/     the prompts' own tokens as texts to learn from, see asked.py
+    prompts/     the prompts' own tokens as texts to learn from, see foreign.py
+    read-KEY/    the same and other texts that are only read
     layers-I-J/  rows of borrowed layers, see rows.py
     states-I-J/  inputs of context layers, see contexts.py
 """
@@ -15,7 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from redrafter_mlx.distill.asked import prompts_path, read_prompts
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
 from redrafter_mlx.distill.contexts import (
     contexts_path,
     read_contexts,
@@ -24,6 +26,7 @@ from redrafter_mlx.distill.contexts import (
     with_saved_contexts,
 )
 from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard
+from redrafter_mlx.distill.foreign import Foreign
 from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows, with_rows, with_saved_rows
 from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.target import Target
@@ -35,24 +38,24 @@ class Extras:
 
     borrowed: layers whose keys and values are
     context:  layers whose inputs are
-    prompts:  whether what is asked is learnt from too
+    foreign:  what others wrote, and is learnt from too
     """
 
     borrowed: tuple[int, ...] = ()
     context: tuple[int, ...] = ()
-    prompts: bool = False
+    foreign: tuple[Foreign, ...] = ()
 
     @classmethod
-    def of(cls, config: DrafterConfig, *, prompts: bool = False) -> Extras:
-        return cls(config.borrowed_layers, config.context_layers, prompts)
+    def of(cls, config: DrafterConfig, foreign: Sequence[Foreign] = ()) -> Extras:
+        return cls(config.borrowed_layers, config.context_layers, tuple(foreign))
 
     def files(self, shard: Path) -> list[Path]:
         """Where it lies for a shard."""
-        asked = prompts_path(shard)
+        read = [foreign.path(shard) for foreign in self.foreign]
         return [
             *([rows_path(shard, self.borrowed)] if self.borrowed else []),
             *([contexts_path(shard, self.context)] if self.context else []),
-            *([asked, *self._answers.files(asked)] if self.prompts else []),
+            *(file for path in read for file in (path, *self._answers.files(path))),
         ]
 
     def keep(self, texts: Sequence[Text], shard: Path) -> None:
@@ -61,8 +64,16 @@ class Extras:
         if self.context and len(contexts) == len(texts):
             save_contexts(contexts, contexts_path(shard, self.context))
 
-    def add(self, target: Target, shard: Path, *, new_prompts: bool = True) -> None:
-        """Read what is missing beside a shard: one more pass of the target over its texts.
+    def add(
+        self,
+        target: Target,
+        tokenizer: TokenizerWrapper,
+        shard: Path,
+        block: int,
+        *,
+        new_prompts: bool = True,
+    ) -> None:
+        """Read what is missing beside the shard of a block: one more pass over its texts.
 
         new_prompts: whether its prompts are to be learnt from, if any are
         """
@@ -74,14 +85,15 @@ class Extras:
         if self.context and not contexts_path(shard, self.context).exists():
             found = read_contexts(target.reading(self.context), texts)
             save_contexts(found, contexts_path(shard, self.context))
-        asked = prompts_path(shard)
-        if self.prompts and not asked.exists():
-            read = read_prompts(target.reading(self.context), texts if new_prompts else [])
-            asked.parent.mkdir(parents=True, exist_ok=True)
-            self._answers.keep(read, asked)
-            save_shard(Shard(read, {}), asked, {})
-        if self.prompts:
-            self._answers.add(target, asked)
+        for foreign in self.foreign:
+            path = foreign.path(shard)
+            if not path.exists():
+                asked = texts if new_prompts else []
+                read = foreign.read(target.reading(self.context), tokenizer, block, asked)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._answers.keep(read, path)
+                save_shard(Shard(read, {}), path, {})
+            self._answers.add(target, tokenizer, path, block)
 
     def load(self, shard: Path) -> list[Text]:
         """The texts of a shard, with all that is kept for them.
@@ -93,9 +105,9 @@ class Extras:
             texts = with_saved_rows(texts, rows_path(shard, self.borrowed))
         if self.context:
             texts = with_saved_contexts(texts, contexts_path(shard, self.context))
-        if self.prompts:
-            asked = self._answers.load(prompts_path(shard))
-            texts = texts + [replace(text, own=False) for text in asked]
+        for foreign in self.foreign:
+            read = self._answers.load(foreign.path(shard))
+            texts = texts + [replace(text, own=False) for text in read]
         return texts
 
     def read(self, target: Target, texts: Sequence[Text]) -> list[Text]:
@@ -109,5 +121,5 @@ class Extras:
 
     @property
     def _answers(self) -> Extras:
-        """The same for texts without a look at their prompts."""
-        return replace(self, prompts=False)
+        """The same without what others wrote."""
+        return replace(self, foreign=())

@@ -85,6 +85,7 @@ class TrainingJob:
     answer_tokens: size of the corpus
     cache_bytes:   most that the corpus may take on disk
     workers:       writing processes; None is one on a GPU, one a core on a CPU
+    read:          a file of texts that are only read
     learn_prompts: learn what the target expects along the prompts too
     timed:         held-out questions on which the drafter is timed at the end
     bits:          quantise the drafter's weights to so many when saving
@@ -101,6 +102,7 @@ class TrainingJob:
     answer_tokens: int = 2_000_000
     cache_bytes: int = 20_000_000_000
     workers: int | None = None
+    read: Path | None = None
     learn_prompts: bool = True
     writing: WritingOptions = field(default_factory=WritingOptions)
     form: DrafterForm = field(default_factory=DrafterForm)
@@ -119,6 +121,11 @@ class TrainingJob:
             raise BadInputError(
                 f"soft_share is {self.training.soft_share}; the target's probabilities along its "
                 f"own continuations of given answers are not kept, so it must be 0 (--soft-share 0)"
+            )
+        if self.read is not None and self.training.soft_share == 0:
+            raise BadInputError(
+                "soft_share is 0; of texts that are only read, nothing but the target's "
+                "probabilities is learnt (leave out --read, or give --soft-share above 0)"
             )
         if self.workers is not None and self.workers < 1:
             raise BadInputError(f"workers is {self.workers}; it must be at least 1")

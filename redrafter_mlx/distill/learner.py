@@ -8,6 +8,7 @@ from dataclasses import replace
 import mlx.core as mx
 import mlx.nn as nn
 import mlx.optimizers as optim
+import numpy as np
 from mlx.utils import tree_map
 
 from redrafter_mlx.distill.loss import Batch, distillation_loss, output_index
@@ -100,6 +101,17 @@ def initialise(drafter: Drafter, context_rms: mx.array, embedding_rms: float) ->
         drafter.rnn_w.weight = drafter.rnn_w.weight / embedding_rms
     if drafter.config.head == "tied":
         drafter.output_norm.weight = mx.full((D,), 0.2)
+
+
+def context_size(states: np.ndarray) -> mx.array:
+    """The root mean square [C] of hidden states [M, C], coordinate by coordinate."""
+    return mx.sqrt(mx.mean(mx.square(mx.array(states).astype(mx.float32)), axis=0))
+
+
+def embedding_size(target: Target, counts: np.ndarray) -> float:
+    """The root mean square of the embeddings of the tokens with a count [V] above 0."""
+    embedded = target.embedding(mx.array(np.flatnonzero(counts))).astype(mx.float32)
+    return _number(mx.sqrt(mx.mean(mx.square(embedded))))
 
 
 def prepare_borrowed(drafter: Drafter, target: Target, text: list[int]) -> None:

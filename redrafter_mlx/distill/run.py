@@ -24,8 +24,14 @@ from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, choose_vocabulary, count_tokens, places
 from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.foreign import Foreign
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.learner import initialise, prepare_borrowed
+from redrafter_mlx.distill.learner import (
+    context_size,
+    embedding_size,
+    initialise,
+    prepare_borrowed,
+)
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import draw_plots
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
@@ -70,6 +76,9 @@ class TrainingRun:
         self.conversations: list[Conversation] = read_conversations(file) if file else []
         if job.data and not any(c.answers for c in self.conversations):
             raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
+        foreign = [Foreign()] if job.learn_prompts and job.training.soft_share > 0 else []
+        if job.read is not None:
+            foreign.append(Foreign(tuple(read_conversations(job.read))))
         self.loaded: LoadedTarget = load_target(
             job.model,
             dtype=job.dtype,
@@ -81,8 +90,7 @@ class TrainingRun:
         target.check_trees()
         source = self.loaded.source
         self.config = job.form.config(target, source.name, source.fingerprint)
-        soft = job.training.soft_share > 0
-        self.extras = Extras.of(self.config, prompts=job.learn_prompts and soft)
+        self.extras = Extras.of(self.config, foreign)
         self.target = target.reading(self.config.context_layers)
         labels = (job.labels, job.training.draft_length) if job.data else None
         self.corpus_key = _key(
@@ -139,7 +147,7 @@ class TrainingRun:
             drafter.draft_vocab = mx.array(chosen)
         first = self.extras.load(learnt[0])
         seen = places(first, job.training.draft_length).states
-        initialise(drafter, _rms(seen), self._embedding_rms(counts))
+        initialise(drafter, context_size(seen), embedding_size(target, counts))
         if config.borrowed_layers:
             prepare_borrowed(drafter, target, [*first[0].prompt, *first[0].answer.tolist()])
         mx.eval(drafter.parameters())
@@ -158,7 +166,7 @@ class TrainingRun:
             examples,
             places(held_out, job.training.draft_length),
             job.training,
-            job.training.steps(int(counts.sum()) + self.corpus.prompt_tokens),
+            job.training.steps(int(counts.sum()) + self.corpus.read_tokens),
             self._shapes,
             job.output,
             self._made_by(config),
@@ -223,7 +231,7 @@ class TrainingRun:
             corpus=CorpusReport(
                 self.corpus.texts,
                 self.corpus.answer_tokens,
-                self.corpus.prompt_tokens,
+                self.corpus.read_tokens,
                 job.writing.own_share if not job.data else 0.0,
                 job.labels if job.data else "target",
                 self.corpus.left_out,
@@ -258,13 +266,6 @@ class TrainingRun:
                 room -= len(texts[i].answer)
         return learnt, shown
 
-    def _embedding_rms(self, counts: np.ndarray) -> float:
-        said = mx.array(np.flatnonzero(counts))
-        embedded = self.target.embedding(said).astype(mx.float32)
-        rms = mx.sqrt(mx.mean(mx.square(embedded))).item()
-        assert isinstance(rms, float)
-        return rms
-
     def _made_by(self, config: DrafterConfig) -> dict[str, object]:
         assert self.corpus is not None
         return {
@@ -279,11 +280,6 @@ class TrainingRun:
 def _is_best(event: Event) -> bool:
     """Whether it is the look at held-out texts for which a drafter was saved."""
     return isinstance(event, Evaluation) and event.best
-
-
-def _rms(states: np.ndarray) -> mx.array:
-    """[D] float32, coordinate by coordinate, of [M, C] float16."""
-    return mx.sqrt(mx.mean(mx.square(mx.array(states).astype(mx.float32)), axis=0))
 
 
 def _key(

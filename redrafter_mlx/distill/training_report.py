@@ -19,7 +19,7 @@ SCATTER = 0.02
 class CorpusReport:
     """What was learnt from.
 
-    prompt_tokens: of the prompts, those that were learnt from too
+    read_tokens: of prompts and texts that others wrote, those that were learnt from too
     own_share: of the texts, those whose prompt the target wrote itself; the rest were given
     labels:    whether the target's words were learnt, or given answers as they stand
     left_out:  texts that were filtered out: reason to count
@@ -27,7 +27,7 @@ class CorpusReport:
 
     texts: int
     answer_tokens: int
-    prompt_tokens: int
+    read_tokens: int
     own_share: float
     labels: Literal["target", "data"]
     left_out: Mapping[str, int]

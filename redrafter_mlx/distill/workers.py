@@ -23,7 +23,6 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.blas import THREAD_VARIABLES
 from redrafter_mlx.config import DType
-from redrafter_mlx.distill.asked import prompts_path
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
 from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_shard
 from redrafter_mlx.distill.extras import Extras
@@ -77,12 +76,12 @@ class CorpusSize:
 
     blocks: without a gap from the first on, and no more than the asked answer tokens need, so
       that the same request finds the same corpus however much more has been written
-    prompt_tokens: of the prompts, those that are learnt from
+    read_tokens: of prompts and texts that others wrote, those that are learnt from
     """
 
     blocks: int
     answer_tokens: int
-    prompt_tokens: int
+    read_tokens: int
     texts: int
     bytes: int
     left_out: Mapping[str, int]
@@ -143,8 +142,8 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
             shard = source.write(block)
             job.extras.keep(shard.texts, job.path(block))
             save_shard(shard, job.path(block), {**made, "block": str(block)})
-        learnt = source.asks_anew(block) and not source.held_out(block)
-        job.extras.add(target, job.path(block), new_prompts=learnt)
+        new = source.asks_anew(block) and not source.held_out(block)
+        job.extras.add(target, loaded.tokenizer, job.path(block), block, new_prompts=new)
         mx.clear_cache()
         block += workers
 
@@ -186,16 +185,16 @@ def _measure(job: CorpusJob, counted: dict[Path, ShardSummary], wanted: int) -> 
             counted[path] = summarise_shard(path)
         return counted[path]
 
-    blocks = tokens = asked = texts = 0
+    blocks = tokens = read = texts = 0
     left_out: Counter[str] = Counter()
     while tokens < wanted and all(path.exists() for path in job.files(blocks)):
         shard = summary(job.path(blocks))
         tokens, texts = tokens + shard.answer_tokens, texts + shard.texts
         left_out.update(shard.left_out)
-        if job.extras.prompts:
-            asked += summary(prompts_path(job.path(blocks))).answer_tokens
+        for foreign in job.extras.foreign:
+            read += summary(foreign.path(job.path(blocks))).answer_tokens
         blocks += 1
     there = [int(path.stem.split("-")[1]) for path in job.folder.glob("block-*.safetensors")]
     files = [path for block in there for path in job.files(block)]
     on_disk = sum(path.stat().st_size for path in files if path.exists())
-    return CorpusSize(blocks, tokens, asked, texts, on_disk, left_out)
+    return CorpusSize(blocks, tokens, read, texts, on_disk, left_out)

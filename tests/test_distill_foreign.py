@@ -8,13 +8,14 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from tiny import random_model
+from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.distill.along import states_along
-from redrafter_mlx.distill.asked import prompts_path, read_prompts
 from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.foreign import Foreign
+from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.target import Target
 
@@ -47,7 +48,7 @@ def test_each_token_of_the_prompts_is_read_once() -> None:
     said = texts(target)
     second_turn = [*PROMPTS[0], *said[0].answer.tolist(), 70, 71, 72, 73]
     later = replace(said[0], prompt=second_turn)
-    found = read_prompts(target, [*said, later])
+    found = Foreign().read(target, byte_tokenizer(), 0, [*said, later])
     assert [(t.prompt, t.answer.tolist()) for t in found] == [
         (HEAD[:1], PROMPTS[0][1:]),
         ([*HEAD, 5, 6], [30, 31, 32, 33]),
@@ -59,9 +60,9 @@ def test_each_token_of_the_prompts_is_read_once() -> None:
 def test_prompts_are_loaded_behind_the_answers_and_are_no_labels(tmp_path: Path) -> None:
     target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
     said = texts(target)
-    extras = Extras(borrowed=(1,), context=(0,), prompts=True)
+    extras = Extras(borrowed=(1,), context=(0,), foreign=(Foreign(),))
     save_shard(Shard(said, {}), shard, {})
-    extras.add(target, shard)
+    extras.add(target, byte_tokenizer(), shard, 7)
     assert all(path.exists() for path in extras.files(shard))
     loaded = extras.load(shard)
     assert [text.own for text in loaded] == [True] * 5 + [False] * 2
@@ -74,7 +75,30 @@ def test_prompts_are_loaded_behind_the_answers_and_are_no_labels(tmp_path: Path)
 def test_prompts_that_are_not_new_are_not_learnt(tmp_path: Path) -> None:
     target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
     save_shard(Shard(texts(target), {}), shard, {})
-    extras = Extras(borrowed=(1,), context=(0,), prompts=True)
-    extras.add(target, shard, new_prompts=False)
-    assert load_shard(prompts_path(shard)).texts == []
+    extras = Extras(borrowed=(1,), context=(0,), foreign=(Foreign(),))
+    extras.add(target, byte_tokenizer(), shard, 7, new_prompts=False)
+    assert load_shard(Foreign().path(shard)).texts == []
     assert [text.own for text in extras.load(shard)] == [True] * 5
+
+
+def test_texts_that_are_only_read_are_read_once_each_block_after_block(tmp_path: Path) -> None:
+    target, tokenizer = Target(byte_model()), byte_tokenizer()
+    some = [Conversation((f"Text {i}.",), (f"Answer {i}.",) if i % 2 else ()) for i in range(5)]
+    foreign = Foreign(tuple(some), with_each=2)
+    extras = Extras(foreign=(Foreign(), foreign))
+    seen = ""
+    for block in range(4):
+        shard = tmp_path / f"block-{block:06d}.safetensors"
+        save_shard(Shard([], {}), shard, {})
+        extras.add(target, tokenizer, shard, block)
+        read = load_shard(foreign.path(shard)).texts
+        assert len(read) == (2, 2, 1, 0)[block]
+        seen += "".join(tokenizer.decode(text.answer.tolist()) for text in read)
+        assert not any(text.own for text in extras.load(shard))
+    assert [seen.count(f"{i}.") for i in range(5)] == [1, 2, 1, 2, 1]
+
+
+def test_other_texts_lie_in_another_folder() -> None:
+    shard = Path("block-000000.safetensors")
+    texts = [(Conversation(("a",)),), (Conversation(("b",)),), ()]
+    assert len({Foreign(text).path(shard) for text in [*texts, None]}) == 4

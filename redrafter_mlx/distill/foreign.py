@@ -1,0 +1,104 @@
+"""What others wrote, as text to learn from: the prompts, and texts that are only read.
+
+What stands there is not what the target would have said, so its tokens are no labels. But at each
+of them the target has its own expectation of the next, and that is learnt (paper, section 3.5:
+distillation along the ground truth). Reading is several times faster than writing, and what people
+write is more varied than what a small model answers.
+
+What is read with a shard lies in a shard of the same form, in a folder beside it. It holds no
+prompts that are those of earlier shards again, or are held out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.distill.along import states_along
+from redrafter_mlx.distill.corpus import Text
+from redrafter_mlx.distill.filters import MIN_ANSWER
+from redrafter_mlx.distill.prompts import Conversation
+from redrafter_mlx.memory import common_prefix
+from redrafter_mlx.target import Target
+from redrafter_mlx.weights.chat import render_chat
+
+_MOST_TOKENS = 512
+"""Of a text that is only read; the rest is left out."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """What is read beside the answers that the target writes: their prompts, or other texts.
+
+    texts: conversations that are only read, so many with each block; None for the prompts
+    """
+
+    texts: tuple[Conversation, ...] | None = None
+    with_each: int = 126
+
+    def path(self, shard: Path) -> Path:
+        """Where what is read with a shard lies."""
+        return shard.parent / self._folder / shard.name
+
+    def read(
+        self, target: Target, tokenizer: TokenizerWrapper, block: int, asked: Sequence[Text]
+    ) -> list[Text]:
+        """What is read with a block whose new prompts are those of `asked`."""
+        if self.texts is None:
+            whole = [(text.prompt, text.prompt + text.answer.tolist()) for text in asked]
+        else:
+            some = self.texts[block * self.with_each : (block + 1) * self.with_each]
+            tokens = [_tokens(text, tokenizer)[:_MOST_TOKENS] for text in some]
+            whole = [(each, each) for each in tokens]
+        return read_foreign(target, whole)
+
+    @cached_property
+    def _folder(self) -> str:
+        if self.texts is None:
+            return "prompts"
+        said = json.dumps([asdict(text) for text in self.texts])
+        return f"read-{sha256(said.encode()).hexdigest()[:16]}"
+
+
+def _tokens(text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
+    last = len(text.turns) - 1
+    said = text.messages(last, text.answers)
+    if len(text.answers) > last:
+        said.append({"role": "assistant", "content": text.answers[last]})
+    return render_chat(tokenizer, said, add_generation_prompt=False)
+
+
+def read_foreign(target: Target, whole: Sequence[tuple[list[int], list[int]]]) -> list[Text]:
+    """Texts that others wrote, without what an earlier one begins with.
+
+    Args:
+      whole: of each, its tokens, and the same with what follows and is learnt otherwise
+    Returns:
+      texts whose `prompt` is the part that is not new (at least one token) and whose `answer` is
+      the rest
+    """
+    known: list[list[int]] = []
+    found: list[tuple[list[int], int]] = []
+    for tokens, followed in whole:
+        new = max([1, *(common_prefix(other, tokens) for other in known)])
+        if len(tokens) - new >= MIN_ANSWER:
+            found.append((tokens, new))
+        known.append(followed)
+    D = target.hidden_size
+    return [
+        Text(
+            tokens[:new],
+            np.array(tokens[new:], np.int32),
+            states[:, -D:],
+            contexts=states[:, :-D] if target.context_layers else None,
+            own=False,
+        )
+        for (tokens, new), states in zip(found, states_along(target, found), strict=True)
+    ]
