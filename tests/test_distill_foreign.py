@@ -57,14 +57,15 @@ def test_each_token_of_the_prompts_is_read_once() -> None:
     assert not any(text.own for text in found)
 
 
-def test_prompts_are_loaded_behind_the_answers_and_are_no_labels(tmp_path: Path) -> None:
+def test_prompts_are_kept_as_shards_whose_texts_are_no_labels(tmp_path: Path) -> None:
     target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
     said = texts(target)
     extras = Extras(borrowed=(1,), context=(0,), foreign=(Foreign(),))
     save_shard(Shard(said, {}), shard, {})
     extras.add(target, byte_tokenizer(), shard, 7)
     assert all(path.exists() for path in extras.files(shard))
-    loaded = extras.load(shard)
+    (read,) = extras.foreign_shards(shard)
+    loaded = extras.load(shard) + extras.load(read)
     assert [text.own for text in loaded] == [True] * 5 + [False] * 2
     assert all(text.rows is not None and text.contexts is not None for text in loaded)
     laid = places(loaded, 2)
@@ -77,8 +78,15 @@ def test_prompts_that_are_not_new_are_not_learnt(tmp_path: Path) -> None:
     save_shard(Shard(texts(target), {}), shard, {})
     extras = Extras(borrowed=(1,), context=(0,), foreign=(Foreign(),))
     extras.add(target, byte_tokenizer(), shard, 7, new_prompts=False)
-    assert load_shard(Foreign().path(shard)).texts == []
-    assert [text.own for text in extras.load(shard)] == [True] * 5
+    (read,) = extras.foreign_shards(shard)
+    assert extras.load(read) == []
+
+
+def test_a_shard_holds_texts_of_one_kind(tmp_path: Path) -> None:
+    said = texts(Target(random_model()))
+    mixed = [said[0], replace(said[1], own=False)]
+    with pytest.raises(ValueError, match="one kind"):
+        save_shard(Shard(mixed, {}), tmp_path / "block-000000.safetensors", {})
 
 
 def test_texts_that_are_only_read_are_read_once_each_block_after_block(tmp_path: Path) -> None:
@@ -94,7 +102,7 @@ def test_texts_that_are_only_read_are_read_once_each_block_after_block(tmp_path:
         read = load_shard(foreign.path(shard)).texts
         assert len(read) == (2, 2, 1, 0)[block]
         seen += "".join(tokenizer.decode(text.answer.tolist()) for text in read)
-        assert not any(text.own for text in extras.load(shard))
+        assert not any(text.own for text in read)
     assert [seen.count(f"{i}.") for i in range(5)] == [1, 2, 1, 2, 1]
 
 

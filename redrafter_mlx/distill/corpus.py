@@ -9,7 +9,8 @@ A shard is one safetensors file of the texts that were written together:
     labels  [A, T + 1]  int32    only where the answers are not the target's own: what the target
                                  would say at each place, token by token
 
-and, as metadata, how it was made and what was left out of it. A shard appears whole or not at
+and, as metadata, how it was made, what was left out of it, and `own`: "no" where the answers are
+texts that others wrote, see foreign.py. A shard appears whole or not at
 all, and is never written again: a corpus that was interrupted goes on with the shards it lacks.
 """
 
@@ -78,6 +79,8 @@ def save_shard(shard: Shard, path: Path, made: Mapping[str, str]) -> None:
         ),
         "states": _join([t.states for t in texts], np.zeros((0, 1), np.float16)),
     }
+    if not all(text.own == texts[0].own for text in texts):
+        raise ValueError("a shard holds texts of one kind")
     labels = [t.labels for t in texts if t.labels is not None]
     if labels:
         arrays["labels"] = np.concatenate(labels)
@@ -87,6 +90,7 @@ def save_shard(shard: Shard, path: Path, made: Mapping[str, str]) -> None:
         "texts": str(len(texts)),
         "answer_tokens": str(shard.answer_tokens),
         "left_out": json.dumps(dict(shard.left_out)),
+        "own": "yes" if not texts or texts[0].own else "no",
     }
     with whole_file(path) as partial:
         mx.save_safetensors(str(partial), {k: mx.array(v) for k, v in arrays.items()}, metadata)
@@ -125,7 +129,7 @@ def load_shard(path: Path) -> Shard:
         parts = {name: np.array(array) for name, array in arrays.items()}
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-        texts = list(_split(parts))
+        texts = list(_split(parts, own=metadata.get("own") != "no"))
         return Shard(texts, json.loads(metadata["left_out"]))
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
         raise damaged(path, error) from None
@@ -141,7 +145,7 @@ def load_arrays(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     return arrays, metadata
 
 
-def _split(parts: Mapping[str, np.ndarray]) -> Iterator[Text]:
+def _split(parts: Mapping[str, np.ndarray], *, own: bool) -> Iterator[Text]:
     at_prompt = at_answer = 0
     labels = parts.get("labels")
     for n_prompt, n_answer in parts["lengths"].tolist():
@@ -152,6 +156,7 @@ def _split(parts: Mapping[str, np.ndarray]) -> Iterator[Text]:
             parts["answers"][answer],
             parts["states"][answer],
             None if labels is None else labels[answer],
+            own=own,
         )
         at_prompt, at_answer = prompt.stop, answer.stop
     if at_prompt != len(parts["prompts"]) or at_answer != len(parts["states"]):

@@ -51,12 +51,19 @@ class Extras:
 
     def files(self, shard: Path) -> list[Path]:
         """Where it lies for a shard."""
-        read = [foreign.path(shard) for foreign in self.foreign]
         return [
             *([rows_path(shard, self.borrowed)] if self.borrowed else []),
             *([contexts_path(shard, self.context)] if self.context else []),
-            *(file for path in read for file in (path, *self._answers.files(path))),
+            *(
+                file
+                for path in self.foreign_shards(shard)
+                for file in (path, *self.each.files(path))
+            ),
         ]
+
+    def foreign_shards(self, shard: Path) -> list[Path]:
+        """What was read with a shard: shards themselves, with all the rest beside them."""
+        return [foreign.path(shard) for foreign in self.foreign]
 
     def keep(self, texts: Sequence[Text], shard: Path) -> None:
         """Save what was kept while the texts were written, in front of the shard itself."""
@@ -91,12 +98,12 @@ class Extras:
                 asked = texts if new_prompts else []
                 read = foreign.read(target.reading(self.context), tokenizer, block, asked)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._answers.keep(read, path)
+                self.each.keep(read, path)
                 save_shard(Shard(read, {}), path, {})
-            self._answers.add(target, tokenizer, path, block)
+            self.each.add(target, tokenizer, path, block)
 
     def load(self, shard: Path) -> list[Text]:
-        """The texts of a shard, with all that is kept for them.
+        """The texts of a shard, with what is kept for each.
 
         Raises DamagedFileError, naming the file, for what is not whole.
         """
@@ -105,9 +112,6 @@ class Extras:
             texts = with_saved_rows(texts, rows_path(shard, self.borrowed))
         if self.context:
             texts = with_saved_contexts(texts, contexts_path(shard, self.context))
-        for foreign in self.foreign:
-            read = self._answers.load(foreign.path(shard))
-            texts = texts + [replace(text, own=False) for text in read]
         return texts
 
     def read(self, target: Target, texts: Sequence[Text]) -> list[Text]:
@@ -120,6 +124,6 @@ class Extras:
         return found
 
     @property
-    def _answers(self) -> Extras:
-        """The same without what others wrote."""
+    def each(self) -> Extras:
+        """What is kept for each shard, those of texts that others wrote among them."""
         return replace(self, foreign=())

@@ -142,6 +142,8 @@ class TrainingRun:
         mx.random.seed(job.training.seed)
         drafter = Drafter(config)
         counts = count_tokens(learnt, target.vocab_size)
+        paths = [self.corpus_job.path(block) for block in range(self.corpus.blocks)]
+        learnt += [read for path in paths for read in self.extras.foreign_shards(path)]
         if config.draft_vocab_size is not None:
             chosen, self.coverage = choose_vocabulary(counts, config.draft_vocab_size)
             drafter.draft_vocab = mx.array(chosen)
@@ -154,7 +156,7 @@ class TrainingRun:
         job.output.mkdir(parents=True, exist_ok=True)
         examples = Examples(
             tuple(learnt),
-            self.extras,
+            self.extras.each,
             job.training.draft_length,
             job.training.batch,
             job.training.memory_bytes,
