@@ -87,6 +87,8 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     assert any(learnt)
     (first, *_) = sorted(corpus.glob("read-*/block-*"))
     assert len(load_shard(first).texts) == 20
+    assert main.run(arguments(model, prompts, output)) == 1  # other texts, another run
+    assert "holds a run with read" in " ".join(capsys.readouterr().err.split())
     assert " 0 tokens read" not in (output / "README.md").read_text()
     events = [at.event for at in read_metrics(output)]
     assert sum(isinstance(e, Evaluation) for e in events) >= 2
@@ -101,7 +103,7 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
 
     # The same command once more has nothing left to do.
     before = (output / "model.safetensors").read_bytes()
-    assert main.run(arguments(model, prompts, output)) == 0
+    assert main.run([*arguments(model, prompts, output), "--read", str(texts)]) == 0
     assert (output / "model.safetensors").read_bytes() == before
 
 

@@ -45,7 +45,7 @@ class Foreign:
 
     def path(self, shard: Path) -> Path:
         """Where what is read with a shard lies."""
-        return shard.parent / self._folder / shard.name
+        return shard.parent / self.folder / shard.name
 
     def read(
         self, target: Target, tokenizer: TokenizerWrapper, block: int, asked: Sequence[Text]
@@ -60,7 +60,8 @@ class Foreign:
         return read_foreign(target, whole)
 
     @cached_property
-    def _folder(self) -> str:
+    def folder(self) -> str:
+        """Its name, which differs for different texts."""
         if self.texts is None:
             return "prompts"
         said = json.dumps([asdict(text) for text in self.texts])

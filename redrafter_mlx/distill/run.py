@@ -274,6 +274,7 @@ class TrainingRun:
             "target": self.loaded.source.fingerprint,
             "corpus": self.corpus_key,
             "blocks": self.corpus.blocks,
+            "read": [foreign.folder for foreign in self.extras.foreign],
             "drafter": config.to_dict(),
             "training": self.job.training.to_dict(),
         }
