@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.along import states_along
-from redrafter_mlx.distill.corpus import Text, damaged, load_arrays
+from redrafter_mlx.distill.beside import load_beside, save_beside
+from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.target import Target
-from redrafter_mlx.whole import whole_file
 
 FORMAT = "redrafter-mlx contexts 1"
 
@@ -41,26 +40,11 @@ def with_contexts(target: Target, texts: Sequence[Text]) -> list[Text]:
 
 def save_contexts(contexts: Sequence[np.ndarray], path: Path) -> None:
     """Write the contexts of one shard's texts, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    together = np.concatenate(contexts) if contexts else np.zeros((0, 1), np.float16)
-    with whole_file(path) as partial:
-        mx.save_safetensors(str(partial), {"states": mx.array(together)}, {"format": FORMAT})
+    save_beside(contexts, path, "states", FORMAT)
 
 
 def with_saved_contexts(texts: Sequence[Text], path: Path) -> list[Text]:
     """The same from a file; DamagedFileError, naming it, if it is not whole."""
-    try:
-        arrays, metadata = load_arrays(path)
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-        states = np.array(arrays["states"])
-        counts = [len(text.answer) for text in texts]
-        if sum(counts) != len(states):
-            raise ValueError(f"it holds {len(states)} places, its shard's texts have {sum(counts)}")
-        ends = np.cumsum(counts).tolist()
-        return [
-            replace(text, contexts=states[end - count : end])
-            for text, count, end in zip(texts, counts, ends, strict=True)
-        ]
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise damaged(path, error) from None
+    counts = [len(text.answer) for text in texts]
+    found = load_beside(path, "states", FORMAT, counts, "places")
+    return [replace(text, contexts=own) for text, own in zip(texts, found, strict=True)]

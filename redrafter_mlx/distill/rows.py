@@ -17,10 +17,10 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus import Text, damaged, load_arrays
+from redrafter_mlx.distill.beside import load_beside, save_beside
+from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.target import Target
-from redrafter_mlx.whole import whole_file
 
 FORMAT = "redrafter-mlx rows 1"
 
@@ -63,29 +63,11 @@ def with_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> l
 
 def save_rows(rows: Sequence[np.ndarray], path: Path) -> None:
     """Write the rows of one shard's texts, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    together = np.concatenate(rows) if rows else np.zeros((0, 1, 2, 1, 1), np.float16)
-    with whole_file(path) as partial:
-        mx.save_safetensors(str(partial), {"rows": mx.array(together)}, {"format": FORMAT})
+    save_beside(rows, path, "rows", FORMAT)
 
 
 def with_saved_rows(texts: Sequence[Text], path: Path) -> list[Text]:
     """The same from a file; DamagedFileError, naming it, if it is not whole."""
-    try:
-        arrays, metadata = load_arrays(path)
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-        return _split(texts, np.array(arrays["rows"]))
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise damaged(path, error) from None
-
-
-def _split(texts: Sequence[Text], rows: np.ndarray) -> list[Text]:
     counts = [len(text.prompt) + len(text.answer) - 1 for text in texts]
-    if sum(counts) != len(rows):
-        raise ValueError(f"it holds {len(rows)} rows, its shard's texts have {sum(counts)}")
-    ends = np.cumsum(counts).tolist()
-    return [
-        replace(text, rows=rows[end - count : end])
-        for text, count, end in zip(texts, counts, ends, strict=True)
-    ]
+    rows = load_beside(path, "rows", FORMAT, counts, "rows")
+    return [replace(text, rows=own) for text, own in zip(texts, rows, strict=True)]
