@@ -39,6 +39,10 @@ class Form:
 
 USUAL = Form("usual", "as by default")
 
+CHOICES = Form(
+    "choices", "learns the target's choices, not its probabilities", ("--soft-share", "0")
+)
+
 FORMS = (
     USUAL,
     Form("not-recurrent", "not recurrent", ("--no-rnn",)),
@@ -50,7 +54,7 @@ FORMS = (
     Form("vocabulary-all", "all tokens", ("--draft-vocab", "all")),
     Form("context", "reads two more layers", ("--context", "auto")),
     Form("borrow", "borrows two layers", ("--borrow", "auto")),
-    Form("choices", "learns the target's choices, not its probabilities", ("--soft-share", "0")),
+    CHOICES,
     Form("answers", "learns from the answers alone", ("--no-learn-prompts",)),
 )
 
@@ -61,6 +65,9 @@ GIVEN = (
     Form("given-truth", "given answers as they stand", ("--labels", "data")),
 )
 """Equal in text and passes; both learn choices alone."""
+
+CHOICES_ALONE = (CHOICES, *GIVEN)
+"""Texts that are only read have nothing for them."""
 
 
 class Quality(TypedDict):
@@ -97,10 +104,12 @@ def main(
     given = GIVEN if data is not None else ()
     wanted = [f for f in (*FORMS, *given) if only is None or f.name in only.split(",")]
     for form in wanted:
-        arguments = [*train, *form.options]
+        common = train if form not in CHOICES_ALONE else _without(train, "--read")
+        arguments = [*common, *form.options]
         if form in given:
             assert data is not None
-            arguments = [*_without_prompts(arguments), "--data", str(data), "--soft-share", "0"]
+            arguments = [*_without(arguments, "--prompts", "--own-prompts"),
+                         "--data", str(data), "--soft-share", "0"]  # fmt: skip
         _train(model, folder / form.name, arguments)
     if only is not None:
         return
@@ -165,13 +174,13 @@ def _untrained(model: str, folder: Path) -> None:
         save_drafter(load_drafter(folder / USUAL.name, target).untrained(target.dtype), path)
 
 
-def _without_prompts(options: Sequence[str]) -> list[str]:
-    """The options less `--prompts FILE` and `--own-prompts SHARE`: the answers are given."""
-    kept, skip = [], False
-    for option in options:
-        if not skip and option not in ("--prompts", "--own-prompts"):
-            kept.append(option)
-        skip = not skip and option in ("--prompts", "--own-prompts")
+def _without(options: Sequence[str], *names: str) -> list[str]:
+    """The options less those named and their values."""
+    kept = list(options)
+    for name in names:
+        while name in kept:
+            at = kept.index(name)
+            del kept[at : at + 2]
     return kept
 
 

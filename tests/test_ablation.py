@@ -68,6 +68,17 @@ def test_a_finished_drafter_is_not_trained_again_and_an_unfinished_one_is(
     assert given[5:] == ("--epochs", "1", "--layers", "4", "--timed-questions", "0")
 
 
+def test_rows_that_learn_choices_alone_read_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[tuple[str, ...]] = []
+    monkeypatch.setattr(ablation, "_run", lambda *given, **_: ran.append(given))
+    common = ["--read", "texts.jsonl", "--epochs", "1"]
+    rows = "usual,choices,given-distilled"
+    ablation.main(tmp_path, tmp_path, common, data=Path("gold.jsonl"), only=rows)
+    assert ["texts.jsonl" in given for given in ran] == [True, False, False]
+
+
 def test_rows_with_given_answers_are_asked_no_prompts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
