@@ -57,6 +57,38 @@ def test_each_token_of_the_prompts_is_read_once() -> None:
     assert not any(text.own for text in found)
 
 
+@pytest.mark.parametrize("layers", [(), (0, 1)])
+def test_what_was_kept_of_prompts_is_what_reading_them_gives(layers: tuple[int, ...]) -> None:
+    target = Target(random_model("qwen3")).reading(layers)
+    written = write_answers(target, PROMPTS, [], 6, openings=(0, 5), key=mx.random.key(3))
+    kept = [w.text(target) for w in written]
+    assert all(text.before is not None for text in kept)
+    read = [replace(text, before=None) for text in kept]
+    got, want = (Foreign().read(target, byte_tokenizer(), 0, texts) for texts in (kept, read))
+    assert len(want) > 2
+    for one, other in zip(got, want, strict=True):
+        assert (one.prompt, one.answer.tolist()) == (other.prompt, other.answer.tolist())
+        np.testing.assert_allclose(one.states, other.states, atol=5e-3)
+        if layers:
+            assert one.contexts is not None
+            assert other.contexts is not None
+            np.testing.assert_allclose(one.contexts, other.contexts, atol=5e-3)
+
+
+def test_prompts_that_were_kept_are_not_read_again(tmp_path: Path) -> None:
+    target, shard = Target(random_model()).reading((0,)), tmp_path / "block-000007.safetensors"
+    said = texts(target)
+    extras = Extras(context=(0,), foreign=(Foreign(),))
+    extras.keep(target, byte_tokenizer(), said, shard, 7)
+    assert all(path.exists() for path in extras.files(shard))
+    save_shard(Shard(said, {}), shard, {})
+    (read,) = extras.foreign_shards(shard)
+    assert [text.answer.tolist() for text in extras.load(read)] == [
+        PROMPTS[0][1:],
+        [30, 31, 32, 33],
+    ]
+
+
 def test_prompts_are_kept_as_shards_whose_texts_are_no_labels(tmp_path: Path) -> None:
     target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
     said = texts(target)

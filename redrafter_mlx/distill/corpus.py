@@ -45,6 +45,8 @@ class Text:
       own:    whether the answer is the target's, or is learnt as if it were; else only what the
               target expects at each place is learnt, see foreign.py
       contexts: [A, C - D] float16, inputs of context layers; None without any, see contexts.py
+      before: [len(prompt) - 1, C] float16, the states that chose the prompt's tokens from its
+              second on; None but where the text was just written
     """
 
     prompt: list[int]
@@ -54,6 +56,7 @@ class Text:
     rows: np.ndarray | None = None
     contexts: np.ndarray | None = None
     own: bool = True
+    before: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,22 @@ class Extras:
         """What was read with a shard: shards themselves, with all the rest beside them."""
         return [foreign.path(shard) for foreign in self.foreign]
 
-    def keep(self, texts: Sequence[Text], shard: Path) -> None:
+    def keep(
+        self,
+        target: Target,
+        tokenizer: TokenizerWrapper,
+        texts: Sequence[Text],
+        shard: Path,
+        block: int,
+        *,
+        new_prompts: bool = True,
+    ) -> None:
         """Save what was kept while the texts were written, in front of the shard itself."""
-        contexts = [text.contexts for text in texts if text.contexts is not None]
-        if self.context and len(contexts) == len(texts):
-            save_contexts(contexts, contexts_path(shard, self.context))
+        self._keep_contexts(texts, shard)
+        for foreign in self.foreign:
+            if foreign.texts is None and all(text.before is not None for text in texts):
+                asked = texts if new_prompts else []
+                self._save(foreign.read(target, tokenizer, block, asked), foreign.path(shard))
 
     def add(
         self,
@@ -97,9 +108,7 @@ class Extras:
             if not path.exists():
                 asked = texts if new_prompts else []
                 read = foreign.read(target.reading(self.context), tokenizer, block, asked)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self.each.keep(read, path)
-                save_shard(Shard(read, {}), path, {})
+                self._save(read, path)
             self.each.add(target, tokenizer, path, block)
 
     def load(self, shard: Path) -> list[Text]:
@@ -122,6 +131,17 @@ class Extras:
         if self.context:
             found = with_contexts(target.reading(self.context), found)
         return found
+
+    def _keep_contexts(self, texts: Sequence[Text], shard: Path) -> None:
+        contexts = [text.contexts for text in texts if text.contexts is not None]
+        if self.context and len(contexts) == len(texts):
+            save_contexts(contexts, contexts_path(shard, self.context))
+
+    def _save(self, read: list[Text], path: Path) -> None:
+        """Write what others wrote as a shard, with the contexts that came with it."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._keep_contexts(read, path)
+        save_shard(Shard(read, {}), path, {})
 
     @property
     def each(self) -> Extras:

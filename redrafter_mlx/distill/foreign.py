@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -52,12 +53,12 @@ class Foreign:
     ) -> list[Text]:
         """What is read with a block whose new prompts are those of `asked`."""
         if self.texts is None:
-            whole = [(text.prompt, text.prompt + text.answer.tolist()) for text in asked]
+            whole = [_Seen(t.prompt, t.prompt + t.answer.tolist(), t.before) for t in asked]
         else:
             some = self.texts[block * self.with_each : (block + 1) * self.with_each]
             tokens = [_tokens(text, tokenizer)[:_MOST_TOKENS] for text in some]
-            whole = [(each, each) for each in tokens]
-        return read_foreign(target, whole)
+            whole = [_Seen(each, each) for each in tokens]
+        return _without_known(target, whole)
 
     @cached_property
     def folder(self) -> str:
@@ -76,30 +77,38 @@ def _tokens(text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
     return render_chat(tokenizer, said, add_generation_prompt=False)
 
 
-def read_foreign(target: Target, whole: Sequence[tuple[list[int], list[int]]]) -> list[Text]:
+class _Seen(NamedTuple):
+    """A text that others wrote.
+
+    followed: its tokens with those that follow and are learnt otherwise
+    states:   [tokens - 1, C] float16 that chose its tokens from the second on; None if it has to
+              be read for them
+    """
+
+    tokens: list[int]
+    followed: list[int]
+    states: np.ndarray | None = None
+
+
+def _without_known(target: Target, whole: Sequence[_Seen]) -> list[Text]:
     """Texts that others wrote, without what an earlier one begins with.
 
-    Args:
-      whole: of each, its tokens, and the same with what follows and is learnt otherwise
     Returns:
       texts whose `prompt` is the part that is not new (at least one token) and whose `answer` is
       the rest
     """
     known: list[list[int]] = []
-    found: list[tuple[list[int], int]] = []
-    for tokens, followed in whole:
-        new = max([1, *(common_prefix(other, tokens) for other in known)])
-        if len(tokens) - new >= MIN_ANSWER:
-            found.append((tokens, new))
-        known.append(followed)
-    D = target.hidden_size
-    return [
-        Text(
-            tokens[:new],
-            np.array(tokens[new:], np.int32),
-            states[:, -D:],
-            contexts=states[:, :-D] if target.context_layers else None,
-            own=False,
-        )
-        for (tokens, new), states in zip(found, states_along(target, found), strict=True)
-    ]
+    found: list[tuple[_Seen, int]] = []
+    for text in whole:
+        new = max([1, *(common_prefix(other, text.tokens) for other in known)])
+        if len(text.tokens) - new >= MIN_ANSWER:
+            found.append((text, new))
+        known.append(text.followed)
+    unread = states_along(target, ((t.tokens, new) for t, new in found if t.states is None))
+    D, texts = target.hidden_size, []
+    for text, new in found:
+        states = next(unread) if text.states is None else text.states[new - 1 :]
+        contexts = states[:, :-D] if target.context_layers else None
+        answer = np.array(text.tokens[new:], np.int32)
+        texts.append(Text(text.tokens[:new], answer, states[:, -D:], contexts=contexts, own=False))
+    return texts

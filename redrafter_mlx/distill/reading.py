@@ -94,13 +94,14 @@ class Reader:
         first = len(prompt)
         hidden = self.target.hidden(mx.array([tokens[:-1]]), [None] * self.target.n_layers)
         states = hidden[0, first - 1 :]
-        kept, D = np.array(states.astype(mx.float16)), self.target.hidden_size
+        along, D = np.array(hidden[0].astype(mx.float16)), self.target.hidden_size
+        before, kept = along[: first - 1], along[first - 1 :]
         contexts = kept[:, :-D] if self.target.context_layers else None
         labels = None
         if self.labels == "target":
             labels = continuations(self.target, tokens, states, first, self.length, at_once)
         said = np.array(answer, np.int32)
-        return Text(prompt, said, kept[:, -D:], labels, contexts=contexts)
+        return Text(prompt, said, kept[:, -D:], labels, contexts=contexts, before=before)
 
 
 def continuations(

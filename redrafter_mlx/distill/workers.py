@@ -138,12 +138,13 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
     made = {"writing": json.dumps(asdict(job.writing)), "target": loaded.source.fingerprint}
     block = worker
     while os.getppid() == parent and (source.blocks is None or block < source.blocks):
-        if not job.path(block).exists():
-            shard = source.write(block)
-            job.extras.keep(shard.texts, job.path(block))
-            save_shard(shard, job.path(block), {**made, "block": str(block)})
+        path, tokenizer = job.path(block), loaded.tokenizer
         new = source.asks_anew(block) and not source.held_out(block)
-        job.extras.add(target, loaded.tokenizer, job.path(block), block, new_prompts=new)
+        if not path.exists():
+            shard = source.write(block)
+            job.extras.keep(target, tokenizer, shard.texts, path, block, new_prompts=new)
+            save_shard(shard, path, {**made, "block": str(block)})
+        job.extras.add(target, tokenizer, path, block, new_prompts=new)
         mx.clear_cache()
         block += workers
 

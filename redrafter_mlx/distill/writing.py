@@ -38,18 +38,21 @@ class Written:
     prompt:  token ids in front of `answer`, tokens drawn at random included
     answer:  [A] int32, the likeliest token at each place; ends with an end-of-text token if `ended`
     states:  [A, C] float16, the target's hidden states from which each of them was chosen
+    before:  [len(prompt) - 1, C] float16, the same of the prompt's tokens from its second on
     """
 
     prompt: list[int]
     answer: np.ndarray
     states: np.ndarray
     ended: bool
+    before: np.ndarray
 
     def text(self, target: Target, length: int | None = None) -> Text:
         """Its first `length` tokens, to be learnt from."""
         D, states = target.hidden_size, self.states[:length]
         contexts = states[:, :-D] if target.context_layers else None
-        return Text(self.prompt, self.answer[:length], states[:, -D:], contexts=contexts)
+        answer = self.answer[:length]
+        return Text(self.prompt, answer, states[:, -D:], contexts=contexts, before=self.before)
 
 
 def write_answers(
@@ -97,6 +100,7 @@ def write_answers(
             np.array(tokens[n:], np.int32),
             states[n:],
             bool(tokens) and tokens[-1] in eos,
+            np.concatenate([batch.before[i // len(openings)], states[:n]]),
         )
         for i, ((tokens, states), n) in enumerate(zip(rows, drawn, strict=True))
     ]
@@ -158,7 +162,7 @@ def _new_cache(target: Target, padding: list[int]) -> list[BatchKVCache]:
 
 
 class _Batch:
-    """Rows being written: their cache, the state behind each, and what was kept of them."""
+    """Rows being written: their cache, the state behind each, and what their prompts left."""
 
     def __init__(self, target: Target, prompts: Sequence[list[int]], *, keep_states: bool) -> None:
         self.target = target
@@ -168,9 +172,17 @@ class _Batch:
         self.cache = _new_cache(target, padding)
         padded = mx.array([[0] * n + p for n, p in zip(padding, prompts, strict=True)])
         columns = max(1, _PREFILL_TOKENS // len(prompts))
+        seen = []
         for at in range(0, width, columns):
-            self.hidden = target.hidden(padded[:, at : at + columns], self.cache)[:, -1]  # [B, D]
+            hidden = target.hidden(padded[:, at : at + columns], self.cache)
+            self.hidden = hidden[:, -1]  # [B, C]
             mx.eval(self.hidden, [c.state[:2] for c in self.cache])
+            if keep_states:
+                seen.append(np.array(hidden.astype(mx.float16)))
+        self.before: list[np.ndarray] = []  # of each prompt: the states that chose its tokens
+        if keep_states:
+            read = np.concatenate(seen, axis=1)
+            self.before = [row[n:-1] for row, n in zip(read, padding, strict=True)]
 
     def keep(self, rows: list[int]) -> None:
         """Go on with these rows of the batch only; a row may be named several times."""
