@@ -41,6 +41,7 @@ def command(
     evaluations: to.Evaluations = 10,
     memory_bytes: to.MemoryBytes = 4_000_000_000,
     seed: to.Seed = 0,
+    start_from: to.StartFrom = None,
     timed: to.Timed = 8,
     dry_run: to.DryRun = False,
     dtype: opt.Dtype = "auto",
@@ -102,6 +103,7 @@ def command(
         ),
         timed=timed,
         bits=drafter_bits,
+        start=start_from,
     )
     run_training(job, dry_run=dry_run)
 

@@ -232,7 +232,25 @@ MemoryBytes = Annotated[
         help="Most hidden states in memory at once.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", metavar="N", rich_help_panel=_TRAINING)]
+Seed = Annotated[
+    int,
+    typer.Option(
+        "--seed",
+        metavar="N",
+        rich_help_panel=_TRAINING,
+        help="Of the corpus and of training: another one brings other texts.",
+    ),
+]
+StartFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--start-from",
+        metavar="DIR",
+        rich_help_panel=_TRAINING,
+        show_default=False,
+        help="A drafter of the same form, which goes on learning from this corpus.",
+    ),
+]
 Timed = Annotated[
     int,
     typer.Option(

@@ -107,6 +107,31 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     assert (output / "model.safetensors").read_bytes() == before
 
 
+def test_a_drafter_goes_on_learning_from_other_text(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    quick = ["--answer-tokens", "3000", "--evaluations", "1", "--timed-questions", "0"]
+    assert main.run([*arguments(model, prompts, first), *quick]) == 0
+    go_on = [*arguments(model, prompts, second), *quick, "--start-from", str(first), "--seed", "1"]
+    assert main.run([*go_on, "--layers", "2"]) == 1
+    said = capsys.readouterr()
+    assert "num_draft_layers 1, and 2 is asked for" in " ".join(said.err.split())
+    assert not second.exists()
+    assert len(list((tmp_path / "cache/corpora").iterdir())) == 1
+    assert main.run(go_on) == 0
+    assert len(list((tmp_path / "cache/corpora").iterdir())) == 2
+    begun = [
+        next(at.event.loss for at in read_metrics(run) if isinstance(at.event, Step))
+        for run in (first, second)
+    ]
+    assert begun[1] < begun[0] - 0.1, begun
+    assert "random weights" in (first / "README.md").read_text()
+    assert "had learnt before, `sha256:" in (second / "README.md").read_text()
+    assert main.run([*arguments(model, prompts, second), *quick, "--seed", "1"]) == 1
+    assert "holds a run with begun_with" in " ".join(capsys.readouterr().err.split())
+
+
 def test_another_architecture_is_trained_for_by_the_same_command(
     prompts: Path, tmp_path: Path
 ) -> None:

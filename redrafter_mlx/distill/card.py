@@ -160,6 +160,7 @@ def _made(report: TrainingReport) -> str:
         ("left out", left_out or "nothing"),
         ("drafter", _form(form)),
         ("drafted", _vocabulary(form, report.coverage)),
+        ("begun with", _start(report.begun_with)),
         ("training", _options(report.training)),
         ("training time", _duration(report.seconds)),
         ("versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in report.versions.items())),
@@ -216,6 +217,12 @@ def _vocabulary(config: DrafterConfig, coverage: float | None) -> str:
         return f"all {config.vocab_size:,} tokens"
     share = "" if coverage is None else f", {coverage:.1%} of the corpus"
     return f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens{share}"
+
+
+def _start(begun_with: str | None) -> str:
+    if begun_with is None:
+        return "random weights"
+    return f"a drafter that had learnt before, {code(f'sha256:{begun_with}')}"
 
 
 def _options(options: TrainOptions) -> str:

@@ -180,8 +180,8 @@ def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
     return counts
 
 
-def choose_vocabulary(counts: np.ndarray, size: int) -> tuple[np.ndarray, float]:
-    """The `size` most frequent tokens, in order of their ids, and the share of text they cover.
+def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
+    """The `size` most frequent tokens, in order of their ids.
 
     Raises BadInputError for more tokens than the vocabulary has.
     """
@@ -189,5 +189,9 @@ def choose_vocabulary(counts: np.ndarray, size: int) -> tuple[np.ndarray, float]
         raise BadInputError(
             f"--draft-vocab is {size}; the target's vocabulary has {len(counts)} tokens"
         )
-    chosen = np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
-    return chosen, float(counts[chosen].sum() / max(1, counts.sum()))
+    return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
+
+
+def covered(counts: np.ndarray, tokens: np.ndarray) -> float:
+    """The share of a text's tokens, counted in `counts` [V], that are among `tokens`."""
+    return float(counts[tokens].sum() / max(1, counts.sum()))

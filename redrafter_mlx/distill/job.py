@@ -89,6 +89,7 @@ class TrainingJob:
     learn_prompts: learn what the target expects along the prompts too
     timed:         held-out questions on which the drafter is timed at the end
     bits:          quantise the drafter's weights to so many when saving
+    start:         the folder of a drafter of the same form that goes on learning; None begins anew
     """
 
     model: str
@@ -109,6 +110,7 @@ class TrainingJob:
     training: TrainOptions = field(default_factory=TrainOptions)
     timed: int = 8
     bits: int | None = None
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         for name in ("answer_tokens", "cache_bytes"):

@@ -22,25 +22,19 @@ from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.card import write_card
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.estimate import Estimate, estimate
-from redrafter_mlx.distill.examples import Examples, choose_vocabulary, count_tokens, places
+from redrafter_mlx.distill.examples import Examples, count_tokens, covered, places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.foreign import Foreign
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.learner import (
-    context_size,
-    embedding_size,
-    initialise,
-    prepare_borrowed,
-)
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import draw_plots
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Labels
 from redrafter_mlx.distill.speed import measure_speed
+from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
 from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
 from redrafter_mlx.distill.training_report import CorpusReport, MeasuredRow, TrainingReport
 from redrafter_mlx.distill.workers import CorpusJob, CorpusSize, write_corpus
-from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.drafter_files import load_drafter, save_drafter
 from redrafter_mlx.errors import BadInputError
@@ -98,7 +92,8 @@ class TrainingRun:
         )
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self.corpus: CorpusSize | None = None
-        self.coverage = 1.0
+        self.begun_with = None if job.start is None else check_start(job.start, self.config)
+        self.coverage: float | None = None
 
     @property
     def workers(self) -> int:
@@ -140,19 +135,15 @@ class TrainingRun:
         learnt, held_out = self._split(self.corpus.blocks)
         config = self.config
         mx.random.seed(job.training.seed)
-        drafter = Drafter(config)
         counts = count_tokens(learnt, target.vocab_size)
         paths = [self.corpus_job.path(block) for block in range(self.corpus.blocks)]
         learnt += [read for path in paths for read in self.extras.foreign_shards(path)]
+        if job.start is None:
+            drafter = fresh_drafter(config, target, counts, self.extras.load(learnt[0]))
+        else:
+            drafter = taught_drafter(job.start, config, target)
         if config.draft_vocab_size is not None:
-            chosen, self.coverage = choose_vocabulary(counts, config.draft_vocab_size)
-            drafter.draft_vocab = mx.array(chosen)
-        first = self.extras.load(learnt[0])
-        seen = places(first, job.training.draft_length).states
-        initialise(drafter, context_size(seen), embedding_size(target, counts))
-        if config.borrowed_layers:
-            prepare_borrowed(drafter, target, [*first[0].prompt, *first[0].answer.tolist()])
-        mx.eval(drafter.parameters())
+            self.coverage = covered(counts, np.array(drafter.draft_vocab))
         job.output.mkdir(parents=True, exist_ok=True)
         examples = Examples(
             tuple(learnt),
@@ -245,7 +236,8 @@ class TrainingRun:
             measured=measured,
             protocol=f"{job.timed} held-out prompts, {_MEASURED_TOKENS} tokens each, greedy; "
             f"medians, interleaved with plain decoding",
-            coverage=self.coverage if job.form.draft_vocab else None,
+            coverage=self.coverage,
+            begun_with=self.begun_with,
         )
 
     @property
@@ -277,6 +269,7 @@ class TrainingRun:
             "read": [foreign.folder for foreign in self.extras.foreign],
             "drafter": config.to_dict(),
             "training": self.job.training.to_dict(),
+            "begun_with": self.begun_with,
         }
 
 

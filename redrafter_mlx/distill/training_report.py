@@ -61,6 +61,7 @@ class TrainingReport:
     machine:  the chip and the system, on which it was trained and measured
     coverage: share of the corpus inside the draft vocabulary, None if all tokens can be drafted
     seconds:  of training, without writing the corpus
+    begun_with: digest of the weights that training began with, None for a fresh drafter
     protocol: how `measured` was measured: which questions, how many tokens, how they were chosen
     """
 
@@ -76,6 +77,7 @@ class TrainingReport:
     measured: Sequence[MeasuredRow]
     protocol: str
     coverage: float | None = None
+    begun_with: str | None = None
 
 
 def verdict(measured: Sequence[MeasuredRow]) -> str:

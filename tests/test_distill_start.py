@@ -1,0 +1,64 @@
+"""What training begins with: a drafter's own weights, form and vocabulary, or a clear refusal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx.utils import tree_flatten
+from tiny import random_drafter, random_model
+
+from redrafter_mlx.distill.start import check_start, taught_drafter
+from redrafter_mlx.drafter_files import WEIGHTS, read_config, save_drafter
+from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.target import Target
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> Path:
+    drafter = random_drafter(seed=4, head="tied", draft_vocab_size=50, target_fingerprint="mine")
+    save_drafter(drafter, tmp_path / "given", dtype=mx.float16)
+    return tmp_path / "given"
+
+
+def test_what_was_learnt_is_kept(given: Path) -> None:
+    drafter = taught_drafter(given, read_config(given), Target(random_model()))
+    stored = mx.load(str(given / WEIGHTS))
+    mine = dict(tree_flatten(drafter.parameters()))
+    assert set(mine) == set(stored)
+    for name, array in mine.items():
+        assert mx.array_equal(array, stored[name].astype(array.dtype)), name
+        assert array.dtype == (mx.int32 if name == "draft_vocab" else mx.float32)
+    assert "draft_vocab" not in dict(tree_flatten(drafter.trainable_parameters()))
+
+
+def test_the_shape_it_is_used_with_and_its_targets_name_may_differ(given: Path) -> None:
+    wanted = replace(read_config(given), beam_width=1, beam_length=2, target="elsewhere")
+    assert len(check_start(given, wanted)) == 64
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("rnn", False), ("draft_vocab_size", 60), ("context_layers", (1,)), ("head", "own")],
+)
+def test_another_form_is_refused_by_name(given: Path, key: str, value: object) -> None:
+    wanted = replace(read_config(given), **{key: value})  # type: ignore[arg-type]
+    with pytest.raises(MismatchError, match=f"has {key} "):
+        check_start(given, wanted)
+
+
+def test_another_target_is_refused(given: Path) -> None:
+    wanted = replace(read_config(given), target_fingerprint="another")
+    with pytest.raises(MismatchError, match="was trained for"):
+        taught_drafter(given, wanted, Target(random_model()))
+
+
+def test_a_folder_without_a_drafter_is_refused(given: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="no drafter at"):
+        check_start(tmp_path / "nothing", read_config(given))
+    wanted = read_config(given)
+    (given / WEIGHTS).unlink()
+    with pytest.raises(DamagedFileError, match="is missing"):
+        check_start(given, wanted)
