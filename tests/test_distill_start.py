@@ -6,11 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from tiny import random_drafter, random_model
 
-from redrafter_mlx.distill.start import check_start, taught_drafter
+from redrafter_mlx.distill.examples import places
+from redrafter_mlx.distill.loss import draft_logits
+from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
+from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter_files import WEIGHTS, read_config, save_drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target import Target
@@ -21,6 +25,17 @@ def given(tmp_path: Path) -> Path:
     drafter = random_drafter(seed=4, head="tied", draft_vocab_size=50, target_fingerprint="mine")
     save_drafter(drafter, tmp_path / "given", dtype=mx.float16)
     return tmp_path / "given"
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "cohere"])
+def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
+    """Logits of the size of a language model's, whatever the size of the target's weights."""
+    target = Target(random_model(name))
+    config = random_drafter(head="tied", draft_vocab_size=50).config
+    said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
+    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said)
+    for logits in draft_logits(drafter.bind(target), places(said, 2).batch(0, 20)):
+        assert 1.0 < mx.std(logits).item() < 4.0
 
 
 def test_what_was_learnt_is_kept(given: Path) -> None:

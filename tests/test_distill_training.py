@@ -71,7 +71,7 @@ def make_trainer(
         borrowed_layers=extras.borrowed,
         context_layers=extras.context,
     )
-    initialise(drafter, mx.ones((drafter.config.context_size,)), 0.2)
+    initialise(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
     examples = Examples(tuple(paths), extras, 3, options.batch, 3000, seed)
     held_out = places(said[:2], 3)
     output = folder / "out"

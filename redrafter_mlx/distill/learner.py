@@ -16,6 +16,10 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.target import Target
 
+_SPREAD = 2.0
+"""Of a fresh tied drafter's logits. The factors of a norm grow slowly, by no more than the learning
+rate a step: begun far below what they end at, they hold all the rest back."""
+
 _NORM_SHARE = 0.3
 """Of the target's last norm, for a start: a drafter is less sure than the target."""
 
@@ -73,14 +77,17 @@ class Learner:
         )
 
 
-def initialise(drafter: Drafter, context_rms: mx.array, embedding_rms: float) -> None:
-    """Scale a fresh drafter's inputs to unit size, by their weights.
+def initialise(
+    drafter: Drafter, context_rms: mx.array, embedding_rms: float, logit_rms: float
+) -> None:
+    """Scale a fresh drafter's inputs to unit size, by their weights, and a tied head's logits.
 
     A target's hidden states have a few coordinates far larger than the rest, and its embeddings
     are small; left as they are, the first would drown the others.
 
-    Shapes:
+    Args:
       context_rms: [C], of the hidden states, coordinate by coordinate
+      logit_rms: of what a tied output layer makes of inputs of unit size
     """
     D = drafter.config.hidden_size
     unit = 1 / mx.maximum(context_rms, 1e-6)
@@ -100,7 +107,7 @@ def initialise(drafter: Drafter, context_rms: mx.array, embedding_rms: float) ->
     if drafter.config.rnn:
         drafter.rnn_w.weight = drafter.rnn_w.weight / embedding_rms
     if drafter.config.head == "tied":
-        drafter.output_norm.weight = mx.full((D,), 0.2)
+        drafter.output_norm.weight = mx.full((D,), _SPREAD / logit_rms)
 
 
 def context_size(states: np.ndarray) -> mx.array:
@@ -112,6 +119,13 @@ def embedding_size(target: Target, counts: np.ndarray) -> float:
     """The root mean square of the embeddings of the tokens with a count [V] above 0."""
     embedded = target.embedding(mx.array(np.flatnonzero(counts))).astype(mx.float32)
     return _number(mx.sqrt(mx.mean(mx.square(embedded))))
+
+
+def logit_size(target: Target, tokens: mx.array | None) -> float:
+    """The root mean square of the target's logits of `tokens` for random inputs of unit size."""
+    drawn = mx.random.normal((64, target.hidden_size), key=mx.random.key(0)).astype(target.dtype)
+    logits = target.output_rows(tokens)(drawn).astype(mx.float32)
+    return _number(mx.sqrt(mx.mean(mx.square(logits))))
 
 
 def prepare_borrowed(drafter: Drafter, target: Target, text: list[int]) -> None:

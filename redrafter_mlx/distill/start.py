@@ -16,6 +16,7 @@ from redrafter_mlx.distill.learner import (
     context_size,
     embedding_size,
     initialise,
+    logit_size,
     prepare_borrowed,
 )
 from redrafter_mlx.drafter import Drafter
@@ -62,7 +63,10 @@ def fresh_drafter(
     if config.draft_vocab_size is not None:
         drafter.draft_vocab = mx.array(choose_vocabulary(counts, config.draft_vocab_size))
     seen = places(texts, 1).states
-    initialise(drafter, context_size(seen), embedding_size(target, counts))
+    tokens = None if config.draft_vocab_size is None else drafter.draft_vocab
+    initialise(
+        drafter, context_size(seen), embedding_size(target, counts), logit_size(target, tokens)
+    )
     if config.borrowed_layers:
         prepare_borrowed(drafter, target, [*texts[0].prompt, *texts[0].answer.tolist()])
     mx.eval(drafter.parameters())
