@@ -92,7 +92,9 @@ def initialise(
     D = drafter.config.hidden_size
     unit = 1 / mx.maximum(context_rms, 1e-6)
     if drafter.config.context_layers:
-        drafter.context_proj.weight = drafter.context_proj.weight * unit
+        # The last state as it is, the layers' inputs not yet: that much is sure to help.
+        last = mx.concatenate([mx.zeros((D, unit.size - D)), mx.eye(D)], axis=1)
+        drafter.context_proj.weight = last * unit
         unit = mx.ones((D,))
     scale = mx.concatenate([unit, mx.ones((D,))])
     if drafter.config.exit_dim != 2 * D:
