@@ -45,6 +45,8 @@ class Drafter(nn.Module):
         self.config = config
         D, E = config.hidden_size, config.exit_dim
         if config.context_layers:
+            self.context_scale = mx.ones((config.context_size,))
+            self.freeze(recurse=False, keys=["context_scale"])
             self.context_proj = nn.Linear(config.context_size, D)
         if 2 * D != E:
             self.input_proj = nn.Linear(2 * D, E)
@@ -77,6 +79,8 @@ class Drafter(nn.Module):
         fresh = Drafter.stored_as(self.config)
         if self.config.draft_vocab_size is not None:
             fresh.draft_vocab = self.draft_vocab
+        if self.config.context_layers:
+            fresh.context_scale = self.context_scale
         fresh.set_dtype(dtype)
         fresh.eval()
         return fresh
@@ -85,7 +89,7 @@ class Drafter(nn.Module):
         """The target's hidden states [..., C] as what drafts are conditioned on [..., D]."""
         if not self.config.context_layers:
             return context
-        read: mx.array = self.context_proj(context)
+        read: mx.array = self.context_proj(context * self.context_scale)
         return read
 
     def advance(self, state: mx.array, embedding: mx.array) -> mx.array:

@@ -94,7 +94,7 @@ def initialise(
     if drafter.config.context_layers:
         # The last state as it is, the layers' inputs not yet: that much is sure to help.
         last = mx.concatenate([mx.zeros((D, unit.size - D)), mx.eye(D)], axis=1)
-        drafter.context_proj.weight = last * unit
+        drafter.context_scale, drafter.context_proj.weight = unit, last
         unit = mx.ones((D,))
     scale = mx.concatenate([unit, mx.ones((D,))])
     if drafter.config.exit_dim != 2 * D:
