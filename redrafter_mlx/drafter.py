@@ -46,7 +46,7 @@ class Drafter(nn.Module):
         D, E = config.hidden_size, config.exit_dim
         if config.context_layers:
             self.context_scale = mx.ones((config.context_size,))
-            self.freeze(recurse=False, keys=["context_scale"])
+            self.freeze(recurse=False, keys=["context_scale"])  # it comes from the corpus
             self.context_proj = nn.Linear(config.context_size, D)
         if 2 * D != E:
             self.input_proj = nn.Linear(2 * D, E)

@@ -38,6 +38,20 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
         assert 1.0 < mx.std(logits).item() < 4.0
 
 
+def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
+    target = Target(random_model()).reading((0, 1))
+    config = random_drafter(head="tied", context_layers=(0, 1)).config
+    said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
+    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said)
+    contexts = mx.array(places(said, 1).states).astype(mx.float32)
+    read, last = drafter.read(contexts), contexts[:, -target.hidden_size :]
+    unit = mx.sqrt(mx.mean(mx.square(last), axis=0))
+    assert mx.allclose(read, last / unit, atol=1e-3)
+    assert "context_scale" not in dict(tree_flatten(drafter.trainable_parameters()))
+    cheap = drafter.untrained(mx.float32)
+    assert mx.array_equal(cheap.context_scale, drafter.context_scale)
+
+
 def test_what_was_learnt_is_kept(given: Path) -> None:
     drafter = taught_drafter(given, read_config(given), Target(random_model()))
     stored = mx.load(str(given / WEIGHTS))

@@ -80,10 +80,12 @@ class Learner:
 def initialise(
     drafter: Drafter, context_rms: mx.array, embedding_rms: float, logit_rms: float
 ) -> None:
-    """Scale a fresh drafter's inputs to unit size, by their weights, and a tied head's logits.
+    """Scale a fresh drafter's inputs to unit size, and a tied head's logits.
 
     A target's hidden states have a few coordinates far larger than the rest, and its embeddings
-    are small; left as they are, the first would drown the others.
+    are small; left as they are, the first would drown the others. The paper's form is scaled by its
+    weights. What context layers read is far more uneven, and has a scale of its own: a weight that
+    is a thousandth would be thrown about by every step of the optimiser.
 
     Args:
       context_rms: [C], of the hidden states, coordinate by coordinate
@@ -94,8 +96,8 @@ def initialise(
     if drafter.config.context_layers:
         # The last state as it is, the layers' inputs not yet: that much is sure to help.
         last = mx.concatenate([mx.zeros((D, unit.size - D)), mx.eye(D)], axis=1)
-        drafter.context_scale, drafter.context_proj.weight = unit, last
-        unit = mx.ones((D,))
+        drafter.context_scale, unit = unit, mx.ones((D,))
+        drafter.context_proj.weight, drafter.context_proj.bias = last, mx.zeros((D,))
     scale = mx.concatenate([unit, mx.ones((D,))])
     if drafter.config.exit_dim != 2 * D:
         drafter.input_proj.weight = drafter.input_proj.weight * scale
