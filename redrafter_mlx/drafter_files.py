@@ -55,18 +55,28 @@ def load_drafter(
     """
     config = read_config(folder)
     check_target(config, target.hidden_size, target.vocab_size)
-    trained_for, present = config.target_fingerprint, target_fingerprint
-    if trained_for is not None and present is not None and trained_for != present:
-        raise MismatchError(
-            f"{folder} was trained for {config.target or 'another target'} ({trained_for}), not "
-            f"for {target_name or 'this target'} ({present})"
-        )
+    check_trained_for(config, folder, target_name, target_fingerprint)
     drafter = Drafter.stored_as(config)
     _load_weights(drafter, Path(folder) / WEIGHTS)
     drafter.set_dtype(target.dtype)
     drafter.eval()
     mx.eval(drafter.parameters())
     return drafter
+
+
+def check_trained_for(
+    config: DrafterConfig, folder: str | Path, name: str | None, fingerprint: str | None
+) -> None:
+    """Raises MismatchError, naming both, if the drafter was trained for another target.
+
+    name, fingerprint: of the target that is present; without a fingerprint nothing is known
+    """
+    trained_for = config.target_fingerprint
+    if trained_for is not None and fingerprint is not None and trained_for != fingerprint:
+        raise MismatchError(
+            f"{folder} was trained for {config.target or 'another target'} ({trained_for}), not "
+            f"for {name or 'this target'} ({fingerprint})"
+        )
 
 
 def save_drafter(drafter: Drafter, folder: str | Path, *, dtype: mx.Dtype | None = None) -> None:

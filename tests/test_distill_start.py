@@ -53,7 +53,7 @@ def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
 
 
 def test_what_was_learnt_is_kept(given: Path) -> None:
-    drafter = taught_drafter(given, read_config(given), Target(random_model()))
+    drafter = taught_drafter(given, Target(random_model()))
     stored = mx.load(str(given / WEIGHTS))
     mine = dict(tree_flatten(drafter.parameters()))
     assert set(mine) == set(stored)
@@ -78,10 +78,10 @@ def test_another_form_is_refused_by_name(given: Path, key: str, value: object) -
         check_start(given, wanted)
 
 
-def test_another_target_is_refused(given: Path) -> None:
+def test_another_target_is_refused_before_anything_is_written(given: Path) -> None:
     wanted = replace(read_config(given), target_fingerprint="another")
     with pytest.raises(MismatchError, match="was trained for"):
-        taught_drafter(given, wanted, Target(random_model()))
+        check_start(given, wanted)
 
 
 def test_a_folder_without_a_drafter_is_refused(given: Path, tmp_path: Path) -> None:

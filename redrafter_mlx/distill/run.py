@@ -141,7 +141,7 @@ class TrainingRun:
         if job.start is None:
             drafter = fresh_drafter(config, target, counts, self.extras.load(learnt[0]))
         else:
-            drafter = taught_drafter(job.start, config, target)
+            drafter = taught_drafter(job.start, target)
         if config.draft_vocab_size is not None:
             self.coverage = covered(counts, np.array(drafter.draft_vocab))
         job.output.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from redrafter_mlx.distill.learner import (
 )
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.drafter_files import WEIGHTS, load_drafter, read_config
+from redrafter_mlx.drafter_files import WEIGHTS, check_trained_for, load_drafter, read_config
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target import Target
 
@@ -36,9 +36,10 @@ def check_start(folder: Path, wanted: DrafterConfig) -> str:
 
     Raises:
       ModelNotFoundError, DamagedFileError: as `read_config`
-      MismatchError: naming the key in which their forms differ
+      MismatchError: naming the key in which their forms differ, or the target it was trained for
     """
     given = read_config(folder)
+    check_trained_for(given, folder, wanted.target, wanted.target_fingerprint)
     for key in (field.name for field in fields(DrafterConfig) if field.name not in _NOT_FORM):
         if getattr(given, key) != getattr(wanted, key):
             raise MismatchError(
@@ -73,14 +74,9 @@ def fresh_drafter(
     return drafter
 
 
-def taught_drafter(folder: Path, config: DrafterConfig, target: Target) -> Drafter:
-    """The drafter in a folder, to go on learning; see `load_drafter` for errors."""
-    drafter = load_drafter(
-        folder,
-        target,
-        target_name=config.target,
-        target_fingerprint=config.target_fingerprint,
-    )
+def taught_drafter(folder: Path, target: Target) -> Drafter:
+    """The drafter in a folder, which `check_start` let pass, to go on learning."""
+    drafter = load_drafter(folder, target)
     drafter.set_dtype(mx.float32)
     drafter.train()
     mx.eval(drafter.parameters())
