@@ -47,7 +47,9 @@ _BURST = 0.02
 _MOST_CALLS = 8
 
 _MOST_ROUNDS = 9
-_STEPS = 8
+
+_REST = 3, 5
+"""Rounds, and steps in each, that tell what a step takes beyond its parts."""
 
 
 class _Extent(NamedTuple):
@@ -138,8 +140,10 @@ def measure(
         chain_rest=0.0,
         drafted_rest=0.0,
         spread=spread,
+        tries=1,
     )
-    return _with_rest(curves, target, proposer, widest, _STEPS if extent.rounds else 2)
+    rounds, steps = _REST if extent.rounds else (1, 2)
+    return _with_rest(curves, target, proposer, widest, rounds, steps)
 
 
 def random_tree(rows: int, vocab: int) -> TokenTree:
@@ -217,16 +221,34 @@ def _interleaved(
 
 
 def _with_rest(
-    curves: CostCurves, target: Target, proposer: Proposer, widest: int, steps: int
+    curves: CostCurves, target: Target, proposer: Proposer, widest: int, rounds: int, steps: int
 ) -> CostCurves:
-    """The curves with what a whole step of the loop takes beyond its measured parts."""
-    rest = []
+    """The curves with what a whole step of the loop takes beyond its parts.
+
+    A step and its parts are measured in turn, and compared within each round: the rest is small,
+    and the difference of times from different moments would be what the machine did meanwhile.
+    Plain steps hold least and those of several beams most, whatever a noisy machine says.
+    """
+    shapes = (PLAIN, BeamShape(1, 2), BeamShape(min(2, widest), 4))
+    cache = target.new_cache()
+    parts: list[list[Call]] = []
+    for shape in shapes:
+        rows = curves.plain_rows(SHORT_CONTEXT) if shape == PLAIN else shape.nodes
+        parts.append([_verification(target, cache, rows, SHORT_CONTEXT)])
+        if shape != PLAIN:
+            parts[-1].append(_drafting(target, proposer, shape))
+    found: list[list[float]] = [[] for _ in shapes]
     prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
-    for shape in (PLAIN, BeamShape(1, 2), BeamShape(min(2, widest), 4)):
-        decoder = Decoder(target, proposer, shape, SamplingParams(), curves.plain_rows)
-        step = step_seconds(decoder, prompt, steps)
-        rest.append(max(step - curves.step(shape, SHORT_CONTEXT), 0.0))
-    return replace(curves, plain_rest=rest[0], chain_rest=rest[1], drafted_rest=rest[2])
+    for _ in range(rounds):
+        for shape, calls, rest in zip(shapes, parts, found, strict=True):
+            decoder = Decoder(target, proposer, shape, SamplingParams(), curves.plain_rows)
+            step = step_seconds(decoder, prompt, steps)
+            with BLAS.threads_by_rows():
+                each = (statistics.median(_seconds(target, c, 1) for _ in range(3)) for c in calls)
+                rest.append(step - sum(each))
+    plain, chain, drafted = (max(statistics.median(rest), 0.0) for rest in found)
+    chain = max(plain, chain)
+    return replace(curves, plain_rest=plain, chain_rest=chain, drafted_rest=max(chain, drafted))
 
 
 def step_seconds(

@@ -19,10 +19,6 @@ from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.shape import WIDEST, ShapePolicy, candidates
 from redrafter_mlx.target import Target
 
-_BUSY = 0.5
-"""Where measurements of the same thing differ by a larger share, the machine was doing something
-else; such curves serve until the process ends."""
-
 _LISTEN_LENGTH = 5
 """Of the trees that tell how drafts fare; what lies deeper is carried on from there."""
 
@@ -54,9 +50,13 @@ class Tuning:
 
     @property
     def known(self) -> bool:
-        """Whether curves are at hand, so that nothing needs to be measured."""
+        """Whether curves are at hand, so that nothing needs to be measured.
+
+        Those that a busy machine gave an earlier process are not, until they are settled.
+        """
         if self._curves is None:
-            self._curves = saved_curves(self.setup)
+            saved = saved_curves(self.setup)
+            self._curves = saved if saved is not None and saved.settled else None
         return self._curves is not None
 
     def curves(
@@ -68,11 +68,12 @@ class Tuning:
         """
         with self._lock:
             if again or not self.known:
-                self._curves = measure(
+                fresh = measure(
                     self._target, self._proposer, self.setup, widest=self._widest, done=done
                 )
-                if self._curves.spread <= _BUSY:
-                    self._curves.save()
+                noisy = None if again else saved_curves(self.setup)
+                self._curves = fresh if noisy is None else noisy.or_quieter(fresh)
+                self._curves.save()
                 self._odds.clear()
             assert self._curves is not None
             return self._curves

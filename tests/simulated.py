@@ -41,6 +41,7 @@ def machine(
         chain_rest=1e-3,
         drafted_rest=1e-3,
         spread=0.02,
+        tries=1,
     )
 
 

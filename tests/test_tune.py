@@ -23,6 +23,7 @@ from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.costs import CostCurves, Setup, saved_curves
+from redrafter_mlx.decode import Decoder
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.lookup import Lookup
 from redrafter_mlx.measure import LENGTHS, ROWS, measure, random_tree, setup_of
@@ -247,13 +248,65 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
     assert (calls[3], calls[6]) == (1, 2)
 
 
-def test_what_a_busy_machine_says_is_not_kept(bench: Bench, model: nn.Module) -> None:
+def test_what_a_busy_machine_says_is_measured_again_by_the_next_processes(
+    bench: Bench, model: nn.Module
+) -> None:
+    """Three times at most, and the quietest is kept; within one process, once."""
+    kept = []
+    for spread in (0.8, 0.3, 0.4, 0.6):
+        bench.curves = replace(CHEAP, spread=spread)
+        redrafter = drafted(model)
+        for _ in range(2):
+            redrafter.generate(PROMPT, max_tokens=4)
+        assert redrafter.tuning is not None
+        saved = saved_curves(redrafter.tuning.setup)
+        assert saved is not None
+        kept.append((bench.asked, saved.spread, saved.tries))
+    assert kept == [(1, 0.8, 1), (2, 0.3, 2), (3, 0.3, 3), (3, 0.3, 3)]
+    assert redrafter.tuning.curves(again=True).spread == 0.6, "what was asked for counts"
+
+
+def test_what_a_quiet_machine_says_replaces_what_a_busy_one_said(
+    bench: Bench, model: nn.Module
+) -> None:
     bench.curves = replace(CHEAP, spread=0.8)
-    redrafter = drafted(model)
-    for _ in range(2):
-        redrafter.generate(PROMPT, max_tokens=4)
-    assert bench.asked == 1
-    assert drafted(model).will_measure(GenerationOptions())
+    drafted(model).generate(PROMPT, max_tokens=4)
+    bench.curves = CHEAP
+    drafted(model).generate(PROMPT, max_tokens=4)
+    assert not drafted(model).will_measure(GenerationOptions())
+    assert bench.asked == 2
+
+
+def test_the_rest_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every call takes longer than the one before; what a step takes beside it stays the same."""
+    target = Target(random_model())
+    honest, clock = target.verify, [0.0, 0.0]
+
+    def slower(tree, cache, length, bound):  # type: ignore[no-untyped-def]
+        clock[1] += 0.001
+        clock[0] += 1.0 + clock[1]
+        return honest(tree, cache, length, bound)
+
+    def tick() -> float:
+        return clock[0]
+
+    def step(decoder: Decoder, prompt: list[int], steps: int) -> float:
+        began, rows = clock[0], decoder.shape.nodes
+        cache = target.new_cache()
+        for _ in range(steps):
+            target.verify(random_tree(rows, 97), cache, mx.array([len(prompt)]), len(prompt))
+        return (clock[0] - began) / steps + (0.25 if rows == 1 else 0.5)
+
+    target.verify = slower  # type: ignore[method-assign]
+    monkeypatch.setattr(measure_module, "step_seconds", step)
+    monkeypatch.setattr(measure_module.time, "perf_counter", tick)
+    setup = setup_of(random_model(), target, None, "Lookup")
+    curves = measure(target, Lookup(), setup, widest=2, budget=0.5)
+    assert curves.plain_rest == pytest.approx(0.25, abs=0.02)
+    assert curves.chain_rest == pytest.approx(0.5, abs=0.02)
+    assert curves.drafted_rest == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.fixture
@@ -281,6 +334,15 @@ def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
     assert "times the speed of plain decoding" in out
     (kept,) = (tmp_path / "costs").glob("*.json")
     assert f"kept in {kept}" in out
+    assert "busy" not in out
+
+
+def test_tune_says_that_a_busy_machine_will_be_measured_again(
+    shell: Callable[..., int], bench: Bench, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bench.curves = replace(CHEAP, spread=0.5)
+    assert shell("tune") == 0
+    assert "the machine was busy; what decodes next measures again" in capsys.readouterr().out
 
 
 def test_tune_measures_again_only_when_told(
