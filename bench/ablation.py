@@ -52,7 +52,7 @@ FORMS = (
     Form("vocabulary-4k", "4,096 tokens can be drafted", ("--draft-vocab", "4096")),
     Form("vocabulary-16k", "16,384 tokens", ("--draft-vocab", "16384")),
     Form("vocabulary-all", "all tokens", ("--draft-vocab", "all")),
-    Form("context", "reads two more layers", ("--context", "auto")),
+    Form("last-state", "reads the last hidden state alone", ("--context", "none")),
     Form("borrow", "borrows two layers", ("--borrow", "auto")),
     CHOICES,
     Form("answers", "learns from the answers alone", ("--no-learn-prompts",)),

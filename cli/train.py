@@ -20,20 +20,20 @@ def command(
     read: to.Read = None,
     learn_prompts: to.LearnPrompts = True,
     answer_tokens: to.AnswerTokens = 2_000_000,
-    cache_bytes: to.CacheBytes = 20_000_000_000,
+    cache_bytes: to.CacheBytes = 40_000_000_000,
     workers: to.Workers = None,
     rnn: to.Rnn = True,
     layers: to.Layers = 2,
     exit_dim: to.ExitDim = None,
     head: to.Head = "tied",
     draft_vocab: to.DraftVocab = "8192",
-    context: to.Context = "none",
+    context: to.Context = "auto",
     borrow: to.Borrow = "none",
     drafter_bits: to.DrafterBits = None,
     paper: to.Paper = False,
     epochs: to.Epochs = 2.0,
     draft_length: to.DraftLength = 5,
-    batch: to.Batch = 1024,
+    batch: to.Batch = 256,
     accumulate: to.Accumulate = 1,
     learning_rate: to.LearningRate = 1e-3,
     soft_share: to.SoftShare = None,
@@ -70,7 +70,7 @@ def command(
         _layers("--context", context), _layers("--borrow", borrow),
     )  # fmt: skip
     if paper:
-        form = DrafterForm(rnn, layers, exit_dim, "own", None)
+        form = DrafterForm(rnn, layers, exit_dim, "own", None, context=())
     if soft_share is None:
         soft_share = 0.0 if data is not None and labels == "target" else 0.5
     job = TrainingJob(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,12 @@ from mlx_lm.utils import save_model
 from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.cli import main
+from redrafter_mlx.cli.train_screen import shortfall
 from redrafter_mlx.distill.corpus import load_shard
+from redrafter_mlx.distill.job import DrafterForm, TrainingJob
 from redrafter_mlx.distill.metrics import read_metrics
 from redrafter_mlx.distill.trainer import Evaluation, Step
+from redrafter_mlx.distill.workers import CorpusSize
 from redrafter_mlx.drafter_files import read_config
 from redrafter_mlx.load import load
 
@@ -141,7 +145,22 @@ def test_another_architecture_is_trained_for_by_the_same_command(
     stored = json.loads((output / "config.json").read_text())
     assert "draft_vocab_size" not in stored
     assert stored["head"] == "own"
+    assert "context_layers" not in stored
     assert load(qwen, output).drafting == "drafter"
+
+
+def test_a_corpus_that_the_disk_cut_short_says_so() -> None:
+    job = TrainingJob(model="any", output=Path("out"), answer_tokens=1000, cache_bytes=5000)
+    whole = CorpusSize(1, 1000, 0, 10, 4000, {})
+    cut = replace(whole, answer_tokens=900)
+    assert shortfall(whole, job) is None
+    given = replace(job, data=Path("given.jsonl"), labels="data")
+    assert shortfall(cut, given) is None
+    assert shortfall(cut, job) == (
+        "--cache-bytes 5000 holds no more of the 1000 asked for; without context layers it would"
+    )
+    alone = replace(job, form=DrafterForm(context=()))
+    assert shortfall(cut, alone) == "--cache-bytes 5000 holds no more of the 1000 asked for"
 
 
 def test_dry_run_says_sizes_and_writes_nothing(

@@ -31,7 +31,7 @@ class DrafterForm:
     exit_dim: int | None = None
     head: Head = "tied"
     draft_vocab: int | None = 8192
-    context: tuple[int, ...] | None = ()
+    context: tuple[int, ...] | None = None
     borrowed: tuple[int, ...] | None = ()
 
     def context_of(self, n_layers: int) -> tuple[int, ...]:
@@ -101,7 +101,7 @@ class TrainingJob:
     data: Path | None = None
     labels: Labels = "target"
     answer_tokens: int = 2_000_000
-    cache_bytes: int = 20_000_000_000
+    cache_bytes: int = 40_000_000_000
     workers: int | None = None
     read: Path | None = None
     learn_prompts: bool = True

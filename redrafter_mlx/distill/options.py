@@ -27,7 +27,7 @@ class TrainOptions:
 
     draft_length: int = 5
     epochs: float = 2.0
-    batch: int = 1024
+    batch: int = 256
     accumulate: int = 1
     learning_rate: float = 1e-3
     warmup_share: float = 0.05
