@@ -31,7 +31,7 @@ def command(
     borrow: to.Borrow = "none",
     drafter_bits: to.DrafterBits = None,
     paper: to.Paper = False,
-    epochs: to.Epochs = 2.0,
+    epochs: to.Epochs = 4.0,
     draft_length: to.DraftLength = 5,
     batch: to.Batch = 256,
     accumulate: to.Accumulate = 1,

@@ -26,7 +26,7 @@ from redrafter_mlx.load import load
 
 SMALL = [
     "--answer-tokens", "4000", "--batch", "32", "--draft-vocab", "100", "--draft-length", "3",
-    "--evaluations", "2", "--workers", "1", "--layers", "1",
+    "--evaluations", "2", "--workers", "1", "--layers", "1", "--epochs", "2",
     "--timed-questions", "1", "--borrow", "auto", "--context", "0,1",
 ]  # fmt: skip
 

@@ -26,7 +26,7 @@ class TrainOptions:
     """
 
     draft_length: int = 5
-    epochs: float = 2.0
+    epochs: float = 4.0
     batch: int = 256
     accumulate: int = 1
     learning_rate: float = 1e-3
