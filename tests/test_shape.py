@@ -112,7 +112,7 @@ def papers_machine(chip: str, dtype: str) -> tuple[CostCurves, dict[tuple[int, i
         drafting.append((*key, step - call))
     base = machine(lambda _: 1e3 * call)
     curves = CostCurves(
-        base.setup, 66, 266, base.short, base.short, tuple(drafting), 0.0, 0.0, 0.0, 0.02
+        base.setup, 66, 266, base.short, base.short, tuple(drafting), 0.0, 0.0, 0.0, 0.02, 1
     )
     return curves, tokens
 
@@ -332,7 +332,7 @@ def test_the_context_is_looked_at_too() -> None:
     base = machine(lambda rows: 20 + 0.1 * rows)
     curves = CostCurves(
         base.setup, 128, 2048, base.short,
-        tuple((r, s + 0.02 * r) for r, s in base.short), base.draft, 0.0, 0.0, 0.0, 0.0,
+        tuple((r, s + 0.02 * r) for r, s in base.short), base.draft, 0.0, 0.0, 0.0, 0.0, 1,
     )  # fmt: skip
     tokens = acceptance(0.8, 0.95, 0.2)
     policy = ShapePolicy(curves, Known(candidates(curves), tokens))
