@@ -99,6 +99,10 @@ def main(
     ] = None,
     only: Annotated[str | None, typer.Option(help="Train these rows, and measure nothing.")] = None,
     timed: Annotated[int, typer.Option(help="Questions that decoding is timed on.")] = 8,
+    beam_length: Annotated[
+        int | None,
+        typer.Option(help="Time one beam of so many tokens, not the shapes chosen by themselves."),
+    ] = None,
 ) -> None:
     """Train a drafter of every form, compare them, and print the table as Markdown."""
     given = GIVEN if data is not None else ()
@@ -119,8 +123,11 @@ def main(
     said = ["--model", model, "--questions", str(questions)]
     quality: list[Quality] = json.loads(_printed("quality", *folders, *said, "--json"))["drafters"]
     drafters = [part for path in folders for part in ("--drafter", path)]
-    measured = _printed("bench", *drafters, *said, "--limit", str(timed), "--max-tokens", "64",
-                        "-r", "1", "--no-breakdown", "-o", "json")  # fmt: skip
+    one_beam = (
+        () if beam_length is None else ("--beam-width", "1", "--beam-length", f"{beam_length}")
+    )
+    how = ["--limit", str(timed), "--max-tokens", "64", "-r", "1", "--no-breakdown", "-o", "json"]
+    measured = _printed("bench", *drafters, *said, *one_beam, *how)
     speed: list[Speed] = json.loads(measured)["rows"]
     print(markdown_table(table(forms, folder, quality, speed)))
 

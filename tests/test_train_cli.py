@@ -255,12 +255,16 @@ def test_given_answers_are_learnt_as_they_stand_or_as_the_target_would_go_on(
     data = tmp_path / "data.jsonl"
     rows = [{"prompt": f"Say {i}", "response": f"I say {i}, as you wished."} for i in range(80)]
     data.write_text("\n".join(map(json.dumps, rows)))
+    steps = []
     for labels in ("data", "target"):
         output = tmp_path / labels
         given = ["train", "--model", str(model), "-o", str(output), "--data", str(data),
-                 "--labels", labels, *SMALL, "--answer-tokens", "1000"]  # fmt: skip
+                 "--labels", labels, *SMALL, "--answer-tokens", "1000",
+                 "--no-learn-prompts"]  # fmt: skip
         assert main.run(given) == 0
         assert read_config(output).draft_vocab_size == 100
+        steps.append(sum(isinstance(at.event, Step) for at in read_metrics(output)))
+    assert steps[0] == steps[1] > 20, "as many passes over as many places"
 
 
 def test_quality_gives_the_steps_of_decoding(

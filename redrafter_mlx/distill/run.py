@@ -20,7 +20,7 @@ from redrafter_mlx.chip import chip_name, system_name
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.card import write_card
-from redrafter_mlx.distill.corpus import Text
+from redrafter_mlx.distill.corpus import Text, summarise_shard
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, count_tokens, covered, places
 from redrafter_mlx.distill.extras import Extras
@@ -136,6 +136,7 @@ class TrainingRun:
         config = self.config
         mx.random.seed(job.training.seed)
         counts = count_tokens(learnt, target.vocab_size)
+        answered = sum(summarise_shard(path).answer_tokens for path in learnt)
         paths = [self.corpus_job.path(block) for block in range(self.corpus.blocks)]
         learnt += [read for path in paths for read in self.extras.foreign_shards(path)]
         if job.start is None:
@@ -159,7 +160,7 @@ class TrainingRun:
             examples,
             places(held_out, job.training.draft_length),
             job.training,
-            job.training.steps(int(counts.sum()) + self.corpus.read_tokens),
+            job.training.steps(answered + self.corpus.read_tokens),
             self._shapes,
             job.output,
             self._made_by(config),
