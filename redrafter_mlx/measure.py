@@ -205,7 +205,7 @@ def _interleaved(
     for case, call in cases.items():
         cold = _seconds(target, call, 1)
         once = _seconds(target, call, 1) if least else cold
-        calls[case] = max(1, min(_MOST_CALLS, int(_BURST / max(once, 1e-9))))
+        calls[case] = _at_once(once)
         if calls[case] == 1 or not least:  # as good as any measurement to come
             taken[case].append(once)
         tell(len(calls) / len(cases) / 2)
@@ -231,21 +231,22 @@ def _with_rest(
     """
     shapes = (PLAIN, BeamShape(1, 2), BeamShape(min(2, widest), 4))
     cache = target.new_cache()
-    parts: list[list[Call]] = []
+    parts: list[list[tuple[Call, int]]] = []
     for shape in shapes:
         rows = curves.plain_rows(SHORT_CONTEXT) if shape == PLAIN else shape.nodes
-        parts.append([_verification(target, cache, rows, SHORT_CONTEXT)])
+        calls = [_verification(target, cache, rows, SHORT_CONTEXT)]
         if shape != PLAIN:
-            parts[-1].append(_drafting(target, proposer, shape))
+            calls.append(_drafting(target, proposer, shape))
+        with BLAS.threads_by_rows():
+            parts.append([(call, _at_once(_seconds(target, call, 1))) for call in calls])
     found: list[list[float]] = [[] for _ in shapes]
     prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
     for _ in range(rounds):
-        for shape, calls, rest in zip(shapes, parts, found, strict=True):
+        for shape, beside, rest in zip(shapes, parts, found, strict=True):
             decoder = Decoder(target, proposer, shape, SamplingParams(), curves.plain_rows)
             step = step_seconds(decoder, prompt, steps)
             with BLAS.threads_by_rows():
-                each = (statistics.median(_seconds(target, c, 1) for _ in range(3)) for c in calls)
-                rest.append(step - sum(each))
+                rest.append(step - sum(_usual_seconds(target, *part) for part in beside))
     plain, chain, drafted = (max(statistics.median(rest), 0.0) for rest in found)
     chain = max(plain, chain)
     return replace(curves, plain_rest=plain, chain_rest=chain, drafted_rest=max(chain, drafted))
@@ -267,6 +268,16 @@ def step_seconds(
     for _ in decoder.run(decoder.target.new_cache(), 0, prompt, sequence_keys(0), finished):
         pass
     return statistics.median(b - a for a, b in pairwise(read[1:]))
+
+
+def _at_once(seconds: float) -> int:
+    """How many calls of so many seconds are on their way together."""
+    return max(1, min(_MOST_CALLS, int(_BURST / max(seconds, 1e-9))))
+
+
+def _usual_seconds(target: Target, call: Call, times: int) -> float:
+    """The median of three measurements."""
+    return statistics.median(_seconds(target, call, times) for _ in range(3))
 
 
 def _seconds(target: Target, call: Call, times: int) -> float:
