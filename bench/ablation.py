@@ -2,9 +2,10 @@
 
     python -m redrafter_mlx.bench.ablation --folder DIR --questions FILE [--data FILE] -- ...
 
-Everything behind `--` goes to every `redrafter-mlx train`; `redrafter-mlx quality` and
-`redrafter-mlx bench` then measure all of them in one run each. A drafter whose folder is finished
-is not trained again, and one that was interrupted goes on, so that the command can be repeated.
+Everything behind `--` goes to every `redrafter-mlx train`; `redrafter-mlx quality` then compares
+them, and it and `redrafter-mlx bench` time all of them in one run each. A drafter whose folder is
+finished is not trained again, one that was interrupted goes on, and what was found of one on the
+questions is kept beside it, so that the command can be repeated.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TextIO, TypedDict
+from typing import Annotated, TextIO, TypedDict, cast
 
 import typer
 
@@ -26,6 +27,7 @@ from redrafter_mlx.distill.card import CARD
 from redrafter_mlx.drafter_files import CONFIG, WEIGHTS, load_drafter, save_drafter
 from redrafter_mlx.load import load_target
 from redrafter_mlx.target import Target
+from redrafter_mlx.whole import write_whole
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,10 @@ def main(
     data: Annotated[
         Path | None, typer.Option(help="Given answers, for two rows that learn from them.")
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Train these rows, and measure nothing.")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Train these rows and try them on the questions, but time nothing."),
+    ] = None,
     timed: Annotated[int, typer.Option(help="Questions that decoding is timed on.")] = 8,
     beam_length: Annotated[
         int | None,
@@ -106,22 +111,22 @@ def main(
 ) -> None:
     """Train a drafter of every form, compare them, and print the table as Markdown."""
     given = GIVEN if data is not None else ()
-    wanted = [f for f in (*FORMS, *given) if only is None or f.name in only.split(",")]
+    wanted = _chosen((*FORMS, UNTRAINED, *given), only)
+    said = ["--model", model, "--questions", str(questions)]
+    found: list[Quality] = []
     for form in wanted:
-        common = train if form not in CHOICES_ALONE else _without(train, "--read")
-        arguments = [*common, *form.options]
-        if form in given:
-            assert data is not None
-            arguments = [*_without(arguments, "--prompts", "--own-prompts"),
-                         "--data", str(data), "--soft-share", "0"]  # fmt: skip
-        _train(model, folder / form.name, arguments)
+        path = folder / form.name
+        learnt = USUAL if form == UNTRAINED else form
+        _train(model, folder / learnt.name, _options(learnt, train, data))
+        if form == UNTRAINED:
+            _untrained(model, folder)
+        found.append(_quality(path, questions, said))
     if only is not None:
         return
-    _untrained(model, folder)
-    forms = [*FORMS, UNTRAINED, *given]
-    folders = [str(folder / form.name) for form in forms]
-    said = ["--model", model, "--questions", str(questions)]
-    quality: list[Quality] = json.loads(_printed("quality", *folders, *said, "--json"))["drafters"]
+    folders = [str(folder / form.name) for form in wanted]
+    drafting: list[Quality] = json.loads(
+        _printed("quality", *folders, *said, "--limit", "1", "--max-tokens", "8", "--json")
+    )["drafters"]
     drafters = [part for path in folders for part in ("--drafter", path)]
     one_beam = (
         () if beam_length is None else ("--beam-width", "1", "--beam-length", f"{beam_length}")
@@ -129,17 +134,23 @@ def main(
     how = ["--limit", str(timed), "--max-tokens", "64", "-r", "1", "--no-breakdown", "-o", "json"]
     measured = _printed("bench", *drafters, *said, *one_beam, *how)
     speed: list[Speed] = json.loads(measured)["rows"]
-    print(markdown_table(table(forms, folder, quality, speed)))
+    print(markdown_table(table(wanted, folder, found, drafting, speed)))
 
 
 def table(
     forms: Sequence[Form],
     folder: Path,
     quality: Sequence[Quality],
+    drafting: Sequence[Quality],
     speed: Sequence[Speed],
 ) -> TextTable:
-    """A row for each form, from what `quality` and `bench` printed."""
+    """A row for each form, from what `quality` and `bench` printed.
+
+    quality:  each drafter on all questions
+    drafting: all drafters in one run, for the times of their drafts
+    """
     found = {drafter["name"]: drafter for drafter in quality}
+    drafts = {drafter["name"]: drafter["draft_seconds"] for drafter in drafting}
     timed = {row["drafter"]: row for row in speed
              if row["category"] == WHOLE and row["method"] == "redrafter"}  # fmt: skip
     rows = []
@@ -152,7 +163,7 @@ def table(
                 f"{(path / WEIGHTS).stat().st_size / 1e6:.1f}",
                 *(f"{mine['tokens_per_step'][str(w)]:.2f}" for w in (1, 2, 3, 4)),
                 " ".join(f"{x:.0%}" for x in mine["top1"]),
-                *(f"{mine['draft_seconds'][str(w)] * 1e3:.0f}" for w in (1, 4)),
+                *(f"{drafts[str(path)][str(w)] * 1e3:.0f}" for w in (1, 4)),
                 f"{bench['tps']['median']:.1f}",
                 f"{bench['speedup']['median']:.2f}x",
             )
@@ -165,12 +176,43 @@ def table(
     )  # fmt: skip
 
 
+def _chosen(forms: Sequence[Form], only: str | None) -> list[Form]:
+    """The rows named in `only`, with commas between them; all of them for None."""
+    if only is None:
+        return list(forms)
+    known = {form.name: form for form in forms}
+    unknown = [name for name in only.split(",") if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"no row {unknown[0]!r}; choose of {', '.join(known)}")
+    return [form for form in forms if form.name in only.split(",")]
+
+
 def _train(model: str, folder: Path, options: Sequence[str]) -> None:
     """Train one drafter, unless it is finished; the card is the last of its files."""
     if (folder / CARD).exists():
         return
     _run("train", "--model", model, "--output", str(folder), *options, "--timed-questions", "0",
          stdout=sys.stderr)  # fmt: skip
+
+
+def _options(form: Form, train: Sequence[str], data: Path | None) -> list[str]:
+    """What `train` is told for a form, the common options `train` included."""
+    common = train if form not in CHOICES_ALONE else _without(train, "--read")
+    arguments = [*common, *form.options]
+    if form not in GIVEN:
+        return arguments
+    assert data is not None
+    return [*_without(arguments, "--prompts", "--own-prompts"),
+            "--data", str(data), "--soft-share", "0"]  # fmt: skip
+
+
+def _quality(path: Path, questions: Path, said: Sequence[str]) -> Quality:
+    """One drafter on all questions, kept beside its folder under the questions' name."""
+    kept = path.with_name(f"{path.name}-{questions.stem}.json")
+    if not kept.exists():
+        write_whole(kept, _printed("quality", str(path), *said, "--json"))
+    (found,) = json.loads(kept.read_text(encoding="utf-8"))["drafters"]
+    return cast(Quality, found)
 
 
 def _untrained(model: str, folder: Path) -> None:

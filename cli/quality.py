@@ -12,7 +12,7 @@ import typer
 from redrafter_mlx.bench.questions import OWN_QUESTIONS, choose_questions, read_questions
 from redrafter_mlx.bench.ranges import parse_integers
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import BeamShape, DType, check_choice
 from redrafter_mlx.errors import BadInputError
@@ -81,10 +81,13 @@ def command(
         ]
         eos = set(loaded.tokenizer.eos_token_ids)
         answers = answer_questions(target, prompts, eos, max_tokens)
-        found = [
-            quality_on(str(folder), drafter, target, answers, shapes)
-            for folder, drafter in zip(drafters, ready, strict=True)
-        ]
+    named = {str(folder): drafter for folder, drafter in zip(drafters, ready, strict=True)}
+    with progress_bars(f"{len(named)} drafters", describe_count) as progress:
+        found = []
+        for one in quality_on(named, target, answers, shapes):
+            found.append(one)
+            if progress is not None:
+                progress("measured", len(found), len(named))
     said = {
         "model": source.name,
         "questions": len(chosen),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -273,11 +274,15 @@ def test_quality_gives_the_steps_of_decoding(
     output = tmp_path / "drafter"
     assert main.run(arguments(model, prompts, output)) == 0
     capsys.readouterr()
-    given = ["quality", str(output), "--model", str(model), "--questions", str(prompts),
+    twin = shutil.copytree(output, tmp_path / "twin")
+    given = ["quality", str(output), str(twin), "--model", str(model), "--questions", str(prompts),
              "--limit", "3", "--beam-width", "2", "--max-tokens", "40"]  # fmt: skip
     assert main.run([*given, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    (row,) = said["drafters"]
+    row, other = said["drafters"]
+    assert [row["name"], other["name"]] == [str(output), str(twin)]
+    assert row["tokens_per_step"] == other["tokens_per_step"]
+    assert row["draft_seconds"]["2"] > 0 < other["draft_seconds"]["2"]
     drafted = load(model, output)
     steps = tokens = 0
     for line in prompts.read_text().splitlines()[:3]:

@@ -6,8 +6,9 @@ The target answers all questions together, once; every drafter is then walked al
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import median
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -32,7 +33,7 @@ class DrafterQuality:
     """One drafter on all questions.
 
     parameters:     of the drafter itself; a tied head has none of its own
-    draft_seconds:  of drafting one step, by beam width; the median of several
+    draft_seconds:  of drafting one step, by beam width; see `draft_seconds`
     """
 
     name: str
@@ -64,28 +65,47 @@ def answer_questions(
 
 
 def quality_on(
-    name: str,
-    drafter: Drafter,
+    drafters: Mapping[str, Drafter],
     target: Target,
     answers: Sequence[Text],
     shapes: Sequence[BeamShape],
-) -> DrafterQuality:
-    """Walk a drafter along the answers, and time its drafting for each shape."""
-    bound = drafter.bind(target)
-    answers = Extras.of(drafter.config).read(target, answers)
-    laid = places(answers, max(shape.length for shape in shapes) - 1)
-    given = _first_place(laid, target)
-    seconds: dict[int, float] = {}
-    for shape in shapes:
-        times = []
-        for _ in range(_TIMED):
-            began = time.perf_counter()
-            mx.eval(bound.propose(given, shape))
-            times.append(time.perf_counter() - began)
-        seconds[shape.width] = sorted(times)[_TIMED // 2]
-    parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
-    quality = measure_quality(bound, laid, target.vocab_size, shapes)
-    return DrafterQuality(name, parameters, quality, seconds)
+) -> Iterator[DrafterQuality]:
+    """Time the drafting of all by turns, then walk one after the other along the answers."""
+    seconds = draft_seconds(list(drafters.values()), target, answers[0], shapes)
+    for (name, drafter), timed in zip(drafters.items(), seconds, strict=True):
+        laid = _laid(drafter, target, answers, shapes)
+        trained = dict(tree_flatten(drafter.trainable_parameters())).values()
+        quality = measure_quality(drafter.bind(target), laid, target.vocab_size, shapes)
+        yield DrafterQuality(name, sum(a.size for a in trained), quality, timed)
+
+
+def draft_seconds(
+    drafters: Sequence[Drafter], target: Target, answer: Text, shapes: Sequence[BeamShape]
+) -> list[dict[int, float]]:
+    """What one step's drafts take each drafter behind `answer`'s first token, by beam width.
+
+    The median of several rounds; a machine's moods meet all of them alike.
+    """
+    ready = []
+    for drafter in drafters:
+        laid = _laid(drafter, target, [answer], shapes)
+        ready.append((drafter.bind(target), _first_place(laid, target)))
+    times: list[dict[int, list[float]]] = [{s.width: [] for s in shapes} for _ in ready]
+    for _ in range(_TIMED):
+        for (bound, given), mine in zip(ready, times, strict=True):
+            for shape in shapes:
+                began = time.perf_counter()
+                mx.eval(bound.propose(given, shape))
+                mine[shape.width].append(time.perf_counter() - began)
+    return [{width: median(taken) for width, taken in mine.items()} for mine in times]
+
+
+def _laid(
+    drafter: Drafter, target: Target, answers: Sequence[Text], shapes: Sequence[BeamShape]
+) -> Places:
+    """The places of `answers`, with what the drafter reads there."""
+    read = Extras.of(drafter.config).read(target, answers)
+    return places(read, max(shape.length for shape in shapes) - 1)
 
 
 def _first_place(laid: Places, target: Target) -> DraftInput:
