@@ -33,8 +33,9 @@ def command(
     paper: to.Paper = False,
     epochs: to.Epochs = 4.0,
     draft_length: to.DraftLength = 5,
-    batch: to.Batch = 256,
+    batch: to.Batch = 1024,
     accumulate: to.Accumulate = 1,
+    optimizer: to.Optimizer = "muon",
     learning_rate: to.LearningRate = 1e-3,
     soft_share: to.SoftShare = None,
     depth_decay: to.DepthDecay = 0.8,
@@ -56,13 +57,14 @@ def command(
     from redrafter_mlx.cli.train_screen import run_training
     from redrafter_mlx.distill.blocks import WritingOptions
     from redrafter_mlx.distill.job import DrafterForm, TrainingJob
-    from redrafter_mlx.distill.options import TrainOptions
+    from redrafter_mlx.distill.options import Optimizer, TrainOptions
     from redrafter_mlx.distill.reading import Labels
     from redrafter_mlx.drafter_config import Head
 
     check_choice("--dtype", dtype, DType)
     check_choice("--head", head, Head)
     check_choice("--labels", labels, Labels)
+    check_choice("--optimizer", optimizer, Optimizer)
     if own_prompts is None:
         own_prompts = 0.5 if prompts else 1.0
     form = DrafterForm(
@@ -94,6 +96,7 @@ def command(
             epochs=epochs,
             batch=batch,
             accumulate=accumulate,
+            optimizer=cast(Optimizer, optimizer),
             learning_rate=learning_rate,
             soft_share=soft_share,
             depth_decay=depth_decay,

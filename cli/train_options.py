@@ -194,8 +194,23 @@ Accumulate = Annotated[
     int,
     typer.Option("--accumulate", metavar="N", rich_help_panel=_TRAINING, help="Batches a step."),
 ]
+Optimizer = Annotated[
+    str,
+    typer.Option(
+        "--optimizer",
+        metavar="muon|adamw",
+        rich_help_panel=_TRAINING,
+        help="What moves the matrices; AdamW moves the rest.",
+    ),
+]
 LearningRate = Annotated[
-    float, typer.Option("--learning-rate", metavar="X", rich_help_panel=_TRAINING)
+    float,
+    typer.Option(
+        "--learning-rate",
+        metavar="X",
+        rich_help_panel=_TRAINING,
+        help="AdamW's highest; Muon's is in proportion.",
+    ),
 ]
 SoftShare = Annotated[
     float | None,

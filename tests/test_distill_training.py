@@ -90,7 +90,10 @@ def losses(trainer: Trainer, until: int | None = None) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"extras": Extras((0, 1), (1,))}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"accumulate": 2}, {"extras": Extras((0, 1), (1,))}, {"optimizer": "adamw"}],
+)
 def test_a_resumed_run_has_the_losses_of_the_unbroken_one(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:
@@ -216,6 +219,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         ({"batch": 0}, "batch is 0"),
         ({"soft_share": 1.5}, "soft_share is 1.5"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"optimizer": "sgd"}, "optimizer is .sgd.; choose one of muon, adamw"),
     ],
 )
 def test_bad_options_are_refused_by_name(changes: dict[str, object], said: str) -> None:

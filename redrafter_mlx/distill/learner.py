@@ -1,8 +1,8 @@
-"""One step of learning: losses of a few batches, their gradients, and AdamW."""
+"""One step of learning: losses of a few batches, their gradients, and a step of the optimiser."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import mlx.core as mx
@@ -12,6 +12,7 @@ import numpy as np
 from mlx.utils import tree_map
 
 from redrafter_mlx.distill.loss import Batch, distillation_loss, output_index
+from redrafter_mlx.distill.optimizer import drafter_optimizer
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.target import Target
@@ -37,11 +38,7 @@ class Learner:
         self._dtype = target.dtype
         self._outputs = output_index(self.bound, target.vocab_size)
         self._rows = target.output_rows(self.bound.tokens) if options.soft_share else None
-        self.optimizer = optim.AdamW(
-            learning_rate=_schedule(options, steps),
-            betas=[0.9, 0.95],
-            weight_decay=options.weight_decay,
-        )
+        self.optimizer = drafter_optimizer(options, drafter.config, steps)
         self.optimizer.init(drafter.trainable_parameters())
 
     def learn(self, batches: Sequence[Batch]) -> float:
@@ -145,16 +142,6 @@ def prepare_borrowed(drafter: Drafter, target: Target, text: list[int]) -> None:
     norm = target.norm_weight()
     if norm is not None:
         drafter.output_norm.weight = norm.astype(mx.float32) * _NORM_SHARE
-
-
-def _schedule(options: TrainOptions, steps: int) -> Callable[[mx.array], mx.array]:
-    """Warm-up, then a cosine down to a tenth."""
-    warmup = max(1, round(options.warmup_share * steps))
-    high = options.learning_rate
-    rise = optim.linear_schedule(high / warmup, high, warmup)
-    fall = optim.cosine_decay(high, max(1, steps - warmup), high / 10)
-    joined: Callable[[mx.array], mx.array] = optim.join_schedules([rise, fall], [warmup])
-    return joined
 
 
 def _number(scalar: mx.array) -> float:

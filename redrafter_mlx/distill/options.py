@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
+from typing import Literal
 
-from redrafter_mlx.config import refuse_unknown_keys
+from redrafter_mlx.config import check_choice, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError
+
+Optimizer = Literal["muon", "adamw"]
+"""What the drafter's matrices are moved by; see `drafter_optimizer`."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +21,9 @@ class TrainOptions:
     epochs:        passes over the corpus
     batch:         places in one forward and backward call
     accumulate:    such calls to one step of the optimiser
-    learning_rate: AdamW's highest; it warms up and falls along a cosine to a tenth
+    optimizer:     muon, with AdamW for all but matrices, or adamw for everything
+    learning_rate: AdamW's highest, and Muon's in proportion; they warm up and fall along a cosine
+                   to nothing
     soft_share:    of the loss, what is learnt from the target's probabilities; the rest from its
                    choices
     depth_decay:   weight of each depth relative to the one before
@@ -27,8 +33,9 @@ class TrainOptions:
 
     draft_length: int = 5
     epochs: float = 4.0
-    batch: int = 256
+    batch: int = 1024
     accumulate: int = 1
+    optimizer: Optimizer = "muon"
     learning_rate: float = 1e-3
     warmup_share: float = 0.05
     weight_decay: float = 0.01
@@ -43,6 +50,7 @@ class TrainOptions:
         for name in ("draft_length", "batch", "accumulate", "evaluations", "memory_bytes"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be at least 1")
+        check_choice("optimizer", self.optimizer, Optimizer)
         for name in ("epochs", "learning_rate", "clip", "depth_decay"):
             if not getattr(self, name) > 0:
                 raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be above 0")

@@ -1,0 +1,49 @@
+"""What a drafter's parameters are moved by: Muon for its matrices, AdamW for the rest.
+
+Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; mlx.optimizers.Muon) turns the
+running mean of a matrix's gradients into the nearest orthogonal matrix and moves by that, so that
+all directions are learnt at one speed. A step takes more time, and far fewer are needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mlx.core as mx
+import mlx.optimizers as optim
+
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.drafter_config import DrafterConfig
+
+_MUON = 20.0
+"""Muon's learning rate, of AdamW's. Its updates are orthogonal: in a matrix of a thousand rows
+their entries are some thirty times smaller than the signs that AdamW's are near to."""
+
+
+def drafter_optimizer(
+    options: TrainOptions, config: DrafterConfig, steps: int
+) -> optim.MultiOptimizer:
+    """The optimiser of one run of so many steps; an output layer of its own is AdamW's too."""
+    adamw = optim.AdamW(
+        learning_rate=_schedule(options, steps, options.learning_rate),
+        betas=[0.9, 0.95],
+        weight_decay=options.weight_decay,
+    )
+    muon = optim.Muon(
+        learning_rate=_schedule(options, steps, _MUON * options.learning_rate), weight_decay=0.0
+    )
+    output = f"lm_head.{config.num_draft_layers}.weight"
+
+    def others(name: str, parameter: mx.array) -> bool:
+        return options.optimizer == "adamw" or parameter.ndim != 2 or name == output
+
+    return optim.MultiOptimizer([adamw, muon], [others])
+
+
+def _schedule(options: TrainOptions, steps: int, high: float) -> Callable[[mx.array], mx.array]:
+    """Warm-up, then a cosine down to nothing."""
+    warmup = max(1, round(options.warmup_share * steps))
+    rise = optim.linear_schedule(high / warmup, high, warmup)
+    fall = optim.cosine_decay(high, max(1, steps - warmup))
+    joined: Callable[[mx.array], mx.array] = optim.join_schedules([rise, fall], [warmup])
+    return joined

@@ -1,0 +1,50 @@
+"""Muon for a drafter's matrices, AdamW for the rest."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.distill.examples import places
+from redrafter_mlx.distill.learner import Learner
+from redrafter_mlx.distill.options import Optimizer, TrainOptions
+from redrafter_mlx.drafter_config import Head
+from redrafter_mlx.target import Target
+from tests.test_distill_training import texts
+from tests.tiny import HIDDEN, random_drafter, random_model
+
+RATE = 1e-3
+
+
+def moved(head: Head, optimizer: Optimizer) -> dict[str, np.ndarray]:
+    """By how much one step of learning, all of it at the highest rate, moves each parameter."""
+    target = Target(random_model())
+    laid = places(texts(target, 4), 3)
+    drafter = random_drafter(seed=1, head=head, exit_dim=2 * HIDDEN)
+    before = {k: np.array(v) for k, v in tree_flatten(drafter.trainable_parameters())}
+    options = TrainOptions(
+        draft_length=3, soft_share=0.0, optimizer=optimizer, learning_rate=RATE, weight_decay=0.0
+    )
+    learner = Learner(drafter, target, options, 1)
+    learner.learn([laid.batch(0, len(laid))])
+    after = dict(tree_flatten(drafter.trainable_parameters()))
+    return {name: np.array(after[name]) - start for name, start in before.items()}
+
+
+@pytest.mark.parametrize("head", ["tied", "own"])
+def test_muon_moves_matrices_equally_in_all_directions_and_adamw_the_rest(head: Head) -> None:
+    ours, adamw = moved(head, "muon"), moved(head, "adamw")
+    matrices = [n for n, moves in ours.items() if moves.ndim == 2 and n != "lm_head.2.weight"]
+    assert len(matrices) == (5 if head == "tied" else 4)  # two blocks, the recurrence, output_proj
+    for name in matrices:
+        sizes, adamws = (np.linalg.svd(m[name], compute_uv=False) for m in (ours, adamw))
+        # Five Newton-Schulz iterations bring every direction that the gradients reach to about 1.
+        assert 0.6 < sizes[0] / (20 * RATE) < 1.3, name
+        quarter = len(sizes) // 4
+        assert sizes[quarter] > 0.6 * sizes[0], name
+        assert adamws[quarter] < 0.5 * adamws[0], name
+    for name in set(ours) - set(matrices):
+        np.testing.assert_allclose(ours[name], adamw[name], atol=1e-7, err_msg=name)
+        assert mx.any(mx.array(ours[name]) != 0), name
