@@ -156,6 +156,16 @@ def test_the_best_drafter_is_kept_and_loads(tmp_path: Path) -> None:
     assert drafter.config == read_config(tmp_path / "out")
 
 
+@pytest.mark.parametrize(("steps", "looks", "at"), [
+    (12, 3, [4, 8, 12]), (11, 3, [4, 7, 11]), (7, 2, [4, 7]), (3, 10, [1, 2, 3]),
+])  # fmt: skip
+def test_held_out_texts_are_looked_at_as_often_as_asked_and_at_the_end(
+    tmp_path: Path, steps: int, looks: int, at: list[int]
+) -> None:
+    trainer = make_trainer(tmp_path, steps=steps, evaluations=looks)
+    assert [e.step for e in trainer.run() if isinstance(e, Evaluation)] == at
+
+
 def test_the_order_of_batches_depends_on_seed_and_pass_alone(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     examples = trainer.examples

@@ -89,7 +89,8 @@ class Trainer:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Train to the end, or until `stop()`; the state is saved either way."""
-        every = max(1, self.steps // self.options.evaluations)
+        looks = self.options.evaluations
+        due = {max(1, round(self.steps * look / looks)) for look in range(1, looks + 1)}
         saved = time.monotonic()
         began, places = time.monotonic(), 0
         batches = self._batches()
@@ -99,7 +100,7 @@ class Trainer:
             places += self.options.batch * self.options.accumulate
             rate = places / max(time.monotonic() - began, 1e-9)
             yield Step(self._at.step, self.steps, loss, self.learner.learning_rate, rate)
-            if self._at.step % every == 0 or self._at.step == self.steps:
+            if self._at.step in due:
                 yield self._evaluate()
                 began, places = time.monotonic(), 0
             if time.monotonic() - saved > _SAVE_SECONDS:
