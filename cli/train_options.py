@@ -212,6 +212,15 @@ LearningRate = Annotated[
         help="AdamW's highest; Muon's is in proportion.",
     ),
 ]
+FinalRate = Annotated[
+    float,
+    typer.Option(
+        "--final-rate",
+        metavar="X",
+        rich_help_panel=_TRAINING,
+        help="What the learning rates fall to in the end, of their highest.",
+    ),
+]
 SoftShare = Annotated[
     float | None,
     typer.Option(

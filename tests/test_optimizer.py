@@ -48,3 +48,24 @@ def test_muon_moves_matrices_equally_in_all_directions_and_adamw_the_rest(head: 
     for name in set(ours) - set(matrices):
         np.testing.assert_allclose(ours[name], adamw[name], atol=1e-7, err_msg=name)
         assert mx.any(mx.array(ours[name]) != 0), name
+
+
+@pytest.mark.parametrize("final", [0.1, 0.0, 1.0])
+def test_rates_warm_up_and_fall_to_the_share_that_was_asked_for(final: float) -> None:
+    target = Target(random_model())
+    laid = places(texts(target, 2), 3)
+    options = TrainOptions(
+        draft_length=3, soft_share=0.0, learning_rate=RATE, warmup_share=0.2, final_rate=final
+    )
+    learner = Learner(random_drafter(seed=1), target, options, 20)
+    rates = []
+    for _ in range(25):  # beyond the end it stays there
+        learner.learn([laid.batch(0, len(laid))])
+        rates.append(learner.learning_rate)
+    top = rates.index(max(rates))
+    assert rates[0] < RATE / 2
+    assert 3 <= top <= 5
+    assert rates[: top + 1] == sorted(rates[: top + 1])
+    assert rates[top] == pytest.approx(RATE)
+    assert rates[top:] == sorted(rates[top:], reverse=True)
+    assert rates[-1] == pytest.approx(final * RATE)

@@ -41,9 +41,9 @@ def drafter_optimizer(
 
 
 def _schedule(options: TrainOptions, steps: int, high: float) -> Callable[[mx.array], mx.array]:
-    """Warm-up, then a cosine down to nothing."""
+    """Warm-up, then a cosine down to `final_rate`."""
     warmup = max(1, round(options.warmup_share * steps))
     rise = optim.linear_schedule(high / warmup, high, warmup)
-    fall = optim.cosine_decay(high, max(1, steps - warmup))
+    fall = optim.cosine_decay(high, max(1, steps - warmup), high * options.final_rate)
     joined: Callable[[mx.array], mx.array] = optim.join_schedules([rise, fall], [warmup])
     return joined

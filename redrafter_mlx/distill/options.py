@@ -23,7 +23,7 @@ class TrainOptions:
     accumulate:    such calls to one step of the optimiser
     optimizer:     muon, with AdamW for all but matrices, or adamw for everything
     learning_rate: AdamW's highest, and Muon's in proportion; they warm up and fall along a cosine
-                   to nothing
+    final_rate:    what they fall to, as a share of the highest
     soft_share:    of the loss, what is learnt from the target's probabilities; the rest from its
                    choices
     depth_decay:   weight of each depth relative to the one before
@@ -37,6 +37,7 @@ class TrainOptions:
     accumulate: int = 1
     optimizer: Optimizer = "muon"
     learning_rate: float = 1e-3
+    final_rate: float = 0.1
     warmup_share: float = 0.05
     weight_decay: float = 0.01
     clip: float = 1.0
@@ -54,7 +55,7 @@ class TrainOptions:
         for name in ("epochs", "learning_rate", "clip", "depth_decay"):
             if not getattr(self, name) > 0:
                 raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be above 0")
-        for name in ("soft_share", "warmup_share"):
+        for name in ("soft_share", "warmup_share", "final_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadInputError(f"{name} is {getattr(self, name)!r}; choose 0 to 1")
         if not self.weight_decay >= 0:
