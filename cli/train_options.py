@@ -13,14 +13,15 @@ Output = Annotated[
     Path, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")
 ]
 Prompts = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--prompts",
         metavar="FILE",
         rich_help_panel=_CORPUS,
         show_default=False,
         help="Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI "
-        "chat. The target answers them beside prompts that it writes itself.",
+        "chat. The target answers them beside prompts that it writes itself. Several times for "
+        "several files.",
     ),
 ]
 Data = Annotated[
@@ -62,6 +63,17 @@ Read = Annotated[
         show_default=False,
         help="Texts or conversations that the target only reads: what it expects at each of their "
         "tokens is learnt, which is several times faster than answers. In the same formats.",
+    ),
+]
+Without = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--without",
+        metavar="FILE",
+        rich_help_panel=_CORPUS,
+        show_default=False,
+        help="Questions that the drafter is to be measured with: a prompt with 13 words in a row "
+        "of one of them is left out, whoever wrote it. Several times for several files.",
     ),
 ]
 LearnPrompts = Annotated[

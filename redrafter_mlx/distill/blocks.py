@@ -19,6 +19,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER, loop_start
 from redrafter_mlx.distill.prompts import Conversation
+from redrafter_mlx.distill.reserved import LEFT_OUT, NOTHING, Reserved
 from redrafter_mlx.distill.writing import Written, write_answers, write_turns
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target import Target
@@ -76,13 +77,15 @@ class WritingOptions:
 class Writer:
     """The target, writing blocks of a corpus.
 
-    prompts: the user's own, none if the target writes all of them
+    prompts:  the user's own, none if the target writes all of them
+    reserved: questions that the target's own prompts must not be
     """
 
     target: Target
     tokenizer: TokenizerWrapper
     prompts: Sequence[Conversation]
     options: WritingOptions
+    reserved: Reserved = NOTHING
 
     @property
     def blocks(self) -> None:
@@ -250,6 +253,8 @@ class Writer:
                 text = self.tokenizer.decode(ids).strip()
                 if len(text) < 8 or text in seen:
                     left_out["prompt twice or empty"] += 1
+                elif self.reserved.holds(text):
+                    left_out[LEFT_OUT] += 1
                 else:
                     seen.add(text)
                     kept.append(text)

@@ -80,12 +80,13 @@ class TrainingJob:
 
     model, dtype, quantize, offline: as in `load_target`
     output:        the drafter's folder
-    prompts:       a file of the user's own prompts
+    prompts:       files of the user's own prompts
     data, labels:  a file of conversations with answers instead, and what is learnt from them
     answer_tokens: size of the corpus
     cache_bytes:   most that the corpus may take on disk
     workers:       writing processes; None is one on a GPU, one a core on a CPU
     read:          a file of texts that are only read
+    without:       files of questions that nothing is learnt from; see `Reserved`
     learn_prompts: learn what the target expects along the prompts too
     timed:         held-out questions on which the drafter is timed at the end
     bits:          quantise the drafter's weights to so many when saving
@@ -97,13 +98,14 @@ class TrainingJob:
     dtype: DType = "auto"
     quantize: int | None = None
     offline: bool = False
-    prompts: Path | None = None
+    prompts: tuple[Path, ...] = ()
     data: Path | None = None
     labels: Labels = "target"
     answer_tokens: int = 2_000_000
     cache_bytes: int = 40_000_000_000
     workers: int | None = None
     read: Path | None = None
+    without: tuple[Path, ...] = ()
     learn_prompts: bool = True
     writing: WritingOptions = field(default_factory=WritingOptions)
     form: DrafterForm = field(default_factory=DrafterForm)
@@ -117,7 +119,7 @@ class TrainingJob:
             if getattr(self, name) < 1:
                 raise BadInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         check_choice("labels", self.labels, Labels)
-        if self.prompts is not None and self.data is not None:
+        if self.prompts and self.data is not None:
             raise BadInputError("give --prompts or --data, not both")
         if self.data is not None and self.labels == "target" and self.training.soft_share > 0:
             raise BadInputError(

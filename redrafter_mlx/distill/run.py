@@ -6,7 +6,8 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
@@ -25,11 +26,12 @@ from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, count_tokens, covered, places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.foreign import Foreign
+from redrafter_mlx.distill.given import Given, read_given
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import draw_plots
-from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Labels
+from redrafter_mlx.distill.reserved import LEFT_OUT
 from redrafter_mlx.distill.speed import measure_speed
 from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
 from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
@@ -66,13 +68,10 @@ class TrainingRun:
     def __init__(self, job: TrainingJob, progress: Progress | None = None) -> None:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used."""
         self.job = job
-        file = job.prompts or job.data
-        self.conversations: list[Conversation] = read_conversations(file) if file else []
-        if job.data and not any(c.answers for c in self.conversations):
-            raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
+        self.given = read_given(job)
         foreign = [Foreign()] if job.learn_prompts and job.training.soft_share > 0 else []
-        if job.read is not None:
-            foreign.append(Foreign(tuple(read_conversations(job.read))))
+        if self.given.read is not None:
+            foreign.append(Foreign(self.given.read))
         self.loaded: LoadedTarget = load_target(
             job.model,
             dtype=job.dtype,
@@ -87,9 +86,7 @@ class TrainingRun:
         self.extras = Extras.of(self.config, foreign)
         self.target = target.reading(self.config.context_layers)
         labels = (job.labels, job.training.draft_length) if job.data else None
-        self.corpus_key = _key(
-            source.fingerprint, source.dtype, job.writing, self.conversations, labels
-        )
+        self.corpus_key = _key(source.fingerprint, source.dtype, job.writing, self.given, labels)
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self.corpus: CorpusSize | None = None
         self.begun_with = None if job.start is None else check_start(job.start, self.config)
@@ -105,9 +102,9 @@ class TrainingRun:
     def corpus_job(self) -> CorpusJob:
         job = self.job
         return CorpusJob(
-            job.model, job.dtype, job.quantize, tuple(self.conversations), job.writing, self.folder,
+            job.model, job.dtype, job.quantize, self.given.conversations, job.writing, self.folder,
             job.labels if job.data else None, job.training.draft_length,
-            self.extras,
+            self.extras, self.given.reserved,
         )  # fmt: skip
 
     def estimate(self) -> Estimate:
@@ -118,9 +115,11 @@ class TrainingRun:
     def write(self, progress: Callable[[CorpusSize], None] = lambda _: None) -> CorpusSize:
         """Stage one: the corpus, as far as it is not there yet."""
         job = self.job
-        self.corpus = write_corpus(
+        written = write_corpus(
             self.corpus_job, job.answer_tokens, job.cache_bytes, self.workers, progress
         )
+        left_out = Counter(written.left_out) + Counter({LEFT_OUT: self.given.left_out})
+        self.corpus = dataclasses.replace(written, left_out=left_out)
         if self.corpus.answer_tokens < min(job.answer_tokens, 2 * job.training.batch):
             raise BadInputError(
                 f"the corpus holds {self.corpus.answer_tokens} answer tokens in "
@@ -283,15 +282,17 @@ def _key(
     fingerprint: str,
     dtype: str,
     writing: WritingOptions,
-    conversations: list[Conversation],
+    given: Given,
     labels: tuple[Labels, int] | None,
 ) -> str:
     """A name for the corpus that these would make."""
-    said: Mapping[str, object] = {
+    said: dict[str, object] = {
         "target": fingerprint,
         "dtype": dtype,
         "writing": asdict(writing),
-        "conversations": [asdict(conversation) for conversation in conversations],
+        "conversations": [asdict(conversation) for conversation in given.conversations],
         "labels": labels,
     }
+    if given.reserved.runs:  # the prompts that the target writes are other ones then
+        said["reserved"] = sorted(given.reserved.runs)
     return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -28,6 +28,7 @@ from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_sha
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reading import Labels, Reader
+from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.load import load_target
 from redrafter_mlx.target import Target
@@ -44,6 +45,7 @@ class CorpusJob:
     conversations: prompts to answer; with `labels`, answers to read
     labels, length: as in `Reader`; without labels the target writes
     extras: what is kept beside the texts
+    reserved: questions that the target's own prompts must not be
     """
 
     model: str
@@ -55,11 +57,12 @@ class CorpusJob:
     labels: Labels | None = None
     length: int = 0
     extras: Extras = field(default_factory=Extras)
+    reserved: Reserved = NOTHING
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
         """What makes the blocks."""
         if self.labels is None:
-            return Writer(target, tokenizer, self.conversations, self.writing)
+            return Writer(target, tokenizer, self.conversations, self.writing, self.reserved)
         return Reader(target, tokenizer, self.conversations, self.labels, self.length)
 
     def path(self, block: int) -> Path:

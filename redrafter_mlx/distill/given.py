@@ -1,0 +1,45 @@
+"""The texts that a user gives to a training run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.prompts import Conversation, read_conversations
+from redrafter_mlx.distill.reserved import Reserved
+from redrafter_mlx.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a job's files hold.
+
+    conversations: prompts to answer, or conversations with finished answers
+    read:          texts that are only read; None without any
+    reserved:      questions that nothing is learnt from
+    left_out:      conversations and texts that were left out for that
+    """
+
+    conversations: tuple[Conversation, ...]
+    read: tuple[Conversation, ...] | None
+    reserved: Reserved
+    left_out: int
+
+
+def read_given(job: TrainingJob) -> Given:
+    """Raises BadInputError, in one line, for a file that cannot be used."""
+    files = job.prompts if job.data is None else (job.data,)
+    asked = [conversation for file in files for conversation in read_conversations(file)]
+    if job.data is not None and not any(c.answers for c in asked):
+        raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
+    read = [] if job.read is None else read_conversations(job.read)
+    reserved = Reserved.read(job.without)
+    conversations, texts = reserved.without(asked), reserved.without(read)
+    for given, kept in ((asked, conversations), (read, texts)):
+        if given and not kept:
+            raise BadInputError(
+                "nothing is left to learn from: all that was given is in the files of --without"
+            )
+    left_out = len(asked) + len(read) - len(conversations) - len(texts)
+    only_read = None if job.read is None else tuple(texts)
+    return Given(tuple(conversations), only_read, reserved, left_out)

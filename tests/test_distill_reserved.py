@@ -1,0 +1,93 @@
+"""Questions that a drafter is measured with stay out of what it learns from."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from redrafter_mlx.distill import blocks
+from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.given import read_given
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.reserved import LEFT_OUT, Reserved
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.target import Target
+from tests.tiny import byte_tokenizer, random_model
+
+LONG = "Tell me how a ship can sail against the wind, and why it does not tip over."
+WORDS = LONG.split()
+
+
+@pytest.fixture
+def reserved(tmp_path: Path) -> Reserved:
+    file = tmp_path / "questions.jsonl"
+    rows = [{"turns": [LONG, "And at night?"]}, {"question": "Who?", "answer": f"It was {LONG}"}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return Reserved.read([file])
+
+
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [
+        (LONG, True),
+        (LONG.upper().replace(",", " -"), True),
+        ("Please: " + " ".join(WORDS[2:15]) + " now", True),  # 13 words of it
+        ("Please: " + " ".join(WORDS[2:14]) + " now", False),  # 12
+        ("And at night?", True),
+        ("and  at night", True),
+        ("And at night, where do all the birds go that we saw by the sea today?", False),
+        ("What is a ship?", False),
+        ("", False),
+    ],
+)
+def test_thirteen_words_in_a_row_or_a_whole_short_question_are_held(
+    reserved: Reserved, text: str, held: bool
+) -> None:
+    assert reserved.holds(text) == held
+    assert not Reserved().holds(text)
+
+
+def test_prompts_answers_and_texts_with_a_reserved_question_are_left_out(tmp_path: Path) -> None:
+    files = {
+        "first.txt": ["What is a ship?", LONG],
+        "second.txt": ["Why is the sea salt?"],
+        "read.txt": [f"Once upon a time. {LONG}", "The sea is salt."],
+        "reserved.txt": [LONG],
+    }
+    for name, lines in files.items():
+        (tmp_path / name).write_text("\n".join(lines))
+    job = TrainingJob(
+        "tiny", tmp_path, prompts=(tmp_path / "first.txt", tmp_path / "second.txt"),
+        read=tmp_path / "read.txt", without=(tmp_path / "reserved.txt",),
+    )  # fmt: skip
+    given = read_given(job)
+    assert [c.turns for c in given.conversations] == [
+        ("What is a ship?",), ("Why is the sea salt?",),
+    ]  # fmt: skip
+    assert given.read is not None
+    assert [c.turns for c in given.read] == [("The sea is salt.",)]
+    assert given.left_out == 2
+    data = tmp_path / "data.jsonl"
+    data.write_text(json.dumps({"prompt": "Go on", "response": LONG}))
+    truth = replace(job, prompts=(), data=data, labels="data")
+    with pytest.raises(BadInputError, match="all that was given is in the files of --without"):
+        read_given(truth)
+
+
+def test_a_reserved_question_that_the_target_writes_itself_is_not_asked(
+    reserved: Reserved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = byte_tokenizer()
+    written = ["What is a ship?", f"So, {LONG}", "And at night?", "Why is the sea salt?"]
+    drawn = [[tokenizer.encode(text) for text in written]]
+    monkeypatch.setattr(blocks, "write_turns", lambda *_: drawn)
+    writer = Writer(Target(random_model()), tokenizer, (), WritingOptions(), reserved)
+    left_out: Counter[str] = Counter()
+    (turns,) = writer._user_turns([([], None)], 4, mx.random.key(0), left_out)
+    assert turns == [written[0], written[3]]
+    assert left_out[LEFT_OUT] == 2
