@@ -9,15 +9,16 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.distill import blocks
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
 from redrafter_mlx.distill.given import read_given
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reserved import LEFT_OUT, Reserved
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target import Target
-from tests.tiny import byte_tokenizer, random_model
 
 LONG = "Tell me how a ship can sail against the wind, and why it does not tip over."
 WORDS = LONG.split()
@@ -77,6 +78,20 @@ def test_prompts_answers_and_texts_with_a_reserved_question_are_left_out(tmp_pat
     truth = replace(job, prompts=(), data=data, labels="data")
     with pytest.raises(BadInputError, match="all that was given is in the files of --without"):
         read_given(truth)
+
+
+def test_the_target_answers_prompts_itself_where_a_file_has_answers(tmp_path: Path) -> None:
+    file = tmp_path / "alpaca.json"
+    file.write_text(json.dumps([{"instruction": "Say it", "input": "twice", "output": "It. It."}]))
+    (asked,) = read_given(TrainingJob("tiny", tmp_path, prompts=(file,))).conversations
+    assert asked == Conversation(("Say it\n\ntwice",))
+    truth = TrainingJob("tiny", tmp_path, data=file, labels="data")
+    assert read_given(truth).conversations == (replace(asked, answers=("It. It.",)),)
+    writer = Writer(
+        Target(byte_model()), byte_tokenizer(), [asked],
+        WritingOptions(own_share=0.0, max_answer_tokens=12),
+    )  # fmt: skip
+    assert writer.write(0).texts
 
 
 def test_a_reserved_question_that_the_target_writes_itself_is_not_asked(

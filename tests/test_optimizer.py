@@ -6,14 +6,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from test_distill_training import texts
+from tiny import HIDDEN, random_drafter, random_model
 
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.learner import Learner
 from redrafter_mlx.distill.options import Optimizer, TrainOptions
 from redrafter_mlx.drafter_config import Head
 from redrafter_mlx.target import Target
-from tests.test_distill_training import texts
-from tests.tiny import HIDDEN, random_drafter, random_model
 
 RATE = 1e-3
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
@@ -14,7 +14,8 @@ from redrafter_mlx.errors import BadInputError
 class Given:
     """What a job's files hold.
 
-    conversations: prompts to answer, or conversations with finished answers
+    conversations: prompts, without the answers that a file may have for them; or, as data,
+                   conversations with finished answers
     read:          texts that are only read; None without any
     reserved:      questions that nothing is learnt from
     left_out:      conversations and texts that were left out for that
@@ -34,6 +35,8 @@ def read_given(job: TrainingJob) -> Given:
         raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
     read = [] if job.read is None else read_conversations(job.read)
     reserved = Reserved.read(job.without)
+    if job.data is None:
+        asked = [replace(conversation, answers=()) for conversation in asked]
     conversations, texts = reserved.without(asked), reserved.without(read)
     for given, kept in ((asked, conversations), (read, texts)):
         if given and not kept:
