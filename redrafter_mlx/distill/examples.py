@@ -110,10 +110,8 @@ def places(texts: Sequence[Text], length: int) -> Places:
         valid.append(ahead < A)
     held = [text.rows for text in texts if text.rows is not None]
     answers = [len(text.answer) for text in texts]
-    contexts = [text.contexts for text in texts if text.contexts is not None]
-    states = np.concatenate([text.states for text in texts])
     return Places(
-        np.concatenate([np.concatenate(contexts), states], axis=1) if contexts else states,
+        _states(texts),
         np.concatenate(roots),
         np.concatenate(labels).astype(np.int32),
         np.concatenate(valid),
@@ -125,6 +123,25 @@ def places(texts: Sequence[Text], length: int) -> Places:
     )
 
 
+def _states(texts: Sequence[Text]) -> np.ndarray:
+    """[M, C]: what context layers read, where the texts have it, and the last hidden state.
+
+    Laid into place text by text: these are nearly all that is in memory.
+    """
+    wide = sum(part.shape[1] for part in _parts(texts[0]))
+    whole = np.empty((sum(len(text.states) for text in texts), wide), texts[0].states.dtype)
+    at = 0
+    for text in texts:
+        end = at + len(text.states)
+        np.concatenate(_parts(text), axis=1, out=whole[at:end])
+        at = end
+    return whole
+
+
+def _parts(text: Text) -> list[np.ndarray]:
+    return [text.states] if text.contexts is None else [text.contexts, text.states]
+
+
 @dataclass(frozen=True)
 class Examples:
     """The shards that are learnt from, read a few at a time.
@@ -132,7 +149,7 @@ class Examples:
     extras: what is read with them
     length: T, labels behind each root
     size:   P, places in a batch
-    memory: bytes of hidden states and rows held at once
+    memory: bytes of hidden states and rows held at once: as they are read, and laid end to end
     """
 
     shards: tuple[Path, ...]
@@ -149,22 +166,24 @@ class Examples:
             texts = [text for path in paths for text in self.extras.load(path)]
             random.Random(f"{self.seed} {number} {group}").shuffle(texts)
             laid = places(texts, self.length)
+            del texts
             for start in range(0, len(laid) - self.size + 1, self.size):
                 at += 1
                 if at > skip:
                     yield laid.batch(start, self.size)
+            del laid
 
     def _groups(self, number: int) -> list[list[Path]]:
         """The shards in this pass's order, as many together as memory allows."""
         order = list(self.shards)
         random.Random(f"{self.seed} {number}").shuffle(order)
         groups: list[list[Path]] = [[]]
-        room = self.memory
+        room = self.memory // 2
         for path in order:
             size = sum(file.stat().st_size for file in (path, *self.extras.files(path)))
             if groups[-1] and size > room:
                 groups.append([])
-                room = self.memory
+                room = self.memory // 2
             groups[-1].append(path)
             room -= size
         return groups
