@@ -41,5 +41,16 @@ def test_a_pass_holds_no_more_of_a_corpus_than_it_may(
     assert memory / 3 < held < 1.2 * memory
 
 
+def test_shards_without_texts_are_passed_over_however_few_are_read_at_once(tmp_path: Path) -> None:
+    """Prompts that were asked before leave an empty shard beside the answers to them."""
+    rng = np.random.default_rng(0)
+    paths = [tmp_path / f"block-{i:06d}.safetensors" for i in range(3)]
+    for path in paths:
+        texts = [] if path is paths[1] else [Text([1], np.ones(TOKENS, np.int32), _drawn(rng, 1))]
+        save_shard(Shard(texts, {}), path, {})
+    one_by_one = Examples(tuple(paths), Extras(), 3, TOKENS, 1, 0)
+    assert [len(batch.roots) for batch in one_by_one.epoch(0)] == [TOKENS, TOKENS]
+
+
 def _drawn(rng: np.random.Generator, layers: int) -> np.ndarray:
     return rng.normal(size=(TOKENS, layers * D)).astype(np.float16)

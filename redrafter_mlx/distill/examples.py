@@ -164,6 +164,8 @@ class Examples:
         at = 0
         for group, paths in enumerate(self._groups(number)):
             texts = [text for path in paths for text in self.extras.load(path)]
+            if not texts:
+                continue
             random.Random(f"{self.seed} {number} {group}").shuffle(texts)
             laid = places(texts, self.length)
             del texts

@@ -24,6 +24,7 @@ class TrainOptions:
     optimizer:     muon, with AdamW for all but matrices, or adamw for everything
     learning_rate: AdamW's highest, and Muon's in proportion; they warm up and fall along a cosine
     final_rate:    what they fall to, as a share of the highest
+    weight_decay:  AdamW's; Muon's matrices have none
     soft_share:    of the loss, what is learnt from the target's probabilities; the rest from its
                    choices
     depth_decay:   weight of each depth relative to the one before
