@@ -162,18 +162,18 @@ def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update({name: threads for name in THREAD_VARIABLES if workers > 1})
-    processes = [
-        context.Process(target=work, args=(job, k, workers), daemon=True) for k in range(workers)
-    ]
+    processes: list[BaseProcess] = []
     try:
-        for process in processes:
+        for k in range(workers):
+            process = context.Process(target=work, args=(job, k, workers), daemon=True)
             process.start()
-        yield list(processes)
+            processes.append(process)
+        yield processes
     finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
+        for started in processes:
+            started.terminate()
+        for started in processes:
+            started.join()
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
