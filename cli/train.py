@@ -89,7 +89,7 @@ def command(
         answer_tokens=answer_tokens,
         cache_bytes=cache_bytes,
         workers=workers,
-        read=read,
+        read=tuple(read or ()),
         without=tuple(without or ()),
         learn_prompts=learn_prompts,
         writing=WritingOptions(own_share=own_prompts, seed=seed),

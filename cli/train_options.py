@@ -55,14 +55,15 @@ OwnPrompts = Annotated[
     ),
 ]
 Read = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--read",
         metavar="FILE",
         rich_help_panel=_CORPUS,
         show_default=False,
         help="Texts or conversations that the target only reads: what it expects at each of their "
-        "tokens is learnt, which is several times faster than answers. In the same formats.",
+        "tokens is learnt, which is several times faster than answers. In the same formats; may "
+        "be given several times.",
     ),
 ]
 Without = Annotated[

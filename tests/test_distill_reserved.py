@@ -64,7 +64,7 @@ def test_prompts_answers_and_texts_with_a_reserved_question_are_left_out(tmp_pat
         (tmp_path / name).write_text("\n".join(lines))
     job = TrainingJob(
         "tiny", tmp_path, prompts=(tmp_path / "first.txt", tmp_path / "second.txt"),
-        read=tmp_path / "read.txt", without=(tmp_path / "reserved.txt",),
+        read=(tmp_path / "read.txt",), without=(tmp_path / "reserved.txt",),
     )  # fmt: skip
     given = read_given(job)
     assert [c.turns for c in given.conversations] == [
@@ -78,6 +78,17 @@ def test_prompts_answers_and_texts_with_a_reserved_question_are_left_out(tmp_pat
     truth = replace(job, prompts=(), data=data, labels="data")
     with pytest.raises(BadInputError, match="all that was given is in the files of --without"):
         read_given(truth)
+
+
+def test_each_part_of_the_texts_that_are_read_is_of_all_files(tmp_path: Path) -> None:
+    files = tmp_path / "first.txt", tmp_path / "second.txt"
+    for file in files:
+        file.write_text("\n".join(f"{file.stem} text {i}" for i in range(50)))
+    read = read_given(TrainingJob("tiny", tmp_path, read=files)).read
+    assert read is not None
+    assert len(set(read)) == 100
+    assert {text.turns[0].split()[0] for text in read[:20]} == {"first", "second"}
+    assert read_given(TrainingJob("tiny", tmp_path, read=files)).read == read
 
 
 def test_the_target_answers_prompts_itself_where_a_file_has_answers(tmp_path: Path) -> None:

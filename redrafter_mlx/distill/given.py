@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass, replace
 
 from redrafter_mlx.distill.job import TrainingJob
@@ -16,7 +17,7 @@ class Given:
 
     conversations: prompts, without the answers that a file may have for them; or, as data,
                    conversations with finished answers
-    read:          texts that are only read; None without any
+    read:          texts that are only read, in random order; None without any
     reserved:      questions that nothing is learnt from
     left_out:      conversations and texts that were left out for that
     """
@@ -33,7 +34,8 @@ def read_given(job: TrainingJob) -> Given:
     asked = [conversation for file in files for conversation in read_conversations(file)]
     if job.data is not None and not any(c.answers for c in asked):
         raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
-    read = [] if job.read is None else read_conversations(job.read)
+    read = [text for file in job.read for text in read_conversations(file)]
+    random.Random(job.writing.seed).shuffle(read)  # each block reads some of every file
     reserved = Reserved.read(job.without)
     if job.data is None:
         asked = [replace(conversation, answers=()) for conversation in asked]
@@ -44,5 +46,5 @@ def read_given(job: TrainingJob) -> Given:
                 "nothing is left to learn from: all that was given is in the files of --without"
             )
     left_out = len(asked) + len(read) - len(conversations) - len(texts)
-    only_read = None if job.read is None else tuple(texts)
+    only_read = tuple(texts) if job.read else None
     return Given(tuple(conversations), only_read, reserved, left_out)

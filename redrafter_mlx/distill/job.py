@@ -85,7 +85,7 @@ class TrainingJob:
     answer_tokens: size of the corpus
     cache_bytes:   most that the corpus may take on disk
     workers:       writing processes; None is one on a GPU, one a core on a CPU
-    read:          a file of texts that are only read
+    read:          files of texts that are only read
     without:       files of questions that nothing is learnt from; see `Reserved`
     learn_prompts: learn what the target expects along the prompts too
     timed:         held-out questions on which the drafter is timed at the end
@@ -104,7 +104,7 @@ class TrainingJob:
     answer_tokens: int = 2_000_000
     cache_bytes: int = 40_000_000_000
     workers: int | None = None
-    read: Path | None = None
+    read: tuple[Path, ...] = ()
     without: tuple[Path, ...] = ()
     learn_prompts: bool = True
     writing: WritingOptions = field(default_factory=WritingOptions)
@@ -126,7 +126,7 @@ class TrainingJob:
                 f"soft_share is {self.training.soft_share}; the target's probabilities along its "
                 f"own continuations of given answers are not kept, so it must be 0 (--soft-share 0)"
             )
-        if self.read is not None and self.training.soft_share == 0:
+        if self.read and self.training.soft_share == 0:
             raise BadInputError(
                 "soft_share is 0; of texts that are only read, nothing but the target's "
                 "probabilities is learnt (leave out --read, or give --soft-share above 0)"
