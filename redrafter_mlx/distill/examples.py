@@ -180,12 +180,12 @@ class Examples:
         order = list(self.shards)
         random.Random(f"{self.seed} {number}").shuffle(order)
         groups: list[list[Path]] = [[]]
-        room = self.memory // 2
+        room = share = self.memory // 2  # the other half is for the same, laid end to end
         for path in order:
             size = sum(file.stat().st_size for file in (path, *self.extras.files(path)))
             if groups[-1] and size > room:
                 groups.append([])
-                room = self.memory // 2
+                room = share
             groups[-1].append(path)
             room -= size
         return groups
