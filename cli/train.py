@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import cast
 
+from redrafter_mlx.cli import corpus_options as co
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli import train_options as to
 from redrafter_mlx.config import DType, check_choice
@@ -13,16 +14,18 @@ from redrafter_mlx.errors import BadInputError
 def command(
     output: to.Output,
     model: opt.Model = None,
-    prompts: to.Prompts = None,
-    data: to.Data = None,
-    labels: to.Labels = "target",
-    own_prompts: to.OwnPrompts = None,
-    read: to.Read = None,
-    without: to.Without = None,
-    learn_prompts: to.LearnPrompts = True,
-    answer_tokens: to.AnswerTokens = 2_000_000,
-    cache_bytes: to.CacheBytes = 40_000_000_000,
-    workers: to.Workers = None,
+    prompts: co.Prompts = None,
+    data: co.Data = None,
+    labels: co.Labels = "target",
+    own_prompts: co.OwnPrompts = None,
+    begun_prompts: co.BegunPrompts = 0.75,
+    answers: co.Answers = None,
+    read: co.Read = None,
+    without: co.Without = None,
+    learn_prompts: co.LearnPrompts = True,
+    answer_tokens: co.AnswerTokens = 2_000_000,
+    cache_bytes: co.CacheBytes = 40_000_000_000,
+    workers: co.Workers = None,
     rnn: to.Rnn = True,
     layers: to.Layers = 2,
     exit_dim: to.ExitDim = None,
@@ -57,7 +60,7 @@ def command(
     timed beside plain decoding, and a line says whether it is faster on this machine.
     """
     from redrafter_mlx.cli.train_screen import run_training
-    from redrafter_mlx.distill.blocks import WritingOptions
+    from redrafter_mlx.distill.blocks import OPENINGS, WritingOptions
     from redrafter_mlx.distill.job import DrafterForm, TrainingJob
     from redrafter_mlx.distill.options import Optimizer, TrainOptions
     from redrafter_mlx.distill.reading import Labels
@@ -69,6 +72,10 @@ def command(
     check_choice("--optimizer", optimizer, Optimizer)
     if own_prompts is None:
         own_prompts = 0.5 if prompts else 1.0
+    if answers is None:
+        answers = len(OPENINGS) if prompts else 1
+    if not 1 <= answers <= len(OPENINGS):
+        raise BadInputError(f"--answers is {answers}; choose 1 to {len(OPENINGS)}")
     form = DrafterForm(
         rnn, layers, exit_dim, cast(Head, head), _vocabulary(draft_vocab),
         _layers("--context", context), _layers("--borrow", borrow),
@@ -92,7 +99,12 @@ def command(
         read=tuple(read or ()),
         without=tuple(without or ()),
         learn_prompts=learn_prompts,
-        writing=WritingOptions(own_share=own_prompts, seed=seed),
+        writing=WritingOptions(
+            own_share=own_prompts,
+            begun_share=begun_prompts,
+            openings=OPENINGS[:answers],
+            seed=seed,
+        ),
         form=form,
         training=TrainOptions(
             draft_length=draft_length,

@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill import blocks
+from redrafter_mlx.distill import turns
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
 from redrafter_mlx.distill.given import read_given
 from redrafter_mlx.distill.job import TrainingJob
@@ -111,9 +111,11 @@ def test_a_reserved_question_that_the_target_writes_itself_is_not_asked(
     tokenizer = byte_tokenizer()
     written = ["What is a ship?", f"So, {LONG}", "And at night?", "Why is the sea salt?"]
     drawn = [[tokenizer.encode(text) for text in written]]
-    monkeypatch.setattr(blocks, "write_turns", lambda *_: drawn)
-    writer = Writer(Target(random_model()), tokenizer, (), WritingOptions(), reserved)
+    monkeypatch.setattr(turns, "write_turns", lambda *_: drawn)
     left_out: Counter[str] = Counter()
-    (turns,) = writer._user_turns([([], None)], 4, mx.random.key(0), left_out)
-    assert turns == [written[0], written[3]]
+    (found,) = turns.draw_user_turns(
+        Target(random_model()), tokenizer, [turns.Opening([], None, 4)], 1.0, reserved,
+        mx.random.key(0), left_out,
+    )  # fmt: skip
+    assert found == [written[0], written[3]]
     assert left_out[LEFT_OUT] == 2

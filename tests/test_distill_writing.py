@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -9,13 +11,16 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, rando
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import accepted_lengths, walk
-from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.beginnings import BEGINNINGS, draw_beginnings
+from redrafter_mlx.distill.blocks import OPENINGS, Writer, WritingOptions
 from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard, summarise_shard
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Reader, continuations
+from redrafter_mlx.distill.reserved import NOTHING
+from redrafter_mlx.distill.turns import Opening, draw_user_turns
 from redrafter_mlx.distill.writing import write_answers, write_turns
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.generate import Redrafter
@@ -74,10 +79,38 @@ def test_an_opening_is_prompt_and_what_follows_is_the_greedy_answer_to_it() -> N
 def test_drawn_turns_repeat_with_their_key_and_differ_between_rows() -> None:
     target = Target(random_model())
     ends = range(15)
-    draw = [write_turns(target, [[1, 2]], 6, ends, 12, 2.0, mx.random.key(k)) for k in (1, 1, 2)]
+    draw = [write_turns(target, [[1, 2]], [6], ends, 12, 2.0, mx.random.key(k)) for k in (1, 1, 2)]
     assert draw[0] == draw[1] != draw[2]
     assert len({tuple(turn) for turn in draw[0][0]}) == len(draw[0][0]) > 1
     assert not any(token in ends for turn in draw[0][0] for token in turn)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_turns_drawn_together_go_on_from_their_own_prefix(name: str) -> None:
+    """Nearly without chance, so that plain decoding says what stands behind each."""
+    model = random_model(name)
+    counts = [3, 0, 2]
+    plain = [plain_tokens(model, prompt, 20) for prompt in PROMPTS]
+    ends = {tokens[5] for tokens in plain}
+    drawn = write_turns(Target(model), PROMPTS, counts, ends, 20, 1e-4, mx.random.key(5))
+    for tokens, count, turns in zip(plain, counts, drawn, strict=True):
+        stop = next(i for i, token in enumerate(tokens) if token in ends)
+        assert turns == ([tokens[:stop]] if stop else []) * count
+
+
+def test_prompts_behind_beginnings_begin_so_and_each_beginning_comes_in_turn() -> None:
+    tokenizer, target = byte_tokenizer(), Target(byte_model())
+    twice = draw_beginnings(2 * len(BEGINNINGS), "seed")
+    assert set(twice) == set(BEGINNINGS)
+    assert set(twice.values()) == {2}
+    assert draw_beginnings(9, "a") == draw_beginnings(9, "a") != draw_beginnings(9, "b")
+    openings = [Opening([], None, 40, "Compare"), Opening(["hi", "ho"], "be brief", 20)]
+    key, left_out = mx.random.key(0), Counter[str]()
+    begun, free = draw_user_turns(target, tokenizer, openings, 5.0, NOTHING, key, left_out)
+    assert all(turn.startswith("Compare") for turn in begun)
+    assert not any(turn.startswith("Compare") for turn in free)
+    assert len(begun) + len(free) + left_out.total() == 60
+    assert begun
 
 
 @pytest.mark.parametrize(
@@ -133,7 +166,7 @@ def test_blocks_depend_on_their_number_alone() -> None:
 def test_given_prompts_are_all_asked_before_any_is_asked_again() -> None:
     tokenizer, target = byte_tokenizer(), Target(byte_model())
     prompts = [Conversation((f"prompt {i}",)) for i in range(5)]
-    writer = Writer(target, tokenizer, prompts, options(own_share=0.0))
+    writer = Writer(target, tokenizer, prompts, options(own_share=0.0, openings=OPENINGS))
     asked = [
         {i for i in range(5) for t in writer.write(b).texts if f"prompt {i}<" in decode(t)}
         for b in range(6)

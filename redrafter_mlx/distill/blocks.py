@@ -16,14 +16,16 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.beginnings import draw_beginnings
 from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER, loop_start
 from redrafter_mlx.distill.prompts import Conversation
-from redrafter_mlx.distill.reserved import LEFT_OUT, NOTHING, Reserved
-from redrafter_mlx.distill.writing import Written, write_answers, write_turns
+from redrafter_mlx.distill.reserved import NOTHING, Reserved
+from redrafter_mlx.distill.turns import Opening, draw_user_turns
+from redrafter_mlx.distill.writing import Written, write_answers
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target import Target
-from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.chat import render_chat
 
 _SYSTEM_MESSAGES = (
     "You are a helpful assistant.",
@@ -35,10 +37,11 @@ _SYSTEM_MESSAGES = (
 )
 """Instead of the template's own in one of eight blocks, so that a drafter meets others too."""
 
+OPENINGS = (0, 6, 12)
+"""Of a prompt's first, second and third answer: so many tokens drawn at random."""
+
 _SORTED_BLOCKS = 8
 """Prompts are sorted by length within so many blocks: little padding, and still a mixture."""
-
-_MARK = "\ue000"
 
 
 @dataclass(frozen=True)
@@ -46,28 +49,38 @@ class WritingOptions:
     """How the corpus is written.
 
     own_share:         of the blocks, those whose prompts the target writes itself
+    begun_share:       of those blocks, those with prompts behind common beginnings of requests;
+                       see beginnings.py
     batch:             texts written at once
     openings:          one answer for each: so many tokens at random, the rest the likeliest
     temperature:       at which the target writes prompts
+    begun_temperature: the same behind a beginning, which makes prompts differ already
     opening_temperature: and the openings of answers
     max_answer_tokens: an answer is cut there
     max_prompt_tokens: longer prompts are left out
     """
 
     own_share: float = 1.0
+    begun_share: float = 0.75
     batch: int = 126
-    openings: tuple[int, ...] = (0, 6, 12)
+    openings: tuple[int, ...] = OPENINGS
     temperature: float = 1.0
+    begun_temperature: float = 0.8
     opening_temperature: float = 0.7
     max_answer_tokens: int = 160
     max_prompt_tokens: int = 256
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.own_share <= 1:
-            raise BadInputError(f"own share of prompts is {self.own_share}; choose 0 to 1")
+        for share, said in (
+            (self.own_share, "own share of prompts"),
+            (self.begun_share, "share of prompts behind a beginning"),
+        ):
+            if not 0 <= share <= 1:
+                raise BadInputError(f"{said} is {share}; choose 0 to 1")
         for name in (
-            "batch", "temperature", "opening_temperature", "max_answer_tokens", "max_prompt_tokens",
+            "batch", "temperature", "begun_temperature", "opening_temperature",
+            "max_answer_tokens", "max_prompt_tokens",
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise BadInputError(f"{name} is {getattr(self, name)}; it must be above 0")
@@ -116,12 +129,15 @@ class Writer:
         return self._is_own(block) or self._round_and_place(block)[0] == 0
 
     def _is_own(self, block: int) -> bool:
-        return self._own_before(block + 1) > self._own_before(block)
+        return _falls_in(block, self._own_share)
 
     def _own_before(self, block: int) -> int:
         """Blocks below `block` whose prompts the target writes."""
-        share = self.options.own_share if self.prompts else 1.0
-        return int(block * share + 1e-9)
+        return _before(block, self._own_share)
+
+    @property
+    def _own_share(self) -> float:
+        return self.options.own_share if self.prompts else 1.0
 
     def _round_and_place(self, block: int) -> tuple[int, int]:
         """How often the user's prompts were all asked before, and which part of them is next."""
@@ -150,9 +166,19 @@ class Writer:
         message = _SYSTEM_MESSAGES[earlier // 8 % len(_SYSTEM_MESSAGES)]
         system = message if earlier % 8 == 5 else None
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
-        tried = wanted * 3 // 2
-        turns = self._user_turns([([], system)], tried, for_prompts, left_out)[0]
-        firsts = [Conversation((turn,), system=system) for turn in turns[:wanted]]
+        if _falls_in(earlier, opt.begun_share):
+            openings = [
+                Opening([], system, count, beginning)
+                for beginning, count in draw_beginnings(
+                    wanted * 5 // 4, f"{opt.seed} {block}"
+                ).items()
+            ]
+            temperature = opt.begun_temperature
+        else:
+            openings = [Opening([], system, wanted * 3 // 2)]
+            temperature = opt.temperature
+        turns = self._turns(openings, temperature, for_prompts, left_out)
+        firsts = [Conversation((turn,), system=system) for some in turns for turn in some][:wanted]
         if not firsts:
             return []
         if earlier % 4 != 3:
@@ -182,8 +208,8 @@ class Writer:
         if not answered:
             return texts
         for_turns, for_second = mx.random.split(for_more)
-        spoken = [([c.turns[0], answer], c.system) for c, answer in answered]
-        more = self._user_turns(spoken, 1, for_turns, left_out)
+        spoken = [Opening([c.turns[0], answer], c.system) for c, answer in answered]
+        more = self._turns(spoken, opt.temperature, for_turns, left_out)
         seconds = [
             (Conversation((*c.turns, turn[0]), (answer,), c.system))
             for (c, answer), turn in zip(answered, more, strict=True)
@@ -227,46 +253,17 @@ class Writer:
                     live.append(i)
         return texts
 
-    def _user_turns(
+    def _turns(
         self,
-        said: Sequence[tuple[list[str], str | None]],
-        count: int,
+        openings: Sequence[Opening],
+        temperature: float,
         key: mx.array,
         left_out: Counter[str],
     ) -> list[list[str]]:
-        """User turns drawn behind conversations so far (user and assistant by turns)."""
-        prefixes = []
-        for texts, system in said:
-            roles = [
-                {"role": ("user", "assistant")[i % 2], "content": t} for i, t in enumerate(texts)
-            ]
-            head = [{"role": "system", "content": system}] if system else []
-            prefixes.append(self._opening([*head, *roles]))
-        drawn = write_turns(
-            self.target, prefixes, count, self._eos, 64, self.options.temperature, key
+        """The target's own user turns at each of `openings`."""
+        return draw_user_turns(
+            self.target, self.tokenizer, openings, temperature, self.reserved, key, left_out
         )
-        found: list[list[str]] = []
-        seen: set[str] = set()
-        for group in drawn:
-            kept = []
-            for ids in group:
-                text = self.tokenizer.decode(ids).strip()
-                if len(text) < 8 or text in seen:
-                    left_out["prompt twice or empty"] += 1
-                elif self.reserved.holds(text):
-                    left_out[LEFT_OUT] += 1
-                else:
-                    seen.add(text)
-                    kept.append(text)
-            left_out["prompt unfinished"] += count - len(group)
-            found.append(kept)
-        return found
-
-    def _opening(self, messages: list[dict[str, str]]) -> list[int]:
-        """The chat template up to where the user's next message begins."""
-        ids = self._render([*messages, {"role": "user", "content": _MARK}])
-        before = self.tokenizer.decode(ids).split(_MARK)[0]
-        return encode_text(self.tokenizer, before)
 
     def _kept(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:
         """What is worth learning from; an answer is cut where it begins to loop."""
@@ -293,3 +290,13 @@ class Writer:
     @property
     def _eos(self) -> set[int]:
         return set(self.tokenizer.eos_token_ids)
+
+
+def _before(block: int, share: float) -> int:
+    """How many of the blocks below `block` are among a share of all, evenly spread."""
+    return int(block * share + 1e-9)
+
+
+def _falls_in(block: int, share: float) -> bool:
+    """Whether `block` is one of those."""
+    return _before(block + 1, share) > _before(block, share)

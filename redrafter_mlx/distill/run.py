@@ -286,10 +286,13 @@ def _key(
     labels: tuple[Labels, int] | None,
 ) -> str:
     """A name for the corpus that these would make."""
+    written = asdict(writing)
+    if not writing.begun_share:  # such a corpus is what it was before there were beginnings
+        del written["begun_share"], written["begun_temperature"]
     said: dict[str, object] = {
         "target": fingerprint,
         "dtype": dtype,
-        "writing": asdict(writing),
+        "writing": written,
         "conversations": [asdict(conversation) for conversation in given.conversations],
         "labels": labels,
     }

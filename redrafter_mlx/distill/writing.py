@@ -109,34 +109,35 @@ def write_answers(
 def write_turns(
     target: Target,
     prefixes: Sequence[list[int]],
-    count: int,
+    counts: Sequence[int],
     eos: Collection[int],
     max_tokens: int,
     temperature: float,
     key: mx.array,
 ) -> list[list[list[int]]]:
-    """For each prefix `count` texts drawn behind it: what a user would say there.
+    """So many texts drawn behind each prefix: what a user would say there.
 
     Returns:
-      token ids without the token that ended the text; one that did not end is left out
+      for each prefix, token ids without the token that ended the text; one that did not end is
+      left out
     """
-    if len(prefixes) * count > 1 and not takes_batches(target):
-        keys = mx.random.split(key, len(prefixes) * count)
-        alone = [
-            write_turns(target, [prefixes[i // count]], 1, eos, max_tokens, temperature, noise)[0]
-            for i, noise in enumerate(keys)
+    of_row = [i for i, count in enumerate(counts) for _ in range(count)]  # whose turn a row is
+    if len(of_row) > 1 and not takes_batches(target):
+        noises = mx.random.split(key, len(of_row))
+        turns = [
+            write_turns(target, [prefixes[i]], [1], eos, max_tokens, temperature, noise)[0]
+            for i, noise in zip(of_row, noises, strict=True)
         ]
-        return [
-            [turn for turns in alone[i : i + count] for turn in turns]
-            for i in range(0, len(alone), count)
-        ]
-    batch = _Batch(target, prefixes, keep_states=False)
-    batch.keep([row for row in range(len(prefixes)) for _ in range(count)])
-    total = [max_tokens] * (count * len(prefixes))
-    rows = _write(batch, eos, total, total, temperature, key, stop_at_loops=True)
-    turns = [tokens[:-1] if tokens and tokens[-1] in eos else [] for tokens, _ in rows]
-    grouped = [turns[i : i + count] for i in range(0, len(turns), count)]
-    return [[turn for turn in group if turn] for group in grouped]
+    else:
+        batch = _Batch(target, prefixes, keep_states=False)
+        batch.keep(of_row)
+        total = [max_tokens] * len(of_row)
+        rows = _write(batch, eos, total, total, temperature, key, stop_at_loops=True)
+        turns = [[tokens[:-1]] if tokens and tokens[-1] in eos else [] for tokens, _ in rows]
+    grouped: list[list[list[int]]] = [[] for _ in prefixes]
+    for i, ended in zip(of_row, turns, strict=True):
+        grouped[i] += [turn for turn in ended if turn]
+    return grouped
 
 
 def takes_batches(target: Target) -> bool:
