@@ -183,7 +183,7 @@ class _Step:
         given = DraftInput(context, accepted.bonus, length, text, rows)
         beams = self.proposer.propose(given, self.shape)
         if self.last == 3:
-            return _State(cache, length, tree, text), [*made, length, *beams]
+            return _State(cache, length, tree, text), [*made, length, beams.tokens, beams.log_probs]
         tree = pack_beam(beams, self.shape.nodes)
         return _State(cache, length, tree, text), [*made, length, *_arrays(tree)]
 

@@ -26,40 +26,42 @@ class DraftModel(Protocol):
 
 
 def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: BeamShape) -> Beams:
-    """The W likeliest candidates of length L that start with the root.
+    """The W likeliest prefixes of each length up to L that start with the root.
+
+    Those of length L are the candidates of the paper; those on the way there that none of them
+    begins with are drafts as well.
 
     Shapes:
       context: [B, D], what the drafter read of the target's hidden state behind the root's
                predecessor
       root:    [B] int32
     Returns:
-      Beams with W = shape.width and L = shape.length, likeliest first
+      Beams with W = shape.width and L = shape.length, the likeliest of each length first
     """
     W, L = shape.width, shape.length
     check_width(model.output_size, W)
     B, D = context.shape
-    tokens = mx.broadcast_to(root[:, None, None], (B, W, 1))
-    scores = mx.zeros((B, W, 1), mx.float32)
-    if L == 1:
-        return Beams(tokens, scores)
-
-    # All beams begin alike, so the first extension looks at one of them only.
-    state = model.advance(mx.zeros((B, 1, D), context.dtype), root[:, None])
+    tokens = [mx.broadcast_to(root[:, None], (B, W))]
+    scores = [mx.zeros((B, W), mx.float32)]
+    origins = [mx.zeros((B, W), mx.int32)]
+    # All begin alike, so the first extension looks at one of them only.
+    state = None if L == 1 else model.advance(mx.zeros((B, 1, D), context.dtype), root[:, None])
     for level in range(1, L):
+        assert state is not None
         live = state.shape[1]
         around = mx.broadcast_to(context[:, None], (B, live, D))
         step = _no_better_than_certain(
             log_softmax(model.logits(around, state, level))
         )  # [B, live, V']
-        total = scores[:, :live, -1:] + step
+        total = scores[-1][:, :live, None] + step
         best, where = top_k(total.reshape(B, -1), W)
         parent, output = where // step.shape[-1], where % step.shape[-1]
-        token = model.to_tokens(output)
-        tokens = mx.concatenate([select(tokens, parent), token[:, :, None]], axis=2)
-        scores = mx.concatenate([select(scores, parent), best[:, :, None]], axis=2)
+        tokens.append(model.to_tokens(output))
+        scores.append(best)
+        origins.append(parent)
         if level < L - 1:
-            state = model.advance(select(state, parent), token)
-    return Beams(tokens, scores)
+            state = model.advance(select(state, parent), tokens[-1])
+    return Beams(*(mx.stack(levels, axis=2) for levels in (tokens, scores, origins)))
 
 
 def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:

@@ -178,11 +178,10 @@ class Both:
         turn = mx.array(sorted(range(width), key=lambda w: w if w < theirs else w - theirs))
         better = _expected(looked_up) > _expected(drafted)  # [B, 1]
         first_two = mx.where(better, turn[1::-1], turn[:2])
-        order = mx.concatenate(
-            [first_two, mx.broadcast_to(turn[2:], (better.shape[0], width - 2))], axis=1
-        )[:, : shape.width]
-        both = join_beams(drafted, looked_up)
-        return Beams(*(mx.take_along_axis(x, order[:, :, None], axis=1) for x in both))
+        behind = mx.broadcast_to(turn[2:], (better.shape[0], width - 2))
+        order = mx.concatenate([first_two, behind], axis=1)
+        both = _in_order(join_beams(drafted, looked_up), order)
+        return both if shape.width > 1 else Beams(both.tokens[:, :1], both.log_probs[:, :1])
 
     def draw(
         self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
@@ -195,7 +194,25 @@ def _ended_before(beams: Beams, length: int) -> Beams:
     """Candidates of `length` that end where the given ones do."""
     behind = [(0, 0), (0, 0), (0, length - beams.tokens.shape[2])]
     return Beams(
-        mx.pad(beams.tokens, behind), mx.pad(beams.log_probs, behind, constant_values=-mx.inf)
+        mx.pad(beams.tokens, behind),
+        mx.pad(beams.log_probs, behind, constant_values=-mx.inf),
+        mx.pad(beams.goes_on_from, behind),
+    )
+
+
+def _in_order(beams: Beams, order: mx.array) -> Beams:
+    """The same prefixes under other numbers: in place i of each length the one of order[b, i].
+
+    Shapes:
+      order: [B, W] int32, a permutation
+    """
+    rows = order[:, :, None]
+    origins = mx.take_along_axis(beams.goes_on_from, rows, axis=1)
+    number = mx.argsort(order, axis=1).astype(mx.int32)[:, :, None]  # which place each has now
+    return Beams(
+        mx.take_along_axis(beams.tokens, rows, axis=1),
+        mx.take_along_axis(beams.log_probs, rows, axis=1),
+        mx.take_along_axis(number, origins, axis=1),
     )
 
 

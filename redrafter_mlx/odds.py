@@ -1,12 +1,15 @@
 """How likely drafts are to be accepted, learned from the steps that were taken.
 
-The tree that a step verified holds the trees of all smaller shapes. Beams stand likeliest first
-and nodes are kept likeliest first, so a shape of width w, length l and n nodes would have had the
-first n of the nodes whose beam is below w and whose depth is below l:
+The tree that a step verified holds the trees of all smaller shapes, or nearly: with fewer beams the
+search would have gone on from fewer prefixes, and now and then have kept one that more beams drop.
+A node's `beam` is how few are enough to reach it, counted from 0, and nodes stand likeliest first,
+so a shape of width w, length l and n nodes would have had the first n of the nodes whose beam is
+below w and whose depth is below l:
 
-    root - is -+- a -+- red     beam 0, beam 1       W = 1, L = 3 would have had   is, a
-               |     `- small   beam 1               W = 2, L = 4                  all but dark
-               `- dark          beam 2
+    root -+- is -+- a -+- red     beam 0, beam 1     W = 1, L = 3 would have had   is, a
+          |      |     `- small   beam 1             W = 1, L = 4                  is, a, red
+          |      `- dark          beam 1             W = 2, L = 3                  is, red, a, dark
+          `- red                  beam 1
 
 One step therefore tells how many drafts each smaller shape would have got accepted. For larger
 shapes the odds are carried on: a depth not seen lately is as good as the depth above it, and a
@@ -46,7 +49,7 @@ class Verified(Protocol):
     """A tree that was verified, and what was accepted of it.
 
     shape:  what it was drafted with
-    beams:  the likeliest beam through each node that is not padding, in tree order
+    beams:  of each node that is not padding, in tree order, one less than the beams that reach it
     depths: of the same nodes
     path:   the accepted nodes, root first
     """

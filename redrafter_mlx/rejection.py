@@ -7,8 +7,9 @@ drawn without replacement, the next one is tested against that rest, and q is no
 those refused (recursive rejection sampling, Jeon et al., arXiv 2402.14160). Candidates are drawn
 by stochastic beam search (Kool et al., arXiv 1903.06059): the sequences with the largest scores
 after adding Gumbel noise are a draw without replacement, and in the order of their scores so are
-the children of each node. What ranks them depends on the noise alone, never on which token it
-fell on, so cutting the tree to its capacity by score keeps the law too.
+the children of each node, among them those that the search went no further from. What ranks them
+depends on the noise alone, never on which token it fell on, so leaving out what scores less, at
+each length and at the tree's capacity, keeps the law.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def draw_drafts(
     shape: BeamShape,
     params: SamplingParams,
 ) -> SampledDrafts:
-    """W sequences drawn without replacement from the drafter, merged into a tree.
+    """W prefixes of each length drawn without replacement from the drafter, as a tree.
 
     The drafter's distribution goes through the same temperature and filters as the target's.
 
@@ -71,9 +72,9 @@ def draw_drafts(
     check_width(model.output_size, shape.width)
     W, L = shape.width, shape.length
     B, D = context.shape
-    tokens = mx.broadcast_to(root[:, None, None], (B, W, 1))
-    scores = mx.zeros((B, W, 1))  # perturbed log-probabilities; the root's is 0 and certain
-    origins = mx.zeros((B, W, 0), mx.int32)
+    tokens = [mx.broadcast_to(root[:, None], (B, W))]
+    scores = [mx.zeros((B, W))]  # perturbed log-probabilities; the root's is 0 and certain
+    origins = [mx.zeros((B, W), mx.int32)]
     likelihood = mx.zeros((B, 1))
     state = model.advance(mx.zeros((B, 1, D), context.dtype), root[:, None])
     levels = []
@@ -84,18 +85,18 @@ def draw_drafts(
         levels.append(mx.broadcast_to(q, (B, W, q.shape[-1])) if live == 1 else q)
         child = likelihood[:, :, None] + q
         noise = gumbel_at(keys, position[:, None], live * q.shape[-1], DRAFT + level)
-        perturbed = _with_maximum(child + noise.reshape(q.shape), scores[:, :live, -1:])
+        perturbed = _with_maximum(child + noise.reshape(q.shape), scores[-1][:, :live, None])
         best, where = top_k(perturbed.reshape(B, -1), W)
         parent, output = where // q.shape[-1], where % q.shape[-1]
         likelihood = mx.take_along_axis(child.reshape(B, -1), where, axis=1)
-        token = model.to_tokens(output)
-        tokens = mx.concatenate([select(tokens, parent), token[:, :, None]], axis=2)
-        scores = mx.concatenate([select(scores, parent), best[:, :, None]], axis=2)
-        origins = mx.concatenate([select(origins, parent), parent[:, :, None]], axis=2)
+        tokens.append(model.to_tokens(output))
+        scores.append(best)
+        origins.append(parent)
         if level < L - 1:
-            state = model.advance(select(state, parent), token)
-    tree, places = pack_with_places(Beams(tokens, scores), shape.nodes)
-    return SampledDrafts(tree, model.over_vocabulary(_at_nodes(levels, origins, places, W, L)))
+            state = model.advance(select(state, parent), tokens[-1])
+    drawn = Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, origins)))
+    tree, places = pack_with_places(drawn, shape.nodes)
+    return SampledDrafts(tree, model.over_vocabulary(_at_nodes(levels, places)))
 
 
 def accept_rejection(
@@ -159,22 +160,16 @@ def _with_maximum(perturbed: mx.array, maximum: mx.array) -> mx.array:
     return mx.where((perturbed == -mx.inf) | mx.isnan(shifted), -mx.inf, shifted)
 
 
-def _at_nodes(
-    levels: list[mx.array], origins: mx.array, places: mx.array, W: int, L: int
-) -> mx.array:
-    """The draft distribution [B, N, V'] behind each node, from those of each level's beams.
+def _at_nodes(levels: list[mx.array], places: mx.array) -> mx.array:
+    """The draft distribution [B, N, V'] behind each node; any behind the deepest.
 
     Shapes:
-      levels:  L - 1 times [B, W, V']
-      origins: [B, W, L - 1], which beam of the level a candidate's prefix was
-      places:  [B, N], candidate of each node, depth * W + beam
+      levels: L - 1 times [B, W, V'], behind the prefixes of each length
+      places: [B, N], of each node, depth * W + the prefix's number
     """
-    depth = mx.minimum(places // W, L - 2)
-    beam = places % W
-    of_beam = mx.take_along_axis(origins, beam[:, :, None], axis=1)  # [B, N, L - 1]
-    origin = mx.take_along_axis(of_beam, depth[:, :, None], axis=2)[:, :, 0]
     stacked = mx.concatenate(levels, axis=1)  # [B, (L - 1) * W, V']
-    return mx.take_along_axis(stacked, (depth * W + origin)[:, :, None], axis=1)
+    place = mx.minimum(places, stacked.shape[1] - 1)
+    return mx.take_along_axis(stacked, place[:, :, None], axis=1)
 
 
 def _children(tree: TokenTree, width: int) -> mx.array:

@@ -35,7 +35,7 @@ class StepResult:
 
     tokens: what was emitted: the accepted drafts and the bonus token
     path:   the node behind which each of them was chosen
-    beams:  the first candidate through each node of the tree that was not padding
+    beams:  of each node of the tree that was not padding, one less than the beams that reach it
     depths: of the same nodes
     shape:  what the tree was drafted with
     logits: [B, N, V], kept on the device

@@ -76,11 +76,11 @@ class TracedProposer:
             text: mx.array | None,
             rows: tuple[tuple[tuple[mx.array, mx.array], ...], mx.array] | None,
             sizes: tuple[int, int],
-        ) -> tuple[mx.array, mx.array]:
+        ) -> tuple[mx.array, mx.array, mx.array]:
             kept = None if rows is None else TargetRows(*rows)
             given = DraftInput(context, root, position, text, kept)
-            tokens, log_probs = proposer.propose(given, BeamShape(*sizes))
-            return tokens, log_probs
+            beams = proposer.propose(given, BeamShape(*sizes))
+            return beams.tokens, beams.log_probs, beams.goes_on_from
 
         self._proposer = proposer
         self._replay = _replayed(build)

@@ -1,9 +1,13 @@
 """Beams merged into a tree: candidates that share a prefix share its nodes (paper, section 3.2).
 
-    beams             owners           tree
+    candidates         owners           tree
     Mars is a   red     0 0 0 0        Mars - is - a ------- red
     Mars is red when    0 0 1 1                 |- red ----- when
     Mars is dark red    0 0 2 2                 `- dark ---- red
+
+A beam search gives more than its last candidates: every prefix that stood among the W likeliest of
+its length is a node, though no candidate may have gone on from it. Verifying it costs a node that
+merging has left free, and where the text ends up there, its tokens are kept.
 
 Every operation keeps its shapes whatever the data, and none reads a value on the host.
 """
@@ -16,17 +20,26 @@ import mlx.core as mx
 
 
 class Beams(NamedTuple):
-    """Candidates that start with the same root.
+    """W prefixes of each length up to L, all starting with the same root.
 
     Shapes:
-      tokens:    [B, W, L] int32, tokens[b, w, 0] is the root
-      log_probs: [B, W, L] float32, of the candidate up to and including each token; 0 at the
-                 root and never rising along L; -inf from where a candidate ends early, the
-                 tokens there being any
+      tokens:    [B, W, L] int32, tokens[b, w, l] ends prefix w of l + 1 tokens; the root at l = 0
+      log_probs: [B, W, L] float32, of those prefixes; 0 at the root and never above that of the
+                 prefix gone on from; -inf for none, the token there being any
+      origins:   [B, W, L] int32, which prefix of one token less it goes on from, anything at l = 0;
+                 None where each is number w again, so that tokens[b, w] is a candidate
     """
 
     tokens: mx.array
     log_probs: mx.array
+    origins: mx.array | None = None
+
+    @property
+    def goes_on_from(self) -> mx.array:
+        """`origins`, spelled out."""
+        if self.origins is not None:
+            return self.origins
+        return mx.broadcast_to(mx.arange(self.tokens.shape[1])[None, :, None], self.tokens.shape)
 
 
 class TokenTree(NamedTuple):
@@ -36,7 +49,8 @@ class TokenTree(NamedTuple):
       tokens:  [B, N] int32, node 0 is the root
       parents: [B, N] int32, parents[b, i] < i; -1 at the root and at padding
       depths:  [B, N] int32, 0 at the root; means nothing at padding
-      beams:   [B, N] int32, the first candidate through each node; means nothing at padding
+      beams:   [B, N] int32, one less than the beams that are needed to reach the node: the largest
+             number of a prefix on its path; means nothing at padding
       mask:    [B, N, N] bool, True = node i may attend to node j: j is i or its ancestor
 
     max_depth: static bound of the depths
@@ -66,18 +80,22 @@ def dedup_prefix(tokens: mx.array) -> mx.array:
       owners: [B, W, L] int32; owners[b, w, l] is the least v with
               tokens[b, v, :l+1] == tokens[b, w, :l+1]
     """
-    W = tokens.shape[1]
-    candidate = mx.arange(W)[None, None, :, None]
-    return mx.min(mx.where(_same_prefix(tokens), candidate, W), axis=2)
+    return _owners(_lineages(Beams(tokens, mx.zeros(tokens.shape))))
 
 
 def join_beams(first: Beams, second: Beams) -> Beams:
-    """The candidates of two sources; a prefix that several propose has the best of their scores.
+    """The prefixes of two sources; one that several propose has the best of their scores.
 
     So a parent is never less likely than its child, though the sources disagree on both.
     """
-    both = Beams(*(mx.concatenate(list(pair), axis=1) for pair in zip(first, second, strict=True)))
-    shared = _same_prefix(_apart_where_ended(both))
+    W = first.tokens.shape[1]
+    both = Beams(
+        mx.concatenate([first.tokens, second.tokens], axis=1),
+        mx.concatenate([first.log_probs, second.log_probs], axis=1),
+        mx.concatenate([first.goes_on_from, second.goes_on_from + W], axis=1),
+    )
+    owners = _owners(_lineages(both))
+    shared = owners[:, :, None] == owners[:, None]  # [B, W, W, L]
     return both._replace(
         log_probs=mx.max(mx.where(shared, both.log_probs[:, None], -mx.inf), axis=2)
     )
@@ -98,19 +116,18 @@ def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]
       max_nodes: N, the node capacity; what is not needed is padding, which no valid node
                  attends to and which accepts nothing
     Returns:
-      places: [B, N] int32, depth * W + beam of each node
+      places: [B, N] int32, depth * W + the prefix's number of each node
     """
     B, W, L = beams.tokens.shape
     if W == 1:
         tree = _chain(beams.tokens[:, 0, :max_nodes], beams.log_probs[:, 0, :max_nodes])
         return tree, tree.depths
     M, N = W * L, min(max_nodes, W * (L - 1) + 1)
-    owners = dedup_prefix(_apart_where_ended(beams))
-    # Candidate nodes in depth-major order, m = depth * W + beam: a parent stands before its child.
-    owner = owners.swapaxes(1, 2).reshape(B, M)
-    beam, depth = mx.arange(M) % W, mx.arange(M) // W
+    lineages = _lineages(beams)
+    # Prefixes in depth-major order, m = depth * W + number: a parent stands before its child.
+    number, depth = mx.arange(M) % W, mx.arange(M) // W
     scores = _depth_major(beams.log_probs)
-    distinct = (owner == beam[None]) & (scores > -mx.inf)
+    distinct = (_depth_major(_owners(lineages)) == number[None]) & (scores > -mx.inf)
     rank = _best_first(scores, distinct)
 
     slot = mx.arange(N)
@@ -119,7 +136,8 @@ def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]
     valid = mx.take_along_axis(distinct, chosen, axis=1)
 
     # Slots of the ancestors of each node, root first: the rank of the owner at each depth.
-    lineage = mx.take_along_axis(owners, (chosen % W)[:, :, None], axis=1)  # [B, N, L]
+    flat = lineages.swapaxes(1, 2).reshape(B, M, L)
+    lineage = mx.take_along_axis(flat, chosen[:, :, None], axis=1)  # [B, N, L]
     candidates = (mx.arange(L)[None, None] * W + lineage).reshape(B, N * L)
     ancestors = mx.take_along_axis(rank, candidates, axis=1).reshape(B, N, L)
     depths = mx.where(valid, depth[chosen], 0)
@@ -134,7 +152,7 @@ def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]
         tokens=mx.take_along_axis(_depth_major(beams.tokens), chosen, axis=1),
         parents=mx.where(valid & (depths > 0), parent, -1),
         depths=depths,
-        beams=chosen % W,
+        beams=mx.max(mx.where(on_path, lineage, 0), axis=2),
         mask=mask,
         max_depth=min(L, N) - 1,
         is_chain=False,
@@ -157,16 +175,34 @@ def _chain(tokens: mx.array, log_probs: mx.array) -> TokenTree:
     )
 
 
-def _same_prefix(tokens: mx.array) -> mx.array:
-    """Which candidates [B, W, W, L] begin alike, up to and including each place."""
-    equal = (tokens[:, :, None] == tokens[:, None, :]).astype(mx.int32)
-    return mx.cumprod(equal, axis=3).astype(mx.bool_)
+def _lineages(beams: Beams) -> mx.array:
+    """The path to each prefix, as the first number at each length that stands for the same tokens.
+
+    Returns:
+      [B, W, L, L] int32; [b, w, l, k] is the least v whose prefix of k + 1 tokens is that of prefix
+      w of l + 1 tokens, for k <= l; 0 behind
+    """
+    B, W, L = beams.tokens.shape
+    index = mx.arange(W)
+    # What is no prefix is like nothing else.
+    tokens = mx.where(beams.log_probs > -mx.inf, beams.tokens, -1 - index[None, :, None])
+    path = mx.zeros((B, W, 1), mx.int32)
+    paths = [path]
+    for level in range(1, L):
+        before = mx.take_along_axis(path, beams.goes_on_from[:, :, level, None], axis=1)
+        token, parent = tokens[:, :, level], before[:, :, -1]
+        same = (token[:, :, None] == token[:, None]) & (parent[:, :, None] == parent[:, None])
+        first = mx.min(mx.where(same, index, W), axis=2).astype(mx.int32)
+        path = mx.concatenate([before, first[:, :, None]], axis=2)
+        paths.append(path)
+    return mx.stack([mx.pad(p, [(0, 0), (0, 0), (0, L - p.shape[2])]) for p in paths], axis=2)
 
 
-def _apart_where_ended(beams: Beams) -> mx.array:
-    """The tokens [B, W, L], other than all others where a candidate has ended: that is no node."""
-    nothing = -1 - mx.arange(beams.tokens.shape[1])[None, :, None]
-    return mx.where(beams.log_probs > -mx.inf, beams.tokens, nothing)
+def _owners(lineages: mx.array) -> mx.array:
+    """[B, W, L], the first number that stands for the same tokens as each prefix."""
+    L = lineages.shape[2]
+    last = mx.broadcast_to(mx.arange(L)[None, None, :, None], (*lineages.shape[:3], 1))
+    return mx.take_along_axis(lineages, last, axis=3)[..., 0]
 
 
 def _depth_major(x: mx.array) -> mx.array:

@@ -87,14 +87,27 @@ def walk(
 
 def beam_search(
     log_probs: Callable[[tuple[int, ...]], list[float]], root: int, W: int, L: int
-) -> list[tuple[tuple[int, ...], float]]:
-    """The W best candidates of length L and their scores, best first, one level at a time."""
-    beams: list[tuple[tuple[int, ...], float]] = [((root,), 0.0)]
+) -> list[list[tuple[tuple[int, ...], float]]]:
+    """The W best prefixes of each length up to L and their scores, best first, level by level."""
+    levels: list[list[tuple[tuple[int, ...], float]]] = [[((root,), 0.0)]]
     for _ in range(L - 1):
         grown = [
             ((*path, token), score + step)
-            for path, score in beams
+            for path, score in levels[-1]
             for token, step in enumerate(log_probs(path))
         ]
-        beams = sorted(grown, key=lambda item: -item[1])[:W]
-    return beams
+        levels.append(sorted(grown, key=lambda item: -item[1])[:W])
+    return levels
+
+
+def prefixes(tokens: list[list[int]], origins: list[list[int]]) -> list[list[tuple[int, ...]]]:
+    """The prefixes of a search, by length and number: what each goes on from, and its token."""
+    levels = [[(row[0],) for row in tokens]]
+    for depth in range(1, len(tokens[0])):
+        levels.append(
+            [
+                (*levels[-1][came[depth]], row[depth])
+                for row, came in zip(tokens, origins, strict=True)
+            ]
+        )
+    return levels

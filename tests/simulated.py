@@ -78,6 +78,7 @@ class Text:
             return Step(shape, [0], [0], [0])
         known: dict[tuple[int, ...], list[float]] = {}
         beams: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
+        owner: dict[tuple[int, ...], int] = {(): 0}
         for _ in range(shape.length - 1):
             longer = [
                 (p * q, (*prefix, token))
@@ -85,10 +86,8 @@ class Text:
                 for token, q in enumerate(self._distribution(known, prefix))
             ]
             beams = sorted(longer, reverse=True)[: shape.width]
-        owner: dict[tuple[int, ...], int] = {}
-        for beam, (_, tokens) in enumerate(beams):
-            for depth in range(shape.length):
-                owner.setdefault(tokens[:depth], beam)
+            for number, (_, tokens) in enumerate(beams):
+                owner[tokens] = max(number, owner[tokens[:-1]])
         order = sorted(owner, key=lambda prefix: (-self._likelihood(known, prefix), len(prefix)))
         nodes = order[: shape.nodes]
         path, prefix = [0], ()

@@ -14,6 +14,7 @@ from redrafter_mlx.drafter import BoundDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.sampling import log_softmax
 from redrafter_mlx.target import Target
+from redrafter_mlx.tree import pack_beam
 
 
 def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...]) -> list[float]:
@@ -47,25 +48,42 @@ def test_beam_search_equals_a_search_over_lists(rnn: bool, head: dict, W: int, L
     beams = beam_search(bound, context, mx.array(roots), BeamShape(W, L))
     assert beams.tokens.shape == beams.log_probs.shape == (2, W, L)
     for b, root in enumerate(roots):
-        want = references.beam_search(
+        levels = references.beam_search(
             lambda path, b=b: log_probs_along(bound, context[b], path), root, W, L
         )
-        assert [tuple(t) for t in beams.tokens[b].tolist()][: len(want)] == [p for p, _ in want]
-        np.testing.assert_allclose(
-            beams.log_probs[b, : len(want), -1].tolist(), [s for _, s in want], rtol=1e-4, atol=1e-4
-        )
+        found = references.prefixes(beams.tokens[b].tolist(), beams.goes_on_from[b].tolist())
+        for depth, want in enumerate(levels):
+            assert found[depth][: len(want)] == [p for p, _ in want]
+            scores = beams.log_probs[b, : len(want), depth].tolist()
+            np.testing.assert_allclose(scores, [s for _, s in want], rtol=1e-4, atol=1e-4)
 
 
-def test_scores_never_rise_along_a_candidate() -> None:
+def test_scores_never_rise_from_a_prefix_to_what_goes_on_from_it() -> None:
     bound = random_drafter().bind(Target(random_model()))
     beams = beam_search(bound, mx.ones((1, HIDDEN)) * 50, mx.array([3]), BeamShape(4, 5))
-    assert mx.all(beams.log_probs[..., 1:] <= beams.log_probs[..., :-1]).item()
+    before = mx.take_along_axis(beams.log_probs[..., :-1], beams.goes_on_from[..., 1:], axis=1)
+    assert mx.all(beams.log_probs[..., 1:] <= before).item()
     assert mx.all(beams.log_probs[..., 0] == 0).item()
 
 
-def test_a_drafter_that_computes_nan_still_gives_a_tree() -> None:
-    from redrafter_mlx.tree import pack_beam
+def test_every_prefix_that_a_search_kept_is_a_node_though_none_went_on_from_it() -> None:
+    """So a full tree has no padding, and a wider one loses no first draft to a deeper one."""
+    bound = random_drafter(seed=2).bind(Target(random_model()))
+    beams = beam_search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(4, 4))
+    tree = pack_beam(beams, 13)
+    assert mx.all(tree.valid).item()
+    levels = references.prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())
+    parents, valid = tree.parents[0].tolist(), tree.valid[0].tolist()
+    packed = references.packed_paths(tree.tokens[0].tolist(), parents, valid)
+    assert set(packed) == {prefix for level in levels for prefix in level}
+    abandoned = set(levels[1]) - {prefix[:2] for prefix in levels[3]}
+    assert abandoned, "this search went on from all that it kept, which shows nothing"
+    for path, node in packed.items():
+        numbers = [levels[n - 1].index(path[:n]) for n in range(1, len(path) + 1)]
+        assert tree.beams[0, node].item() == max(numbers)
 
+
+def test_a_drafter_that_computes_nan_still_gives_a_tree() -> None:
     bound = random_drafter().bind(Target(random_model()))
     beams = beam_search(bound, mx.full((1, HIDDEN), mx.nan), mx.array([3]), BeamShape(3, 4))
     tree = pack_beam(beams, 8)

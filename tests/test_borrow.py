@@ -16,7 +16,7 @@ from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.report import StepResult
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
-from redrafter_mlx.tree import Beams
+from redrafter_mlx.tree import Beams, join_beams
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
 
@@ -137,11 +137,13 @@ class _Knowing:
         return self.drafter.reads_layers
 
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
-        beams = self.drafter.propose(given, shape)
         place = given.position[:, None] + mx.arange(shape.length)[None]
-        right = self.text[place][:, None]
-        tokens = mx.concatenate([beams.tokens[:, :-1], right], axis=1)
-        return Beams(tokens.astype(mx.int32), beams.log_probs)
+        right = self.text[place][:, None].astype(mx.int32)
+        known = Beams(right, mx.zeros(right.shape))
+        if shape.width == 1:
+            return known
+        fewer = BeamShape(shape.width - 1, shape.length)
+        return join_beams(self.drafter.propose(given, fewer), known)
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen2"])

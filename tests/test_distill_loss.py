@@ -9,6 +9,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from references import prefixes
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.beam import beam_search
@@ -199,22 +200,25 @@ def test_walk_goes_through_a_text_as_decoding_would() -> None:
 
 def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
     target = Target(random_model())
-    drafter = random_drafter(seed=3)
-    bound = drafter.bind(target)
-    laid = places(some_texts(length=30), T)
+    bound = random_drafter(seed=3, draft_vocab_size=6).bind(target)
+    texts = [Text(t.prompt, t.answer % 6, t.states) for t in some_texts(length=30)]
+    laid = places(texts, T)
     shape = BeamShape(3, 4)
-    got = accepted_lengths(bound, laid, shape)
-    for i in range(0, len(laid), 7):
+    got, of_candidates = accepted_lengths(bound, laid, shape)
+    assert set(got.tolist()) == {0, 1, 2, 3}
+    assert (of_candidates < got).any()
+    for i in range(0, len(laid), 3):
         context = mx.array(laid.states[i : i + 1], mx.float32)
         root = mx.array(laid.roots[i : i + 1])
-        beams = np.array(beam_search(bound, context, root, shape).tokens)[0, :, 1:]
-        want = 0
-        for beam in beams:
-            run = 0
-            while run < 3 and laid.valid[i, run] and beam[run] == laid.labels[i, run]:
-                run += 1
-            want = max(want, run)
-        assert got[i] == want
+        beams = beam_search(bound, context, root, shape)
+        levels = prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())
+        want, whole = 0, 0
+        for depth in range(1, 4):
+            said = (int(laid.roots[i]), *laid.labels[i, :depth].tolist())
+            valid = bool(laid.valid[i, :depth].all())
+            want += valid and said in levels[depth]
+            whole += valid and said in {candidate[: depth + 1] for candidate in levels[-1]}
+        assert (got[i], of_candidates[i]) == (want, whole)
 
 
 def test_what_cannot_be_drafted_counts_as_wrong() -> None:

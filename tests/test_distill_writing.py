@@ -134,7 +134,7 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
         (text,) = extras.read(target, [written.text(target)])
         assert tokens[: len(text.answer)] == text.answer.tolist()
         laid = places([text], 3)
-        simulated = walk(accepted_lengths(drafter.bind(target), laid, shape), laid.text).tolist()
+        simulated = walk(accepted_lengths(drafter.bind(target), laid, shape)[0], laid.text).tolist()
         assert len(simulated) > 5
         assert simulated == [steps[i + 1] for i in range(len(simulated))]
 

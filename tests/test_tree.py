@@ -7,7 +7,7 @@ import random
 
 import mlx.core as mx
 import pytest
-from references import build_trie, kept_paths, owners, packed_paths, trie_paths
+from references import build_trie, kept_paths, owners, packed_paths, prefixes, trie_paths
 
 from redrafter_mlx.tree import Beams, TokenTree, dedup_prefix, join_beams, pack_beam
 
@@ -219,3 +219,37 @@ def test_joined_beams_keep_the_likeliest_nodes_of_both_and_are_still_a_tree(seed
         want = living_paths(tokens[b] + more[b], scores[b] + others[b])
         got = scored_paths(tree, b, want)
         assert sorted(got, reverse=True) == sorted(want.values(), reverse=True)[:N]
+
+
+def random_search(rng: random.Random, root: int, W: int, L: int, vocab: int) -> tuple:
+    """Prefixes that go on from any of those before, some of them twice, some of them none."""
+    tokens, origins = [[root] for _ in range(W)], [[0] for _ in range(W)]
+    scores = [[0.0] for _ in range(W)]
+    for depth in range(1, L):
+        for w in range(W):
+            before = rng.randrange(W)
+            alive = rng.random() < 0.9
+            tokens[w].append(rng.randrange(vocab))
+            origins[w].append(before)
+            step = -rng.choice([0.0, 0.25, rng.random() * 3])
+            scores[w].append(scores[before][depth - 1] + step if alive else -math.inf)
+    return tokens, scores, origins
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_prefixes_that_nothing_goes_on_from_are_merged_and_kept_like_all_others(seed: int) -> None:
+    """Two searches in one tree, against their prefixes in a dictionary."""
+    rng = random.Random(5000 + seed)
+    L, vocab = rng.randrange(2, 6), rng.choice([2, 3, 20])
+    searches = [random_search(rng, 1, rng.randrange(1, 5), L, vocab) for _ in range(2)]
+    N = rng.randrange(1, sum(len(tokens) for tokens, *_ in searches) * (L - 1) + 2)
+    best: dict[tuple[int, ...], float] = {}
+    for tokens, scores, origins in searches:
+        for depth, level in enumerate(prefixes(tokens, origins)):
+            for w, path in enumerate(level):
+                if scores[w][depth] > -math.inf:
+                    best[path] = max(best.get(path, -math.inf), scores[w][depth])
+    first, second = (Beams(*(mx.array([part]) for part in search)) for search in searches)
+    tree = pack_beam(join_beams(first, second), N)
+    got = scored_paths(tree, 0, best)
+    assert sorted(got, reverse=True) == pytest.approx(sorted(best.values(), reverse=True)[:N])
