@@ -23,6 +23,9 @@ _TRIED_TOKENS = 6
 _PROMPT_TOKENS = 64
 _ANSWER_TOKENS = 128
 
+_TURNS, _TURN_TOKENS = 1.3, 64
+"""Turns drawn for one prompt that the target writes itself, as some are left out; tokens of one."""
+
 _PROMPT_SHARE = 0.5
 """Tokens of prompts that are learnt from, of the answers'; each prompt has several answers."""
 
@@ -94,7 +97,9 @@ def _writing_seconds(job: TrainingJob, target: Target) -> float:
 
     seconds(1)
     short, long = seconds(1), seconds(1 + _TRIED_TOKENS)
-    total = short + (long - short) / _TRIED_TOKENS * job.writing.max_answer_tokens
+    turns = job.writing.own_share * _TURNS / len(openings)  # of an answer
+    columns = job.writing.max_answer_tokens + turns * _TURN_TOKENS
+    total = short + (long - short) / _TRIED_TOKENS * columns
     layers = job.form.borrowed_of(target.n_layers)
     reading = 0.0
     if layers:
