@@ -210,6 +210,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         (["--head", "loose"], "--head"),
         (["--labels", "mine"], "--labels"),
         (["--own-prompts", "2"], "own share of prompts is 2"),
+        (["--begun-prompts", "-1"], "share of prompts behind a beginning is -1"),
+        (["--answers", "4"], "--answers is 4; choose 1 to 3"),
         (["--drafter-bits", "3"], "bits are 3"),
         (["--workers", "0"], "workers is 0"),
         (["--data", "x.jsonl"], "--prompts or --data"),
