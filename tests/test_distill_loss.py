@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from references import prefixes
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
@@ -228,6 +228,16 @@ def test_what_cannot_be_drafted_counts_as_wrong() -> None:
     quality = measure_quality(bound, places(texts, T), VOCAB, [BeamShape(2, 4)])
     assert quality.top1 == (0.0, 0.0, 0.0)
     assert quality.tokens_per_step[2] == 1.0
+
+
+def test_a_drafter_that_computes_nan_is_right_nowhere() -> None:
+    """Nothing is larger than its own guess then, nor is that larger than anything."""
+    drafter = random_drafter(seed=3)
+    drafter.update(tree_map(lambda a: a * mx.nan, drafter.trainable_parameters()))
+    quality = measure_quality(
+        drafter.bind(Target(random_model())), places(some_texts(), T), VOCAB, [BeamShape(2, 4)]
+    )
+    assert quality.top1 == quality.top5 == (0.0, 0.0, 0.0)
 
 
 def test_draft_vocabulary_is_the_most_frequent_tokens_and_its_coverage() -> None:

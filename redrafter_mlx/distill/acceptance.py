@@ -121,6 +121,7 @@ def _hits(bound: BoundDrafter, batch: Batch, outputs: mx.array) -> tuple[np.ndar
         label = outputs[batch.labels[:, depth]]
         known = batch.valid[:, depth] & (label >= 0)
         own = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)
+        known = known & mx.logical_not(mx.isnan(own[:, 0]))
         better = mx.sum(logits > own, axis=1)
         first.append(mx.sum(known & (better == 0)))
         five.append(mx.sum(known & (better < 5)))
