@@ -186,10 +186,11 @@ def _lineages(beams: Beams) -> mx.array:
     index = mx.arange(W)
     # What is no prefix is like nothing else.
     tokens = mx.where(beams.log_probs > -mx.inf, beams.tokens, -1 - index[None, :, None])
+    origins = beams.goes_on_from
     path = mx.zeros((B, W, 1), mx.int32)
     paths = [path]
     for level in range(1, L):
-        before = mx.take_along_axis(path, beams.goes_on_from[:, :, level, None], axis=1)
+        before = mx.take_along_axis(path, origins[:, :, level, None], axis=1)
         token, parent = tokens[:, :, level], before[:, :, -1]
         same = (token[:, :, None] == token[:, None]) & (parent[:, :, None] == parent[:, None])
         first = mx.min(mx.where(same, index, W), axis=2).astype(mx.int32)

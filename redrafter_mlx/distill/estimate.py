@@ -27,7 +27,7 @@ _TURNS, _TURN_TOKENS = 1.3, 64
 """Turns drawn for one prompt that the target writes itself, as some are left out; tokens of one."""
 
 _PROMPT_SHARE = 0.5
-"""Tokens of prompts that are learnt from, of the answers'; each prompt has several answers."""
+"""Tokens of prompts that are learnt from, of the answers'; a prompt may have several."""
 
 _READ_SHARE = 1.0
 """Tokens of texts that are only read, of the answers', while there are texts."""
