@@ -176,12 +176,14 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
 def _print_estimate(run: TrainingRun) -> None:
     console = Console(highlight=False, soft_wrap=True)
     guess = run.estimate()
+    preparing = "reading the answers" if run.job.data else "writing the corpus"
     for what, amount in (
+        ("answers", f"{guess.answer_tokens:,} tokens"),
         ("drafter", f"{guess.parameters / 1e6:.1f} million parameters"),
         ("on disk", human_size(guess.drafter_bytes)),
         ("corpus on disk", human_size(guess.corpus_bytes)),
         ("memory", human_size(guess.memory_bytes)),
-        ("writing the corpus", f"{_duration(guess.writing_seconds)}, less what is there already"),
+        (preparing, f"{_duration(guess.writing_seconds)}, less what is there already"),
         ("training", f"{_duration(guess.training_seconds)}, {guess.steps} steps"),
     ):
         console.print(f"{what:<20} {amount}")

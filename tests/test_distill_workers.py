@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from redrafter_mlx.distill.blocks import WritingOptions
-from redrafter_mlx.distill.given import Given
+from redrafter_mlx.distill.given import Given, corpus_key
 from redrafter_mlx.distill.reserved import NOTHING
-from redrafter_mlx.distill.run import _key
 from redrafter_mlx.distill.workers import CorpusJob, write_corpus
 
 
@@ -34,7 +33,7 @@ def test_a_corpus_without_beginnings_keeps_the_name_that_it_had_before_there_wer
     plain = WritingOptions(begun_share=0.0)
 
     def name(writing: WritingOptions) -> str:
-        return _key("sha256:0", "float32", writing, given, None)
+        return corpus_key("sha256:0", "float32", writing, given, None)
 
     assert name(plain) == name(replace(plain, begun_temperature=0.5)) == "33dd7921f254fd65"
     assert name(plain) != name(WritingOptions()) != name(WritingOptions(begun_temperature=0.5))

@@ -305,3 +305,21 @@ def test_given_answers_are_read_with_their_end_and_the_states_in_front() -> None
         two.states, np.array(whole[len(two.prompt) - 1 : -1]), rtol=2e-3, atol=2e-3
     )
     assert two.labels is None
+
+
+def test_given_answers_are_counted_as_they_are_read() -> None:
+    said = [
+        Conversation(("first", "second"), ("an answer", "another")),
+        Conversation(("short",), ("",)),
+        Conversation(("long",), ("x" * 300,)),
+        Conversation(("last",), ("an end",)),
+    ]
+    reader = Reader(Target(byte_model()), byte_tokenizer(), said, "data", 3, max_tokens=200)
+    shard = reader.write(0)
+    assert set(shard.left_out) == {"answer too short", "text too long"}
+    read = sum(len(text.answer) for text in shard.texts)
+    assert reader.count_tokens(1_000) == read
+    assert reader.count_tokens(read - 1) == read - 1
+    assert [text.prompt for text in reader.read_some(2)] == [
+        text.prompt for text in shard.texts[:2]
+    ]

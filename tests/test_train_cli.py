@@ -176,6 +176,38 @@ def test_dry_run_says_sizes_and_writes_nothing(
     assert not (tmp_path / "cache" / "corpora").exists()
 
 
+def test_dry_run_counts_given_answers_and_texts_that_are_only_read(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, given, texts = tmp_path / "drafter", tmp_path / "given.jsonl", tmp_path / "texts.txt"
+    pairs = [{"prompt": f"Question {i}?", "response": f"The answer is {i}."} for i in range(10, 40)]
+    given.write_text("\n".join(map(json.dumps, pairs)))
+    texts.write_text("\n".join(f"A text of {i} words or more." for i in range(20)))
+    small = [part for part in SMALL if part not in ("--borrow", "auto")]
+    asked = ["train", "--model", str(model), "--output", str(output), "--data", str(given), *small]
+
+    def dry_run(*more: str) -> dict[str, str]:
+        assert main.run([*asked, "--labels", "data", "--dry-run", *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return {line[:20].strip(): line[20:].strip() for line in lines}
+
+    said = dry_run()
+    each = len(byte_tokenizer().encode("The answer is 10.<|im_end|>"))
+    assert said["answers"] == f"{30 * each} tokens"
+    assert "writing the corpus" not in said
+    assert "less what is there" in said["reading the answers"]
+    steps = [int(of["training"].split()[-2]) for of in (said, dry_run("--read", str(texts)))]
+    assert steps[0] < steps[1] < 3 * steps[0]
+
+    given.write_text(json.dumps({"prompt": "A question?", "response": ""}))
+    for more in ([], ["--dry-run"]):
+        assert main.run([*asked, "--labels", "data", *more]) == 1
+        said_so = " ".join(capsys.readouterr().err.split())
+        assert "given.jsonl" in said_so
+        assert "--cache-bytes" not in said_so
+    assert not output.exists()
+
+
 def test_ctrl_c_saves_and_the_same_command_goes_on(
     model: Path, prompts: Path, tmp_path: Path
 ) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.learner import Learner
+from redrafter_mlx.distill.reading import Reader
 from redrafter_mlx.distill.rows import read_rows
+from redrafter_mlx.distill.workers import CorpusJob
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target import Target
 
 _TRIED_TOKENS = 6
@@ -32,16 +37,21 @@ _PROMPT_SHARE = 0.5
 _READ_SHARE = 1.0
 """Tokens of texts that are only read, of the answers', while there are texts."""
 
+_TRIED_TEXTS = 4
+"""Given texts that are read to see how long reading takes."""
+
 
 @dataclass(frozen=True)
 class Estimate:
     """Counts, bytes and seconds; seconds are from a short trial on this machine.
 
+    answer_tokens: those asked for; of given answers no more than there are
     corpus_bytes:  hidden states and tokens on disk
     drafter_bytes: of the stored weights
     memory_bytes:  most at once: target, a batch being written or learnt from, states
     """
 
+    answer_tokens: int
     parameters: int
     drafter_bytes: int
     corpus_bytes: int
@@ -51,8 +61,29 @@ class Estimate:
     training_seconds: float
 
 
-def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -> Estimate:
-    """Try a little of both stages and multiply."""
+def estimate(
+    job: TrainingJob,
+    corpus: CorpusJob,
+    target: Target,
+    tokenizer: TokenizerWrapper,
+    model_bytes: int,
+    workers: int,
+) -> Estimate:
+    """Try a little of both stages and multiply.
+
+    Raises BadInputError, naming the file, for given conversations without an answer to learn from.
+    """
+    source = corpus.source(target, tokenizer)
+    answers = job.answer_tokens
+    if isinstance(source, Reader):
+        answers = source.count_tokens(answers)
+        if not answers:
+            raise BadInputError(f"{job.data} holds no answer that can be learnt from")
+        of_one, _ = _seconds_a_token(source.read_some)
+    else:
+        of_one = _writing_seconds(job, target)
+    of_one += _rows_seconds(target, job.form.borrowed_of(target.n_layers))
+    seconds = answers * of_one
     config = job.form.config(target, job.model, "")
     drafter = Drafter(config)
     parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
@@ -60,11 +91,16 @@ def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -
     if config.borrowed_layers:  # rows of the prompts too, which are about as long as the answers
         per_token += 2 * _row_bytes(target, config.borrowed_layers)
     asked = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
-    asked += _READ_SHARE if job.read else 0.0
-    places = round(job.answer_tokens * (1 + asked))
+    places = round(answers * (1 + asked))
+    for foreign in corpus.extras.foreign:
+        if foreign.texts:
+            of_one, tokens = _seconds_a_token(partial(foreign.read_some, target, tokenizer))
+            read = round(min(answers * _READ_SHARE, tokens * len(foreign.texts)))
+            places, seconds = places + read, seconds + read * of_one
     corpus_bytes = min(places * per_token, job.cache_bytes)
     steps = job.training.steps(places)
     return Estimate(
+        answer_tokens=answers,
         parameters=parameters,
         drafter_bytes=parameters * 2 if job.bits is None else parameters * (job.bits + 1) // 8,
         corpus_bytes=corpus_bytes,
@@ -73,7 +109,7 @@ def estimate(job: TrainingJob, target: Target, model_bytes: int, workers: int) -
         + parameters * 16
         + 12 * job.training.batch * job.training.draft_length * config.output_size,
         steps=steps,
-        writing_seconds=job.answer_tokens * _writing_seconds(job, target) / workers,
+        writing_seconds=seconds / workers,
         training_seconds=steps * job.training.accumulate * _training_seconds(job, target, drafter),
     )
 
@@ -82,6 +118,15 @@ def _row_bytes(target: Target, layers: Sequence[int]) -> int:
     """Of one token in a corpus' rows."""
     nothing = Text([1], np.ones(1, np.int32), np.zeros((1, target.hidden_size), np.float16))
     return read_rows(target, layers, [nothing])[0].nbytes
+
+
+def _seconds_a_token(read: Callable[[int], list[Text]]) -> tuple[float, float]:
+    """Of texts that the target reads, so many as it is told: seconds for a token, tokens in one."""
+    read(1)
+    began = time.monotonic()
+    texts = read(_TRIED_TEXTS)
+    tokens = sum(len(text.answer) for text in texts)
+    return (time.monotonic() - began) / max(1, tokens), tokens / max(1, len(texts))
 
 
 def _writing_seconds(job: TrainingJob, target: Target) -> float:
@@ -100,15 +145,18 @@ def _writing_seconds(job: TrainingJob, target: Target) -> float:
     turns = job.writing.own_share * _TURNS / len(openings)  # of an answer
     columns = job.writing.max_answer_tokens + turns * _TURN_TOKENS
     total = short + (long - short) / _TRIED_TOKENS * columns
-    layers = job.form.borrowed_of(target.n_layers)
-    reading = 0.0
-    if layers:
-        nothing = np.zeros((_ANSWER_TOKENS, target.hidden_size), np.float16)
-        text = Text([1] * _PROMPT_TOKENS, np.ones(_ANSWER_TOKENS, np.int32), nothing)
-        began = time.monotonic()
-        read_rows(target, layers, [text])
-        reading = (time.monotonic() - began) / _ANSWER_TOKENS
-    return total / (rows * job.writing.max_answer_tokens) + reading
+    return total / (rows * job.writing.max_answer_tokens)
+
+
+def _rows_seconds(target: Target, layers: Sequence[int]) -> float:
+    """For the rows of one answer token, prompts included, in one process."""
+    if not layers:
+        return 0.0
+    nothing = np.zeros((_ANSWER_TOKENS, target.hidden_size), np.float16)
+    text = Text([1] * _PROMPT_TOKENS, np.ones(_ANSWER_TOKENS, np.int32), nothing)
+    began = time.monotonic()
+    read_rows(target, layers, [text])
+    return (time.monotonic() - began) / _ANSWER_TOKENS
 
 
 def _training_seconds(job: TrainingJob, target: Target, drafter: Drafter) -> float:

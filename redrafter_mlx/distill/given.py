@@ -1,12 +1,16 @@
-"""The texts that a user gives to a training run."""
+"""The texts that a user gives to a training run, and the name of the corpus made of them."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
+from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
+from redrafter_mlx.distill.reading import Labels
 from redrafter_mlx.distill.reserved import Reserved
 from redrafter_mlx.errors import BadInputError
 
@@ -48,3 +52,26 @@ def read_given(job: TrainingJob) -> Given:
     left_out = len(asked) + len(read) - len(conversations) - len(texts)
     only_read = tuple(texts) if job.read else None
     return Given(tuple(conversations), only_read, reserved, left_out)
+
+
+def corpus_key(
+    fingerprint: str,
+    dtype: str,
+    writing: WritingOptions,
+    given: Given,
+    labels: tuple[Labels, int] | None,
+) -> str:
+    """A name for the corpus that these would make."""
+    written = asdict(writing)
+    if not writing.begun_share:  # such a corpus is what it was before there were beginnings
+        del written["begun_share"], written["begun_temperature"]
+    said: dict[str, object] = {
+        "target": fingerprint,
+        "dtype": dtype,
+        "writing": written,
+        "conversations": [asdict(conversation) for conversation in given.conversations],
+        "labels": labels,
+    }
+    if given.reserved.runs:  # the prompts that the target writes are other ones then
+        said["reserved"] = sorted(given.reserved.runs)
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]

@@ -8,8 +8,9 @@ answer as it stands (ground truth), or what the target itself would say from the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Literal
 
 import mlx.core as mx
@@ -62,9 +63,29 @@ class Reader:
     def write(self, block: int) -> Shard:
         """The texts of one block; each answer is one, behind all that was said before it."""
         left_out: Counter[str] = Counter()
-        several = takes_batches(self.target)
-        texts = []
-        for conversation in self.conversations[block * self.batch : (block + 1) * self.batch]:
+        some = self.conversations[block * self.batch : (block + 1) * self.batch]
+        return Shard([self._read(*text) for text in self._usable(some, left_out)], left_out)
+
+    def read_some(self, texts: int) -> list[Text]:
+        """So many texts from all over the conversations, to see how long reading takes."""
+        every = max(1, len(self.conversations) // texts)
+        tried = chain(self.conversations[::every], self.conversations)
+        return [self._read(*text) for text in islice(self._usable(tried, Counter()), texts)]
+
+    def count_tokens(self, most: int) -> int:
+        """Tokens of the answers that would be read, counted up to `most`; nothing is read."""
+        found = 0
+        for _, answer in self._usable(self.conversations, Counter()):
+            if found >= most:
+                break
+            found += len(answer)
+        return min(found, most)
+
+    def _usable(
+        self, conversations: Iterable[Conversation], left_out: Counter[str]
+    ) -> Iterator[tuple[list[int], list[int]]]:
+        """Prompt and answer of all that can be learnt from; the rest is counted."""
+        for conversation in conversations:
             for turn in range(len(conversation.answers)):
                 prompt, answer = self._split(conversation, turn)
                 if answer is None:
@@ -74,8 +95,7 @@ class Reader:
                 elif len(prompt) + len(answer) > self.max_tokens:
                     left_out["text too long"] += 1
                 else:
-                    texts.append(self._read(prompt, answer, _PLACES_AT_ONCE if several else 1))
-        return Shard(texts, left_out)
+                    yield prompt, answer
 
     def _split(self, conversation: Conversation, turn: int) -> tuple[list[int], list[int] | None]:
         """The tokens in front of an answer, and the answer's up to the end of its turn."""
@@ -89,7 +109,7 @@ class Reader:
         ends = [i for i, token in enumerate(answer) if token in self.tokenizer.eos_token_ids]
         return prompt, answer[: ends[0] + 1] if ends else answer
 
-    def _read(self, prompt: list[int], answer: list[int], at_once: int) -> Text:
+    def _read(self, prompt: list[int], answer: list[int]) -> Text:
         tokens = prompt + answer
         first = len(prompt)
         hidden = self.target.hidden(mx.array([tokens[:-1]]), [None] * self.target.n_layers)
@@ -99,6 +119,7 @@ class Reader:
         contexts = kept[:, :-D] if self.target.context_layers else None
         labels = None
         if self.labels == "target":
+            at_once = _PLACES_AT_ONCE if takes_batches(self.target) else 1
             labels = continuations(self.target, tokens, states, first, self.length, at_once)
         said = np.array(answer, np.int32)
         return Text(prompt, said, kept[:, -D:], labels, contexts=contexts, before=before)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 
@@ -19,18 +16,16 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.chip import chip_name, system_name
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.card import write_card
 from redrafter_mlx.distill.corpus import Text, summarise_shard
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, count_tokens, covered, places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.foreign import Foreign
-from redrafter_mlx.distill.given import Given, read_given
+from redrafter_mlx.distill.given import corpus_key, read_given
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import draw_plots
-from redrafter_mlx.distill.reading import Labels
 from redrafter_mlx.distill.reserved import LEFT_OUT
 from redrafter_mlx.distill.speed import measure_speed
 from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
@@ -86,7 +81,8 @@ class TrainingRun:
         self.extras = Extras.of(self.config, foreign)
         self.target = target.reading(self.config.context_layers)
         labels = (job.labels, job.training.draft_length) if job.data else None
-        self.corpus_key = _key(source.fingerprint, source.dtype, job.writing, self.given, labels)
+        written_by = (source.fingerprint, source.dtype)
+        self.corpus_key = corpus_key(*written_by, job.writing, self.given, labels)
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self.corpus: CorpusSize | None = None
         self.begun_with = None if job.start is None else check_start(job.start, self.config)
@@ -110,7 +106,8 @@ class TrainingRun:
     def estimate(self) -> Estimate:
         """What the whole run will take, from a short trial."""
         size = sum(a.nbytes for a in dict(tree_flatten(self.loaded.model.parameters())).values())
-        return estimate(self.job, self.target, size, self.workers)
+        tokenizer = self.loaded.tokenizer
+        return estimate(self.job, self.corpus_job, self.target, tokenizer, size, self.workers)
 
     def write(self, progress: Callable[[CorpusSize], None] = lambda _: None) -> CorpusSize:
         """Stage one: the corpus, as far as it is not there yet."""
@@ -121,9 +118,11 @@ class TrainingRun:
         left_out = Counter(written.left_out) + Counter({LEFT_OUT: self.given.left_out})
         self.corpus = dataclasses.replace(written, left_out=left_out)
         if self.corpus.answer_tokens < min(job.answer_tokens, 2 * job.training.batch):
+            full = self.corpus.bytes >= job.cache_bytes
             raise BadInputError(
                 f"the corpus holds {self.corpus.answer_tokens} answer tokens in "
-                f"{self.corpus.bytes} bytes, too few to learn from; raise --cache-bytes"
+                f"{self.corpus.bytes} bytes, too few to learn from; "
+                + ("raise --cache-bytes" if full else f"{job.data} has no more of use")
             )
         return self.corpus
 
@@ -276,26 +275,3 @@ class TrainingRun:
 def _is_best(event: Event) -> bool:
     """Whether it is the look at held-out texts for which a drafter was saved."""
     return isinstance(event, Evaluation) and event.best
-
-
-def _key(
-    fingerprint: str,
-    dtype: str,
-    writing: WritingOptions,
-    given: Given,
-    labels: tuple[Labels, int] | None,
-) -> str:
-    """A name for the corpus that these would make."""
-    written = asdict(writing)
-    if not writing.begun_share:  # such a corpus is what it was before there were beginnings
-        del written["begun_share"], written["begun_temperature"]
-    said: dict[str, object] = {
-        "target": fingerprint,
-        "dtype": dtype,
-        "writing": written,
-        "conversations": [asdict(conversation) for conversation in given.conversations],
-        "labels": labels,
-    }
-    if given.reserved.runs:  # the prompts that the target writes are other ones then
-        said["reserved"] = sorted(given.reserved.runs)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
