@@ -187,6 +187,15 @@ StartFrom = Annotated[
         help="A drafter of the same form, which goes on learning from this corpus.",
     ),
 ]
+KeepStart = Annotated[
+    float,
+    typer.Option(
+        "--keep-start",
+        metavar="SHARE",
+        rich_help_panel=_TRAINING,
+        help="With --start-from: the share of that drafter's weights in the one that is saved.",
+    ),
+]
 Timed = Annotated[
     int,
     typer.Option(

@@ -81,6 +81,10 @@ def make_trainer(
     )
 
 
+def parameters(trainer: Trainer) -> dict[str, mx.array]:
+    return dict(tree_flatten(trainer.drafter.trainable_parameters()))
+
+
 def losses(trainer: Trainer, until: int | None = None) -> list[float]:
     found: list[float] = []
     stop = (lambda: len(found) == until) if until else (lambda: False)
@@ -92,7 +96,13 @@ def losses(trainer: Trainer, until: int | None = None) -> list[float]:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"accumulate": 2}, {"extras": Extras((0, 1), (1,))}, {"optimizer": "adamw"}],
+    [
+        {},
+        {"accumulate": 2},
+        {"extras": Extras((0, 1), (1,))},
+        {"optimizer": "adamw"},
+        {"keep_start": 0.3},
+    ],
 )
 def test_a_resumed_run_has_the_losses_of_the_unbroken_one(
     tmp_path: Path, changes: dict[str, Any]
@@ -107,6 +117,21 @@ def test_a_resumed_run_has_the_losses_of_the_unbroken_one(
     assert first + second + third == unbroken
     for name in ("model.safetensors", "config.json"):
         assert (tmp_path / "a/out" / name).read_bytes() == (tmp_path / "b/out" / name).read_bytes()
+
+
+def test_what_is_saved_lies_between_the_start_and_what_was_learnt(tmp_path: Path) -> None:
+    for name in ("kept", "not"):
+        (tmp_path / name).mkdir()
+    trainer = make_trainer(tmp_path / "kept", keep_start=0.25, evaluations=1)
+    start = parameters(trainer)
+    kept, plain = losses(trainer), losses(make_trainer(tmp_path / "not", evaluations=1))
+    assert kept == plain  # nothing that is learnt changes
+    learnt = parameters(trainer)
+    saved = mx.load(str(tmp_path / "kept/out/model.safetensors"))
+    for name, end in learnt.items():
+        between = (0.25 * start[name] + 0.75 * end).astype(mx.float16)
+        assert mx.array_equal(saved[name], between), name
+    assert any(mx.max(mx.abs(start[n] - learnt[n])).item() > 0.01 for n in learnt)
 
 
 def test_a_run_of_other_options_is_not_mixed_in(tmp_path: Path) -> None:

@@ -248,6 +248,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         (["--workers", "0"], "workers is 0"),
         (["--data", "x.jsonl"], "--prompts or --data"),
         (["--read", "x.txt", "--soft-share", "0"], "soft_share is 0"),
+        (["--keep-start", "0.5"], "keep_start is 0.5, and the drafter begins with random weights"),
+        (["--keep-start", "1", "--start-from", "x"], "keep_start is 1.0; choose 0 to less than 1"),
         (["--read", "no-such-texts.txt"], "no-such-texts.txt cannot be read"),
     ],
 )

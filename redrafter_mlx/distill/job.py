@@ -131,6 +131,11 @@ class TrainingJob:
                 "soft_share is 0; of texts that are only read, nothing but the target's "
                 "probabilities is learnt (leave out --read, or give --soft-share above 0)"
             )
+        if self.training.keep_start and self.start is None:
+            raise BadInputError(
+                f"keep_start is {self.training.keep_start}, and the drafter begins with random "
+                f"weights; give the one it begins with (--start-from)"
+            )
         if self.workers is not None and self.workers < 1:
             raise BadInputError(f"workers is {self.workers}; it must be at least 1")
         if self.timed < 0:

@@ -29,6 +29,8 @@ class TrainOptions:
                    choices
     depth_decay:   weight of each depth relative to the one before
     evaluations:   looks at held-out texts, evenly spread
+    keep_start:    of the weights that are judged and saved, the share that training began with; the
+                   rest is what was learnt (Wortsman et al., arXiv 2109.01903)
     memory_bytes:  of hidden states read at once
     """
 
@@ -45,6 +47,7 @@ class TrainOptions:
     soft_share: float = 0.5
     depth_decay: float = 0.8
     evaluations: int = 10
+    keep_start: float = 0.0
     memory_bytes: int = 4_000_000_000
     seed: int = 0
 
@@ -61,6 +64,8 @@ class TrainOptions:
                 raise BadInputError(f"{name} is {getattr(self, name)!r}; choose 0 to 1")
         if not self.weight_decay >= 0:
             raise BadInputError(f"weight_decay is {self.weight_decay!r}; it must be 0 or more")
+        if not 0 <= self.keep_start < 1:
+            raise BadInputError(f"keep_start is {self.keep_start!r}; choose 0 to less than 1")
 
     @property
     def depth_weights(self) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +80,7 @@ class Trainer:
         self.examples, self.held_out, self.shapes = examples, held_out, shapes
         self.steps, self.folder, self.made_by = steps, folder, made_by
         self.learner = Learner(drafter, target, options, steps)
+        self._start = dict(tree_flatten(drafter.trainable_parameters()))
         self._at = _Position()
         self._resume()
 
@@ -153,12 +155,28 @@ class Trainer:
 
     def _evaluate(self) -> Evaluation:
         """Measure, and keep the drafter if none was better."""
-        quality = measure_quality(
-            self.learner.bound, self.held_out, self.target.vocab_size, self.shapes
-        )
-        mean = sum(quality.tokens_per_step.values()) / len(quality.tokens_per_step)
-        best = mean > self._at.best
-        if best:
-            self._at.best = mean
-            save_drafter(self.drafter, self.folder, dtype=mx.float16)
+        with self._with_start():
+            quality = measure_quality(
+                self.learner.bound, self.held_out, self.target.vocab_size, self.shapes
+            )
+            mean = sum(quality.tokens_per_step.values()) / len(quality.tokens_per_step)
+            best = mean > self._at.best
+            if best:
+                self._at.best = mean
+                save_drafter(self.drafter, self.folder, dtype=mx.float16)
         return Evaluation(self._at.step, quality, best)
+
+    @contextmanager
+    def _with_start(self) -> Iterator[None]:
+        """Within, the drafter has some of the weights that it began with; learning has its own."""
+        share = self.options.keep_start
+        if not share:
+            yield
+            return
+        learnt = dict(tree_flatten(self.drafter.trainable_parameters()))
+        mixed = [(name, share * self._start[name] + (1 - share) * learnt[name]) for name in learnt]
+        self.drafter.load_weights(mixed, strict=False)
+        try:
+            yield
+        finally:
+            self.drafter.load_weights(list(learnt.items()), strict=False)
