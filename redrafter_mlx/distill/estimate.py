@@ -11,6 +11,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.blocks import Writer
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.extras import Extras
@@ -73,17 +74,8 @@ def estimate(
 
     Raises BadInputError, naming the file, for given conversations without an answer to learn from.
     """
-    source = corpus.source(target, tokenizer)
-    answers = job.answer_tokens
-    if isinstance(source, Reader):
-        answers = source.count_tokens(answers)
-        if not answers:
-            raise BadInputError(f"{job.data} holds no answer that can be learnt from")
-        of_one, _ = _seconds_a_token(source.read_some)
-    else:
-        of_one = _writing_seconds(job, target)
-    of_one += _rows_seconds(target, job.form.borrowed_of(target.n_layers))
-    seconds = answers * of_one
+    answers, answer_seconds = _answers(job, corpus.source(target, tokenizer), target)
+    read, read_seconds = _read_texts(answers, corpus.extras, target, tokenizer)
     config = job.form.config(target, job.model, "")
     drafter = Drafter(config)
     parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
@@ -91,12 +83,7 @@ def estimate(
     if config.borrowed_layers:  # rows of the prompts too, which are about as long as the answers
         per_token += 2 * _row_bytes(target, config.borrowed_layers)
     asked = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
-    places = round(answers * (1 + asked))
-    for foreign in corpus.extras.foreign:
-        if foreign.texts:
-            of_one, tokens = _seconds_a_token(partial(foreign.read_some, target, tokenizer))
-            read = round(min(answers * _READ_SHARE, tokens * len(foreign.texts)))
-            places, seconds = places + read, seconds + read * of_one
+    places = round(answers * (1 + asked)) + read
     corpus_bytes = min(places * per_token, job.cache_bytes)
     steps = job.training.steps(places)
     return Estimate(
@@ -109,9 +96,34 @@ def estimate(
         + parameters * 16
         + 12 * job.training.batch * job.training.draft_length * config.output_size,
         steps=steps,
-        writing_seconds=seconds / workers,
+        writing_seconds=(answer_seconds + read_seconds) / workers,
         training_seconds=steps * job.training.accumulate * _training_seconds(job, target, drafter),
     )
+
+
+def _answers(job: TrainingJob, source: Writer | Reader, target: Target) -> tuple[int, float]:
+    """Answer tokens that the corpus will hold, and seconds for them in one process."""
+    rows = _rows_seconds(target, job.form.borrowed_of(target.n_layers))
+    if isinstance(source, Writer):
+        return job.answer_tokens, job.answer_tokens * (_writing_seconds(job, target) + rows)
+    there = source.count_tokens(job.answer_tokens)
+    if not there:
+        raise BadInputError(f"{job.data} holds no answer that can be learnt from")
+    of_one, _ = _seconds_a_token(source.read_some)
+    return there, there * (of_one + rows)
+
+
+def _read_texts(
+    answers: int, extras: Extras, target: Target, tokenizer: TokenizerWrapper
+) -> tuple[int, float]:
+    """Tokens of texts that are only read beside so many of answers, and seconds for them."""
+    tokens, seconds = 0, 0.0
+    for foreign in extras.foreign:
+        if foreign.texts:
+            of_one, in_one = _seconds_a_token(partial(foreign.read_some, target, tokenizer))
+            read = round(min(answers * _READ_SHARE, in_one * len(foreign.texts)))
+            tokens, seconds = tokens + read, seconds + read * of_one
+    return tokens, seconds
 
 
 def _row_bytes(target: Target, layers: Sequence[int]) -> int:

@@ -81,8 +81,9 @@ class TrainingRun:
         self.extras = Extras.of(self.config, foreign)
         self.target = target.reading(self.config.context_layers)
         labels = (job.labels, job.training.draft_length) if job.data else None
-        written_by = (source.fingerprint, source.dtype)
-        self.corpus_key = corpus_key(*written_by, job.writing, self.given, labels)
+        self.corpus_key = corpus_key(
+            source.fingerprint, source.dtype, job.writing, self.given, labels
+        )
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self.corpus: CorpusSize | None = None
         self.begun_with = None if job.start is None else check_start(job.start, self.config)

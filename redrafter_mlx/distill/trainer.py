@@ -80,7 +80,7 @@ class Trainer:
         self.examples, self.held_out, self.shapes = examples, held_out, shapes
         self.steps, self.folder, self.made_by = steps, folder, made_by
         self.learner = Learner(drafter, target, options, steps)
-        self._start = dict(tree_flatten(drafter.trainable_parameters()))
+        self._start = self._weights() if options.keep_start else {}
         self._at = _Position()
         self._resume()
 
@@ -115,7 +115,7 @@ class Trainer:
         at = self._at
         save_checkpoint(
             Checkpoint(
-                dict(tree_flatten(self.drafter.trainable_parameters())),
+                self._weights(),
                 dict(tree_flatten(self.learner.optimizer.state)),
                 self.made_by,
                 at.step,
@@ -125,6 +125,10 @@ class Trainer:
             ),
             self.folder,
         )
+
+    def _weights(self) -> dict[str, mx.array]:
+        """What learns, by dotted name."""
+        return dict(tree_flatten(self.drafter.trainable_parameters()))
 
     def _resume(self) -> None:
         found = load_checkpoint(self.folder)
@@ -173,7 +177,7 @@ class Trainer:
         if not share:
             yield
             return
-        learnt = dict(tree_flatten(self.drafter.trainable_parameters()))
+        learnt = self._weights()
         mixed = [(name, share * self._start[name] + (1 - share) * learnt[name]) for name in learnt]
         self.drafter.load_weights(mixed, strict=False)
         try:
