@@ -25,7 +25,7 @@ from redrafter_mlx.bench.summary import WHOLE
 from redrafter_mlx.bench.tables import TextTable
 from redrafter_mlx.distill.card import CARD
 from redrafter_mlx.drafter_files import CONFIG, WEIGHTS, load_drafter, save_drafter
-from redrafter_mlx.load import load_target
+from redrafter_mlx.loading import load_target
 from redrafter_mlx.target import Target
 from redrafter_mlx.whole import write_whole
 

@@ -11,7 +11,7 @@ from redrafter_mlx.cli.bench_request import Loading, Request
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.load import LoadedTarget, check_drafter, draft_with, load_target
+from redrafter_mlx.loading import LoadedTarget, check_drafter, draft_with, load_target
 
 RANDOM = "random"
 """The name of the model's drafter before it learnt anything: what useless drafts cost."""

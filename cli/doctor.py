@@ -160,7 +160,7 @@ def _mlx(report: Report) -> Facts:
         device = mx.default_device()
         facts["device"] = f"{device.type.name}, {mx.device_info(device).get('device_name', '')}"
         facts["computes"] = mx.ones((64, 64)).sum().item() == 64 * 64
-        for module in ("mlx_lm", "redrafter_mlx.generate", "redrafter_mlx.load"):
+        for module in ("mlx_lm", "redrafter_mlx.generate", "redrafter_mlx.loading"):
             importlib.import_module(module)
     except Exception as error:
         what = f"MLX does not work: {type(error).__name__}: {error}"

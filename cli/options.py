@@ -179,7 +179,7 @@ def load_model(
     if not drafter.strip():
         raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a folder")
     with progress_bars(f"loading {model or 'the model'}") as progress:
-        from redrafter_mlx.load import load
+        from redrafter_mlx.loading import load
 
         return load(
             model,

@@ -57,7 +57,7 @@ def command(
     chosen = choose_questions(asked, None, limit)
     from redrafter_mlx.distill.questions import answer_questions, quality_on
     from redrafter_mlx.drafter_files import load_drafter, read_config
-    from redrafter_mlx.load import load_target
+    from redrafter_mlx.loading import load_target
     from redrafter_mlx.target import Target
     from redrafter_mlx.weights.chat import render_chat
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.drafter_config import DrafterConfig
     from redrafter_mlx.errors import RedrafterError
     from redrafter_mlx.generate import Redrafter, stream_generate
-    from redrafter_mlx.load import load
+    from redrafter_mlx.loading import load
     from redrafter_mlx.receipt import Receipt, verify
     from redrafter_mlx.response import Completion, Response
     from redrafter_mlx.session import Session
@@ -52,7 +52,7 @@ _HOME = {
     "Response": "response",
     "Session": "session",
     "stream_generate": "generate",
-    "load": "load",
+    "load": "loading",
     "verify": "receipt",
 }
 

@@ -17,7 +17,7 @@ from redrafter_mlx.target import Target
 from redrafter_mlx.traced import traced_proposer
 
 if TYPE_CHECKING:
-    from redrafter_mlx.load import TargetSource
+    from redrafter_mlx.loading import TargetSource
 
 
 @dataclass(frozen=True)

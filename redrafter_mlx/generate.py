@@ -32,7 +32,7 @@ from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.wired import WiredMemory
 
 if TYPE_CHECKING:
-    from redrafter_mlx.load import TargetSource
+    from redrafter_mlx.loading import TargetSource
     from redrafter_mlx.session import Session
 
 Message = Mapping[str, str]

@@ -10,11 +10,11 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
-from redrafter_mlx import load as load_module
+from redrafter_mlx import loading
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafter_files import save_drafter
 from redrafter_mlx.errors import BadInputError, MismatchError, ModelNotFoundError
-from redrafter_mlx.load import LoadedTarget, TargetSource, find_drafter, load
+from redrafter_mlx.loading import LoadedTarget, TargetSource, find_drafter, load
 from redrafter_mlx.lookup import LOOKUP_SHAPE
 
 
@@ -29,7 +29,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def tiny_target(*_: object, **__: object) -> LoadedTarget:
         return LoadedTarget(random_model(), byte_tokenizer(), source)
 
-    monkeypatch.setattr(load_module, "load_target", tiny_target)
+    monkeypatch.setattr(loading, "load_target", tiny_target)
     return tmp_path / "drafters"
 
 
@@ -97,7 +97,7 @@ def test_a_damaged_folder_does_not_hide_a_good_one_and_is_named_without_one(shel
 def test_a_wrong_folder_is_said_before_the_target_is_loaded(
     shelf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_module, "load_target", None)
+    monkeypatch.setattr(loading, "load_target", None)
     with pytest.raises(ModelNotFoundError, match="no drafter at"):
         load("tiny", drafter=shelf / "nothing")
 

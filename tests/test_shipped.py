@@ -8,7 +8,7 @@ import pytest
 
 from redrafter_mlx import weights
 from redrafter_mlx.drafter_files import read_config
-from redrafter_mlx.load import find_drafter
+from redrafter_mlx.loading import find_drafter
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.safetensors_header import read_safetensors_header
 

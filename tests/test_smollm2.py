@@ -17,7 +17,7 @@ from redrafter_mlx.decode import Decoder, DecodeState
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.drafter_files import load_drafter
-from redrafter_mlx.load import LoadedTarget, find_drafter, load_target
+from redrafter_mlx.loading import LoadedTarget, find_drafter, load_target
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.report import StepResult, read_report

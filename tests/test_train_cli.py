@@ -23,7 +23,7 @@ from redrafter_mlx.distill.metrics import read_metrics
 from redrafter_mlx.distill.trainer import Evaluation, Step
 from redrafter_mlx.distill.workers import CorpusSize
 from redrafter_mlx.drafter_files import read_config
-from redrafter_mlx.load import load
+from redrafter_mlx.loading import load
 
 SMALL = [
     "--answer-tokens", "4000", "--batch", "32", "--draft-vocab", "100", "--draft-length", "3",

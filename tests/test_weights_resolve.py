@@ -24,7 +24,7 @@ import pytest
 from huggingface_hub import constants
 
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
-from redrafter_mlx.load import load_target
+from redrafter_mlx.loading import load_target
 from redrafter_mlx.weights import registry, wheel
 from redrafter_mlx.weights.cache import cache_dir, check_free_disk, human_size
 from redrafter_mlx.weights.resolve import find_local, pull, resolve

@@ -36,7 +36,7 @@ from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.drafter_files import load_drafter, save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.load import LoadedTarget, load_target
+from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.target import Target
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.progress import Progress

@@ -9,7 +9,7 @@ from typing import Literal
 from redrafter_mlx.distill.acceptance import DraftQuality
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.load import TargetSource
+from redrafter_mlx.loading import TargetSource
 
 SCATTER = 0.02
 """Speedups this close to 1 are not told apart from 1: a short measurement scatters as much."""

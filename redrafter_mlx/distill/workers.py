@@ -30,7 +30,7 @@ from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reading import Labels, Reader
 from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.load import load_target
+from redrafter_mlx.loading import load_target
 from redrafter_mlx.target import Target
 
 _POLL = 1.0
