@@ -20,9 +20,11 @@ _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "tex
 def option_names() -> list[str]:
     """Every option that a person can spell, in the order of GenerationOptions.
 
-    A logit bias names tokens by their numbers; it is for the library's callers.
+    A logit bias names tokens by their numbers; it is for the library's callers. `prefixes` is for
+    measuring.
     """
-    return [f.name for f in fields(GenerationOptions) if f.name != "logit_bias"]
+    unspoken = ("logit_bias", "prefixes")
+    return [f.name for f in fields(GenerationOptions) if f.name not in unspoken]
 
 
 def parse_setting(name: str, text: str) -> object:

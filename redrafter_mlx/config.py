@@ -15,6 +15,10 @@ DType = Literal["auto", "float16", "bfloat16", "float32"]
 
 AcceptMethod = Literal["greedy", "sample", "rejection", "typical"]
 
+Prefixes = Literal["all", "final"]
+"""Which prefixes of a beam search are verified: all that it kept, or, as in the paper, those that
+its final candidates begin with."""
+
 MAX_BEAM_WIDTH = 64
 MAX_BEAM_LENGTH = 32
 
@@ -110,7 +114,8 @@ class GenerationOptions(SamplingParams):
     `stop` strings end the answer before the string itself. Without `beam_width`, `beam_length` and
     `max_nodes` the shape is chosen step by step, as costs and acceptance say; with one of them it
     is fixed, filled up from the drafter's own. `draft=False` decodes auto-regressively.
-    `seed` None draws a fresh one.
+    `seed` None draws a fresh one. `prefixes="final"` is the paper's packing, for comparison: it
+    needs a fixed shape, and not rejection, which draws a tree of its own.
     """
 
     max_tokens: int = 256
@@ -120,6 +125,7 @@ class GenerationOptions(SamplingParams):
     beam_length: int | None = None
     max_nodes: int | None = None
     draft: bool = True
+    prefixes: Prefixes = "all"
 
     def __post_init__(self) -> None:
         given: object = self.stop
@@ -141,6 +147,10 @@ class GenerationOptions(SamplingParams):
             1 if self.beam_length is None else self.beam_length,
             self.max_nodes,
         )
+        check_choice("prefixes", self.prefixes, Prefixes)
+        if self.prefixes == "final" and (self.automatic or self.method == "rejection"):
+            why = "not rejection" if self.method == "rejection" else "a beam_width or beam_length"
+            raise BadInputError(f"prefixes is 'final', which needs {why}")
 
     @property
     def automatic(self) -> bool:

@@ -25,7 +25,7 @@ import mlx.core as mx
 from redrafter_mlx import BLAS
 from redrafter_mlx.accept import Acceptance, accept, accept_typical
 from redrafter_mlx.cache import TreeCache
-from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
 from redrafter_mlx.proposer import DraftInput, Proposer, SamplingProposer
 from redrafter_mlx.rejection import SampledDrafts, accept_rejection
 from redrafter_mlx.report import StepOutput, StepResult, read_report, report_step
@@ -39,7 +39,7 @@ from redrafter_mlx.sampling import (
 )
 from redrafter_mlx.target import Target
 from redrafter_mlx.transcript import begin_text, extend_text
-from redrafter_mlx.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.tree import Beams, TokenTree, final_candidates, pack_beam
 
 _CLEAR_EVERY = 256
 """Steps between returns of unused memory to the system, as in mlx-lm's loop."""
@@ -104,6 +104,7 @@ class Decoder:
     shape:      of the drafts where nothing else is said
     plain_rows: where nothing is drafted, the root is padded to so many nodes behind a text of at
                 most so many tokens
+    prefixes:   of the beams that are packed; drafts that are drawn for rejection are always whole
     """
 
     target: Target
@@ -111,6 +112,7 @@ class Decoder:
     shape: BeamShape
     sampling: SamplingParams
     plain_rows: PlainRows = one_row
+    prefixes: Prefixes = "all"
 
     def start(
         self,
@@ -252,7 +254,10 @@ class Decoder:
         if params.method == "rejection" and isinstance(proposer, SamplingProposer):
             drawn = proposer.draw(given, keys, shape, params)
             return Drafts(drawn.tree, shape, drawn.log_probs)
-        return Drafts(pack_beam(proposer.propose(given, shape), shape.nodes), shape)
+        beams = proposer.propose(given, shape)
+        if self.prefixes == "final":
+            beams = final_candidates(beams)
+        return Drafts(pack_beam(beams, shape.nodes), shape)
 
     @property
     def _reads_text(self) -> bool:

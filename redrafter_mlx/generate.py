@@ -259,7 +259,8 @@ class Redrafter:
     def _decoder(self, options: GenerationOptions) -> Decoder:
         proposer = self.proposer if options.draft else None
         rows = one_row if self.tuning is None else self.tuning.plain_rows
-        return Decoder(self.target, proposer, options.beam_shape(self.beam_shape), options, rows)
+        shape = options.beam_shape(self.beam_shape)
+        return Decoder(self.target, proposer, shape, options, rows, options.prefixes)
 
 
 def stream_generate(

@@ -192,11 +192,13 @@ class Both:
 
 def _ended_before(beams: Beams, length: int) -> Beams:
     """Candidates of `length` that end where the given ones do."""
-    behind = [(0, 0), (0, 0), (0, length - beams.tokens.shape[2])]
+    B, W, L = beams.tokens.shape
+    behind = [(0, 0), (0, 0), (0, length - L)]
+    itself = mx.broadcast_to(mx.arange(W)[None, :, None], (B, W, length - L))
     return Beams(
         mx.pad(beams.tokens, behind),
         mx.pad(beams.log_probs, behind, constant_values=-mx.inf),
-        mx.pad(beams.goes_on_from, behind),
+        mx.concatenate([beams.goes_on_from, itself], axis=2),
     )
 
 

@@ -7,7 +7,8 @@
 
 A beam search gives more than its last candidates: every prefix that stood among the W likeliest of
 its length is a node, though no candidate may have gone on from it. Verifying it costs a node that
-merging has left free, and where the text ends up there, its tokens are kept.
+merging has left free, and where the text ends up there, its tokens are kept. The paper verifies
+the last candidates alone: `final_candidates`.
 
 Every operation keeps its shapes whatever the data, and none reads a value on the host.
 """
@@ -99,6 +100,37 @@ def join_beams(first: Beams, second: Beams) -> Beams:
     return both._replace(
         log_probs=mx.max(mx.where(shared, both.log_probs[:, None], -mx.inf), axis=2)
     )
+
+
+def final_candidates(beams: Beams) -> Beams:
+    """Only the prefixes that a candidate of full length begins with, as in the paper.
+
+        search, W = 2            all its prefixes           of the final candidates
+        length 2    length 3
+        is          is a         root -+- is -+- a          root --- is -+- a
+        red         is dark            |      `- dark                    `- dark
+                                       `- red
+
+    `red` was among the two likeliest of its length, and no candidate goes on from it. A tree of
+    these beams has as many nodes as merging leaves, so their number depends on the data; with every
+    prefix it is W (L - 1) + 1 at each step. A candidate that ended early counts as one of full
+    length if its number goes on from itself.
+
+    Returns:
+      the same tokens and origins, log_probs -inf for the other prefixes
+    """
+    B, W, L = beams.tokens.shape
+    number, every = mx.arange(W), mx.ones((B, W), mx.bool_)
+    begun = every  # [B, W], which prefixes of a length some candidate begins with
+    levels = [begun]
+    for level in range(L - 1, 1, -1):
+        goes_on = beams.goes_on_from[:, :, level, None] == number  # [B, W, W]
+        begun = mx.any(goes_on & begun[:, :, None], axis=1)
+        levels.append(begun)
+    if L > 1:
+        levels.append(every)  # the root
+    of_final = mx.stack(levels[::-1], axis=2)
+    return beams._replace(log_probs=mx.where(of_final, beams.log_probs, -mx.inf))
 
 
 def pack_beam(beams: Beams, max_nodes: int) -> TokenTree:

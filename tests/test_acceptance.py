@@ -157,6 +157,12 @@ def test_a_drafter_that_drafts_its_targets_way_gets_more_accepted_by_rejection()
         ({"accept": "rejection"}, "'rejection', which needs one above 0"),
         ({"accept": "typical"}, "'typical', which needs one above 0"),
         ({"accept": "typicle", "temperature": 1}, "accept is 'typicle'; choose one of greedy"),
+        ({"prefixes": "last"}, "prefixes is 'last'"),
+        ({"prefixes": "final"}, "prefixes is 'final'.*beam_width"),
+        (
+            {"prefixes": "final", "beam_width": 2, "temperature": 1, "accept": "rejection"},
+            "prefixes is 'final'.*rejection",
+        ),
         ({"epsilon": 0}, "epsilon is 0; it must be above 0 and at most 1"),
         ({"delta": 1.5}, "delta is 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),

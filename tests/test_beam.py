@@ -14,7 +14,7 @@ from redrafter_mlx.drafter import BoundDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.sampling import log_softmax
 from redrafter_mlx.target import Target
-from redrafter_mlx.tree import pack_beam
+from redrafter_mlx.tree import final_candidates, pack_beam
 
 
 def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...]) -> list[float]:
@@ -81,6 +81,24 @@ def test_every_prefix_that_a_search_kept_is_a_node_though_none_went_on_from_it()
     for path, node in packed.items():
         numbers = [levels[n - 1].index(path[:n]) for n in range(1, len(path) + 1)]
         assert tree.beams[0, node].item() == max(numbers)
+
+
+def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
+    """The paper's tree: fewer nodes than every prefix makes, and how many depends on the data."""
+    bound = random_drafter(seed=2).bind(Target(random_model()))
+    sizes = set()
+    for root in range(3, 9):
+        beams = beam_search(bound, mx.ones((1, HIDDEN)), mx.array([root]), BeamShape(4, 4))
+        tree = pack_beam(final_candidates(beams), 13)
+        last = references.prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())[-1]
+        tokens = [list(candidate) for candidate in last]
+        trie = references.build_trie(tokens, [[0.0] * 4] * 4)
+        valid = tree.valid[0].tolist()
+        packed = references.packed_paths(tree.tokens[0].tolist(), tree.parents[0].tolist(), valid)
+        assert set(packed) == set(references.trie_paths(trie))
+        sizes.add(sum(valid))
+    assert len(sizes) > 1
+    assert max(sizes) < 13
 
 
 def test_a_drafter_that_computes_nan_still_gives_a_tree() -> None:

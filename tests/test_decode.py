@@ -102,6 +102,24 @@ def test_tokens_equal_autoregression_when_the_tree_is_cut_short(max_nodes: int) 
     assert max(r.nodes for r in results) <= max_nodes
 
 
+@pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)])
+def test_tokens_equal_autoregression_with_the_papers_packing(shape: BeamShape) -> None:
+    """And its trees are no larger than ours, some of them smaller."""
+    model = random_model()
+    target = Target(model)
+    drafter = random_drafter().bind(target)
+    want = plain_tokens(model, [3, 5, 7], 60)
+    nodes = {}
+    for prefixes in ("all", "final"):
+        decoder = Decoder(target, drafter, shape, GREEDY, prefixes=prefixes)  # type: ignore[arg-type]
+        said, results = run(decoder, [3, 5, 7], 60)
+        assert said == want
+        nodes[prefixes] = [r.nodes for r in results[1:]]
+    assert set(nodes["all"]) == {shape.nodes}
+    assert max(nodes["final"]) <= shape.nodes
+    assert (min(nodes["final"]) < shape.nodes) == (shape == BeamShape(3, 4))
+
+
 def test_rows_of_a_batch_are_decoded_as_if_alone() -> None:
     model = random_model()
     target = Target(model)

@@ -23,7 +23,7 @@ from redrafter_mlx.report import StepOutput, read_report
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.transcript import TEXT_STEP, begin_text, extend_text
-from redrafter_mlx.tree import Beams
+from redrafter_mlx.tree import Beams, final_candidates
 
 GREEDY = SamplingParams()
 LOOKUP = Lookup()
@@ -140,6 +140,24 @@ def test_tokens_equal_autoregression(shape: BeamShape) -> None:
         assert said == want
         looked_up = shape.length > 1 and (shape.width > 1 or proposer is LOOKUP)
         assert max(len(r.tokens) for r in results) > 1 or not looked_up
+
+
+def test_final_candidates_keep_those_that_end_early() -> None:
+    """A drafter's candidates end before a lookup's, and are candidates all the same."""
+    model = random_model()
+    target = Target(model)
+    mixed = Both(random_drafter().bind(target), LOOKUP, longest=3)
+    shape = BeamShape(4, 6)
+    text = [1, 2, 3, 4, 5, 6, 7, 1, 2]
+    given = DraftInput(mx.ones((1, 32)), mx.array([2]), mx.array([8]), begin_text([text]))
+    final = final_candidates(mixed.propose(given, shape))
+    ends = mx.sum(final.log_probs > -mx.inf, axis=2)[0].tolist()
+    assert sorted(ends)[-1] == 6, "the lookup's"
+    assert 3 in ends, "the drafter's"
+    want = plain_tokens(model, [3, 5, 7], 60)
+    said, results = run(Decoder(target, mixed, shape, GREEDY, prefixes="final"), [3, 5, 7], 60)
+    assert said == want
+    assert max(len(r.tokens) for r in results) > 1
 
 
 @pytest.mark.parametrize("proposer", ["lookup", "both"])

@@ -18,7 +18,7 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx import rejection
 from redrafter_mlx.accept import Acceptance, up_to
-from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
+from redrafter_mlx.config import AcceptMethod, BeamShape, Prefixes, SamplingParams
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.lookup import Both, Lookup
 from redrafter_mlx.proposer import DraftInput, Proposer
@@ -66,11 +66,12 @@ def drawn(
     batches: int,
     proposer: Proposer | None = None,
     vocabulary: int = V,
+    prefixes: Prefixes = "all",
 ) -> np.ndarray:
     """How often each sequence was decoded."""
     _, target = tiny_target(vocabulary)
     proposer = proposer or random_drafter(vocab_size=vocabulary).bind(target)
-    decoder = Decoder(target, proposer, shape, params)
+    decoder = Decoder(target, proposer, shape, params, prefixes=prefixes)
     counts = np.zeros((vocabulary,) * N_TOKENS)
     for batch in range(batches):
         keys = sequence_keys(batch, ROWS)
@@ -91,9 +92,10 @@ def fits(
     batches: int = 3,
     proposer: Proposer | None = None,
     vocabulary: int = V,
+    prefixes: Prefixes = "all",
 ) -> bool:
     """Whether the drawn sequences pass for draws from the exact joint distribution."""
-    counts = drawn(shape, params, batches, proposer, vocabulary)
+    counts = drawn(shape, params, batches, proposer, vocabulary, prefixes)
     plain = SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
     expected = exact_joint(plain, vocabulary) * counts.sum()
     statistic, freedom = chi_square(counts.ravel(), expected.ravel())
@@ -111,6 +113,10 @@ def test_lossless_methods_keep_the_targets_joint_distribution(
 ) -> None:
     """Three tokens behind a prompt over a vocabulary of 5: 125 sequences, 12,000 draws."""
     assert fits(shape, SamplingParams(1.0, accept=accept))
+
+
+def test_sampling_keeps_the_joint_distribution_with_the_papers_packing() -> None:
+    assert fits(BeamShape(3, 3), SamplingParams(1.0), prefixes="final")
 
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])
@@ -156,10 +162,20 @@ def test_rejection_keeps_the_distribution_when_the_tree_is_cut_short() -> None:
 
 
 def test_rejection_keeps_the_distribution_with_a_draft_vocabulary() -> None:
+    """What cannot be drafted is emitted as often as what can."""
     _, target = tiny_target()
     drafter = random_drafter(vocab_size=V, draft_vocab_size=3)
     drafter.draft_vocab = mx.array([4, 0, 2])
-    q = drafter.bind(target).over_vocabulary(mx.log(mx.array([[0.5, 0.25, 0.25]])))
+    params = SamplingParams(1.0, accept="rejection")
+    for shape in (BeamShape(1, 3), BeamShape(3, 3)):
+        assert fits(shape, params, proposer=drafter.bind(target))
+
+
+def test_what_cannot_be_drafted_has_no_probability() -> None:
+    drafter = random_drafter(vocab_size=V, draft_vocab_size=3)
+    drafter.draft_vocab = mx.array([4, 0, 2])
+    bound = drafter.bind(tiny_target()[1])
+    q = bound.over_vocabulary(mx.log(mx.array([[0.5, 0.25, 0.25]])))
     np.testing.assert_allclose(mx.exp(q), [[0.25, 0, 0.25, 0, 0.5]], atol=1e-6)
 
 

@@ -9,7 +9,14 @@ import mlx.core as mx
 import pytest
 from references import build_trie, kept_paths, owners, packed_paths, prefixes, trie_paths
 
-from redrafter_mlx.tree import Beams, TokenTree, dedup_prefix, join_beams, pack_beam
+from redrafter_mlx.tree import (
+    Beams,
+    TokenTree,
+    dedup_prefix,
+    final_candidates,
+    join_beams,
+    pack_beam,
+)
 
 MARS, IS, A, RED, REDDISH, WHEN, DARK = 1, 2, 3, 4, 5, 6, 7
 WORKED_EXAMPLE = [[MARS, IS, A, RED], [MARS, IS, REDDISH, WHEN], [MARS, IS, DARK, RED]]
@@ -40,6 +47,10 @@ def pack(tokens: list, scores: list, max_nodes: int) -> TokenTree:
     return pack_beam(Beams(mx.array(tokens), mx.array(scores)), max_nodes)
 
 
+def drawn_mask(drawing: str) -> list[list[bool]]:
+    return [[c == "Y" for c in line.split()] for line in drawing.split("\n") if line.strip()]
+
+
 def test_owners_of_the_papers_worked_example() -> None:
     """The drawing of docs/tree_attention.md in the paper's code."""
     assert dedup_prefix(mx.array([WORKED_EXAMPLE])).tolist() == [
@@ -64,8 +75,7 @@ def test_mask_of_the_papers_worked_example() -> None:
         Y Y . . . . Y .
         Y Y . . . . Y Y
     """
-    want = [[c == "Y" for c in line.split()] for line in drawing.split("\n") if line.strip()]
-    assert tree.mask.tolist() == [want]
+    assert tree.mask.tolist() == [drawn_mask(drawing)]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -253,3 +263,62 @@ def test_prefixes_that_nothing_goes_on_from_are_merged_and_kept_like_all_others(
     tree = pack_beam(join_beams(first, second), N)
     got = scored_paths(tree, 0, best)
     assert sorted(got, reverse=True) == pytest.approx(sorted(best.values(), reverse=True)[:N])
+
+
+def test_the_two_packings_of_the_worked_example() -> None:
+    """The drawing of `final_candidates`: `red` was kept, and no candidate goes on from it."""
+    beams = Beams(
+        tokens=mx.array([[[MARS, IS, A], [MARS, RED, DARK]]]),
+        log_probs=mx.array([[[0, -0.1, -0.3], [0, -0.7, -0.8]]]),
+        origins=mx.array([[[0, 0, 0], [0, 0, 0]]]),
+    )
+    whole, final = pack_beam(beams, 5), pack_beam(final_candidates(beams), 5)
+    assert whole.tokens.tolist() == [[MARS, IS, A, RED, DARK]]
+    assert whole.parents.tolist() == [[-1, 0, 1, 0, 1]]
+    assert final.tokens[0, :4].tolist() == [MARS, IS, A, DARK]
+    assert final.parents.tolist() == [[-1, 0, 1, 1, -1]]
+    assert whole.mask.tolist() == [
+        drawn_mask("""
+            Y . . . .
+            Y Y . . .
+            Y Y Y . .
+            Y . . Y .
+            Y Y . . Y
+        """)
+    ]
+    assert final.mask.tolist() == [
+        drawn_mask("""
+            Y . . . .
+            Y Y . . .
+            Y Y Y . .
+            Y Y . Y .
+            . . . . Y
+        """)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_final_candidates_pack_to_the_prefixes_of_the_last_ones(seed: int) -> None:
+    """The paper's tree of two searches, found by going back from each last prefix."""
+    rng = random.Random(6000 + seed)
+    L, vocab = rng.randrange(2, 6), rng.choice([2, 3, 20])
+    searches = [random_search(rng, 1, rng.randrange(1, 4), L, vocab) for _ in range(2)]
+    best: dict[tuple[int, ...], float] = {}
+    final: set[tuple[int, ...]] = set()
+    for tokens, scores, origins in searches:
+        levels = prefixes(tokens, origins)
+        for depth, level in enumerate(levels):
+            for path, row in zip(level, scores, strict=True):
+                best[path] = max(best.get(path, -math.inf), row[depth])
+        for number in range(len(tokens)):
+            for depth in range(L - 1, -1, -1):
+                if scores[number][depth] > -math.inf:
+                    final.add(levels[depth][number])
+                number = origins[number][depth]
+    W = sum(len(tokens) for tokens, *_ in searches)
+    N = rng.choice([W * (L - 1) + 1, rng.randrange(1, W * (L - 1) + 2)])
+    first, second = (Beams(*(mx.array([part]) for part in search)) for search in searches)
+    tree = pack_beam(final_candidates(join_beams(first, second)), N)
+    got = scored_paths(tree, 0, {path: best[path] for path in final})
+    want = sorted((best[path] for path in final), reverse=True)
+    assert sorted(got, reverse=True) == pytest.approx(want[:N])
