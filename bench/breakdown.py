@@ -55,6 +55,7 @@ class Breakdown:
     """A greedy step of one shape, part by part.
 
     drafter:      which of several, as in Method
+    rows:         that the target's call computes, nodes and padding
     device, host: of the whole step
     loop:         seconds of a step in the decoding loop, where host and device overlap
     """
@@ -62,7 +63,7 @@ class Breakdown:
     dtype: str
     beam_width: int
     beam_length: int
-    nodes: int
+    rows: int
     parts: tuple[Part, ...]
     device: Spread
     host: Spread
@@ -129,7 +130,7 @@ def break_down(
         dtype=dtype,
         beam_width=shape.width,
         beam_length=shape.length,
-        nodes=shape.nodes,
+        rows=shape.nodes,
         parts=parts,
         device=_range(evaluated[-1]),
         host=_range(built[-1]),

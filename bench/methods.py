@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx_lm.generate import generation_stream, stream_generate
 from mlx_lm.sample_utils import make_sampler
 
-from redrafter_mlx.config import AcceptMethod, BeamShape, GenerationOptions
+from redrafter_mlx.config import AcceptMethod, BeamShape, GenerationOptions, Prefixes
 from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.generate import Redrafter
 
@@ -35,7 +35,7 @@ class Method:
     drafter:     which of several drafters, by the name it was asked for; None if there is one
     accept:      how drafts are accepted; None where nothing is drafted by us
     beam_width, beam_length: of `redrafter`; both None is the automatic shape
-    max_nodes:   as in GenerationOptions
+    max_nodes, prefixes: as in GenerationOptions
     draft_tokens: of `mlx-lm speculative`
     """
 
@@ -47,6 +47,7 @@ class Method:
     max_nodes: int | None = None
     draft_tokens: int | None = None
     drafter: str | None = None
+    prefixes: Prefixes = "all"
 
     @property
     def ours(self) -> bool:
@@ -55,13 +56,6 @@ class Method:
     @property
     def automatic(self) -> bool:
         return self.name == "redrafter" and self.beam_width is None
-
-    @property
-    def nodes(self) -> int | None:
-        """The tree's node capacity N; None where there is no tree, or no fixed one."""
-        if self.beam_width is None or self.beam_length is None:
-            return None
-        return BeamShape(self.beam_width, self.beam_length, self.max_nodes).nodes
 
     def baseline(self) -> Method:
         """The baseline that this method's runs are paired with."""
@@ -78,6 +72,7 @@ class Method:
             beam_length=self.beam_length,
             max_nodes=self.max_nodes,
             draft=self.name == "redrafter",
+            prefixes=self.prefixes,
         )
 
 
@@ -85,7 +80,8 @@ class Piece(NamedTuple):
     """One token as a loop gives it.
 
     step: counts target calls, the one that reads the prompt being 0
-    accepted, nodes: of the step, drafts accepted and nodes verified; -1 where the loop does not say
+    accepted, nodes, rows: of the step, drafts accepted, nodes verified, and nodes with padding; -1
+      where the loop does not say
     shape: the step's tree was drafted with it; None where there is none
     """
 
@@ -94,6 +90,7 @@ class Piece(NamedTuple):
     step: int
     accepted: int
     nodes: int
+    rows: int
     shape: BeamShape | None = None
 
 
@@ -104,7 +101,8 @@ class Run:
     accept_lengths: tokens of each target call after the prompt's that are part of the answer
     accepted:       drafts accepted in each of them, those behind the answer's end included
     nodes:          nodes of each verified tree that were not padding; empty where unknown
-    shapes:         [W, L] that each of them was drafted with; empty where unknown
+    rows:           nodes of each tree with its padding; empty where unknown
+    shapes:         [W, L, capacity N] that each of them was drafted with; empty where unknown
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -112,6 +110,7 @@ class Run:
     accept_lengths: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
     first_token_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -167,8 +166,10 @@ class Runner:
                 lengths.append(0)
                 run.accepted.append(piece.accepted)
                 run.nodes.append(piece.nodes)
+                run.rows.append(piece.rows)
                 if piece.shape is not None:
-                    run.shapes.append([piece.shape.width, piece.shape.length])
+                    drafted = piece.shape
+                    run.shapes.append([drafted.width, drafted.length, drafted.nodes])
             lengths[-1] += 1
             run.token_ids.append(piece.token)
             texts.append(piece.text)
@@ -177,7 +178,7 @@ class Runner:
         if -1 in run.accepted:  # the loop names each token's source, but not what it drafted
             run.accepted = [max(n - 1, 0) for n in run.accept_lengths]
         if -1 in run.nodes:
-            run.nodes = []
+            run.nodes, run.rows = [], []
         run.first_token_seconds = first - began
         run.decode_seconds = last - first
         run.peak_memory = mx.get_peak_memory() / 1e9
@@ -213,8 +214,10 @@ def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) ->
 def _ours(redrafter: Redrafter, prompt: list[int], options: GenerationOptions) -> Iterator[Piece]:
     for response in redrafter.stream(prompt, options=options):
         made = response.step
-        accepted = len(made.tokens) - 1
-        yield Piece(response.token, response.text, response.steps, accepted, made.nodes, made.shape)
+        accepted, steps = len(made.tokens) - 1, response.steps
+        yield Piece(
+            response.token, response.text, steps, accepted, made.nodes, made.rows, made.shape
+        )
 
 
 def _mlx_lms(
@@ -242,7 +245,7 @@ def _mlx_lms(
         stream=_our_stream(),
         **more,
     ):
-        yield Piece(response.token, response.text, step, -1 if draft_model else 0, -1)
+        yield Piece(response.token, response.text, step, -1 if draft_model else 0, -1, -1)
         step += not response.from_draft
 
 

@@ -18,7 +18,7 @@ from typing import TextIO
 from redrafter_mlx.bench.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
 
-_RUN_FIELDS = ("token_ids", "accepted", "nodes", "shapes", "first_token_seconds",
+_RUN_FIELDS = ("token_ids", "accepted", "nodes", "rows", "shapes", "first_token_seconds",
                "decode_seconds", "peak_memory")  # fmt: skip
 
 
@@ -100,6 +100,7 @@ class Answer:
             token_ids=_whole(row["token_ids"]),
             accepted=_whole(row["accepted"]),
             nodes=_whole(row["nodes"]),
+            rows=_whole(row.get("rows", [])),
             shapes=[_whole(shape) for shape in row["shapes"]],  # type: ignore[attr-defined]
             first_token_seconds=_number(row["first_token_seconds"]),
             decode_seconds=_number(row["decode_seconds"]),

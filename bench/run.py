@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from redrafter_mlx.bench.methods import Method, Runner
 from redrafter_mlx.bench.questions import Question
 from redrafter_mlx.bench.records import Answer
-from redrafter_mlx.config import AcceptMethod
+from redrafter_mlx.config import AcceptMethod, Prefixes
 from redrafter_mlx.errors import BadInputError
 
 
@@ -121,6 +121,7 @@ def list_methods(
     accepts: Sequence[AcceptMethod] | None,
     temperatures: Sequence[float],
     draft_tokens: Sequence[int],
+    prefixes: Prefixes = "all",
 ) -> list[Method]:
     """Baselines and drafted methods: temperatures x what fits them x drafters x their shapes.
 
@@ -141,7 +142,7 @@ def list_methods(
             fitting = [a for a in accepts if a != "greedy"]
         used |= set(fitting)
         methods += [
-            Method("redrafter", t, accept, W, L, max_nodes, drafter=drafter)
+            Method("redrafter", t, accept, W, L, max_nodes, drafter=drafter, prefixes=prefixes)
             for accept in fitting
             for drafter, own in shapes.items()
             for W, L in own

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 from redrafter_mlx.bench.methods import BASELINE, Method, Run
 from redrafter_mlx.bench.records import Answer
@@ -16,7 +17,7 @@ from redrafter_mlx.bench.statistics import (
     ratio_of_ratios,
     typical,
 )
-from redrafter_mlx.config import BeamShape
+from redrafter_mlx.config import BeamShape, Prefixes
 from redrafter_mlx.memory import common_prefix
 
 WHOLE = "all"
@@ -31,7 +32,10 @@ class Row:
     """One method on one category of questions.
 
     drafter:          which of several, as in Method
-    nodes:            capacity N of the tree; None without a tree, or for the automatic shape
+    max_nodes, prefixes: as asked for, see GenerationOptions
+    nodes:            N, the mean number of nodes verified in a step, padding left out; counted from
+                      the trees, None where the loop does not say
+    rows:             the same with the padding, which the target's call computes as well
     shapes:           [W, L, share of the steps], most frequent first; one unless it is automatic
     nodes_before:     W * L, what the beams hold before shared prefixes are merged
     nodes_after:      what was verified, padding left out
@@ -51,7 +55,10 @@ class Row:
     temperature: float
     beam_width: int | None
     beam_length: int | None
-    nodes: int | None
+    max_nodes: int | None
+    prefixes: Prefixes
+    nodes: float | None
+    rows: float | None
     draft_tokens: int | None
     category: str
     questions: int
@@ -110,8 +117,9 @@ def _place(method: Method) -> tuple[float, int, str, str, int, int]:
 def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) -> Row:
     accepted = [n for run in runs.values() for n in run.accepted]
     nodes = [n for run in runs.values() for n in run.nodes]
+    rows = [n for run in runs.values() for n in run.rows]
     drafting = method.name in ("redrafter", "mlx-lm speculative")
-    shapes = [(W, L) for run in runs.values() for W, L in run.shapes]
+    shapes = [(W, L) for run in runs.values() for W, L, *_ in run.shapes]
     ours = method.name == "redrafter"
     matches, agreeing = _equality(method, runs, baseline)
     return Row(
@@ -122,7 +130,10 @@ def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) 
         temperature=method.temperature,
         beam_width=method.beam_width,
         beam_length=method.beam_length,
-        nodes=method.nodes,
+        max_nodes=method.max_nodes,
+        prefixes=method.prefixes,
+        nodes=fmean(nodes) if nodes else None,
+        rows=fmean(rows) if rows else None,
         draft_tokens=method.draft_tokens,
         category=category,
         questions=len({question for question, _ in runs}),
@@ -195,5 +206,5 @@ def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, 
 
 def commonest_drafted(answers: Sequence[Answer]) -> BeamShape | None:
     """The beam shape of most steps that drafted; None if none did."""
-    shapes = Counter((W, L) for a in answers for W, L in a.run.shapes if L > 1)
+    shapes = Counter(tuple(shape) for a in answers for shape in a.run.shapes if shape[1] > 1)
     return BeamShape(*shapes.most_common(1)[0][0]) if shapes else None

@@ -70,11 +70,13 @@ def main_table(rows: Sequence[Row]) -> TextTable:
     if any(r.temperature > 0 for r in rows):
         columns["accept"] = lambda r: r.accept or ""
         columns["T"] = lambda r: f"{r.temperature:g}"
+    padded = any(r.rows != r.nodes for r in rows)
     columns.update(
         {
             "W": lambda r: _whole(r.beam_width),
             "L": lambda r: _whole(r.beam_length),
-            "N": lambda r: _whole(r.nodes),
+            "N": lambda r: _count(r.nodes),
+            **({"padded to": lambda r: _count(r.rows)} if padded else {}),
             "tok/s": lambda r: spread(r.tps),
             "speedup": lambda r: spread(r.speedup, "x"),
             "tokens/step": lambda r: spread(r.tokens_per_step),
@@ -85,7 +87,10 @@ def main_table(rows: Sequence[Row]) -> TextTable:
     )
     cells = tuple(tuple(show(r) for show in columns.values()) for r in rows)
     return TextTable(
-        f"Tokens a second behind the first token; speedup over {BASELINE}", tuple(columns), cells
+        f"Tokens a second behind the first token; speedup over {BASELINE}",
+        tuple(columns),
+        cells,
+        "N: nodes verified in a step, the mean of those counted in the trees.",
     )
 
 
@@ -94,7 +99,7 @@ def acceptance_table(rows: Sequence[Row]) -> TextTable:
     drafted = [r for r in rows if r.acceptance or r.nodes_after]
     deepest = max(len(r.acceptance) for r in drafted)
     columns = ("method", "dtype", "accept", "T", *(f"draft {d + 1}" for d in range(deepest)),
-               "nodes before", "after: 1%", "median", "99%")  # fmt: skip
+               "nodes before", "after: 1%", "median", "99%", "saved")  # fmt: skip
     cells = []
     for r in drafted:
         shares = [f"{share:.1%}" for share in r.acceptance]
@@ -103,7 +108,7 @@ def acceptance_table(rows: Sequence[Row]) -> TextTable:
         cells.append(
             (f"{label(r)} {_shape(r)}".strip(), r.dtype, r.accept or "", f"{r.temperature:g}",
              *shares, *[""] * (deepest - len(shares)), f"{before.median:g}" if before else "",
-             *nodes)
+             *nodes, _saved(r))
         )  # fmt: skip
     return TextTable(
         "Share of steps in which each draft was accepted; nodes before and after merging prefixes",
@@ -145,7 +150,7 @@ def breakdown_table(breakdowns: Sequence[Breakdown]) -> TextTable:
     for b in breakdowns:
         parts = [f"{part.device.median * 1000:.2f}" for part in b.parts]
         named = f"{b.drafter}, " if b.drafter else ""
-        shape = f"{named}{b.beam_width} x {b.beam_length}, {b.nodes} nodes"
+        shape = f"{named}{b.beam_width} x {b.beam_length}, {b.rows} rows"
         whole = (spread(b.device, "", 1000), spread(b.host, "", 1000), spread(b.loop, "", 1000))
         cells.append((b.dtype, shape, *parts, *whole, f"{b.beside_the_call:.1%}"))
     names = [part.name for part in breakdowns[0].parts]
@@ -233,6 +238,8 @@ def label(row: Row) -> str:
     if row.draft_tokens is not None:
         return f"{row.method} ({row.draft_tokens} drafts)"
     name = row.method if row.drafter is None else f"{row.method}, {row.drafter}"
+    if row.prefixes == "final":
+        name += " (final candidates alone)"
     automatic = row.method == "redrafter" and row.beam_width is None
     return f"{name} (automatic)" if automatic else name
 
@@ -259,6 +266,17 @@ def _shape(row: Row) -> str:
 
 def _whole(value: int | None) -> str:
     return "" if value is None else str(value)
+
+
+def _count(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def _saved(row: Row) -> str:
+    """What share of the beams' tokens merging saved, in the mean (the paper's figure 6)."""
+    if row.nodes is None or row.nodes_before is None or row.beam_width is None:
+        return ""
+    return f"{1 - row.nodes / row.nodes_before.median:.0%}"
 
 
 def _automatic(row: Row) -> str:

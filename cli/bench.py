@@ -18,7 +18,7 @@ from redrafter_mlx.bench.ranges import each_once, parse_integers, parse_numbers,
 from redrafter_mlx.cli import bench_options as bo
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench_request import FORMATS, Request, parse_loading
-from redrafter_mlx.config import AcceptMethod, check_choice
+from redrafter_mlx.config import AcceptMethod, Prefixes, check_choice
 from redrafter_mlx.errors import BadInputError
 
 
@@ -26,6 +26,7 @@ def command(
     beam_width: bo.BeamWidth = None,
     beam_length: bo.BeamLength = None,
     max_nodes: opt.MaxNodes = None,
+    prefixes: bo.Prefixes = "all",
     accept: bo.Accept = None,
     temperature: bo.Temperature = "0",
     draft_model: bo.DraftModel = None,
@@ -59,6 +60,7 @@ def command(
     """
     if output not in FORMATS:
         raise BadInputError(f"--output is {output!r}; choose one of {', '.join(FORMATS)}")
+    check_choice("--prefixes", prefixes, Prefixes)
     if compare is not None:
         from redrafter_mlx.cli.bench_output import print_comparison
 
@@ -71,6 +73,7 @@ def command(
         widths=_integers("--beam-width", beam_width),
         lengths=_integers("--beam-length", beam_length),
         max_nodes=max_nodes,
+        prefixes=cast(Prefixes, prefixes),
         accepts=_accepts(accept),
         temperatures=tuple(parse_numbers("--temperature", temperature)),
         draft_model=draft_model,

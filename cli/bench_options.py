@@ -24,6 +24,14 @@ BeamLength = Annotated[
         help="Tokens in a candidate, the first included; as --beam-width.",
     ),
 ]  # fmt: skip
+Prefixes = Annotated[
+    str,
+    typer.Option(
+        "--prefixes", metavar="all|final", rich_help_panel=_SHAPE,
+        help="Verify all prefixes that the beam search kept, or those of its final candidates "
+        "alone, as the paper does: how many nodes merging leaves then is its figure 6.",
+    ),
+]  # fmt: skip
 Accept = Annotated[
     str | None,
     typer.Option(

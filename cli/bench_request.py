@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from redrafter_mlx.bench.questions import Question
-from redrafter_mlx.config import AcceptMethod, BeamShape, DType, check_choice
+from redrafter_mlx.config import AcceptMethod, BeamShape, DType, Prefixes, check_choice
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Request:
     widths: tuple[int, ...]
     lengths: tuple[int, ...]
     max_nodes: int | None
+    prefixes: Prefixes
     accepts: tuple[AcceptMethod, ...] | None
     temperatures: tuple[float, ...]
     draft_model: str | None
@@ -96,7 +97,7 @@ class Request:
 
         return list_methods(
             {drafter: shapes(default) for drafter, default in defaults.items()},
-            self.max_nodes, self.accepts, self.temperatures, self.draft_tokens,
+            self.max_nodes, self.accepts, self.temperatures, self.draft_tokens, self.prefixes,
         )  # fmt: skip
 
     def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:

@@ -223,7 +223,7 @@ def finish_answer(chat: Chat, last: Token | None, stopped: bool) -> None:
         note = "ended by max_tokens, /set max_tokens N allows more"
     if chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
-        shape = shape_note(last.usual_shape)
+        shape = shape_note(last.usual_shape, last.usual_nodes)
         chat.terminal.note(statistics_line(*rates, shape, loss_note(chat.options), note))
 
 

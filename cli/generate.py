@@ -47,6 +47,9 @@ class Token(Protocol):
     @property
     def usual_shape(self) -> BeamShape | None: ...
 
+    @property
+    def usual_nodes(self) -> float | None: ...
+
 
 class Model(Protocol):
     """What this command needs of a `Redrafter`."""
@@ -173,7 +176,7 @@ def _statistics(last: Token, loss: str | None) -> str:
     note = "ended by --max-tokens" if last.finish_reason == "length" else None
     answer = statistics_line(
         last.generation_tokens, last.generation_tps, last.tokens_per_step,
-        shape_note(last.usual_shape), loss, note,
+        shape_note(last.usual_shape, last.usual_nodes), loss, note,
     )  # fmt: skip
     prompt = f"prompt {last.prompt_tokens} tokens · {last.prompt_tps:.1f} tok/s"
     return f"{answer} · {prompt} · peak {last.peak_memory:.2f} GB"

@@ -114,13 +114,16 @@ def in_words(shape: BeamShape) -> str:
     return f"W {shape.width}, L {shape.length}, N {shape.nodes}"
 
 
-def shape_note(usual: BeamShape | None) -> str | None:
-    """What the statistics line says of shapes that were chosen step by step."""
-    if usual is None:
+def shape_note(usual: BeamShape | None, nodes: float | None) -> str | None:
+    """What the statistics line says of shapes that were chosen step by step.
+
+    `nodes` is how many were verified in a step, not how many there was room for.
+    """
+    if usual is None or nodes is None:
         return None
     if usual == PLAIN:
         return "decoding plainly: drafting does not pay here"
-    return f"mostly {in_words(usual)}"
+    return f"mostly W {usual.width}, L {usual.length}, N {nodes:.3g}"
 
 
 class Measuring(Protocol):

@@ -67,7 +67,7 @@ def describe(receipt: Receipt, decode: Callable[[list[int]], str]) -> str:
     drafts = "mlx-lm's own answers, spoilt" if receipt.drafter == "replay" else receipt.drafter
     lines = [
         f"{receipt.model}, {receipt.dtype}{weights}; drafts from {drafts}; "
-        f"W {receipt.beam_width}, L {receipt.beam_length}, N {receipt.nodes}",
+        f"W {receipt.beam_width}, L {receipt.beam_length}, N {receipt.nodes:.3g}",
         f"{receipt.agreeing} of {receipt.tokens} tokens agree with mlx-lm's own loop, "
         f"{receipt.questions} questions, {receipt.tokens_per_step:.2f} tokens/step",
     ]

@@ -61,6 +61,7 @@ class Receipt:
 
     tokens, agreeing: compared, and equal; behind a difference nothing is compared
     drafter:          what drafted; "replay" are drafts from mlx-lm's own answer, spoilt
+    nodes:            the mean number that a step verified, padding left out
     tokens_per_step:  of all answers together; says something of a drafter only if there is one
     """
 
@@ -71,7 +72,7 @@ class Receipt:
     drafter: str
     beam_width: int
     beam_length: int
-    nodes: int
+    nodes: float
     questions: int
     tokens: int
     agreeing: int
@@ -115,13 +116,15 @@ def verify(
     shape = shape or redrafter.beam_shape
     source = redrafter.source
     proposer = None if replay else redrafter.proposer
-    compared = agreeing = said = steps = 0
+    compared = agreeing = said = 0
+    nodes: list[int] = []
     differences = []
     for i, prompt in enumerate(prompts):
         expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.model,
                                                      max_tokens=max_tokens)]  # fmt: skip
-        got, calls = _drafted(redrafter.target, proposer, prompt, expected, shape, seed=i)
-        said, steps = said + len(got) - 1, steps + calls
+        got, verified = _drafted(redrafter.target, proposer, prompt, expected, shape, seed=i)
+        said += len(got) - 1
+        nodes += verified
         place = common_prefix(expected, got)
         agreeing += place
         compared += min(place + 1, len(expected))
@@ -142,11 +145,11 @@ def verify(
         drafter="replay" if proposer is None else redrafter.drafting or "drafter",
         beam_width=shape.width,
         beam_length=shape.length,
-        nodes=shape.nodes,
+        nodes=sum(nodes) / len(nodes) if nodes else 1.0,
         questions=len(prompts),
         tokens=compared,
         agreeing=agreeing,
-        tokens_per_step=said / steps if steps else 1.0,
+        tokens_per_step=said / len(nodes) if nodes else 1.0,
         differences=tuple(differences),
     )
 
@@ -158,8 +161,8 @@ def _drafted(
     expected: list[int],
     shape: BeamShape,
     seed: int,
-) -> tuple[list[int], int]:
-    """As many tokens as were expected, end-of-text or not, and the target calls they took."""
+) -> tuple[list[int], list[int]]:
+    """As many tokens as were expected, end-of-text or not, and the nodes of each target call."""
     proposer = proposer or Replay(prompt + expected, target.vocab_size, seed)
     decoder = Decoder(target, proposer, shape, SamplingParams())
     said: list[int] = []
@@ -169,7 +172,7 @@ def _drafted(
         return len(said) >= len(expected)
 
     results = list(decoder.run(target.new_cache(), 0, prompt, sequence_keys(0), finished))
-    return said[: len(expected)], len(results) - 1
+    return said[: len(expected)], [result.nodes for result in results[1:]]
 
 
 def _margin_and_noise(

@@ -38,6 +38,7 @@ class StepResult:
     beams:  of each node of the tree that was not padding, one less than the beams that reach it
     depths: of the same nodes
     shape:  what the tree was drafted with
+    rows:   nodes and padding, all of which the target's call computed
     logits: [B, N, V], kept on the device
     row:    which row of the batch
     """
@@ -47,6 +48,7 @@ class StepResult:
     beams: list[int]
     depths: list[int]
     shape: BeamShape
+    rows: int
     logits: mx.array
     row: int
 
@@ -85,6 +87,7 @@ def read_report(output: StepOutput) -> list[StepResult]:
                 beams=of_nodes[:nodes],
                 depths=of_nodes[N : N + nodes],
                 shape=output.shape,
+                rows=N,
                 logits=output.logits,
                 row=b,
             )

@@ -25,6 +25,7 @@ class Response:
     steps:             target calls after the prompt so far
     tokens_per_step:   tokens from those calls divided by them; 1.0 for auto-regression
     usual_shape:       of most steps so far, where it is chosen step by step; else None
+    usual_nodes:       mean number of nodes verified in those steps; None as above
     step, place:       the step that said this token, with its shape, and which of its tokens it is
     """
 
@@ -40,6 +41,7 @@ class Response:
     steps: int
     tokens_per_step: float
     usual_shape: BeamShape | None
+    usual_nodes: float | None
     step: StepResult
     place: int
 
@@ -85,6 +87,7 @@ class Tally:
         self._place = 0
         self._result: StepResult | None = None
         self._shapes: Counter[BeamShape] = Counter()
+        self._nodes: Counter[BeamShape] = Counter()
 
     def count(self, result: StepResult) -> None:
         """Take note of a step that was read, the prompt's first."""
@@ -93,6 +96,7 @@ class Tally:
         self._place, self._result = 0, result
         if self._steps:
             self._shapes[result.shape] += 1
+            self._nodes[result.shape] += result.nodes
         else:
             self._first = self._now
 
@@ -103,6 +107,7 @@ class Tally:
         self._place += 1
         self.tokens += 1
         behind = self.tokens - 1
+        usual = _usual(self._shapes) if self._automatic else None
         return Response(
             text=text,
             token=result.tokens[place],
@@ -115,7 +120,8 @@ class Tally:
             finish_reason=finish_reason,
             steps=steps,
             tokens_per_step=behind / steps if steps else 1.0,
-            usual_shape=_usual(self._shapes) if self._automatic else None,
+            usual_shape=usual,
+            usual_nodes=None if usual is None else self._nodes[usual] / self._shapes[usual],
             step=result,
             place=place,
         )

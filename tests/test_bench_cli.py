@@ -71,7 +71,7 @@ def test_the_last_line_is_one_object_with_every_field(capsys: pytest.CaptureFixt
             assert row[figure].keys() == {"median", "low", "high"}
     whole = [r for r in rows if r["category"] == "all"]
     assert [(r["method"], r["beam_width"], r["beam_length"], r["nodes"]) for r in whole] == [
-        ("mlx-lm", None, None, None), ("autoregressive", None, None, None),
+        ("mlx-lm", None, None, None), ("autoregressive", None, None, 1),
         ("redrafter", 1, 3, 3), ("redrafter", 2, 3, 5),
     ]  # fmt: skip
     assert all(r["matches_baseline"] for r in whole)
@@ -87,6 +87,23 @@ def test_without_shapes_the_automatic_one_is_measured(capsys: pytest.CaptureFixt
     drafted = [r for r in rows if r["method"] == "redrafter"]  # type: ignore[attr-defined]
     assert [r["beam_width"] for r in drafted] == [None]
     assert drafted[0]["matches_baseline"]
+
+
+def test_the_papers_packing_verifies_fewer_nodes_and_says_how_many(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its figure 6; of every prefix that the search kept, a shape always has as many nodes."""
+    wide = ["--beam-width", "4", "--beam-length", "4"]
+    rows = []
+    for prefixes in ("all", "final"):
+        found = result(capsys, *wide, "--prefixes", prefixes)["rows"]
+        rows += [r for r in found if r["method"] == "redrafter"]  # type: ignore[attr-defined]
+    ours, papers = rows
+    assert [r["prefixes"] for r in rows] == ["all", "final"]
+    assert ours["nodes"] == ours["rows"] == papers["rows"] == 13
+    assert 4 <= papers["nodes"] < 13
+    assert papers["nodes_after"]["p1"] <= papers["nodes_after"]["median"] < 13
+    assert papers["matches_baseline"]
 
 
 def test_without_a_drafter_the_baselines_are_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -282,6 +299,21 @@ def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--beam-width", "4..1"], "4..1"),
         (["--beam-width", "0"], "beam_width is 0"),
         (["--beam-length", "x"], "--beam-length"),
+        (["--prefixes", "some"], "some"),
+        (["--prefixes", "final"], "prefixes is 'final'"),
+        (
+            [
+                "--prefixes",
+                "final",
+                "--beam-width",
+                "2",
+                "--accept",
+                "rejection",
+                "--temperature",
+                "1",
+            ],
+            "rejection",
+        ),
         (["--accept", "lucky"], "lucky"),
         (["--accept", "typical"], "--temperature above 0"),
         (["--temperature", "hot"], "--temperature"),

@@ -26,7 +26,7 @@ from redrafter_mlx.bench.report import heatmap, markdown, show
 from redrafter_mlx.bench.result import Protocol, Result
 from redrafter_mlx.bench.statistics import Percentiles, Spread, ratio, ratio_of_ratios, typical
 from redrafter_mlx.bench.summary import Row, commonest_drafted, summarise
-from redrafter_mlx.bench.tables import main_table, spread
+from redrafter_mlx.bench.tables import acceptance_table, main_table, spread
 from redrafter_mlx.bench.verdict import judge
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import BadInputError
@@ -101,7 +101,8 @@ def test_figures_are_those_recomputed_from_the_answers_file(seed: int, tmp_path:
             nodes = [n for a in mine for n in a["nodes"]]
             assert row.nodes_after is not None
             assert row.nodes_after.median == statistics.median(nodes)
-            assert (row.nodes, row.shapes) == (7, ((2, 4, 1.0),))
+            assert row.nodes == pytest.approx(statistics.mean(nodes))
+            assert row.shapes == ((2, 4, 1.0),)
             assert row.nodes_before == Percentiles(8, 8, 8)
         else:
             assert row.acceptance == ()
@@ -151,11 +152,29 @@ def test_the_automatic_shapes_are_counted() -> None:
     chosen.run.shapes = [[1, 1], [2, 3], [2, 4], [1, 1]]
     (row,) = summarise([chosen])
     assert row.shapes == ((1, 1, 0.5), (2, 3, 0.25), (2, 4, 0.25))
-    assert row.nodes is None
+    assert row.nodes == 3.5
     text = printed(made([chosen]))
     assert "redrafter (automatic)" in text
     assert "1 x 1 50%, 2 x 3 25%, 2 x 4 25%" in text
     assert "1x1:0.5 2x3:0.25 2x4:0.25" in made([chosen]).to_csv()
+
+
+def test_nodes_are_counted_in_the_trees_that_were_verified() -> None:
+    """Not in the request: here a shape of 7 nodes, of which drafts filled fewer."""
+    answers = [
+        answer(PLAIN),
+        answer(DRAFTED, 1, lengths=[1, 2], nodes=[2, 4], rows=[7, 7]),
+        answer(DRAFTED, 2, lengths=[1], nodes=[3], rows=[7]),
+    ]
+    plain, drafted = summarise(answers)
+    assert (drafted.nodes, drafted.rows) == (3.0, 7.0)
+    assert (plain.nodes, plain.rows) == (None, None)
+    shown = main_table([plain, drafted])
+    cells = dict(zip(shown.columns, shown.rows[1], strict=True))
+    assert (cells["N"], cells["padded to"]) == ("3", "7")
+    assert "padded to" not in main_table(summarise([answer(DRAFTED, nodes=[5, 6])])).columns
+    merged = acceptance_table([drafted])
+    assert dict(zip(merged.columns, merged.rows[0], strict=True))["saved"] == "62%"  # 3 of 8
 
 
 # equality
@@ -250,8 +269,8 @@ def test_the_commonest_drafted_shape_is_that_of_most_steps_that_drafted() -> Non
     plain, drafted = answer(DRAFTED), answer(DRAFTED)
     plain.run.shapes = [[1, 1]] * 9
     assert commonest_drafted([plain]) is None
-    drafted.run.shapes = [[1, 2], [2, 4], [2, 4], [1, 1]]
-    assert commonest_drafted([plain, drafted]) == BeamShape(2, 4)
+    drafted.run.shapes = [[1, 2, 2], [2, 4, 6], [2, 4, 6], [1, 1, 1]]
+    assert commonest_drafted([plain, drafted]) == BeamShape(2, 4, 6)
 
 
 # forms
@@ -326,7 +345,7 @@ def test_the_breakdown_is_shown_part_by_part() -> None:
     shown = Breakdown("float32", 2, 4, 7, (part,), one, one, Spread(0.04, 0.04, 0.04))
     text = printed(made(random_answers(1), breakdowns=(shown,)))
     assert shown.beside_the_call == pytest.approx(1 - 0.0125 / 0.04)
-    for piece in ("drafting", "12.50", "2 x 4, 7 nodes", "50.00", "40.00", "68.8%"):
+    for piece in ("drafting", "12.50", "2 x 4, 7 rows", "50.00", "40.00", "68.8%"):
         assert piece in text
 
 
@@ -446,7 +465,7 @@ def test_a_picture_that_cannot_be_written_is_refused_beforehand(
 
 def saved(tmp_path: Path, name: str, **figures: tuple[float, float, float]) -> Path:
     row = {"dtype": "auto", "method": "redrafter", "accept": "greedy", "temperature": 0.0,
-           "beam_width": 2, "beam_length": 4, "nodes": 7, "draft_tokens": None,
+           "beam_width": 2, "beam_length": 4, "max_nodes": None, "draft_tokens": None,
            "category": "all"}  # fmt: skip
     spreads = {k: dict(zip(("median", "low", "high"), v, strict=True)) for k, v in figures.items()}
     path = tmp_path / name

@@ -43,6 +43,7 @@ class FakeToken:
     steps: int = 3
     tokens_per_step: float = 2.31
     usual_shape: BeamShape | None = None
+    usual_nodes: float | None = None
 
 
 class FakeSession:

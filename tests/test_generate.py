@@ -70,6 +70,18 @@ def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
     assert plain.token_ids == [r.token for r in responses]
 
 
+def test_the_usual_shape_comes_with_the_nodes_that_its_steps_verified(model: nn.Module) -> None:
+    """Counted in the trees: a lookup often finds fewer drafts than a shape has room for."""
+    responses = list(
+        Redrafter(model, byte_tokenizer(), "lookup").stream([1, 2, 3] * 4, max_tokens=80)
+    )
+    last = responses[-1]
+    assert last.usual_shape is not None
+    steps = {r.steps: r.step for r in responses if r.steps}.values()
+    mine = [step.nodes for step in steps if step.shape == last.usual_shape]
+    assert last.usual_nodes == pytest.approx(sum(mine) / len(mine))
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 12))
 def test_max_tokens_cuts_exactly_where_autoregression_would(
     model: nn.Module, max_tokens: int

@@ -37,7 +37,8 @@ def test_float32_is_exact(drafter: Drafter | None) -> None:
     assert receipt.explained
     assert receipt.tokens == receipt.agreeing == 30 * len(PROMPTS)
     assert receipt.drafter == ("replay" if drafter is None else "drafter")
-    assert (receipt.nodes, seen) == (10, list(range(1, 9)))
+    assert seen == list(range(1, 9))
+    assert receipt.nodes == 10 if drafter is not None else 4 < receipt.nodes < 10
     assert drafter is not None or receipt.tokens_per_step > 1.5, "a replay is accepted often"
 
 

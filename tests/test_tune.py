@@ -411,4 +411,4 @@ def test_the_statistics_line_says_when_it_decodes_plainly(
     fixed = GenerationOptions(max_tokens=60, beam_width=2)
     print_answer(redrafter, "Hel", True, fixed, Terminal.standard())
     assert "plainly" not in capsys.readouterr().err
-    assert shape_note(BeamShape(2, 4, 6)) == "mostly W 2, L 4, N 6"
+    assert shape_note(BeamShape(2, 4, 6), 4.25) == "mostly W 2, L 4, N 4.25"
