@@ -174,31 +174,32 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, int]:
     return clone, found
 
 
-def rows_of(layer: nn.Module, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
-    """Rows of an (optionally quantised) embedding or linear layer as an output layer."""
+def rows_of(layer: nn.Module, tokens: mx.array | None) -> nn.Module:
+    """An embedding or linear layer, quantised or not, with these rows [V'] only; None is all."""
+    if tokens is None:
+        return layer
+    view = copy.copy(layer)
+    for name in ("weight", "scales", "biases", "bias"):
+        if layer.get(name) is not None:
+            view[name] = layer[name][tokens]
+    mx.eval(view.parameters())
+    return view
 
-    def rows(name: str) -> mx.array | None:
-        array = layer.get(name)
-        return array if array is None or tokens is None else array[tokens]
 
-    weight, scales, biases, bias = (rows(n) for n in ("weight", "scales", "biases", "bias"))
-    assert weight is not None
-    mx.eval([a for a in (weight, scales, biases, bias) if a is not None])
+def head_of(model: nn.Module, model_type: str, tokens: mx.array | None = None) -> nn.Module:
+    """The model without its layers: hidden states in, logits out, of `tokens` [V'] only if given.
 
-    def apply(x: mx.array) -> mx.array:
-        if scales is None:
-            y = x @ weight.T
-        else:
-            y = mx.quantized_matmul(
-                x,
-                weight,
-                scales,
-                biases,
-                transpose=True,
-                group_size=layer.group_size,
-                bits=layer.bits,
-                mode=layer.mode,
-            )
-        return y if bias is None else y + bias
-
-    return apply
+    What the model does to its logits (scaling, soft caps) is done by the model's own code.
+    """
+    name, backbone = find_backbone(model, model_type)
+    backbone = copy.copy(backbone)
+    embedding = find_embedding(backbone, model_type)
+    for key, child in list(backbone.items()):
+        if child is embedding:
+            backbone[key] = rows_of(child, tokens)
+    view = copy.copy(model)
+    view[name] = HiddenAsInput(backbone)
+    for key in _HEAD_NAMES:
+        if isinstance(model.get(key), nn.Module):
+            view[key] = rows_of(model[key], tokens)
+    return view

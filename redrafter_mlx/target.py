@@ -21,11 +21,11 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.anatomy import (
-    HiddenAsInput,
     check_cache,
     find_backbone,
     find_embedding,
     find_head,
+    head_of,
     layers_of,
     recording,
     rows_of,
@@ -58,7 +58,7 @@ class Target:
         """Raises UnsupportedModelError, naming the model, for state that a tree cannot share."""
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
-        name, backbone = find_backbone(whole, self.model_type)
+        _, backbone = find_backbone(whole, self.model_type)
         check_cache(whole, self.model_type)
         view, ropes = with_node_positions(backbone)
         layers = len(make_prompt_cache(whole))
@@ -73,8 +73,7 @@ class Target:
         self.n_layers = layers
         self._model = whole
         self._backbone = view
-        self._head = copy.copy(whole)
-        setattr(self._head, name, HiddenAsInput(backbone))
+        self._head = head_of(whole, self.model_type)
         self.context_layers: tuple[int, ...] = ()
         self._read: Callable[..., mx.array] = view
         self._tree_call = traced_call(view, self._head)
@@ -164,13 +163,24 @@ class Target:
         out: mx.array = self._head(hidden[..., -self.hidden_size :])
         return out
 
+    def logits_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
+        """`logits` of `tokens` [V'] only (None is all), as a map [B, N, C] -> [B, N, V']."""
+        if tokens is None:
+            return self.logits
+        head, size = head_of(self._model, self.model_type, tokens), self.hidden_size
+        return lambda hidden: head(hidden[..., -size:])
+
     def output_rows(self, tokens: mx.array | None = None) -> Callable[[mx.array], mx.array]:
         """The output layer restricted to `tokens` [V'], as a map [..., D] -> [..., V'].
 
-        Quantised rows stay quantised. Scaling and soft caps, which change no order, are left out.
+        For drafters to share. Scaling and soft caps are left out: these are not the target's
+        logits, which `logits_of` gives.
         """
         layer = find_head(self._model)
-        return rows_of(self.embedding if layer is None else layer, tokens)
+        if layer is not None:
+            return rows_of(layer, tokens)
+        shared: Callable[[mx.array], mx.array] = rows_of(self.embedding, tokens).as_linear
+        return shared
 
     def borrow(self, indices: Sequence[int]) -> BorrowedLayers:
         """Some of the layers, for a drafter to look back with.

@@ -10,14 +10,16 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten, tree_map
 from references import prefixes
-from tiny import HIDDEN, VOCAB, random_drafter, random_model
+from tiny import ARCHITECTURES, HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.beam import beam_search
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import accepted_lengths, measure_quality, walk
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import choose_vocabulary, covered, places
+from redrafter_mlx.distill.learner import Learner
 from redrafter_mlx.distill.loss import distillation_loss, draft_logits, output_index
+from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.target import Target
 
@@ -119,6 +121,27 @@ def reference_loss(
     return float(np.dot(per_depth, weights) / sum(weights))
 
 
+@pytest.mark.parametrize("bits", [None, 8])
+@pytest.mark.parametrize("fewer", [{}, {"draft_vocab_size": 40}])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_teacher_distribution_equals_softmax_of_the_models_own_logits(
+    name: str, fewer: dict[str, object], bits: int | None
+) -> None:
+    model = random_model(name)
+    if bits is not None and (name != "minicpm" or not model.args.tie_word_embeddings):
+        nn.quantize(model, group_size=32, bits=bits)
+    target, drafter = Target(model), random_drafter(**fewer)
+    tokens = mx.arange(VOCAB)
+    if fewer:
+        drafter.draft_vocab = tokens = mx.random.permutation(VOCAB, key=mx.random.key(3))[:40]
+    text = mx.array([[3, 14, 15, 92, 65, 35]])
+    want = mx.softmax(model(text)[0][:, tokens].astype(mx.float32), axis=-1)
+    states = target.hidden(text, [None] * target.n_layers)[0]
+    got = Learner(drafter, target, TrainOptions(), 1).teacher(states)
+    assert got is not None
+    np.testing.assert_allclose(np.array(got), np.array(want), atol=1e-5)
+
+
 @pytest.mark.parametrize("soft", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize(
     "form", [{}, {"head": "tied", "draft_vocab_size": 60}, {"draft_vocab_size": 70}]
@@ -133,14 +156,14 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
     texts[1] = replace(texts[1], own=False)  # asked, not answered
     laid = places(texts, T)
     bound = drafter.bind(target)
-    teacher = mx.softmax(target.output_rows(bound.tokens)(mx.array(laid.states, mx.float32)), -1)
+    teacher = mx.softmax(target.logits_of(bound.tokens)(mx.array(laid.states[None])), -1)[0]
     teacher = mx.concatenate([teacher, teacher[-T:]])
     weights = [1.0, 0.5, 0.25]
     got = distillation_loss(
         bound, laid.batch(0, len(laid)), output_index(bound, VOCAB), teacher, weights, soft
     )
     embed = np.array(target.embedding(mx.arange(VOCAB)), np.float64)
-    head = np.array(target.output_rows()(mx.eye(HIDDEN)).T, np.float64)
+    head = np.array(target.logits(mx.eye(HIDDEN)[None])[0].T, np.float64)
     want = reference_loss(drafter, embed, head, texts, soft, weights)
     assert got.item() == pytest.approx(want, rel=2e-4)
 

@@ -37,7 +37,7 @@ class Learner:
         self.bound = drafter.bind(target)
         self._dtype = target.dtype
         self._outputs = output_index(self.bound, target.vocab_size)
-        self._rows = target.output_rows(self.bound.tokens) if options.soft_share else None
+        self._logits = target.logits_of(self.bound.tokens) if options.soft_share else None
         self.optimizer = drafter_optimizer(options, drafter.config, steps)
         self.optimizer.init(drafter.trainable_parameters())
 
@@ -62,15 +62,23 @@ class Learner:
     def learning_rate(self) -> float:
         return _number(self.optimizer.learning_rate)
 
+    def teacher(self, states: mx.array) -> mx.array | None:
+        """The target's probabilities [P, V'] after hidden states [P, C], among the tokens that can
+        be drafted; None if they are not learnt from."""
+        if self._logits is None:
+            return None
+        logits = self._logits(states[None].astype(self._dtype))[0]
+        return mx.softmax(logits.astype(mx.float32), axis=-1)
+
     def _loss(self, batch: Batch) -> mx.array:
-        teacher = None
-        if self._rows is not None:
-            last = batch.states[:, -self.drafter.config.hidden_size :]
-            logits = self._rows(last.astype(self._dtype))
-            teacher = mx.softmax(logits.astype(mx.float32), axis=-1)
         opt = self.options
         return distillation_loss(
-            self.bound, batch, self._outputs, teacher, opt.depth_weights, opt.soft_share
+            self.bound,
+            batch,
+            self._outputs,
+            self.teacher(batch.states),
+            opt.depth_weights,
+            opt.soft_share,
         )
 
 
