@@ -8,6 +8,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache
 
+from redrafter_mlx.distill.states import check_finite, to_host
 from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.target import Target
 
@@ -20,7 +21,7 @@ def states_along(
     A beginning that a text has in common with the one before it is not read again.
 
     Returns:
-      [tokens - place, C] float16 each, the target's hidden states that choose these tokens
+      [tokens - place, C] each, the target's hidden states that choose these tokens
     """
     cache = [KVCache() for _ in range(target.n_layers)]
     before: Sequence[int] = []
@@ -32,4 +33,4 @@ def states_along(
         hidden = target.hidden(mx.array([tokens[start:]], mx.int32), cache)[0, place - 1 - start :]
         mx.eval(hidden, [layer.state for layer in cache])
         before = tokens
-        yield np.array(hidden.astype(mx.float16))
+        yield check_finite(to_host(hidden), target)

@@ -9,19 +9,23 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus import damaged, load_arrays
+from redrafter_mlx.distill.states import to_host
 from redrafter_mlx.whole import whole_file
 
 
-def save_beside(parts: Sequence[np.ndarray], path: Path, name: str, form: str) -> None:
+def save_beside(
+    parts: Sequence[np.ndarray], path: Path, name: str, form: str, dtype: mx.Dtype | None = None
+) -> None:
     """Write the texts' parts end to end, whole or not at all.
 
     name: of the array in the file
     form: name and version of the format, which is compared when the file is read
+    dtype: of the numbers in the file; None is that of the arrays
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    together = np.concatenate(parts) if parts else np.zeros((0, 1), np.float16)
+    together = np.concatenate(parts) if parts else np.zeros((0, 1))
     with whole_file(path) as partial:
-        mx.save_safetensors(str(partial), {name: mx.array(together)}, {"format": form})
+        mx.save_safetensors(str(partial), {name: mx.array(together, dtype)}, {"format": form})
 
 
 def load_beside(
@@ -35,7 +39,7 @@ def load_beside(
         arrays, metadata = load_arrays(path)
         if metadata.get("format") != form:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {form!r}")
-        together = np.array(arrays[name])
+        together = to_host(arrays[name])
         if sum(counts) != len(together):
             raise ValueError(
                 f"it holds {len(together)} {what}, its shard's texts have {sum(counts)}"

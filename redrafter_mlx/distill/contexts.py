@@ -2,7 +2,8 @@
 
 A file of contexts lies in a folder named for the layers, under the name of its shard:
 
-    states  [A, layers * D]  float16  what went into each layer where an answer token was chosen
+    states  [A, layers * D]  what went into each layer where an answer token was chosen, in the
+                             target's type
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.along import states_along
@@ -27,7 +29,7 @@ def contexts_path(shard: Path, layers: Sequence[int]) -> Path:
 
 
 def read_contexts(target: Target, texts: Sequence[Text]) -> list[np.ndarray]:
-    """The inputs [A, C - D] float16 of the target's context layers at each text's answer."""
+    """The inputs [A, C - D] of the target's context layers at each text's answer."""
     whole = ((text.prompt + text.answer.tolist(), len(text.prompt)) for text in texts)
     return [states[:, : -target.hidden_size] for states in states_along(target, whole)]
 
@@ -38,9 +40,11 @@ def with_contexts(target: Target, texts: Sequence[Text]) -> list[Text]:
     return [replace(text, contexts=own) for text, own in zip(texts, found, strict=True)]
 
 
-def save_contexts(contexts: Sequence[np.ndarray], path: Path) -> None:
-    """Write the contexts of one shard's texts, whole or not at all."""
-    save_beside(contexts, path, "states", FORMAT)
+def save_contexts(
+    contexts: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None
+) -> None:
+    """Write the contexts of one shard's texts, whole or not at all; `dtype` as in `save_beside`."""
+    save_beside(contexts, path, "states", FORMAT, dtype)
 
 
 def with_saved_contexts(texts: Sequence[Text], path: Path) -> list[Text]:

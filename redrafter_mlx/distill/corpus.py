@@ -5,7 +5,8 @@ A shard is one safetensors file of the texts that were written together:
     prompts [P]         int32    the prompts' tokens, one behind the other
     answers [A]         int32    the answers' tokens, one behind the other
     lengths [R, 2]      int32    of each text: tokens of its prompt, tokens of its answer
-    states  [A, D]      float16  the target's final-norm output that chose each answer token
+    states  [A, D]               the target's final-norm output that chose each answer token, in
+                                 the target's own type
     labels  [A, T + 1]  int32    only where the answers are not the target's own: what the target
                                  would say at each place, token by token
 
@@ -24,11 +25,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from redrafter_mlx.distill.states import to_host
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.weights.safetensors_header import read_safetensors_header
 from redrafter_mlx.whole import whole_file
 
-FORMAT = "redrafter-mlx corpus 1"
+FORMAT = "redrafter-mlx corpus 2"
 
 HELD_OUT_EVERY = 32
 """One block in so many is for looking at, never for learning."""
@@ -39,13 +41,13 @@ class Text:
     """One prompt with the answer that is learnt from.
 
     Shapes:
-      answer: [A] int32, states: [A, D] float16, labels: [A, T + 1] int32 or None
-      rows:   [R, layers, 2, K, head size] float16, what borrowed layers keep of all tokens but the
-              last; None if none are borrowed, see rows.py
+      answer: [A] int32, states: [A, D], labels: [A, T + 1] int32 or None
+      rows:   [R, layers, 2, K, head size], what borrowed layers keep of all tokens but the last;
+              None if none are borrowed, see rows.py
       own:    whether the answer is the target's, or is learnt as if it were; else only what the
               target expects at each place is learnt, see foreign.py
-      contexts: [A, C - D] float16, inputs of context layers; None without any, see contexts.py
-      before: [len(prompt) - 1, C] float16, the states that chose the prompt's tokens from its
+      contexts: [A, C - D], inputs of context layers; None without any, see contexts.py
+      before: [len(prompt) - 1, C], the states that chose the prompt's tokens from its
               second on; None but where the text was just written
     """
 
@@ -71,8 +73,13 @@ class Shard:
         return sum(len(text.answer) for text in self.texts)
 
 
-def save_shard(shard: Shard, path: Path, made: Mapping[str, str]) -> None:
-    """Write a shard; `made` says from what, and is compared when the corpus is used again."""
+def save_shard(
+    shard: Shard, path: Path, made: Mapping[str, str], dtype: mx.Dtype | None = None
+) -> None:
+    """Write a shard; `made` says from what, and is compared when the corpus is used again.
+
+    dtype: of the states in the file; None is that of the arrays
+    """
     texts = shard.texts
     arrays = {
         "prompts": _join([np.array(t.prompt, np.int32) for t in texts], np.zeros(0, np.int32)),
@@ -80,7 +87,7 @@ def save_shard(shard: Shard, path: Path, made: Mapping[str, str]) -> None:
         "lengths": np.array([[len(t.prompt), len(t.answer)] for t in texts], np.int32).reshape(
             -1, 2
         ),
-        "states": _join([t.states for t in texts], np.zeros((0, 1), np.float16)),
+        "states": _join([t.states for t in texts], np.zeros((0, 1))),
     }
     if not all(text.own == texts[0].own for text in texts):
         raise ValueError("a shard holds texts of one kind")
@@ -96,7 +103,8 @@ def save_shard(shard: Shard, path: Path, made: Mapping[str, str]) -> None:
         "own": "yes" if not texts or texts[0].own else "no",
     }
     with whole_file(path) as partial:
-        mx.save_safetensors(str(partial), {k: mx.array(v) for k, v in arrays.items()}, metadata)
+        saved = {k: mx.array(v, dtype if k == "states" else None) for k, v in arrays.items()}
+        mx.save_safetensors(str(partial), saved, metadata)
 
 
 @dataclass(frozen=True)
@@ -129,7 +137,7 @@ def load_shard(path: Path) -> Shard:
     """Raises DamagedFileError, naming the file, for what is not a whole shard."""
     try:
         arrays, metadata = load_arrays(path)
-        parts = {name: np.array(array) for name, array in arrays.items()}
+        parts = {name: to_host(array) for name, array in arrays.items()}
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
         texts = list(_split(parts, own=metadata.get("own") != "no"))

@@ -79,7 +79,7 @@ def estimate(
     config = job.form.config(target, job.model, "")
     drafter = Drafter(config)
     parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
-    per_token = 2 * config.context_size + 8
+    per_token = target.dtype.size * config.context_size + 8
     if config.borrowed_layers:  # rows of the prompts too, which are about as long as the answers
         per_token += 2 * _row_bytes(target, config.borrowed_layers)
     asked = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0

@@ -25,11 +25,11 @@ class Places:
     """Texts laid end to end; a place is one answer token behind which is drafted.
 
     Shapes:
-      states: [M, C] float16, roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
+      states: [M, C], roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
       own:    [M] bool, whether the labels are what the target says; see Text
       text:   [M] int32, which text a place is in
       root_at: [M] int32, where its root stands in that text, prompt included
-      rows:   [R, layers, 2, K, head size] float16, the texts' rows end to end; None without
+      rows:   [R, layers, 2, K, head size], the texts' rows end to end; None without
       row_at: [texts + 1] int, where each text's rows begin
     """
 

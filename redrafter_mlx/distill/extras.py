@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.distill.contexts import (
@@ -76,11 +77,12 @@ class Extras:
         new_prompts: bool = True,
     ) -> None:
         """Save what was kept while the texts were written, in front of the shard itself."""
-        self._keep_contexts(texts, shard)
+        self._keep_contexts(texts, shard, target.dtype)
         for foreign in self.foreign:
             if foreign.texts is None and all(text.before is not None for text in texts):
                 asked = texts if new_prompts else []
-                self._save(foreign.read(target, tokenizer, block, asked), foreign.path(shard))
+                read = foreign.read(target, tokenizer, block, asked)
+                self._save(read, foreign.path(shard), target.dtype)
 
     def add(
         self,
@@ -99,16 +101,17 @@ class Extras:
             return
         texts = load_shard(shard).texts
         if self.borrowed and not rows_path(shard, self.borrowed).exists():
-            save_rows(read_rows(target, self.borrowed, texts), rows_path(shard, self.borrowed))
+            rows = read_rows(target, self.borrowed, texts)
+            save_rows(rows, rows_path(shard, self.borrowed), target.dtype)
         if self.context and not contexts_path(shard, self.context).exists():
             found = read_contexts(target.reading(self.context), texts)
-            save_contexts(found, contexts_path(shard, self.context))
+            save_contexts(found, contexts_path(shard, self.context), target.dtype)
         for foreign in self.foreign:
             path = foreign.path(shard)
             if not path.exists():
                 asked = texts if new_prompts else []
                 read = foreign.read(target.reading(self.context), tokenizer, block, asked)
-                self._save(read, path)
+                self._save(read, path, target.dtype)
             self.each.add(target, tokenizer, path, block)
 
     def load(self, shard: Path) -> list[Text]:
@@ -132,16 +135,16 @@ class Extras:
             found = with_contexts(target.reading(self.context), found)
         return found
 
-    def _keep_contexts(self, texts: Sequence[Text], shard: Path) -> None:
+    def _keep_contexts(self, texts: Sequence[Text], shard: Path, dtype: mx.Dtype) -> None:
         contexts = [text.contexts for text in texts if text.contexts is not None]
         if self.context and len(contexts) == len(texts):
-            save_contexts(contexts, contexts_path(shard, self.context))
+            save_contexts(contexts, contexts_path(shard, self.context), dtype)
 
-    def _save(self, read: list[Text], path: Path) -> None:
+    def _save(self, read: list[Text], path: Path, dtype: mx.Dtype) -> None:
         """Write what others wrote as a shard, with the contexts that came with it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._keep_contexts(read, path)
-        save_shard(Shard(read, {}), path, {})
+        self._keep_contexts(read, path, dtype)
+        save_shard(Shard(read, {}), path, {}, dtype)
 
     @property
     def each(self) -> Extras:

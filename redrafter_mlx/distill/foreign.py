@@ -87,7 +87,7 @@ class _Seen(NamedTuple):
     """A text that others wrote.
 
     followed: its tokens with those that follow and are learnt otherwise
-    states:   [tokens - 1, C] float16 that chose its tokens from the second on; None if it has to
+    states:   [tokens - 1, C] that chose its tokens from the second on; None if it has to
               be read for them
     """
 

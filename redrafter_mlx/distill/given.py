@@ -8,6 +8,7 @@ import random
 from dataclasses import asdict, dataclass, replace
 
 from redrafter_mlx.distill.blocks import WritingOptions
+from redrafter_mlx.distill.corpus import FORMAT
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Labels
@@ -62,13 +63,11 @@ def corpus_key(
     labels: tuple[Labels, int] | None,
 ) -> str:
     """A name for the corpus that these would make."""
-    written = asdict(writing)
-    if not writing.begun_share:  # such a corpus is what it was before there were beginnings
-        del written["begun_share"], written["begun_temperature"]
     said: dict[str, object] = {
+        "format": FORMAT,
         "target": fingerprint,
         "dtype": dtype,
-        "writing": written,
+        "writing": asdict(writing),
         "conversations": [asdict(conversation) for conversation in given.conversations],
         "labels": labels,
     }

@@ -20,7 +20,7 @@ class Batch(NamedTuple):
     """P places of texts, laid end to end.
 
     Shapes:
-      states: [P + T, C] float16, the target's hidden states that chose the roots; those of the T
+      states: [P + T, C], the target's hidden states that chose the roots; those of the T
               places behind the last are there for their probabilities only
       roots:  [P] int32, the token behind which is drafted
       labels: [P, T] int32, what the target says behind the root

@@ -20,6 +20,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER
 from redrafter_mlx.distill.prompts import Conversation
+from redrafter_mlx.distill.states import check_finite, to_host
 from redrafter_mlx.distill.writing import takes_batches
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import Beams, pack_beam
@@ -114,7 +115,8 @@ class Reader:
         first = len(prompt)
         hidden = self.target.hidden(mx.array([tokens[:-1]]), [None] * self.target.n_layers)
         states = hidden[0, first - 1 :]
-        along, D = np.array(hidden[0].astype(mx.float16)), self.target.hidden_size
+        along = check_finite(to_host(hidden[0]), self.target)
+        D = self.target.hidden_size
         before, kept = along[: first - 1], along[first - 1 :]
         contexts = kept[:, :-D] if self.target.context_layers else None
         labels = None

@@ -2,8 +2,8 @@
 
 A file of rows lies in a folder named for the layers, under the name of the shard it belongs to:
 
-    rows  [R, layers, 2, K, head size]  float16  keys and values of every token but a text's last,
-                                                 one text behind the other
+    rows  [R, layers, 2, K, head size]  keys and values of every token but a text's last, one text
+                                        behind the other, in the target's type
 
 so that the texts of a corpus serve drafters of every form, and only what differs is read again.
 """
@@ -19,6 +19,7 @@ import numpy as np
 
 from redrafter_mlx.distill.beside import load_beside, save_beside
 from redrafter_mlx.distill.corpus import Text
+from redrafter_mlx.distill.states import not_finite, to_host
 from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.target import Target
 
@@ -31,9 +32,10 @@ def rows_path(shard: Path, layers: Sequence[int]) -> Path:
 
 
 def read_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> list[np.ndarray]:
-    """The keys and values [R, layers, 2, K, head size] float16 of each text.
+    """The keys and values [R, layers, 2, K, head size] of each text.
 
     What a text has in common with the one before it is not read again.
+    Raises UnsupportedModelError, naming the layer, for values that are not finite.
     """
     cache = target.new_cache()
     before: list[int] = []
@@ -45,12 +47,16 @@ def read_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> l
             last = len(tokens) - start - 1
             target.prefill(mx.array([tokens[start:]], mx.int32), cache, start, [last])
         held = []
-        for layer in (cache.layers[i] for i in layers):
-            assert layer.keys is not None
-            assert layer.values is not None
-            both = mx.stack([layer.keys[0, :, : len(tokens)], layer.values[0, :, : len(tokens)]])
+        for kept in (cache.layers[i] for i in layers):
+            assert kept.keys is not None
+            assert kept.values is not None
+            both = mx.stack([kept.keys[0, :, : len(tokens)], kept.values[0, :, : len(tokens)]])
             held.append(both.transpose(2, 0, 1, 3))  # [R, 2, K, head size]
-        found.append(np.array(mx.stack(held, axis=1).astype(mx.float16)))
+        rows = to_host(mx.stack(held, axis=1))
+        for i, layer in enumerate(layers):
+            if not np.isfinite(rows[:, i]).all():
+                raise not_finite(target, f"keys or values of layer {layer}")
+        found.append(rows)
         before = tokens
     return found
 
@@ -61,9 +67,9 @@ def with_rows(target: Target, layers: Sequence[int], texts: Sequence[Text]) -> l
     return [replace(text, rows=own) for text, own in zip(texts, rows, strict=True)]
 
 
-def save_rows(rows: Sequence[np.ndarray], path: Path) -> None:
-    """Write the rows of one shard's texts, whole or not at all."""
-    save_beside(rows, path, "rows", FORMAT)
+def save_rows(rows: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None) -> None:
+    """Write the rows of one shard's texts, whole or not at all; `dtype` as in `save_beside`."""
+    save_beside(rows, path, "rows", FORMAT, dtype)
 
 
 def with_saved_rows(texts: Sequence[Text], path: Path) -> list[Text]:

@@ -146,7 +146,7 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
         if not path.exists():
             shard = source.write(block)
             job.extras.keep(target, tokenizer, shard.texts, path, block, new_prompts=new)
-            save_shard(shard, path, {**made, "block": str(block)})
+            save_shard(shard, path, {**made, "block": str(block)}, target.dtype)
         job.extras.add(target, tokenizer, path, block, new_prompts=new)
         mx.clear_cache()
         block += workers

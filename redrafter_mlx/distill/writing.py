@@ -16,6 +16,7 @@ from mlx_lm.models.cache import BatchKVCache
 
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.filters import loop_start
+from redrafter_mlx.distill.states import check_finite, to_host
 from redrafter_mlx.target import Target
 
 _PREFILL_TOKENS = 8192
@@ -37,8 +38,8 @@ class Written:
 
     prompt:  token ids in front of `answer`, tokens drawn at random included
     answer:  [A] int32, the likeliest token at each place; ends with an end-of-text token if `ended`
-    states:  [A, C] float16, the target's hidden states from which each of them was chosen
-    before:  [len(prompt) - 1, C] float16, the same of the prompt's tokens from its second on
+    states:  [A, C], the target's hidden states from which each of them was chosen
+    before:  [len(prompt) - 1, C], the same of the prompt's tokens from its second on
     """
 
     prompt: list[int]
@@ -98,9 +99,9 @@ def write_answers(
         Written(
             prompts[i // len(openings)] + tokens[:n],
             np.array(tokens[n:], np.int32),
-            states[n:],
+            check_finite(states[n:], target),
             bool(tokens) and tokens[-1] in eos,
-            np.concatenate([batch.before[i // len(openings)], states[:n]]),
+            check_finite(np.concatenate([batch.before[i // len(openings)], states[:n]]), target),
         )
         for i, ((tokens, states), n) in enumerate(zip(rows, drawn, strict=True))
     ]
@@ -179,7 +180,7 @@ class _Batch:
             self.hidden = hidden[:, -1]  # [B, C]
             mx.eval(self.hidden, [c.state[:2] for c in self.cache])
             if keep_states:
-                seen.append(np.array(hidden.astype(mx.float16)))
+                seen.append(to_host(hidden))
         self.before: list[np.ndarray] = []  # of each prompt: the states that chose its tokens
         if keep_states:
             read = np.concatenate(seen, axis=1)
@@ -202,7 +203,7 @@ class _Batch:
         self.hidden = self.target.hidden(chosen[:, None], self.cache)[:, 0]
         mx.async_eval(self.hidden)
         tokens: list[int] = chosen.tolist()  # type: ignore[assignment]
-        return tokens, np.array(before.astype(mx.float16)) if self.keep_states else None
+        return tokens, to_host(before) if self.keep_states else None
 
 
 def _write(
@@ -217,7 +218,7 @@ def _write(
     """Write each row to its end, its limit or a loop.
 
     The first `drawn` tokens of a row are drawn at random, the others are the likeliest.
-    Returns for each row its tokens and, where states are kept, [tokens, D] float16.
+    Returns for each row its tokens and, where states are kept, [tokens, C].
     """
     tokens: list[list[int]] = [[] for _ in limits]
     states: list[list[np.ndarray]] = [[] for _ in limits]
@@ -248,5 +249,5 @@ def _write(
             places = [place for place, row in enumerate(rows) if row in open_rows]
             batch.keep(places)
             rows = [rows[place] for place in places]
-    nothing = np.zeros((0, batch.target.context_size), np.float16)
+    nothing = to_host(mx.zeros((0, batch.target.context_size), batch.target.dtype))
     return [(t, np.stack(s) if s else nothing) for t, s in zip(tokens, states, strict=True)]

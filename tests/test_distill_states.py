@@ -1,0 +1,93 @@
+"""Hidden states of a corpus: in a type that holds what the target makes, or refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from tiny import byte_model, byte_tokenizer, random_model
+
+from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.corpus import Shard, Text, save_shard
+from redrafter_mlx.distill.examples import places
+from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.prompts import Conversation
+from redrafter_mlx.distill.reading import Reader
+from redrafter_mlx.distill.rows import read_rows
+from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.target import Target
+
+LAYERS = (1,)
+BEYOND_FLOAT16 = 1e6
+
+
+def loud(model: nn.Module, dtype: mx.Dtype) -> Target:
+    """A target whose second layer reads numbers far above 65,504."""
+    model.model.embed_tokens.weight = model.model.embed_tokens.weight * BEYOND_FLOAT16
+    model.set_dtype(dtype)
+    return Target(model).reading(LAYERS)
+
+
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
+def test_states_beyond_float16_are_learnt_as_the_target_made_them(
+    dtype: mx.Dtype, tmp_path: Path
+) -> None:
+    target = loud(random_model(tie_word_embeddings=False), dtype)
+    written = write_answers(target, [[5, 6, 7]], [], 9)[0]
+    text, shard = written.text(target), tmp_path / "block-000000.safetensors"
+    kept = Extras(context=LAYERS)
+    kept.keep(target, byte_tokenizer(), [text], shard, 0)
+    save_shard(Shard([text], {}), shard, {}, target.dtype)
+    learnt = places(kept.load(shard), 2).states
+
+    whole = mx.array([written.prompt + text.answer.tolist()[:-1]])
+    states = target.hidden(whole, [None] * target.n_layers)[0, 2:].astype(mx.float32)
+    want = np.array(states)
+    assert np.abs(want[:, : target.hidden_size]).max() > 65_504
+    scale = np.abs(want).max(axis=0)
+    near = 1e-5 if dtype == mx.float32 else 0.05  # one row and several round differently
+    assert (np.abs(learnt - want) <= near * scale).all()
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16, mx.float32])
+def test_a_corpus_takes_the_bytes_of_the_targets_own_type(dtype: mx.Dtype, tmp_path: Path) -> None:
+    model = random_model()
+    model.set_dtype(dtype)
+    target = Target(model)
+    text = write_answers(target, [[5, 6, 7]], [], 9)[0].text(target)
+    path = tmp_path / "block-000000.safetensors"
+    save_shard(Shard([text], {}), path, {}, target.dtype)
+    arrays = mx.load(str(path))
+    assert isinstance(arrays, dict)
+    assert arrays["states"].dtype == dtype
+
+
+def written(target: Target) -> object:
+    return Writer(
+        target, byte_tokenizer(), [Conversation(("hello there",))],
+        WritingOptions(own_share=0.0, batch=3, max_answer_tokens=20),
+    ).write(0)  # fmt: skip
+
+
+def read(target: Target) -> object:
+    said = Conversation(("hello there",), ("a fine and long answer",))
+    return Reader(target, byte_tokenizer(), [said], "data", 3).write(0)
+
+
+@pytest.mark.parametrize("use", [written, read])
+def test_states_that_are_not_finite_stop_a_run_and_name_the_layer(use) -> None:  # type: ignore[no-untyped-def]
+    target = loud(byte_model(), mx.float16)
+    with pytest.raises(UnsupportedModelError, match=r"layer 1.*float16.*--dtype bfloat16"):
+        use(target)
+
+
+def test_keys_that_are_not_finite_stop_a_run_and_name_the_layer() -> None:
+    model = random_model()
+    model.model.layers[1].self_attn.k_proj.weight *= float("inf")
+    text = Text([5, 6], np.array([7, 8], np.int32), np.zeros((2, 32), np.float32))
+    with pytest.raises(UnsupportedModelError, match="layer 1"):
+        read_rows(Target(model), (0, 1), [text])
