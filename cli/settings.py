@@ -20,10 +20,10 @@ _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "tex
 def option_names() -> list[str]:
     """Every option that a person can spell, in the order of GenerationOptions.
 
-    A logit bias names tokens by their numbers; it is for the library's callers. `prefixes` is for
-    measuring.
+    A logit bias names tokens by their numbers, and log-probabilities are arrays; both are for the
+    library's callers. `prefixes` is for measuring.
     """
-    unspoken = ("logit_bias", "prefixes")
+    unspoken = ("logit_bias", "logprobs", "prefixes")
     return [f.name for f in fields(GenerationOptions) if f.name not in unspoken]
 
 

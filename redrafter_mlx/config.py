@@ -115,7 +115,8 @@ class GenerationOptions(SamplingParams):
     `max_nodes` the shape is chosen step by step, as costs and acceptance say; with one of them it
     is fixed, filled up from the drafter's own. `draft=False` decodes auto-regressively.
     `seed` None draws a fresh one. `prefixes="final"` is the paper's packing, for comparison: it
-    needs a fixed shape, and not rejection, which draws a tree of its own.
+    needs a fixed shape, and not rejection, which draws a tree of its own. With `logprobs`, each
+    response holds its token's row of log-probabilities.
     """
 
     max_tokens: int = 256
@@ -126,14 +127,17 @@ class GenerationOptions(SamplingParams):
     max_nodes: int | None = None
     draft: bool = True
     prefixes: Prefixes = "all"
+    logprobs: bool = False
 
     def __post_init__(self) -> None:
         given: object = self.stop
         if not isinstance(given, (str, list, tuple)):
             raise BadInputError(f"stop is {given!r}; give a string or a list of strings")
         object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(given))
-        if not isinstance(self.draft, bool):
-            raise BadInputError(f"draft is {self.draft!r}; it must be true or false")
+        for name in ("draft", "logprobs"):
+            value: object = getattr(self, name)
+            if not isinstance(value, bool):
+                raise BadInputError(f"{name} is {value!r}; it must be true or false")
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
         super().__post_init__()

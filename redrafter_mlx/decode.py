@@ -105,6 +105,7 @@ class Decoder:
     plain_rows: where nothing is drafted, the root is padded to so many nodes behind a text of at
                 most so many tokens
     prefixes:   of the beams that are packed; drafts that are drawn for rejection are always whole
+    logprobs:   whether results hold the log-probabilities that each token was chosen from
     """
 
     target: Target
@@ -113,6 +114,7 @@ class Decoder:
     sampling: SamplingParams
     plain_rows: PlainRows = one_row
     prefixes: Prefixes = "all"
+    logprobs: bool = False
 
     def start(
         self,
@@ -146,7 +148,7 @@ class Decoder:
         given = DraftInput(context, accepted.bonus, length, text, rows)
         drafts = self._draft(given, keys, shape, start + width)
         state = DecodeState(cache, length, drafts, keys, history, text)
-        return state, report_step(only, PLAIN, accepted, logits)
+        return state, report_step(only, PLAIN, accepted, logits if self.logprobs else None)
 
     def step(
         self, state: DecodeState, bound: int, shape: BeamShape | None = None
@@ -168,7 +170,8 @@ class Decoder:
         given = DraftInput(context, accepted.bonus, length, text, rows)
         drafts = self._draft(given, keys, shape, bound + tree.max_depth + 1)
         following = DecodeState(cache, length, drafts, keys, history, text)
-        return following, report_step(tree, state.drafts.shape, accepted, logits)
+        shown = logits if self.logprobs else None
+        return following, report_step(tree, state.drafts.shape, accepted, shown)
 
     def run(
         self,

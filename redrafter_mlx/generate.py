@@ -260,7 +260,9 @@ class Redrafter:
         proposer = self.proposer if options.draft else None
         rows = one_row if self.tuning is None else self.tuning.plain_rows
         shape = options.beam_shape(self.beam_shape)
-        return Decoder(self.target, proposer, shape, options, rows, options.prefixes)
+        return Decoder(
+            self.target, proposer, shape, options, rows, options.prefixes, options.logprobs
+        )
 
 
 def stream_generate(

@@ -19,13 +19,15 @@ class StepOutput:
     Shapes:
       report: [B, 2 + 2 L + 2 N] int32: drafts accepted, nodes used, emitted tokens, path, and
               the beam and depth of each node
-      logits: [B, N, V]
+      logits: [B, N, V], None unless log-probabilities were asked for
 
+    rows:  N
     shape: what the tree was drafted with
     """
 
     report: mx.array
-    logits: mx.array
+    logits: mx.array | None
+    rows: int
     shape: BeamShape
 
 
@@ -33,14 +35,14 @@ class StepOutput:
 class StepResult:
     """One row's step as the host knows it.
 
-    tokens: what was emitted: the accepted drafts and the bonus token
-    path:   the node behind which each of them was chosen
-    beams:  of each node of the tree that was not padding, one less than the beams that reach it
-    depths: of the same nodes
-    shape:  what the tree was drafted with
-    rows:   nodes and padding, all of which the target's call computed
-    logits: [B, N, V], kept on the device
-    row:    which row of the batch
+    tokens:    what was emitted: the accepted drafts and the bonus token
+    path:      the node behind which each of them was chosen
+    beams:     of each node of the tree that was not padding, one less than the beams that reach it
+    depths:    of the same nodes
+    shape:     what the tree was drafted with
+    rows:      nodes and padding, all of which the target's call computed
+    log_probs: the target's log-probabilities [V] float32 that each token was chosen from, on the
+               device; None unless asked for
     """
 
     tokens: list[int]
@@ -49,47 +51,48 @@ class StepResult:
     depths: list[int]
     shape: BeamShape
     rows: int
-    logits: mx.array
-    row: int
+    log_probs: list[mx.array] | None = None
 
     @property
     def nodes(self) -> int:
         """Nodes of the tree that were not padding."""
         return len(self.beams)
 
-    def log_probs(self, i: int) -> mx.array:
-        """The target's log-probabilities [V] float32 for the i-th emitted token."""
-        return log_softmax(self.logits[self.row, self.path[i]])
-
 
 def report_step(
-    tree: TokenTree, shape: BeamShape, accepted: Acceptance, logits: mx.array
+    tree: TokenTree, shape: BeamShape, accepted: Acceptance, logits: mx.array | None
 ) -> StepOutput:
-    """The report of a verified tree that was drafted with `shape`."""
+    """The report of a verified tree that was drafted with `shape`.
+
+    `logits` [B, N, V] are given where log-probabilities are asked for.
+    """
     nodes = mx.sum(tree.valid.astype(mx.int32), axis=1, keepdims=True)
     kept = [accepted.n_accepted[:, None], nodes, accepted.emitted, accepted.path]
     report = mx.concatenate([*kept, tree.beams, tree.depths], axis=1)
-    return StepOutput(report, logits, shape)
+    return StepOutput(report, logits, tree.tokens.shape[1], shape)
 
 
 def read_report(output: StepOutput) -> list[StepResult]:
     """The one transfer of a step: what was accepted, row by row."""
     rows: list[list[int]] = output.report.tolist()  # type: ignore[assignment]
-    N = output.logits.shape[1]
+    N = output.rows
     results = []
     for b, (accepted, nodes, *rest) in enumerate(rows):
         L, kept = len(rest) // 2 - N, accepted + 1
-        emitted, path, of_nodes = rest[:L], rest[L : 2 * L], rest[2 * L :]
+        emitted, path, of_nodes = rest[:L], rest[L : L + kept], rest[2 * L :]
+        log_probs = None
+        if output.logits is not None:
+            log_probs = [log_softmax(output.logits[b, node]) for node in path]
+            mx.async_eval(log_probs)  # an array that waits for its evaluation holds all logits
         results.append(
             StepResult(
                 tokens=emitted[:kept],
-                path=path[:kept],
+                path=path,
                 beams=of_nodes[:nodes],
                 depths=of_nodes[N : N + nodes],
                 shape=output.shape,
                 rows=N,
-                logits=output.logits,
-                row=b,
+                log_probs=log_probs,
             )
         )
     return results

@@ -26,7 +26,8 @@ class Response:
     tokens_per_step:   tokens from those calls divided by them; 1.0 for auto-regression
     usual_shape:       of most steps so far, where it is chosen step by step; else None
     usual_nodes:       mean number of nodes verified in those steps; None as above
-    step, place:       the step that said this token, with its shape, and which of its tokens it is
+    step, place:       the step that emitted this token, with its shape, and which of its tokens it
+                       is
     """
 
     text: str
@@ -46,9 +47,12 @@ class Response:
     place: int
 
     @property
-    def logprobs(self) -> mx.array:
-        """The target's log-probabilities [V] float32 that this token was chosen from."""
-        return self.step.log_probs(self.place)
+    def logprobs(self) -> mx.array | None:
+        """The target's log-probabilities [V] float32 that this token was chosen from.
+
+        None unless GenerationOptions.logprobs asked for them.
+        """
+        return None if self.step.log_probs is None else self.step.log_probs[self.place]
 
 
 @dataclass(frozen=True)

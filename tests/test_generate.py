@@ -48,7 +48,7 @@ def oracle_for(model: nn.Module, prompt: list[int], n: int) -> Replay:
 def test_an_answer_equals_mlx_lms_stream_generate(model: nn.Module, redrafter: Redrafter) -> None:
     """Token, text, counts and finish reason, response by response."""
     theirs = list(mlx_lm_stream(model, byte_tokenizer(), PROMPT, max_tokens=40))
-    ours = list(redrafter.stream(PROMPT, max_tokens=40))
+    ours = list(redrafter.stream(PROMPT, max_tokens=40, logprobs=True))
     assert [r.token for r in ours] == [r.token for r in theirs]
     assert "".join(r.text for r in ours) == "".join(r.text for r in theirs)
     for got, want in zip(ours, theirs, strict=True):
@@ -56,6 +56,30 @@ def test_an_answer_equals_mlx_lms_stream_generate(model: nn.Module, redrafter: R
         assert got.generation_tokens == want.generation_tokens
         assert got.prompt_tokens == want.prompt_tokens
         np.testing.assert_allclose(got.logprobs, want.logprobs, rtol=1e-3, atol=1e-4)
+
+
+def held_by_responses(redrafter: Redrafter, n: int, **options: object) -> int:
+    """Bytes of arrays that the responses of an answer of `n` tokens hold."""
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    responses = list(redrafter.stream(PROMPT, max_tokens=n, **options))  # type: ignore[arg-type]
+    assert len(responses) == n
+    return mx.get_active_memory() - before
+
+
+def test_memory_is_flat_in_the_number_of_tokens(redrafter: Redrafter) -> None:
+    shape = {"beam_width": 2, "beam_length": 4}
+    assert redrafter.generate(PROMPT, max_tokens=200).token_ids[199] >= 0  # compiled, warm
+    short, long = (held_by_responses(redrafter, n, **shape) for n in (20, 200))
+    assert long - short < 180 * 4, "less than a number a token"
+
+
+def test_a_response_holds_one_row_of_log_probabilities_where_asked(redrafter: Redrafter) -> None:
+    assert all(r.logprobs is None for r in redrafter.stream(PROMPT, max_tokens=5))
+    row = 4 * 258
+    for shape in ({"draft": False}, {"beam_width": 2, "beam_length": 4}):
+        short, long = (held_by_responses(redrafter, n, logprobs=True, **shape) for n in (20, 200))
+        assert 180 * row <= long - short < 1.2 * 180 * row
 
 
 def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
@@ -146,6 +170,7 @@ def test_a_prompt_can_be_text_messages_or_ids(redrafter: Redrafter) -> None:
         ({"stop": [""]}, "stop is"),
         ({"stop": 5}, "stop is 5; give a string"),
         ({"draft": "no"}, "draft is 'no'"),
+        ({"logprobs": 1}, "logprobs is 1"),
         ({"temprature": 1}, "unknown option 'temprature'; did you mean 'temperature'"),
     ],
 )
@@ -325,7 +350,7 @@ def test_any_thread_may_answer(model: nn.Module) -> None:
 def test_one_answer_may_be_read_from_several_threads(redrafter: Redrafter) -> None:
     """As web frameworks do that hand each `next` of a generator to any thread of a pool."""
     want = redrafter.generate(PROMPT, max_tokens=30, temperature=1.0, seed=3).token_ids
-    stream = redrafter.stream(PROMPT, max_tokens=30, temperature=1.0, seed=3)
+    stream = redrafter.stream(PROMPT, max_tokens=30, temperature=1.0, seed=3, logprobs=True)
     got: list[int] = []
     while True:
         box: list[Response | None] = []
@@ -335,6 +360,7 @@ def test_one_answer_may_be_read_from_several_threads(redrafter: Redrafter) -> No
         if box[0] is None:
             break
         got.append(box[0].token)
+        assert box[0].logprobs is not None
         assert box[0].logprobs.shape == (258,)
         assert box[0].logprobs[box[0].token].item() <= 0
     assert got == want

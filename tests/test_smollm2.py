@@ -95,7 +95,7 @@ class Subject:
         """n tokens, the log-probabilities each was chosen from, and how many each step gave."""
         said: list[int] = []
         log_probs: list[mx.array] = []
-        decoder = Decoder(self.target, proposer, shape, SamplingParams())
+        decoder = Decoder(self.target, proposer, shape, SamplingParams(), logprobs=True)
 
         def finished(result: StepResult) -> bool:
             return len(said) + len(result.tokens) >= n
@@ -104,7 +104,7 @@ class Subject:
         cache = self.target.new_cache()
         for result in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
             said += result.tokens
-            log_probs += [result.log_probs(i) for i in range(len(result.tokens))]
+            log_probs += result.log_probs or []
             counts.append(len(result.tokens))
         return said[:n], log_probs[:n], counts
 
