@@ -187,7 +187,7 @@ def read_turn(terminal: Terminal) -> tuple[str, bool]:
 
 
 def answer(chat: Chat, text: str) -> None:
-    """Stream one answer; Ctrl-C ends it and the conversation keeps what was said."""
+    """Stream one answer; Ctrl-C ends it and the conversation keeps its text so far, if any."""
     last, end = None, "\n"
     announce_measuring(chat.model, chat.options, chat.terminal)
     with StopKey() as key:

@@ -60,7 +60,7 @@ def _help(chat: Chat, rest: str) -> None:
     lines = [f"{c.usage:<{width}}  {c.summary}" for c in COMMANDS]
     lines += [
         f"{QUOTED:<{width}}  a message of several lines",
-        f"{'Ctrl-C':<{width}}  end the answer, keep what was said",
+        f"{'Ctrl-C':<{width}}  end the answer, keep its text so far",
         f"{'Ctrl-D':<{width}}  leave",
     ]
     chat.terminal.say("\n".join(lines))

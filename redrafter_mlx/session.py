@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Generator
 
 from redrafter_mlx.config import GenerationOptions
@@ -14,6 +15,8 @@ from redrafter_mlx.response import Response
 class Session:
     """Turns of one conversation; only what changed since the last turn is read again.
 
+    Any thread may use it. One turn is answered at a time; a second one is refused meanwhile.
+
     system:   the system message, or None for the template's own default
     messages: the turns so far, `role` "user" or "assistant"; may be replaced as a whole
     """
@@ -21,6 +24,7 @@ class Session:
     def __init__(self, redrafter: Redrafter, system: str | None = None) -> None:
         self._redrafter = redrafter
         self._memory = PrefixMemory()
+        self._answering = threading.Lock()
         self.system = system
         self.messages: list[dict[str, str]] = []
 
@@ -29,35 +33,51 @@ class Session:
     ) -> Generator[Response, None, None]:
         """The next turn, one response a token.
 
-        The user's message joins the conversation with the first token, the answer when it ends;
-        closed early or interrupted, with what was said until then.
+        It begins with the first response that is asked for, and follows the turns that have ended
+        by then. Message and answer join the conversation when it ends; closed early or
+        interrupted, with the text given until then, and not at all where there is none.
 
         Raises:
-          BadInputError: at once, for options or a text that cannot be used; nothing is changed
+          BadInputError: at once, for options or a text that cannot be used; at the first
+            response, while another turn is being answered; nothing is changed
         """
+        if not isinstance(text, str):
+            raise BadInputError(f"the message is {text!r:.80}; give a string")
         if not text.strip():
             raise BadInputError("the message is empty; write something")
         chosen = self._redrafter.chosen_options(options, overrides)
         asked = {"role": "user", "content": text}
-        system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        prompt = self._redrafter.encode([*system, *self.messages, asked])
-        return self._turn(asked, prompt, chosen)
+        self._prompt(asked)
+        return self._turn(asked, chosen)
 
     def clear(self) -> None:
         """Forget all turns; the system message stays."""
         self.messages = []
         self._memory.clear()
 
+    def _prompt(self, asked: dict[str, str]) -> list[int]:
+        """The token ids of the conversation so far and the message `asked`."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return self._redrafter.encode([*system, *self.messages, asked])
+
     def _turn(
-        self, asked: dict[str, str], prompt: list[int], options: GenerationOptions
+        self, asked: dict[str, str], options: GenerationOptions
     ) -> Generator[Response, None, None]:
-        said: list[str] = []
-        turns = self.messages
-        responses = self._redrafter.respond(prompt, options, self._memory)
+        if not self._answering.acquire(blocking=False):
+            raise BadInputError(
+                "another turn of this session is being answered; read it to its end or close it"
+            )
         try:
-            for response in responses:
-                said.append(response.text)
-                yield response
+            turns, answer, ended = self.messages, "", False
+            responses = self._redrafter.respond(self._prompt(asked), options, self._memory)
+            try:
+                for response in responses:
+                    answer += response.text
+                    ended = response.finish_reason is not None
+                    yield response
+            finally:
+                responses.close()
+                if ended or answer:
+                    turns += [asked, {"role": "assistant", "content": answer}]
         finally:
-            responses.close()
-            turns += [asked, {"role": "assistant", "content": "".join(said)}]
+            self._answering.release()

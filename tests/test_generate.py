@@ -315,9 +315,77 @@ def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
             patched.setattr(redrafter.target, name, interrupting(getattr(redrafter.target, name)))
         with pytest.raises(KeyboardInterrupt):
             turn(session, "two", 30)
-    assert session.messages[-2] == {"role": "user", "content": "two"}
+    answered = session.messages[2:]  # nothing, where no token came before the interrupt
+    assert [m["role"] for m in answered] in ([], ["user", "assistant"])
+    assert all(m["content"] for m in answered)
     want = fresh_answer(redrafter, session, "three")
     assert [r.token for r in turn(session, "three")] == want
+
+
+def test_a_turn_that_stops_before_its_first_token_is_forgotten(
+    redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = redrafter.session()
+    turn(session, "one")
+    before = list(session.messages)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(redrafter.target, "hidden", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            turn(session, "two")
+    assert session.messages == before
+    session.stream("two").close()
+    assert session.messages == before
+
+
+def test_an_answer_that_ends_without_a_text_is_kept(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+    first = turn(session, "one", 1)[0].token
+    session.clear()
+    redrafter.tokenizer.eos_token_ids = {first}
+    assert [r.finish_reason for r in turn(session, "one")] == ["stop"]
+    assert [m["content"] for m in session.messages] == ["one", ""]
+
+
+def test_a_session_answers_one_turn_at_a_time(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+    running = session.stream("one", max_tokens=20)
+    first = next(running).text
+    with ThreadPoolExecutor(1) as other, pytest.raises(BadInputError, match="another turn"):
+        other.submit(turn, session, "two").result()
+    answer = first + "".join(r.text for r in running)
+    assert [m["content"] for m in session.messages] == ["one", answer]
+    want = fresh_answer(redrafter, session, "two")
+    assert [r.token for r in turn(session, "two")] == want
+
+
+def test_turns_of_many_threads_leave_whole_turns(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+
+    def ask(i: int) -> bool:
+        try:
+            turn(session, f"question {i}", 5)
+        except BadInputError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        answered = sum(pool.map(ask, range(12)))
+    assert 1 <= answered == len(session.messages) // 2
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * answered
+    want = fresh_answer(redrafter, session, "last")
+    assert [r.token for r in turn(session, "last")] == want
+
+
+def test_a_turn_follows_those_that_ended_before_its_first_token(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+    later = session.stream("two", max_tokens=20)
+    turn(session, "one")
+    want = fresh_answer(redrafter, session, "two")
+    assert [r.token for r in later] == want
 
 
 def test_a_cleared_session_is_a_new_one(redrafter: Redrafter) -> None:
