@@ -19,6 +19,9 @@ Prefixes = Literal["all", "final"]
 """Which prefixes of a beam search are verified: all that it kept, or, as in the paper, those that
 its final candidates begin with."""
 
+LEAST_TEMPERATURE = 1e-4
+"""Below it, log-probabilities over the temperature leave no room in float32 for a draw's noise."""
+
 MAX_BEAM_WIDTH = 64
 MAX_BEAM_LENGTH = 32
 
@@ -51,13 +54,14 @@ class BeamShape:
 class SamplingParams:
     """How a token is chosen from the target's distribution; the meaning of each is mlx-lm's.
 
+    temperature: 0 takes the likeliest token; draws need LEAST_TEMPERATURE at least
     accept: how drafts are accepted. `greedy` at temperature 0; above it `sample` (one draw of the
       target at each node, lossless), `rejection` (drafts are sampled and tested, lossless) or
       `typical` (likely enough drafts are taken as they are, not lossless). None takes the first
       that fits the temperature
     epsilon, delta: of typical acceptance, see accept.accept_typical
     repetition_penalty: divides the logits of the last `repetition_context` tokens; 1 is none
-    logit_bias: pairs of a token and what is added to its logit
+    logit_bias: what is added to tokens' logits, as a mapping or as pairs
     """
 
     temperature: float = 0.0
@@ -73,6 +77,11 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, low=0.0)
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            raise BadInputError(
+                f"temperature is {self.temperature:g}; it must be 0 (the likeliest token) or at "
+                f"least {LEAST_TEMPERATURE:g}"
+            )
         _check_number("top_p", self.top_p, low=0.0, high=1.0, low_excluded=True)
         _check_number("min_p", self.min_p, low=0.0, high=1.0)
         _check_int("top_k", self.top_k, 0, None)
@@ -80,6 +89,7 @@ class SamplingParams:
         _check_number("delta", self.delta, low=0.0, high=1.0, low_excluded=True)
         _check_number("repetition_penalty", self.repetition_penalty, low=0.0, low_excluded=True)
         _check_int("repetition_context", self.repetition_context, 1, None)
+        object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
         for token, bias in self.logit_bias:
             _check_int("logit_bias token", token, 0, None)
             _check_number("logit_bias", bias, low=-math.inf)
@@ -138,8 +148,6 @@ class GenerationOptions(SamplingParams):
             value: object = getattr(self, name)
             if not isinstance(value, bool):
                 raise BadInputError(f"{name} is {value!r}; it must be true or false")
-        if isinstance(self.logit_bias, Mapping):
-            object.__setattr__(self, "logit_bias", tuple(self.logit_bias.items()))
         super().__post_init__()
         _check_int("max_tokens", self.max_tokens, 1, None)
         if self.seed is not None:
@@ -191,6 +199,15 @@ def check_choice(name: str, value: str, choices: object) -> None:
         raise BadInputError(f"{name} is {value!r}; choose one of {', '.join(map(str, known))}")
 
 
+def _pairs(name: str, given: object) -> tuple[tuple[object, object], ...]:
+    pairs = list(given.items()) if isinstance(given, Mapping) else given
+    if not isinstance(pairs, (list, tuple)) or not all(
+        isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs
+    ):
+        raise BadInputError(f"{name} is {given!r:.80}; give a mapping or pairs of two numbers")
+    return tuple((first, second) for first, second in pairs)
+
+
 def _check_int(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadInputError(f"{name} is {value!r}; it must be a whole number")
@@ -202,12 +219,19 @@ def _check_int(name: str, value: object, low: int, high: int | None) -> None:
 def _check_number(
     name: str, value: object, low: float, high: float = math.inf, low_excluded: bool = False
 ) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
         raise BadInputError(f"{name} is {value!r}; it must be a number")
     if value < low or value > high or (low_excluded and value == low):
         above = f"above {low:g}" if low_excluded else f"at least {low:g}"
         limit = "" if high == math.inf else f" and at most {high:g}"
         raise BadInputError(f"{name} is {value:g}; it must be {above}{limit}")
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an int beyond the range of float
+        return False
 
 
 DEFAULT_BEAM_SHAPE = BeamShape(2, 4)

@@ -7,11 +7,11 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import NoneType
+from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
 import mlx.nn as nn
-import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
@@ -190,8 +190,13 @@ class Redrafter:
                 ids = encode_text(self.tokenizer, prompt)
             else:
                 ids = render_chat(self.tokenizer, [{"role": "user", "content": prompt}])
+        elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
+            raise BadInputError(
+                f"the prompt is of type {type(prompt).__name__}; give a string, a list of messages "
+                f"or a list of token ids"
+            )
         elif prompt and isinstance(prompt[0], Mapping):
-            ids = render_chat(self.tokenizer, [dict(m) for m in prompt])  # type: ignore[arg-type]
+            ids = render_chat(self.tokenizer, prompt)  # type: ignore[arg-type]
         else:
             ids = [_token_id(t, self.target.vocab_size) for t in prompt]
         if not ids:
@@ -202,6 +207,8 @@ class Redrafter:
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
     ) -> GenerationOptions:
         """`options` with `overrides`; raises BadInputError for what this model cannot do."""
+        if not isinstance(options, (GenerationOptions, NoneType)):
+            raise BadInputError(f"options is {options!r:.80}; give GenerationOptions")
         chosen = (options or GenerationOptions()).updated(overrides)
         V = self.target.vocab_size
         for token, _ in chosen.logit_bias:
@@ -282,9 +289,8 @@ def stream_generate(
       options: and `overrides`, its fields by name; see GenerationOptions
     """
     redrafter = Redrafter(model, tokenizer, drafter)
-    if isinstance(prompt, mx.array):
-        prompt = [int(t) for t in np.array(prompt).reshape(-1)]
-    return redrafter.stream(prompt, raw=True, options=options, **overrides)
+    given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
+    return redrafter.stream(given, raw=True, options=options, **overrides)
 
 
 def _token_id(token: object, vocab_size: int) -> int:

@@ -159,6 +159,17 @@ def test_a_prompt_can_be_text_messages_or_ids(redrafter: Redrafter) -> None:
     [
         ({"temperature": -1}, "temperature is -1; it must be at least 0"),
         ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": 10**400}, "temperature is 1000"),
+        ({"temperature": 1e-39}, "temperature is 1e-39; it must be 0 .* or at least 0.0001"),
+        ({"temperature": 9e-5}, "temperature is 9e-05"),
+        ({"logit_bias": None}, "logit_bias is None"),
+        ({"logit_bias": 5}, "logit_bias is 5"),
+        ({"logit_bias": "ab"}, "logit_bias is 'ab'"),
+        ({"logit_bias": [1, 2]}, "logit_bias is \\[1, 2\\]"),
+        ({"logit_bias": [(1, 2, 3)]}, "logit_bias is"),
+        ({"logit_bias": {"a": 1}}, "logit_bias token is 'a'"),
+        ({"logit_bias": {1: "a"}}, "logit_bias is 'a'"),
+        ({"logit_bias": {1: float("nan")}}, "logit_bias is nan"),
         ({"top_p": 0.0}, "top_p is 0; it must be above 0 and at most 1"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"min_p": 2}, "min_p is 2"),
@@ -183,10 +194,41 @@ def test_bad_options_are_refused_at_once_naming_the_value(
         redrafter.session().stream("hi", **options)
 
 
-@pytest.mark.parametrize("prompt", [[], [258], [-1], [1.5], [True], ""])
-def test_bad_prompts_are_refused_at_once(redrafter: Redrafter, prompt: object) -> None:
-    with pytest.raises(BadInputError, match="prompt"):
-        redrafter.stream(prompt, raw=True)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "prompt",
+    [[], [258], [-1], [1.5], [True], "", None, 5, {"role": "user", "content": "hi"}, iter([1, 2]),
+     mx.array([1, 2]), np.array([1, 2]), b"hi", bytearray(b"hi"), memoryview(b"hi"), {1, 2},
+     [[1, 2]], ["hi"], "\ud800", [1, {"role": "user", "content": "hi"}]],
+)  # fmt: skip
+@pytest.mark.parametrize("raw", [False, True])
+def test_bad_prompts_are_refused_at_once(redrafter: Redrafter, prompt: object, raw: bool) -> None:
+    if isinstance(prompt, str) and not prompt and not raw:
+        pytest.skip("an empty message is not an empty prompt: the template adds to it")
+    with pytest.raises(BadInputError, match=r"prompt|message"):
+        redrafter.stream(prompt, raw=raw)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[{"role": "user"}], [{"role": "user", "content": 5}], [{"role": "user", "content": "a"}, 5],
+     [{}], [{"role": "user", "content": "a"}, "b"]],
+)  # fmt: skip
+def test_bad_messages_are_refused_at_once(redrafter: Redrafter, messages: object) -> None:
+    with pytest.raises(BadInputError, match="message"):
+        redrafter.stream(messages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", [None, 5, b"hi", ["hi"], {"role": "user", "content": "hi"}])
+def test_a_turn_that_is_no_string_is_refused_at_once(redrafter: Redrafter, text: object) -> None:
+    with pytest.raises(BadInputError, match="message"):
+        redrafter.session().stream(text)  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match="message"):
+        redrafter.session(system=5).stream("hi")  # type: ignore[arg-type]
+
+
+def test_options_of_another_type_are_refused_at_once(redrafter: Redrafter) -> None:
+    with pytest.raises(BadInputError, match="options"):
+        redrafter.stream(PROMPT, options={"temperature": 1})  # type: ignore[arg-type]
 
 
 def test_a_drafter_of_another_size_is_refused(model: nn.Module) -> None:

@@ -59,7 +59,13 @@ def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
 
     Control tokens in it are recognised, and the beginning-of-text token is put in front where
     the model wants one and the text does not start with it.
+
+    Raises BadInputError for a string with half a surrogate pair, which no text has.
     """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInputError(f"the prompt is not text: {error.reason} at {error.start}") from None
     bos = tokenizer.bos_token
     with _TOKENIZER_LOCK:
         ids = tokenizer.encode(text, add_special_tokens=bos is None or not text.startswith(bos))
