@@ -33,7 +33,7 @@ from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.target import Target
 from redrafter_mlx.transcript import begin_text, extend_text
 from redrafter_mlx.tree import TokenTree, pack_beam
-from redrafter_mlx.wired import WiredMemory
+from redrafter_mlx.wired import WIRED_MEMORY
 
 PARTS = ("verification", "acceptance", "commit", "drafting", "packing")
 """In the order in which they are added."""
@@ -108,7 +108,7 @@ def break_down(
     built: list[list[float]] = [[] for _ in PARTS]
     evaluated: list[list[float]] = [[] for _ in PARTS]
     loop: list[float] = []
-    with WiredMemory(redrafter.model), BLAS.threads_by_rows():
+    with WIRED_MEMORY.held(redrafter.model), BLAS.threads_by_rows():
         with target.lock:
             start = _start(target, redrafter.proposer, prompt, shape)
         before = start.cache.snapshot()

@@ -29,7 +29,7 @@ from redrafter_mlx.target import Target
 from redrafter_mlx.text import AnswerText
 from redrafter_mlx.tuning import Tuning
 from redrafter_mlx.weights.chat import encode_text, render_chat
-from redrafter_mlx.wired import WiredMemory
+from redrafter_mlx.wired import WIRED_MEMORY
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading import TargetSource
@@ -79,7 +79,6 @@ class Redrafter:
         if self.proposer is not None:
             kind = self._drafts.kind
             self.tuning = Tuning(model, self.target, self.proposer, self.drafter, kind)
-        self._wired = WiredMemory(model)
 
     @property
     def beam_shape(self) -> BeamShape:
@@ -239,7 +238,7 @@ class Redrafter:
                     break
             return answer.finish_reason is not None
 
-        with self._wired:
+        with WIRED_MEMORY.held(self.model):
             policy = None
             if self.tuning is not None and options.automatic:
                 policy = self.tuning.policy(options.method)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections.abc import Iterator
 
 import mlx.nn as nn
 from mlx_lm.generate import wired_limit
@@ -13,22 +14,28 @@ from mlx_lm.generate import wired_limit
 class WiredMemory:
     """mlx-lm's `wired_limit` for as long as at least one answer is being decoded."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self) -> None:
         self._users = 0
         self._lock = threading.Lock()
         self._limit = contextlib.ExitStack()
 
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def held(self, model: nn.Module) -> Iterator[None]:
+        """Keep memory resident while an answer of `model` is being decoded."""
         with self._lock:
             if self._users == 0:
                 # mlx-lm prints its warning about large models; standard output is the answer's.
                 with contextlib.redirect_stdout(sys.stderr):
-                    self._limit.enter_context(wired_limit(self._model))
+                    self._limit.enter_context(wired_limit(model))
             self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._limit.close()
 
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0:
-                self._limit.close()
+
+WIRED_MEMORY = WiredMemory()
+"""The limit is the process's, so all models share the count of its users."""
