@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench_samples import DRAFTED, MACHINE, PLAIN, SETTINGS, answer, loaded, random_answers
+from papers_timings import CHIPS, timings
 from rich.console import Console
 
 from redrafter_mlx.bench.breakdown import Breakdown, Part
@@ -30,8 +31,6 @@ from redrafter_mlx.bench.tables import acceptance_table, main_table, spread
 from redrafter_mlx.bench.verdict import judge
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import BadInputError
-
-PAPER_DATA = Path(__file__).parents[2] / "shared" / "data" / "paper"
 
 
 def made(answers: list[Answer], **changes: object) -> Result:
@@ -382,30 +381,26 @@ def test_our_rows_stand_below_the_papers() -> None:
 
 def papers_grid(chip: str) -> Grid:
     """The authors' timings in float16, greedy, as their own analysis reads them."""
-    plain = list(csv.DictReader((PAPER_DATA / f"{chip}_autoregression.csv").open()))
-    half = [r for r in plain if r["dtype"] == "mlx.core.float16"]
-    prompt = statistics.mean(float(r["comprehension_ours"]) for r in half)
-    alone = statistics.mean(float(r["generation_ours"]) for r in half)
-    cells = []
-    for r in csv.DictReader((PAPER_DATA / f"{chip}_recurrent_drafting.csv").open()):
-        if (r["run"], r["dtype"], r["greedy"]) == ("0", "mlx.core.float16", "True"):
-            tokens = int(r["prompt_and_generated_length"]) - int(r["prompt_length"])
-            took = float(r["comprehension_and_generation_time"]) - prompt
-            cells.append(
-                Cell(int(r["beam_width"]), int(r["beam_length"]), 1000 * tokens / took,
-                     alone / took, tokens / int(r["steps"]))
-            )  # fmt: skip
+    tokens, plain, drafted = timings(chip, "float16")
+    cells = [
+        Cell(W, L, tokens / took, plain / took, tokens / calls)
+        for (W, L), (calls, took) in drafted.items()
+    ]
     return Grid(f"{chip}, the authors' timings", tuple(cells))
 
 
-needs_paper_data = pytest.mark.skipif(
-    not PAPER_DATA.is_dir(), reason="../shared/data/paper is not there"
-)
+def test_the_papers_macs_answered_one_prompt_with_200_tokens() -> None:
+    """So every tokens/step is 200 by a whole number of calls, as no mean over MT-Bench would be."""
+    for entry in TABLE_2.entries:
+        calls = round(200 / entry.tokens_per_step)
+        assert round(200 / calls, 2) == entry.tokens_per_step
+        assert "MT-Bench" not in entry.questions
+        assert "200" in entry.questions
+    assert {entry.questions for entry in TABLE_1.entries} == {"MT-Bench", "AlpacaEval"}
 
 
-@needs_paper_data
 def test_the_papers_table_2_is_that_of_the_authors_timings() -> None:
-    for chip, machine in (("m1-max", "M1 Max"), ("m2-ultra", "M2 Ultra")):
+    for chip, machine in zip(CHIPS, ("M1 Max", "M2 Ultra"), strict=True):
         grid = papers_grid(chip)
         for entry in TABLE_2.entries:
             if (entry.machine, entry.model) != (machine, "Vicuna 7B"):
@@ -417,7 +412,6 @@ def test_the_papers_table_2_is_that_of_the_authors_timings() -> None:
             assert (round(cell.tps, 2), round(cell.speedup, 2)) == (entry.tps, entry.speedup)
 
 
-@needs_paper_data
 def test_the_authors_timings_are_drawn_with_their_cliff(tmp_path: Path) -> None:
     ultra, max_ = papers_grid("m2-ultra"), papers_grid("m1-max")
     # What the authors say of these files: 1.37x with one beam, 1.52x with three.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import os
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
-from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from papers_timings import CHIPS, timings
 from simulated import ROWS, Step, Text, cliff, decode, every_shape, machine
 
 from redrafter_mlx.config import PLAIN, BeamShape
@@ -19,7 +17,6 @@ from redrafter_mlx.odds import Odds, accepted_within, expected_drafts, node_valu
 from redrafter_mlx.shape import ShapePolicy, candidates
 from redrafter_mlx.tree import Beams, pack_beam
 
-PAPER = Path(os.environ.get("REDRAFTER_PAPER_DATA", "../shared/data/paper"))
 PRICEY = machine(lambda rows: 46 + 15 * (rows > 1) + rows, lambda w, n: (2.5 + 0.2 * w) * (n - 1))
 """The second row alone costs a third more, as on the paper's M1 Max."""
 SLOPE = machine(lambda rows: 60 + 6 * rows, lambda w, n: (3 + 0.3 * w) * (n - 1))
@@ -74,14 +71,12 @@ def test_hopeless_drafts_are_left_alone_and_certain_ones_are_long() -> None:
     assert certain.next_shape(128).nodes == 8
 
 
-@pytest.mark.parametrize("chip", ["m1-max", "m2-ultra"])
+@pytest.mark.parametrize("chip", CHIPS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_on_the_papers_machines_the_chosen_shape_is_the_best_measured(
     chip: str, dtype: str
 ) -> None:
     """Its authors' timings of 16 shapes; steps and tokens as they counted them."""
-    if not PAPER.is_dir():
-        pytest.skip(f"the paper's timings are not in {PAPER}; REDRAFTER_PAPER_DATA names another")
     curves, tokens = papers_machine(chip, dtype)
     policy = ShapePolicy(curves, Known(candidates(curves), lambda s: tokens[s.width, s.length]))
     chosen = policy.next_shape(curves.short_context)
@@ -95,21 +90,10 @@ def test_on_the_papers_machines_the_chosen_shape_is_the_best_measured(
 
 def papers_machine(chip: str, dtype: str) -> tuple[CostCurves, dict[tuple[int, int], float]]:
     """Curves that cost what the paper's runs cost, and the tokens per step of each shape."""
-
-    def rows_of(name: str) -> list[dict[str, str]]:
-        with (PAPER / f"{chip}_{name}.csv").open() as file:
-            return [r for r in csv.DictReader(file) if r["dtype"] == f"mlx.core.{dtype}"]
-
-    plain = rows_of("autoregression")[-1]
-    call = float(plain["generation_ours"]) / 200 / 1e3
-    drafted = [r for r in rows_of("recurrent_drafting") if r["greedy"] == "True"]
-    tokens, drafting = {}, []
-    for row in drafted:
-        key = int(row["beam_width"]), int(row["beam_length"])
-        whole = float(row["comprehension_and_generation_time"])
-        step = (whole - float(plain["comprehension_ours"])) / 1e3 / int(row["steps"])
-        tokens[key] = 200 / int(row["steps"])
-        drafting.append((*key, step - call))
+    found = timings(chip, dtype)
+    call = found.plain / found.tokens
+    tokens = {shape: found.tokens / calls for shape, (calls, _) in found.drafted.items()}
+    drafting = [(W, L, took / calls - call) for (W, L), (calls, took) in found.drafted.items()]
     base = machine(lambda _: 1e3 * call)
     curves = CostCurves(
         base.setup, 66, 266, base.short, base.short, tuple(drafting), 0.0, 0.0, 0.0, 0.02, 1
