@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from test_sampling import chi_square, critical
 
+from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder, DecodeState
 from redrafter_mlx.drafter import Drafter
@@ -27,7 +27,6 @@ from redrafter_mlx.weights.chat import encode_text, render_chat
 
 pytestmark = pytest.mark.real_model
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 SHAPES = [BeamShape(W, L) for W in range(1, 5) for L in range(2, 6)]
 QUESTIONS = [
     "Name three rivers and the seas that they run into.",
@@ -35,23 +34,20 @@ QUESTIONS = [
     "A train leaves at 9:40 and arrives at 13:05. How long does it take?",
     "Explain to a child why the sky is blue.",
 ]
+MORE_QUESTIONS = [
+    "Give me a recipe for a soup of lentils, for four people.",
+    "Is 91 a prime number? Say how you know.",
+    "Turn these notes into a polite message: late, traffic, start without me.",
+    "What happens in the body when somebody holds their breath?",
+    "Who may vote in a republic, and who could in ancient Athens?",
+]
 
 
-def test_every_shape_is_asked_for() -> None:
-    assert {(s.width, s.length) for s in SHAPES} == {
-        (W, L) for W in (1, 2, 3, 4) for L in (2, 3, 4, 5)
-    }
-
-
-def public_questions() -> list[str]:
-    """First turns of MT-Bench and Alpaca, taken in turn; skips where the files are not."""
-    files = [DATA / "mt_bench.jsonl", DATA / "alpaca_80.jsonl"]
-    for path in files:
-        if not path.exists():
-            pytest.skip(f"{path.name} is not here")
-    rows = [[json.loads(line) for line in p.read_text().splitlines()] for p in files]
-    turns = [[r["turns"][0] for r in rs] for rs in rows]
-    return [q for pair in zip(turns[0][::4], turns[1][::4], strict=True) for q in pair]
+def forty_questions() -> list[str]:
+    """The questions of `bench`, those that ask for quotations, and a few more; all our own."""
+    quoting = read_questions(Path(__file__).parents[1] / "bench" / "quoting.jsonl")
+    texts = [q.text for q in (*OWN_QUESTIONS, *quoting)]
+    return list(dict.fromkeys([*texts, *QUESTIONS, *MORE_QUESTIONS]))
 
 
 @dataclass
@@ -139,7 +135,7 @@ def test_tokens_equal_mlx_lms_with_a_random_drafter(smollm2: Subject, shape: Bea
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
 def test_forty_questions_over_every_shape(smollm2: Subject, shape: BeamShape, drafter: str) -> None:
     """Five questions a shape, 128 tokens each; together they are 40 different ones, each twice."""
-    questions = public_questions()
+    questions = forty_questions()
     assert len(questions) == 40
     first = 5 * SHAPES.index(shape)
     for i in range(first, first + 5):
@@ -214,7 +210,7 @@ def test_differences_in_reduced_precision_are_near_ties_in_every_shape(
     reduced: tuple[str, Subject], shape: BeamShape
 ) -> None:
     place = SHAPES.index(shape)
-    question = public_questions()[2 * place]
+    question = forty_questions()[2 * place]
     assert_differences_are_near_ties(*reduced, question, 40, shape, seed=place)
 
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import shutil
 from pathlib import Path
 
@@ -17,8 +19,8 @@ from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.spm import BYTE, CONTROL, NORMAL, UNKNOWN, read_pieces
 
-TOKENIZER = Path(__file__).parents[2] / "shared" / "data" / "vicuna-tokenizer"
-pytestmark = pytest.mark.skipif(not TOKENIZER.is_dir(), reason="no shared/data/vicuna-tokenizer")
+VOCABULARY = 600
+"""Vicuna's own has 32,000 pieces; ours are of the same four kinds."""
 
 SYSTEM = (
     "A chat between a curious user and an artificial intelligence assistant. The assistant gives "
@@ -36,11 +38,42 @@ HARD_STRINGS = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pieces_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SentencePiece vocabulary trained as Llama's was: BPE, bytes for what it lacks."""
+    written = io.BytesIO()
+    texts = Path(__file__).read_text(encoding="utf-8").splitlines()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([SYSTEM, *HARD_STRINGS, *texts]), model_writer=written,
+        vocab_size=VOCABULARY, model_type="bpe", byte_fallback=True, split_digits=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True, character_coverage=0.98, hard_vocab_limit=False,
+        minloglevel=2,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("pieces") / "tokenizer.model"
+    path.write_bytes(written.getvalue())
+    return path
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, pieces_file: Path) -> Path:
+    """Its files as those of lmsys/vicuna-7b-v1.3: SentencePiece alone, and no chat template."""
     path = tmp_path_factory.mktemp("models") / "vicuna-tiny"
-    write_folder(path, llama_model(32000, tie_word_embeddings=False), tie_word_embeddings=False)
-    for file in TOKENIZER.iterdir():
-        shutil.copy(file, path)
+    model = llama_model(VOCABULARY, tie_word_embeddings=False)
+    write_folder(path, model, tie_word_embeddings=False)
+    shutil.copy(pieces_file, path)
+    flags = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False}
+    special = {
+        f"{name}_token": {"content": text, **flags}
+        for name, text in (("bos", "<s>"), ("eos", "</s>"), ("unk", "<unk>"))
+    }
+    written = {"special_tokens_map.json": {**special, "pad_token": "<unk>"}}
+    written["tokenizer_config.json"] = {
+        **{name: {"__type": "AddedToken", **token} for name, token in special.items()},
+        "add_bos_token": True, "add_eos_token": False, "clean_up_tokenization_spaces": False,
+        "model_max_length": 2048, "pad_token": None, "tokenizer_class": "LlamaTokenizer",
+    }  # fmt: skip
+    for name, content in written.items():
+        (path / name).write_text(json.dumps(content))
     return path
 
 
@@ -50,8 +83,8 @@ def vicuna(folder: Path) -> LoadedTarget:
 
 
 @pytest.fixture(scope="module")
-def processor() -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_file=str(TOKENIZER / "tokenizer.model"))
+def processor(pieces_file: Path) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_file=str(pieces_file))
 
 
 def test_tokens_are_sentencepieces_own(
@@ -109,7 +142,7 @@ def test_turns_out_of_order_are_refused(vicuna: LoadedTarget, roles: list[str]) 
 
 
 def test_model_runs_and_ends_at_end_of_text(vicuna: LoadedTarget) -> None:
-    assert vicuna.model(mx.array([[1, 2, 3]])).shape == (1, 3, 32000)
+    assert vicuna.model(mx.array([[1, 2, 3]])).shape == (1, 3, VOCABULARY)
     assert set(vicuna.tokenizer.eos_token_ids) == {2}
 
 
@@ -131,24 +164,26 @@ def test_other_llama_folder_gets_no_template_of_vicunas(folder: Path, tmp_path: 
 
 def test_tokens_added_to_the_vocabulary_are_kept(folder: Path, tmp_path: Path) -> None:
     added = shutil.copytree(folder, tmp_path / "vicuna")
-    (added / "added_tokens.json").write_text('{"<pad>": 32000, "<s>": 1}')
+    (added / "added_tokens.json").write_text(json.dumps({"<pad>": VOCABULARY, "<s>": 1}))
     tokenizer = load_target(added).tokenizer
-    assert encode_text(tokenizer, "<s><pad>") == [1, 32000]
-    assert render_chat(tokenizer, [{"role": "user", "content": "<pad>"}]).count(32000) == 0
+    assert encode_text(tokenizer, "<s><pad>") == [1, VOCABULARY]
+    assert render_chat(tokenizer, [{"role": "user", "content": "<pad>"}]).count(VOCABULARY) == 0
 
 
 def test_damaged_vocabulary_is_named(folder: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(folder, tmp_path / "vicuna")
-    (broken / "tokenizer.model").write_bytes((TOKENIZER / "tokenizer.model").read_bytes()[:1000])
+    whole = (folder / "tokenizer.model").read_bytes()
+    (broken / "tokenizer.model").write_bytes(whole[:1000])
     with pytest.raises(DamagedFileError, match=r"tokenizer\.model"):
         load_target(broken)
 
 
 def test_gguf_with_a_sentencepiece_vocabulary_gives_sentencepieces_tokens(
-    tmp_path: Path, processor: sentencepiece.SentencePieceProcessor
+    tmp_path: Path, pieces_file: Path, processor: sentencepiece.SentencePieceProcessor
 ) -> None:
-    pieces = read_pieces(TOKENIZER / "tokenizer.model")
-    assert [pieces.kinds.count(k) for k in (NORMAL, UNKNOWN, CONTROL, BYTE)] == [31741, 1, 2, 256]
+    pieces = read_pieces(pieces_file)
+    counts = [pieces.kinds.count(k) for k in (NORMAL, UNKNOWN, CONTROL, BYTE)]
+    assert counts == [VOCABULARY - 259, 1, 2, 256]
     metadata = gguf_metadata(
         tokenizer__ggml__model="llama",
         tokenizer__ggml__tokens=list(pieces.texts),
@@ -157,7 +192,7 @@ def test_gguf_with_a_sentencepiece_vocabulary_gives_sentencepieces_tokens(
         tokenizer__ggml__merges=None,
         tokenizer__ggml__add_bos_token=True,
     )
-    path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model(32000)))
+    path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model(VOCABULARY)))
     tokenizer = load_target(path).tokenizer
     for text in HARD_STRINGS:
         got = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
