@@ -1,7 +1,7 @@
 """A GGUF file of the Llama architecture as an mlx-lm model, its quantised weights as they are.
 
-MLX reads F32, F16, Q4_0, Q4_1 and Q8_0 without loss (a quantised tensor becomes `weight`,
-`scales` and `biases` in groups of 32) and expands Q6_K to float16. GGUF permutes the rows of the
+F32, F16, Q4_0, Q4_1 and Q8_0 are read without loss (a quantised tensor becomes `weight`,
+`scales` and `biases` in groups of 32); Q6_K is expanded to float16. GGUF permutes the rows of the
 query and key projections for rotary embedding over adjacent pairs: MLX's `traditional` kind.
 """
 
@@ -16,13 +16,11 @@ from mlx_lm.models import llama
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.checksum import sha256_of
 from redrafter_mlx.weights.gguf_header import GGUFHeader, read_header
+from redrafter_mlx.weights.gguf_tensors import BITS, GROUP_SIZE, READABLE, read_tensors
 from redrafter_mlx.weights.gguf_tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.progress import Progress, no_progress
 from redrafter_mlx.weights.raw import RawModel
 
-GROUP_SIZE = 32
-_BITS = {"Q4_0": 4, "Q4_1": 4, "Q8_0": 8}
-_READABLE = ("F32", "F16", *_BITS, "Q6_K")
 _IGNORED = ("rope_freqs.weight",)
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -51,7 +49,9 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
     _check_tensors(header, args)
     tokenizer = tokenizer_from_gguf(header, vocab_size=args.vocab_size)
     model = llama.Model(args)
-    weights = _read_weights(header)
+    weights = read_tensors(
+        path, {_mlx_name(n): t for n, t in header.tensors.items() if n not in _IGNORED}
+    )
     _quantize_as_stored(model, header)
     model.eval()
     model.load_weights(list(weights.items()), strict=True)
@@ -153,10 +153,12 @@ def _check_tensors(header: GGUFHeader, args: llama.ModelArgs) -> None:
             raise DamagedFileError(
                 f"{header.path}: tensor {name} has shape {tensor.shape}, not {shape}"
             )
-        if tensor.type not in _READABLE:
+        if tensor.type not in READABLE:
             raise UnsupportedModelError(
-                f"{header.path}: tensor {name} is {tensor.type}; read are {', '.join(_READABLE)}"
+                f"{header.path}: tensor {name} is {tensor.type}; read are {', '.join(READABLE)}"
             )
+        if tensor.type in BITS and len(shape) == 1:
+            raise UnsupportedModelError(f"{header.path}: tensor {name} of a norm is {tensor.type}")
     extra = [n for n in header.tensors if n not in expected and n not in _IGNORED]
     if extra:
         raise UnsupportedModelError(
@@ -164,18 +166,8 @@ def _check_tensors(header: GGUFHeader, args: llama.ModelArgs) -> None:
         )
 
 
-def _read_weights(header: GGUFHeader) -> dict[str, mx.array]:
-    """The file's arrays under mlx-lm's names."""
-    try:
-        stored = mx.load(str(header.path), format="gguf")
-    except (RuntimeError, ValueError) as error:
-        raise DamagedFileError(f"{header.path}: {' '.join(str(error).split())}") from error
-    assert isinstance(stored, dict)
-    return {_mlx_name(n): array for n, array in stored.items() if n not in _IGNORED}
-
-
 def _mlx_name(name: str) -> str:
-    """mlx-lm's name of a tensor: blk.3.attn_q.scales -> model.layers.3.self_attn.q_proj.scales."""
+    """mlx-lm's name of a tensor: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
     stem, _, part = name.rpartition(".")
     if stem.startswith("blk."):
         _, layer, module = stem.split(".")
@@ -187,9 +179,9 @@ def _mlx_name(name: str) -> str:
 def _quantize_as_stored(model: nn.Module, header: GGUFHeader) -> None:
     """Make quantised layers of those whose weights are quantised in the file."""
     bits = {
-        _mlx_name(name).removesuffix(".weight"): _BITS[tensor.type]
+        _mlx_name(name).removesuffix(".weight"): BITS[tensor.type]
         for name, tensor in header.tensors.items()
-        if tensor.type in _BITS
+        if tensor.type in BITS
     }
 
     def how(path: str, _: nn.Module) -> bool | dict[str, int]:

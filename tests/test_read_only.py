@@ -1,0 +1,89 @@
+"""Model files that their user may read and not write are as good as any."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from weights_samples import Q4_1, gguf_metadata, gguf_tensors, llama_model, write_gguf
+
+import redrafter_mlx
+from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
+from redrafter_mlx.weights.resolve import resolve
+from redrafter_mlx.weights.wheel import wheel_path
+
+NOBODY = 65534
+CANNOT = 77
+
+AS_NOBODY = f"""
+import os, sys
+from redrafter_mlx.loading import load
+if os.geteuid() == 0:  # permissions do not stop root
+    try:
+        os.setgid({NOBODY})
+        os.setuid({NOBODY})
+    except OSError:
+        sys.exit({CANNOT})
+assert not os.access(sys.argv[1], os.W_OK)
+model = load(sys.argv[2], drafter=sys.argv[3])
+print(model.generate([5, 6, 7], max_tokens=3, draft=False).token_ids)
+"""
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that anybody can enter, which those of pytest are not."""
+    path = Path(tempfile.mkdtemp())
+    path.chmod(0o755)
+    yield path
+    for part in (path, *path.rglob("*")):
+        part.chmod(0o755)
+    shutil.rmtree(path)
+
+
+def test_a_gguf_file_that_may_not_be_written_loads_and_is_left_as_it_was(folder: Path) -> None:
+    path = write_gguf(folder / "m.gguf", gguf_metadata(), gguf_tensors(llama_model(), Q4_1))
+    before = path.read_bytes()
+    want = redrafter_mlx.load(path, drafter=None).generate([5, 6, 7], max_tokens=3).token_ids
+    path.chmod(0o444)
+    folder.chmod(0o555)
+    got = _as_nobody(folder, path, path, "lookup")
+    assert got == str(want)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.real_model
+def test_the_default_model_loads_from_a_cache_that_may_not_be_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = resolve(DEFAULT_MODEL).path
+    monkeypatch.setenv("REDRAFTER_CACHE", str(folder))
+    path = wheel_path(REGISTRY[DEFAULT_MODEL])
+    path.parent.mkdir(parents=True)
+    shutil.copyfile(source, path)
+    for part in (*folder.rglob("*"), folder):
+        part.chmod(0o555 if part.is_dir() else 0o444)
+    got = _as_nobody(folder, path, DEFAULT_MODEL, "auto")
+    assert len(ast.literal_eval(got)) == 3
+
+
+def _as_nobody(cache: Path, *arguments: object) -> str:
+    """The tokens that another user gets, whose cache folder `cache` is."""
+    done = subprocess.run(
+        [sys.executable, "-c", AS_NOBODY, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, "REDRAFTER_CACHE": str(cache), "HOME": str(cache)},
+    )
+    if done.returncode == CANNOT:
+        pytest.skip("root may not become another user here")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
