@@ -6,6 +6,7 @@ one question lie side by side. Who comes first changes from question to question
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from redrafter_mlx.bench.questions import Question
 from redrafter_mlx.bench.records import Answer
 from redrafter_mlx.config import AcceptMethod, Prefixes
 from redrafter_mlx.errors import BadInputError
+
+_DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -45,15 +48,17 @@ class Plan:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("--max-tokens", self.max_tokens, 2),
-            ("--repeats", self.repeats, 1),
-            ("--warmup", self.warmup, 0),
-            ("--delay", self.delay, 0),
-            ("--seed", self.seed, 0),
+        for name, value, least, most in (
+            ("--max-tokens", self.max_tokens, 2, math.inf),
+            ("--repeats", self.repeats, 1, math.inf),
+            ("--warmup", self.warmup, 0, math.inf),
+            ("--delay", self.delay, 0, _DAY),
+            ("--seed", self.seed, 0, math.inf),
         ):
-            if value < least:
-                raise BadInputError(f"{name} is {value:g}; it must be at least {least}")
+            if not value >= least:
+                raise BadInputError(f"{name} is {value}; it must be at least {least}")
+            if value > most:
+                raise BadInputError(f"{name} is {value}; it must be at most {most}")
 
     @property
     def size(self) -> int:

@@ -22,7 +22,7 @@ from redrafter_mlx.cli import (
     tune,
     verify,
 )
-from redrafter_mlx.cli.terminal import one_line, tolerate_any_text
+from redrafter_mlx.cli.terminal import one_line, open_missing_streams, tolerate_any_text
 from redrafter_mlx.errors import RedrafterError
 
 INTERRUPTED = 130
@@ -79,6 +79,7 @@ app.command("tune")(tune.command)
 
 def main() -> None:
     """The console script: run a command and exit with its status."""
+    open_missing_streams()
     quieten_libraries()
     tolerate_any_text()
     sys.exit(run(sys.argv[1:]))

@@ -145,6 +145,19 @@ class StopKey:
             raise KeyboardInterrupt
 
 
+def open_missing_streams() -> None:
+    """Open the null device for each standard stream that the caller closed (`>&-`).
+
+    Python has None for such a stream, and its number would go to the next file that is opened.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
+
+
 def tolerate_any_text() -> None:
     """Let the standard streams carry any text: a wrong byte is then our error, not Python's."""
     for stream, errors in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import cast
 
 from redrafter_mlx.cli import corpus_options as co
@@ -9,6 +10,8 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli import train_options as to
 from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.errors import BadInputError
+
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def command(
@@ -132,7 +135,7 @@ def command(
 def _vocabulary(given: str) -> int | None:
     if given == "all":
         return None
-    if not given.isdigit() or int(given) < 1:
+    if not _NUMBER.fullmatch(given) or int(given) < 1:
         raise BadInputError(f"--draft-vocab is {given}; give a number of tokens, or all")
     return int(given)
 
@@ -142,6 +145,6 @@ def _layers(option: str, given: str) -> tuple[int, ...] | None:
         return None
     if given == "none":
         return ()
-    if not all(part.strip().isdigit() for part in given.split(",")):
+    if not all(_NUMBER.fullmatch(part.strip()) for part in given.split(",")):
         raise BadInputError(f"{option} is {given}; give none, auto, or layers such as 20,27")
     return tuple(sorted({int(part) for part in given.split(",")}))

@@ -322,6 +322,8 @@ def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--num-draft-tokens", "0"], "--num-draft-tokens"),
         (["--categories", "none"], "none"),
         (["--questions", "/none"], "/none"),
+        (["--delay", "nan"], "--delay is nan"),
+        (["--delay", "inf"], "--delay is inf"),
         (["--drafter", "none", "--drafter", "lookup"], "--drafter none"),
         (["--drafter", "lookup", "--drafter", "/no/folder"], "/no/folder"),
         (["--plot", "a.txt"], "a.txt"),

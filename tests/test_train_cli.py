@@ -237,7 +237,10 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
     [
         (["--epochs", "0"], "epochs is 0"),
         (["--draft-vocab", "many"], "--draft-vocab is many"),
+        (["--draft-vocab", "²"], "--draft-vocab is ²"),
+        (["--draft-vocab", "9" * 5000], "--draft-vocab is 999"),
         (["--borrow", "last"], "--borrow is last"),
+        (["--context", "²"], "--context is ²"),
         (["--context", "0.5"], "--context is 0.5"),
         (["--head", "loose"], "--head"),
         (["--labels", "mine"], "--labels"),

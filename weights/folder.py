@@ -201,7 +201,7 @@ def _added_tokens(folder: Path, settings: dict[str, object]) -> set[tuple[int, s
     found = {(number, text, True) for text, number in listed.items() if isinstance(number, int)}
     described = settings.get("added_tokens_decoder")
     for number, token in (described if isinstance(described, dict) else {}).items():
-        if str(number).isdigit() and isinstance(token, dict) and "content" in token:
+        if str(number).isdecimal() and isinstance(token, dict) and "content" in token:
             found.discard((int(number), str(token["content"]), True))
             found.add((int(number), str(token["content"]), bool(token.get("special"))))
     return found

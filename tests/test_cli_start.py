@@ -1,0 +1,69 @@
+"""How the console script begins: Ctrl-C during imports, and standard streams that are closed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+START = Path(__file__).parents[1] / "cli" / "start" / "__init__.py"
+
+
+def run(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The console script with a shell's redirections."""
+    return subprocess.run(
+        ["sh", "-c", f'exec "$0" "$1" {line}', sys.executable, str(START)],
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("module", ["redrafter_mlx", "typer"])
+def test_ctrl_c_while_a_module_is_imported_is_130_without_text(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
+    done = run("list", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
+    (tmp_path / "redrafter_mlx.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nos._exit(7)\n"
+    )
+    line = f'trap "" INT; exec "{sys.executable}" "{START}" list'
+    done = subprocess.run(
+        ["sh", "-c", line], env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60, check=False
+    )
+    assert done.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("closed", "shown"), [("<&-", True), (">&-", False), ("2>&-", True), ("<&- >&- 2>&-", False)]
+)
+def test_list_works_with_standard_streams_closed(closed: str, shown: bool) -> None:
+    done = run(f"list {closed}")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ("vicuna-7b" in done.stdout) == shown
+
+
+def test_a_prompt_from_a_closed_standard_input_is_refused_in_one_line() -> None:
+    done = run("generate -p - <&-")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "standard input gave nothing" in done.stderr
+
+
+def test_no_file_is_opened_under_the_number_of_a_closed_stream() -> None:
+    """MLX cannot read a file that has number 0, and text for stdout would go into number 1's."""
+    code = (
+        "import os, sys; from redrafter_mlx.cli.terminal import open_missing_streams as open_;"
+        "open_(); fd = os.open(os.devnull, os.O_RDONLY);"
+        "same = [s.fileno() for s in (sys.stdin, sys.stdout, sys.stderr)] == [0, 1, 2];"
+        "sys.exit(0 if fd > 2 and same and os.get_inheritable(0) else 1)"
+    )
+    line = f'exec "{sys.executable}" -c "{code}" <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", line], timeout=60, check=False).returncode == 0
