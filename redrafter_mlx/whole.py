@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,9 +26,27 @@ def whole_file(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+def remove_abandoned(partials: Iterable[Path]) -> None:
+    """Remove those of the files that `whole_file` began whose process is gone."""
+    for partial in partials:
+        writer = partial.name[1:].split("-")[0]
+        if writer.isdecimal() and not _is_running(int(writer)):
+            partial.unlink(missing_ok=True)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a small text file for its owner's eyes alone, its folder first if that is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with whole_file(path) as partial:
         partial.touch(mode=0o600)
         partial.write_text(text, encoding="utf-8")
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        pass
+    return True

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from redrafter_mlx.distill.corpus import load_arrays
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.whole import whole_file
+from redrafter_mlx.whole import remove_abandoned, whole_file
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 1"
@@ -60,8 +60,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
     Raises DamagedFileError, naming the file, for what is not a checkpoint.
     """
     path = folder / CHECKPOINT
-    for stale in folder.glob(f".*.{CHECKPOINT}"):
-        stale.unlink(missing_ok=True)
+    remove_abandoned(folder.glob(f".*.{CHECKPOINT}"))
     if not path.exists():
         return None
     try:

@@ -7,9 +7,7 @@ processes, each with one core, write more than one process with all of them.
 from __future__ import annotations
 
 import json
-import multiprocessing as mp
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +22,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.blas import THREAD_VARIABLES
 from redrafter_mlx.config import DType
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.child import start_child
 from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_shard
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.prompts import Conversation
@@ -32,6 +31,7 @@ from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading import load_target
 from redrafter_mlx.target import Target
+from redrafter_mlx.whole import remove_abandoned
 
 _POLL = 1.0
 """Seconds between looks into the folder."""
@@ -103,8 +103,7 @@ def write_corpus(
     whole shards only, and goes on with the next call.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    for stale in job.folder.rglob(".*.block-*"):
-        stale.unlink(missing_ok=True)
+    remove_abandoned(job.folder.rglob(".*.block-*"))
     counted: dict[Path, ShardSummary] = {}
 
     def size() -> CorpusSize:
@@ -133,14 +132,12 @@ def write_corpus(
 
 def work(job: CorpusJob, worker: int, workers: int) -> None:
     """Write the blocks of one worker until this process is ended."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
-    parent = os.getppid()
     loaded = load_target(job.model, dtype=job.dtype, quantize=job.quantize, offline=True)
     target = Target(loaded.model).reading(job.extras.context)
     source = job.source(target, loaded.tokenizer)
     made = {"writing": json.dumps(asdict(job.writing)), "target": loaded.source.fingerprint}
     block = worker
-    while os.getppid() == parent and (source.blocks is None or block < source.blocks):
+    while source.blocks is None or block < source.blocks:
         path, tokenizer = job.path(block), loaded.tokenizer
         new = source.asks_anew(block) and not source.held_out(block)
         if not path.exists():
@@ -158,16 +155,13 @@ def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
 
     A shard appears whole or not at all, so that ending them at any moment is safe.
     """
-    context = mp.get_context("spawn")
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update({name: threads for name in THREAD_VARIABLES if workers > 1})
     processes: list[BaseProcess] = []
     try:
         for k in range(workers):
-            process = context.Process(target=work, args=(job, k, workers), daemon=True)
-            process.start()
-            processes.append(process)
+            processes.append(start_child(work, job, k, workers))
         yield processes
     finally:
         for started in processes:

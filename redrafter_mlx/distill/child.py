@@ -1,0 +1,41 @@
+"""Processes that end with their parent, however that ends.
+
+A child of `multiprocessing` can wait for its parent: it holds one end of a pipe whose other end
+the parent alone has, and which the system closes when the parent is gone.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+
+
+def start_child(function: Callable[..., None], *arguments: object) -> BaseProcess:
+    """Call a function in a new process, which Ctrl-C does not reach: the parent is to end it."""
+    work = pickle.dumps((function, arguments))
+    child = mp.get_context("spawn").Process(target=_run, args=(work,), daemon=True)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child inherits it
+    try:
+        child.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return child
+
+
+def _run(work: bytes) -> None:
+    """The child's side; what the function needs is imported once the parent is watched."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    function, arguments = pickle.loads(work)
+    function(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = mp.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
