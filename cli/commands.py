@@ -98,7 +98,9 @@ def _show(chat: Chat, rest: str) -> None:
     if source is not None:
         bits = f", {source.bits}-bit weights" if source.bits else ""
         rows = [f"model {source.name} ({source.path})", f"dtype {source.dtype}{bits}"]
-    rows.append(chat.model.drafter_note or f"drafts by {chat.model.drafting or 'nothing'}")
+    rows.append(f"drafts by {chat.model.drafting or 'nothing'}")
+    if chat.model.drafter_note:
+        rows.append(chat.model.drafter_note)
     rows.append(_shown_system(chat))
     rows.append(f"conversation {shown_turns(chat.session.messages)}")
     chat.terminal.say("\n".join([*rows, _shown_options(chat)]))

@@ -38,10 +38,10 @@ class BeamShape:
     max_nodes: int | None = None
 
     def __post_init__(self) -> None:
-        _check_int("beam_width", self.width, 1, MAX_BEAM_WIDTH)
-        _check_int("beam_length", self.length, 1, MAX_BEAM_LENGTH)
+        check_int("beam_width", self.width, 1, MAX_BEAM_WIDTH)
+        check_int("beam_length", self.length, 1, MAX_BEAM_LENGTH)
         if self.max_nodes is not None:
-            _check_int("max_nodes", self.max_nodes, 1, None)
+            check_int("max_nodes", self.max_nodes, 1, None)
 
     @property
     def nodes(self) -> int:
@@ -76,23 +76,23 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, low=0.0)
+        check_number("temperature", self.temperature, low=0.0)
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise BadInputError(
                 f"temperature is {self.temperature:g}; it must be 0 (the likeliest token) or at "
                 f"least {LEAST_TEMPERATURE:g}"
             )
-        _check_number("top_p", self.top_p, low=0.0, high=1.0, low_excluded=True)
-        _check_number("min_p", self.min_p, low=0.0, high=1.0)
-        _check_int("top_k", self.top_k, 0, None)
-        _check_number("epsilon", self.epsilon, low=0.0, high=1.0, low_excluded=True)
-        _check_number("delta", self.delta, low=0.0, high=1.0, low_excluded=True)
-        _check_number("repetition_penalty", self.repetition_penalty, low=0.0, low_excluded=True)
-        _check_int("repetition_context", self.repetition_context, 1, None)
+        check_number("top_p", self.top_p, low=0.0, high=1.0, low_excluded=True)
+        check_number("min_p", self.min_p, low=0.0, high=1.0)
+        check_int("top_k", self.top_k, 0, None)
+        check_number("epsilon", self.epsilon, low=0.0, high=1.0, low_excluded=True)
+        check_number("delta", self.delta, low=0.0, high=1.0, low_excluded=True)
+        check_number("repetition_penalty", self.repetition_penalty, low=0.0, low_excluded=True)
+        check_int("repetition_context", self.repetition_context, 1, None)
         object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
         for token, bias in self.logit_bias:
-            _check_int("logit_bias token", token, 0, None)
-            _check_number("logit_bias", bias, low=-math.inf)
+            check_int("logit_bias token", token, 0, None)
+            check_number("logit_bias", bias, low=-math.inf)
         if self.accept is not None:
             check_choice("accept", self.accept, AcceptMethod)
             if self.greedy != (self.accept == "greedy"):
@@ -149,9 +149,9 @@ class GenerationOptions(SamplingParams):
             if not isinstance(value, bool):
                 raise BadInputError(f"{name} is {value!r}; it must be true or false")
         super().__post_init__()
-        _check_int("max_tokens", self.max_tokens, 1, None)
+        check_int("max_tokens", self.max_tokens, 1, None)
         if self.seed is not None:
-            _check_int("seed", self.seed, 0, 2**64 - 1)
+            check_int("seed", self.seed, 0, 2**64 - 1)
         if any(not isinstance(s, str) or not s for s in self.stop):
             raise BadInputError(f"stop is {self.stop!r}; give non-empty strings")
         _ = BeamShape(
@@ -208,23 +208,32 @@ def _pairs(name: str, given: object) -> tuple[tuple[object, object], ...]:
     return tuple((first, second) for first, second in pairs)
 
 
-def _check_int(name: str, value: object, low: int, high: int | None) -> None:
+def check_int(name: str, value: object, low: int, high: int | None) -> None:
+    """Raise BadInputError unless `value` is a whole number from `low` to `high`, both included."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInputError(f"{name} is {value!r}; it must be a whole number")
+        raise BadInputError(f"{name} is {shown(value)}; it must be a whole number")
     if value < low or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise BadInputError(f"{name} is {value}; it must be {bound}")
+        raise BadInputError(f"{name} is {shown(value)}; it must be {bound}")
 
 
-def _check_number(
+def check_number(
     name: str, value: object, low: float, high: float = math.inf, low_excluded: bool = False
 ) -> None:
+    """Raise BadInputError unless `value` is a finite number within its limits."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
-        raise BadInputError(f"{name} is {value!r}; it must be a number")
+        raise BadInputError(f"{name} is {shown(value)}; it must be a number")
     if value < low or value > high or (low_excluded and value == low):
         above = f"above {low:g}" if low_excluded else f"at least {low:g}"
         limit = "" if high == math.inf else f" and at most {high:g}"
         raise BadInputError(f"{name} is {value:g}; it must be {above}{limit}")
+
+
+def shown(value: object) -> str:
+    """A value for a message, in 80 characters at most."""
+    if isinstance(value, int) and abs(value) >= 10**80:
+        return "a number of more than 80 digits"
+    return f"{value!r:.80}"
 
 
 def _is_finite(value: float) -> bool:

@@ -10,12 +10,23 @@ from redrafter_mlx.config import (
     DEFAULT_BEAM_SHAPE,
     BeamShape,
     check_choice,
+    check_int,
+    check_number,
     refuse_unknown_keys,
+    shown,
 )
 from redrafter_mlx.errors import BadInputError, MismatchError
 
 Head = Literal["own", "tied"]
 
+MAX_SIZE = 2**22
+"""Of a hidden state, a layer or a vocabulary."""
+
+MAX_LAYERS = 128
+"""Of residual blocks."""
+
+_BITS = (2, 3, 4, 5, 6, 8)
+_GROUP_SIZES = (32, 64, 128)
 _LAYER_KEYS = ("context_layers", "borrowed_layers")
 
 _TRANSFORMERS_KEYS = (
@@ -73,34 +84,52 @@ class DrafterConfig:
     max_nodes: int | None = None
 
     def __post_init__(self) -> None:
+        """Raises BadInputError for a value of the wrong type or out of range, naming its key."""
         for name in ("hidden_size", "vocab_size", "exit_dim"):
-            if not _is_int(getattr(self, name)) or getattr(self, name) < 1:
-                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be above 0")
-        if not _is_int(self.num_draft_layers) or self.num_draft_layers < 0:
-            raise BadInputError(
-                f"num_draft_layers is {self.num_draft_layers!r}; it must be 0 or more"
-            )
+            check_int(name, getattr(self, name), 1, MAX_SIZE)
+        check_int("num_draft_layers", self.num_draft_layers, 0, MAX_LAYERS)
+        check_int("num_lookback_tokens", self.num_lookback_tokens, 0, None)
         if not isinstance(self.rnn, bool):
-            raise BadInputError(f"rnn is {self.rnn!r}; it must be true or false")
+            raise BadInputError(f"rnn is {shown(self.rnn)}; it must be true or false")
         check_choice("head", self.head, Head)
         for name in _LAYER_KEYS:
             layers = getattr(self, name)
-            if not all(_is_int(i) and i >= 0 for i in layers) or sorted({*layers}) != [*layers]:
-                raise BadInputError(
-                    f"{name} is {list(layers)!r}; it must be rising numbers of layers"
-                )
-        if not self.borrowed_scale > 0:
-            raise BadInputError(f"borrowed_scale is {self.borrowed_scale!r}; it must be above 0")
+            for layer in layers:
+                check_int(name, layer, 0, None)
+            if sorted({*layers}) != [*layers]:
+                raise BadInputError(f"{name} is {shown([*layers])}; the layers must be rising")
+        check_number("borrowed_scale", self.borrowed_scale, low=0.0, low_excluded=True)
         if self.borrowed_layers and self.head != "tied":
             raise BadInputError(
                 f"head is {self.head!r}; a drafter with borrowed_layers needs a tied one"
             )
-        size = self.draft_vocab_size
-        if size is not None and not (_is_int(size) and 1 <= size <= self.vocab_size):
-            raise BadInputError(f"draft_vocab_size is {size!r}; at most vocab_size fits")
+        if self.draft_vocab_size is not None:
+            check_int("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
+        self._check_quantisation()
+        for name in ("target", "target_fingerprint"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise BadInputError(f"{name} is {shown(value)}; it must be a string")
+        _ = self.beam_shape
+
+    def _check_quantisation(self) -> None:
         if (self.bits is None) != (self.group_size is None):
             raise BadInputError("bits and group_size go together; one of them is missing")
-        _ = self.beam_shape
+        if self.bits is None or self.group_size is None:
+            return
+        for name, value, known in (
+            ("bits", self.bits, _BITS),
+            ("group_size", self.group_size, _GROUP_SIZES),
+        ):
+            check_int(name, value, known[0], known[-1])
+            if value not in known:
+                raise BadInputError(f"{name} is {value}; choose one of {known}")
+        for name in ("hidden_size", "exit_dim"):
+            if getattr(self, name) % self.group_size:
+                raise BadInputError(
+                    f"{name} is {getattr(self, name)}, which group_size {self.group_size} "
+                    f"does not divide"
+                )
 
     @classmethod
     def from_dict(cls, given: Mapping[str, object]) -> DrafterConfig:
@@ -114,7 +143,7 @@ class DrafterConfig:
         for name in _LAYER_KEYS:
             layers = own.get(name, ())
             if not isinstance(layers, (list, tuple)):
-                raise BadInputError(f"{name} is {layers!r}; it must be a list")
+                raise BadInputError(f"{name} is {shown(layers)}; it must be a list")
             own[name] = tuple(layers)
         return cls(**own)  # type: ignore[arg-type]
 
@@ -152,7 +181,3 @@ def check_target(config: DrafterConfig, hidden_size: int, vocab_size: int) -> No
                 f"the drafter's {what} is {mine}, the target's is {theirs}; "
                 f"train a drafter for this target with `redrafter-mlx train`"
             )
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

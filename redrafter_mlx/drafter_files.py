@@ -14,6 +14,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_config import DrafterConfig, check_target
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.json_file import read_object
 from redrafter_mlx.target import Target
 
 CONFIG = "config.json"
@@ -23,18 +24,12 @@ WEIGHTS = "model.safetensors"
 def read_config(folder: str | Path) -> DrafterConfig:
     """The configuration of a drafter's folder; one readable error for anything wrong with it."""
     path = Path(folder) / CONFIG
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):
         raise ModelNotFoundError(f"no drafter at {folder}; give a folder that holds {CONFIG}")
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        return DrafterConfig.from_dict(read_object(path))
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path} is missing; a drafter's folder holds {CONFIG}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}") from None
-    if not isinstance(given, dict):
-        raise DamagedFileError(f"{path} holds no JSON object")
-    try:
-        return DrafterConfig.from_dict(given)
     except BadInputError as error:
         raise DamagedFileError(f"{path}: {error}") from None
 
@@ -51,7 +46,8 @@ def load_drafter(
     Raises:
       MismatchError: before any weight is read, naming both sides: hidden size, vocabulary, or
                      another target than `target_fingerprint`
-      DamagedFileError: naming the file and the tensor
+      DamagedFileError: naming the file and the tensor: one is missing, misshapen, or not finite
+                        in the target's arithmetic
     """
     config = read_config(folder)
     check_target(config, target.hidden_size, target.vocab_size)
@@ -60,7 +56,7 @@ def load_drafter(
     _load_weights(drafter, Path(folder) / WEIGHTS)
     drafter.set_dtype(target.dtype)
     drafter.eval()
-    mx.eval(drafter.parameters())
+    _check_finite(drafter, Path(folder) / WEIGHTS)
     return drafter
 
 
@@ -99,6 +95,20 @@ def save_drafter(drafter: Drafter, folder: str | Path, *, dtype: mx.Dtype | None
         (part / CONFIG).write_text(text + "\n", encoding="utf-8")
         for name in (WEIGHTS, CONFIG):
             os.replace(part / name, folder / name)
+
+
+def _check_finite(drafter: Drafter, path: Path) -> None:
+    """Evaluate the parameters; raises DamagedFileError for values that are not finite."""
+    parameters = dict(tree_flatten(drafter.parameters()))
+    floating = {n: a for n, a in parameters.items() if mx.issubdtype(a.dtype, mx.floating)}
+    finite = {name: mx.isfinite(array).all() for name, array in floating.items()}
+    mx.eval(parameters, finite)
+    for name, good in finite.items():
+        if not good.item():
+            dtype = str(floating[name].dtype).removeprefix("mlx.core.")
+            raise DamagedFileError(
+                f"{path}: tensor {name} holds values that are not finite in {dtype}"
+            )
 
 
 def _load_weights(drafter: Drafter, path: Path) -> None:

@@ -44,7 +44,8 @@ class Redrafter:
 
     Any thread may call it, and any number: each answer has its own state, and steps queue up.
 
-    drafter_note: one line where no drafter was found: what is done instead, how to change that
+    drafter_note: one line on the choice of a drafter: that there is none and what is done instead,
+                  which of several was taken, and what was passed over; None if all is plain
     tuning:       what drafting costs on this machine, measured with the first drafted answer; None
                   where nothing drafts
     """

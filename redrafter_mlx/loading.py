@@ -11,8 +11,14 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx import weights
 from redrafter_mlx.config import DType, check_choice
-from redrafter_mlx.drafter_files import CONFIG, read_config
-from redrafter_mlx.errors import BadInputError, DamagedFileError, ModelNotFoundError
+from redrafter_mlx.drafter_files import WEIGHTS, read_config
+from redrafter_mlx.errors import (
+    BadInputError,
+    DamagedFileError,
+    MismatchError,
+    ModelNotFoundError,
+    RedrafterError,
+)
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.lookup import join_lookup, split_lookup
 from redrafter_mlx.weights.cache import cache_dir
@@ -89,42 +95,88 @@ def check_drafter(drafter: str | Path | None) -> None:
 def draft_with(drafter: str | Path | None, loaded: LoadedTarget) -> Redrafter:
     """What `load` does with a target in memory: find the drafter, and warm up."""
     own, looks_up = split_lookup(drafter)
-    note = None
     if own in ("auto", "trained"):
-        name = loaded.source.name
-        looks_up = looks_up or own == "auto"
-        own, damaged = find_drafter(loaded.source.fingerprint)
-        if own is None:
-            remedy = f"`redrafter-mlx train --model {name} --output DIR` trains one"
-            remedy += "".join(f" (passed over: {error})" for error in damaged)
-            if not looks_up:
-                raise ModelNotFoundError(f"there is no drafter for {name}; {remedy}")
-            note = f"no drafter for {name} yet, drafting by lookup; {remedy}"
-    named = join_lookup(own) if looks_up else own
-    redrafter = Redrafter(
-        loaded.model, loaded.tokenizer, named, source=loaded.source, drafter_note=note
-    )
+        redrafter = _draft_with_the_trained(loaded, looks_up or own == "auto")
+    else:
+        named = join_lookup(own) if looks_up else own
+        redrafter = Redrafter(loaded.model, loaded.tokenizer, named, source=loaded.source)
     redrafter.warm_up()
     return redrafter
 
 
-def find_drafter(fingerprint: str) -> tuple[Path | None, list[DamagedFileError]]:
-    """The folder of a drafter for the target of that fingerprint: the user's own, or one shipped.
+def _draft_with_the_trained(loaded: LoadedTarget, looks_up: bool) -> Redrafter:
+    """The first drafter for this target that can be loaded, or lookup alone where that is asked.
 
-    Looked for in `drafters/` of our cache, then beside the code in `weights/drafters/`.
+    `drafter_note` of the result says what was passed over, and which was taken of several.
+    """
+    name = loaded.source.name
+    folders, broken = find_drafters(loaded.source.fingerprint)
+    for folder in folders:
+        named = join_lookup(folder) if looks_up else folder
+        try:
+            redrafter = Redrafter(loaded.model, loaded.tokenizer, named, source=loaded.source)
+        except DamagedFileError as error:
+            broken.append(error)
+            continue
+        except MismatchError as error:
+            broken.append(MismatchError(f"{folder}: {error}"))
+            continue
+        taken = f"drafts with {folder}, one of {len(folders)} for {name}"
+        notes = [taken] * (len(folders) > 1) + [f"passed over: {error}" for error in broken]
+        redrafter.drafter_note = "; ".join(notes) or None
+        return redrafter
+    remedy = f"`redrafter-mlx train --model {name} --output DIR` trains one"
+    remedy += "".join(f" (passed over: {error})" for error in broken)
+    if not looks_up:
+        raise ModelNotFoundError(f"there is no drafter for {name}; {remedy}")
+    note = f"no drafter for {name} yet, drafting by lookup; {remedy}"
+    return Redrafter(
+        loaded.model, loaded.tokenizer, join_lookup(None), source=loaded.source, drafter_note=note
+    )
+
+
+def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
+    """The folders of drafters for the target of that fingerprint, the one to take first.
+
+    The user's own, in `drafters/` of our cache, come before those shipped beside the code in
+    `weights/drafters/`; of several there, the one whose weights were written last comes first.
 
     Returns:
-      the folder or None, and what is wrong with folders that could not be looked into
+      the folders, and what is wrong with those that could not be looked into
     """
-    damaged: list[DamagedFileError] = []
+    found: list[Path] = []
+    broken: list[RedrafterError] = []
     for shelf in (cache_dir() / "drafters", Path(weights.__file__).parent / "drafters"):
-        for config in sorted(shelf.glob(f"*/{CONFIG}")):
+        here = []
+        for folder in _inside(shelf, broken):
             try:
-                if read_config(config.parent).target_fingerprint == fingerprint:
-                    return config.parent, damaged
-            except DamagedFileError as error:
-                damaged.append(error)
-    return None, damaged
+                if read_config(folder).target_fingerprint == fingerprint:
+                    here.append((_written(folder), folder))
+            except ModelNotFoundError:
+                continue  # something else
+            except RedrafterError as error:
+                broken.append(error)
+        found += [folder for _, folder in sorted(here, reverse=True)]
+    return found, broken
+
+
+def _inside(shelf: Path, broken: list[RedrafterError]) -> list[Path]:
+    try:
+        return sorted(shelf.iterdir())
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        broken.append(DamagedFileError(f"{shelf} cannot be read: {error.strerror or error}"))
+        return []
+
+
+def _written(folder: Path) -> float:
+    """When a drafter's weights were written, in seconds since 1970."""
+    path = folder / WEIGHTS
+    try:
+        return path.stat().st_mtime
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def load_target(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,10 +14,11 @@ from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx import loading
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafter_files import save_drafter
-from redrafter_mlx.errors import BadInputError, MismatchError, ModelNotFoundError
-from redrafter_mlx.loading import LoadedTarget, TargetSource, find_drafter, load
+from redrafter_mlx.drafter_files import read_config, save_drafter
+from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.loading import LoadedTarget, TargetSource, find_drafters, load
 from redrafter_mlx.lookup import LOOKUP_SHAPE
+from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
 
 
 @pytest.fixture
@@ -84,14 +87,128 @@ def test_the_drafter_that_was_trained_for_this_target_is_found(shelf: Path) -> N
         assert mx.array_equal(a, b)
 
 
-def test_a_damaged_folder_does_not_hide_a_good_one_and_is_named_without_one(shelf: Path) -> None:
-    (shelf / "a").mkdir(parents=True)
-    (shelf / "a" / "config.json").write_text("{")
+MINE = "sha256:t"
+CONFIGS = {
+    "not JSON": "{",
+    "a list": "[]",
+    "nested deeply": "[" * 200_000,
+    "6,000 digits": '{"hidden_size": 1' + "0" * 6000 + "}",
+    "400 digits": {"hidden_size": 10**400},
+    "exit_dim": {"exit_dim": 10**12},
+    "num_draft_layers": {"num_draft_layers": 10**9},
+    "bits text": {"bits": "4", "group_size": 32},
+    "bits fraction": {"bits": 3.5, "group_size": 32},
+    "bits list": {"bits": [4], "group_size": 32},
+    "group of 17": {"bits": 7, "group_size": 17},
+    "group does not divide": {"bits": 4, "group_size": 64},
+    "lookback": {"num_lookback_tokens": "many"},
+    "scale": {"head": "tied", "borrowed_layers": [0], "borrowed_scale": "2"},
+    "scale of 400 digits": {"head": "tied", "borrowed_layers": [0], "borrowed_scale": 10**400},
+    "layers": {"context_layers": [[0]]},
+    "head": {"head": ["own"]},
+    "target": {"target": 7},
+    "beam": {"beam_width": "4"},
+}
+
+
+def _write_config(folder: Path, content: object) -> None:
+    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "exit_dim": 8, "num_draft_layers": 1,
+              "rnn": True, "target_fingerprint": MINE}  # fmt: skip
+    folder.mkdir(parents=True)
+    text = content if isinstance(content, str) else json.dumps({**config, **content})  # type: ignore[dict-item]
+    (folder / "config.json").write_text(text)
+
+
+@pytest.mark.parametrize("what", CONFIGS)
+def test_a_config_of_wrong_type_or_range_is_one_line_and_is_passed_over(
+    shelf: Path, what: str
+) -> None:
+    _write_config(shelf / "a", CONFIGS[what])
+    with pytest.raises(DamagedFileError, match=r"a/config\.json") as caught:
+        read_config(shelf / "a")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(shelf)) + 300
+    save_drafter(random_drafter(target_fingerprint=MINE), shelf / "b")
+    folders, broken = find_drafters(MINE)
+    assert folders == [shelf / "b"]
+    assert [str(error) for error in broken] == [str(caught.value)]
+
+
+def _nan(folder: Path) -> None:
+    weights = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]
+    mx.eval(weights)
+    weights["rnn_u.bias"] = mx.where(mx.arange(HIDDEN) == 3, mx.nan, weights["rnn_u.bias"])
+    mx.save_safetensors(str(folder / "model.safetensors"), weights)
+
+
+def _other_sizes(folder: Path) -> None:
+    save_drafter(random_drafter(hidden_size=2 * HIDDEN, target_fingerprint=MINE), folder)
+
+
+BROKEN = {
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "weights cut off": lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 9),
+    "not a number": _nan,
+    "other sizes": _other_sizes,
+    "config is a folder": lambda folder: (
+        (folder / "config.json").unlink(), (folder / "config.json").mkdir()),
+    "config is a pipe": lambda folder: (
+        (folder / "config.json").unlink(), os.mkfifo(folder / "config.json")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_broken_drafter_is_named_and_the_next_one_taken(shelf: Path, what: str) -> None:
+    save_drafter(random_drafter(1, target_fingerprint=MINE), shelf / "good")
+    save_drafter(random_drafter(2, target_fingerprint=MINE), shelf / "broken")
+    BROKEN[what](shelf / "broken")
+    _written(shelf / "good", 1)
+    redrafter = load("tiny")
+    assert redrafter.drafter is not None
+    assert redrafter.drafter_note is not None
+    assert str(shelf / "broken") in redrafter.drafter_note
+    shutil.rmtree(shelf / "good")
+    alone = load("tiny")
+    assert alone.drafter is None
+    assert alone.drafter_note is not None
+    assert str(shelf / "broken") in alone.drafter_note
+    with pytest.raises(ModelNotFoundError, match=str(shelf / "broken")):
+        load("tiny", drafter="trained")
+
+
+def _written(folder: Path, seconds: int) -> None:
+    if (folder / "model.safetensors").exists():
+        os.utime(folder / "model.safetensors", (seconds, seconds))
+
+
+def test_a_cache_of_drafters_that_is_a_file_is_named_and_passed_over(shelf: Path) -> None:
+    shelf.write_text("no folder")
     note = load("tiny").drafter_note
     assert note is not None
-    assert str(shelf / "a" / "config.json") in note
-    save_drafter(random_drafter(target_fingerprint="sha256:t"), shelf / "b")
-    assert find_drafter("sha256:t")[0] == shelf / "b"
+    assert str(shelf) in note
+
+
+def test_the_drafter_written_last_is_taken_and_named(shelf: Path) -> None:
+    for written, name in [(3, "b"), (9, "a"), (5, "c")]:
+        save_drafter(random_drafter(written, target_fingerprint=MINE), shelf / name)
+        _written(shelf / name, written)
+    folders, _ = find_drafters(MINE)
+    assert [folder.name for folder in folders] == ["a", "c", "b"]
+    redrafter = load("tiny")
+    assert redrafter.drafter_note is not None
+    assert str(shelf / "a") in redrafter.drafter_note
+    assert redrafter.drafter is not None
+    want = random_drafter(9, target_fingerprint=MINE)
+    assert mx.array_equal(redrafter.drafter.rnn_u.weight, want.rnn_u.weight)
+
+
+def test_the_users_own_drafter_comes_before_the_shipped_one(shelf: Path) -> None:
+    shipped = f"sha256:{REGISTRY[DEFAULT_MODEL].sha256}"
+    save_drafter(random_drafter(target_fingerprint=shipped), shelf / "mine")
+    _written(shelf / "mine", 1)
+    folders, _ = find_drafters(shipped)
+    assert folders[0] == shelf / "mine"
+    assert [folder.name for folder in folders] == ["mine", DEFAULT_MODEL]
 
 
 def test_a_wrong_folder_is_said_before_the_target_is_loaded(

@@ -199,8 +199,17 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         _write("model.safetensors.index.json", INDEX),
         r"model-00002-of-00002\.safetensors is missing; it holds a\.weight",
     ),
-    "config is no JSON": (_write("config.json", b"{"), r"config\.json is not readable JSON"),
-    "config is a list": (_write("config.json", b"[]"), r"config\.json is not a JSON object"),
+    "config is no JSON": (_write("config.json", b"{"), r"config\.json cannot be read"),
+    "config is a list": (_write("config.json", b"[]"), r"config\.json holds no JSON object"),
+    "config is nested": (_write("config.json", b"[" * 200_000), r"config\.json cannot be read"),
+    "config has 6,000 digits": (
+        _write("config.json", b'{"vocab_size": ' + b"1" * 6000 + b"}"),
+        r"config\.json cannot be read",
+    ),
+    "header is nested": (
+        _write("model.safetensors", struct.pack("<Q", 200_000) + b"[" * 200_000),
+        r"model\.safetensors: its header",
+    ),
     "config names no type": (_config(model_type=None), r"config\.json: it names no model_type"),
     "config lacks a key": (_config(hidden_size=None), r"model cannot be loaded.*hidden_size"),
     "config contradicts": (

@@ -8,7 +8,7 @@ import pytest
 
 from redrafter_mlx import weights
 from redrafter_mlx.drafter_files import read_config
-from redrafter_mlx.loading import find_drafter
+from redrafter_mlx.loading import find_drafters
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.safetensors_header import read_safetensors_header
 
@@ -34,7 +34,7 @@ def test_the_default_model_finds_its_drafter_by_fingerprint(
 ) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     entry = REGISTRY["smollm2-135m"]
-    folder, damaged = find_drafter(f"sha256:{entry.sha256}")
-    assert folder == SHELF / "smollm2-135m"
+    folders, damaged = find_drafters(f"sha256:{entry.sha256}")
+    assert folders == [SHELF / "smollm2-135m"]
     assert not damaged
-    assert find_drafter("sha256:of another model")[0] is None
+    assert find_drafters("sha256:of another model")[0] == []

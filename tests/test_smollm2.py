@@ -17,7 +17,7 @@ from redrafter_mlx.decode import Decoder, DecodeState
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_config import DrafterConfig
 from redrafter_mlx.drafter_files import load_drafter
-from redrafter_mlx.loading import LoadedTarget, find_drafter, load_target
+from redrafter_mlx.loading import LoadedTarget, find_drafters, load_target
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.report import StepResult, read_report
@@ -78,8 +78,7 @@ class Subject:
         return Drafter(config).bind(self.target)
 
     def shipped_drafter(self) -> Proposer:
-        folder, _ = find_drafter(self.loaded.source.fingerprint)
-        assert folder is not None
+        (folder, *_), _ = find_drafters(self.loaded.source.fingerprint)
         return load_drafter(folder, self.target).bind(self.target)
 
     def oracle(self, prompt: list[int], n: int, seed: int) -> Proposer:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 import sys
 from dataclasses import replace
@@ -25,6 +24,7 @@ from redrafter_mlx.errors import (
     RedrafterError,
     UnsupportedModelError,
 )
+from redrafter_mlx.json_file import read_object
 from redrafter_mlx.weights.raw import RawModel
 from redrafter_mlx.weights.safetensors_header import SafetensorsHeader, read_safetensors_header
 from redrafter_mlx.weights.spm import (
@@ -66,7 +66,7 @@ def _read_config(folder: Path) -> dict[str, object]:
         gguf = next(iter(sorted(folder.glob("*.gguf"))), None)
         hint = f"; give the file itself, {gguf}" if gguf else ""
         raise ModelNotFoundError(f"{folder} holds no config.json, so no model{hint}")
-    config = _read_json(path)
+    config = read_object(path)
     if not isinstance(config.get("model_type"), str):
         raise DamagedFileError(f"{path}: it names no model_type")
     if "model_file" in config:  # mlx-lm before 0.32 runs it without being asked
@@ -74,22 +74,12 @@ def _read_config(folder: Path) -> dict[str, object]:
     return config
 
 
-def _read_json(path: Path) -> dict[str, object]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise DamagedFileError(f"{path} is not readable JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise DamagedFileError(f"{path} is not a JSON object")
-    return content
-
-
 def _read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
     """The headers of every weight file, all of which the index names must be there."""
     files = sorted(folder.glob("model*.safetensors"))
     index = folder / _INDEX
     if index.exists():
-        shards = _read_json(index).get("weight_map")
+        shards = read_object(index).get("weight_map")
         if not isinstance(shards, dict):
             raise DamagedFileError(f"{index}: it has no weight_map")
         for tensor, shard in shards.items():
@@ -149,7 +139,7 @@ def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper
     ends = config.get("eos_token_id")
     eos = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else None
     settings = folder / "tokenizer_config.json"
-    known = _read_json(settings) if settings.exists() else {}
+    known = read_object(settings) if settings.exists() else {}
     pieces = _llama_pieces(folder, known)
     if pieces is not None:
         template = known.get("chat_template")
@@ -197,7 +187,7 @@ def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
 def _added_tokens(folder: Path, settings: dict[str, object]) -> set[tuple[int, str, bool]]:
     """(number, text, whether it is a control token) of every token added to a vocabulary."""
     path = folder / "added_tokens.json"
-    listed = _read_json(path) if path.exists() else {}
+    listed = read_object(path) if path.exists() else {}
     found = {(number, text, True) for text, number in listed.items() if isinstance(number, int)}
     described = settings.get("added_tokens_decoder")
     for number, token in (described if isinstance(described, dict) else {}).items():

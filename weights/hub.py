@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +24,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import logging as hub_logging
 
-from redrafter_mlx.errors import ModelNotFoundError
+from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError
+from redrafter_mlx.json_file import read_object
 from redrafter_mlx.weights.cache import NoRoomError, check_free_disk
 from redrafter_mlx.weights.progress import Progress, tqdm_reporting
 
@@ -117,8 +117,8 @@ def cached_repo(repo: str, revision: str) -> Path | None:
     index = folder / _INDEX
     if index.exists():
         try:
-            shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, TypeError, AttributeError, OSError):
+            shards = set(read_object(index)["weight_map"].values())  # type: ignore[attr-defined]
+        except (DamagedFileError, KeyError, TypeError, AttributeError):
             return None
         complete = all((folder / str(shard)).exists() for shard in shards)
     else:

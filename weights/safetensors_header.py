@@ -41,7 +41,7 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
         tensors = {n: t for n, t in content.items() if n != "__metadata__"}
         ends = {n: int(t["data_offsets"][1]) for n, t in tensors.items()}
         shapes = {n: tuple(int(s) for s in t["shape"]) for n, t in tensors.items()}
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedFileError(f"{path}: its header is not that of a safetensors file") from error
     for name, end in sorted(ends.items(), key=lambda item: item[1]):
         if 8 + length + end > size:

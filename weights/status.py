@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.errors import DamagedFileError, RedrafterError
+from redrafter_mlx.json_file import read_object
 from redrafter_mlx.weights.gguf_header import read_header
 from redrafter_mlx.weights.hub import cached_repos
 from redrafter_mlx.weights.registry import REGISTRY
@@ -76,10 +76,10 @@ def _status(name: str) -> ModelStatus:
 
 def _is_language_model(folder: Path) -> bool:
     try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return any("CausalLM" in name for name in config["architectures"])
-    except (OSError, ValueError, KeyError, TypeError):
+        architectures = read_object(folder / "config.json").get("architectures")
+    except (FileNotFoundError, DamagedFileError):
         return False
+    return isinstance(architectures, list) and any("CausalLM" in str(a) for a in architectures)
 
 
 def _bytes(path: Path) -> int:
@@ -103,9 +103,9 @@ def _gguf_details(path: Path) -> dict[str, str]:
 
 
 def _folder_details(folder: Path) -> dict[str, str]:
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    quantization = config.get("quantization") or {}
-    bits = quantization.get("bits")
+    config = read_object(folder / "config.json")
+    quantization = config.get("quantization")
+    bits = quantization.get("bits") if isinstance(quantization, dict) else None
     known = {
         "architecture": config.get("model_type"),
         "layers": config.get("num_hidden_layers"),

@@ -5,8 +5,11 @@ Vicuna v1.1 and later (v1.3 and v1.5 among them) use FastChat's conversation `vi
 
 from __future__ import annotations
 
-import json
+import contextlib
 from pathlib import Path
+
+from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.json_file import read_object
 
 VICUNA_TEMPLATE = """\
 {{ bos_token }}\
@@ -36,9 +39,6 @@ def is_vicuna(folder: Path, name: str) -> bool:
     lies, or `_name_or_path` of its config.json. Weights say nothing: Vicuna's shapes are LLaMA's.
     """
     names = [name, folder.name, *(p.name for p in folder.parents if p.name.startswith("models--"))]
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        names.append(str(config.get("_name_or_path", "")))
-    except (OSError, ValueError, AttributeError):
-        pass
+    with contextlib.suppress(FileNotFoundError, DamagedFileError):
+        names.append(str(read_object(folder / "config.json").get("_name_or_path", "")))
     return any("vicuna" in n.lower() for n in names)

@@ -1,0 +1,33 @@
+"""JSON files that were written by others: one readable error for anything wrong with them."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+from redrafter_mlx.errors import DamagedFileError
+
+
+def read_object(path: Path) -> dict[str, object]:
+    """The JSON object that a file holds.
+
+    Raises:
+      FileNotFoundError: there is none
+      DamagedFileError: in one line, naming the file, if it cannot be read or holds anything else
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would never end
+            raise DamagedFileError(f"{path} is not a file")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    except RecursionError as error:
+        raise DamagedFileError(f"{path} cannot be read: its JSON is nested too deeply") from error
+    except ValueError as error:  # not UTF-8, not JSON, or a number of too many digits
+        raise DamagedFileError(f"{path} cannot be read: {error!s:.200}") from error
+    if not isinstance(content, dict):
+        raise DamagedFileError(f"{path} holds no JSON object")
+    return content
