@@ -137,8 +137,8 @@ def test_a_seed_makes_a_run_repeatable(accept: str) -> None:
     assert run(decoder, [3, 5], 40, seed=2)[0] != first
 
 
-def test_a_drafter_that_drafts_its_targets_way_gets_more_accepted_by_rejection() -> None:
-    """What rejection is for: at temperature 1 it keeps more of a good drafter's drafts."""
+def test_rejection_accepts_more_of_a_hot_targets_tokens_than_sampling() -> None:
+    """What rejection is for: where nothing is likely, the likeliest draft is seldom drawn again."""
     target = Target(random_model(vocab_size=8, num_hidden_layers=1))
     bound = random_drafter(vocab_size=8).bind(target)
     counts = {}
@@ -152,24 +152,24 @@ def test_a_drafter_that_drafts_its_targets_way_gets_more_accepted_by_rejection()
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"accept": "greedy", "temperature": 0.7}, "'greedy', which needs temperature 0"),
-        ({"accept": "sample"}, "'sample', which needs one above 0; temperature is 0"),
-        ({"accept": "rejection"}, "'rejection', which needs one above 0"),
-        ({"accept": "typical"}, "'typical', which needs one above 0"),
-        ({"accept": "typicle", "temperature": 1}, "accept is 'typicle'; choose one of greedy"),
+        ({"accept": "greedy", "temperature": 0.7}, "accept is 'greedy'.*temperature is 0.7"),
+        ({"accept": "sample"}, "accept is 'sample'.*temperature is 0"),
+        ({"accept": "rejection"}, "accept is 'rejection'.*temperature is 0"),
+        ({"accept": "typical"}, "accept is 'typical'.*temperature is 0"),
+        ({"accept": "typicle", "temperature": 1}, "accept is 'typicle'.*greedy"),
         ({"prefixes": "last"}, "prefixes is 'last'"),
         ({"prefixes": "final"}, "prefixes is 'final'.*beam_width"),
         (
             {"prefixes": "final", "beam_width": 2, "temperature": 1, "accept": "rejection"},
             "prefixes is 'final'.*rejection",
         ),
-        ({"epsilon": 0}, "epsilon is 0; it must be above 0 and at most 1"),
+        ({"epsilon": 0}, "epsilon is 0"),
         ({"delta": 1.5}, "delta is 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),
         ({"repetition_context": 0}, "repetition_context is 0"),
         ({"logit_bias": {5: float("inf")}}, "logit_bias is inf"),
         ({"logit_bias": {-5: 1.0}}, "logit_bias token is -5"),
-        ({"logit_bias": {5000: 1.0}}, "logit_bias names token 5000; the model has 258"),
+        ({"logit_bias": {5000: 1.0}}, "5000.*258"),
     ],
 )
 def test_parameters_that_contradict_are_refused_naming_the_value(

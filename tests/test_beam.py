@@ -111,7 +111,7 @@ def test_a_drafter_that_computes_nan_still_gives_a_tree() -> None:
 
 def test_a_beam_wider_than_the_draft_vocabulary_is_refused_by_name() -> None:
     bound = random_drafter(draft_vocab_size=2).bind(Target(random_model()))
-    with pytest.raises(BadInputError, match=r"beam_width is 3.*only 2 tokens"):
+    with pytest.raises(BadInputError, match=r"beam_width is 3.*\b2\b"):
         beam_search(bound, mx.zeros((1, HIDDEN)), mx.array([3]), BeamShape(3, 4))
 
 

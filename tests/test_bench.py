@@ -202,7 +202,7 @@ def test_mlx_lms_speculative_calls_are_counted_behind_the_prompts() -> None:
 
 
 def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
-    with pytest.raises(MismatchError, match="vocabulary of 97, the model one of 258"):
+    with pytest.raises(MismatchError, match=r"97.*258"):
         check_draft_model(tiny(), 97, "other")
 
 
@@ -327,7 +327,7 @@ def test_half_a_last_line_is_cut_off_and_a_foreign_file_left_alone(tmp_path: Pat
     assert len(AnswersFile(path).matching("float32", SETTINGS)) == 2
     for foreign in ("my notes", "my notes\n", '{"a": 1}\n', whole + "my notes\n" + whole):
         path.write_text(foreign)
-        with pytest.raises(BadInputError, match="is not an answer of this program"):
+        with pytest.raises(BadInputError, match=r"a\.jsonl, line \d"):
             AnswersFile(path)
         assert path.read_text() == foreign
     with pytest.raises(BadInputError, match="no folder"):

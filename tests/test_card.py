@@ -228,15 +228,17 @@ def test_card_does_not_tell_the_folders_of_this_machine() -> None:
 @pytest.mark.parametrize(
     ("rates", "words"),
     [
-        ((55.0, 77.7, 66.6), "is faster: 1.55 times (77.7 tokens a second with beam width 2"),
-        ((30.0, 45.0), "is not faster: 0.90 times at best"),
-        ((49.5, 50.5), "makes no difference: 1.01 times at best"),
-        ((), "was not measured"),
+        ((55.0, 77.7, 66.6), ("is faster", "1.55", "77.7", "beam width 2")),
+        ((30.0, 45.0), ("not faster", "0.90")),
+        ((49.5, 50.5), ("no difference", "1.01")),
+        ((), ("not measured",)),
     ],
 )
-def test_verdict_is_that_of_the_fastest_shape(rates: tuple[float, ...], words: str) -> None:
+def test_verdict_is_that_of_the_fastest_shape(
+    rates: tuple[float, ...], words: tuple[str, ...]
+) -> None:
     said = verdict(measured(*rates))
-    assert words in said
+    assert [word for word in words if word not in said] == []
     assert said in render_card(report(measured=measured(*rates)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import subprocess
@@ -15,7 +14,7 @@ import pytest
 
 from redrafter_mlx import __version__
 from redrafter_mlx.cli import doctor, generate, main, options
-from redrafter_mlx.cli.terminal import one_line, sanitise, statistics_line
+from redrafter_mlx.cli.terminal import Terminal, one_line, sanitise, statistics_line
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.errors import DownloadError
 from redrafter_mlx.response import Completion
@@ -190,29 +189,25 @@ def test_bad_input_is_refused_in_one_line(
 def test_stdin_that_is_not_text_is_refused() -> None:
     done = shell("generate", "-p", "-", stdin=b"ab\xff")
     assert done.returncode == 1
-    assert done.stderr == (
-        b"error: standard input is not UTF-8 text (at byte 2); convert it first\n"
-    )
+    assert done.stderr.startswith(b"error: standard input")
+    assert b"byte 2" in done.stderr
+    assert done.stderr.count(b"\n") == 1
 
 
 @pytest.mark.parametrize(
-    ("raised", "status", "line"),
+    ("raised", "status", "named"),
     [
-        (DownloadError("no\nnetwork \x1b[2J"), 1, "error: no network ^[[2J\n"),
+        (DownloadError("no\nnetwork \x1b[2J"), 1, "no network ^[[2J\n"),
         (KeyboardInterrupt(), 130, ""),
-        (PermissionError(13, "Permission denied", "/x"), 1, "error: /x: Permission denied\n"),
-        (MemoryError(), 1, "error: out of memory; try --quantize 4 or a smaller model\n"),
-        (
-            RuntimeError("[metal::malloc] Attempting to allocate 9 bytes"),
-            1,
-            "error: out of memory; try --quantize 4 or a smaller model\n",
-        ),
+        (PermissionError(13, "Permission denied", "/x"), 1, "/x: Permission denied"),
+        (MemoryError(), 1, "--quantize"),
+        (RuntimeError("[metal::malloc] Attempting to allocate 9 bytes"), 1, "--quantize"),
     ],
 )
 def test_what_a_user_can_cause_never_shows_a_traceback(
     raised: BaseException,
     status: int,
-    line: str,
+    named: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -221,7 +216,10 @@ def test_what_a_user_can_cause_never_shows_a_traceback(
 
     monkeypatch.setattr(options, "load_model", fail)
     assert main.run(["generate", "-p", "x"]) == status
-    assert capsys.readouterr().err == line
+    err = capsys.readouterr().err
+    assert named in err
+    assert err.count("\n") == bool(named)
+    assert err.startswith("error: ") == bool(named)
 
 
 def test_a_defect_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +249,10 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert done.stdout.strip()
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "pull", "list", "show", "doctor"])
+COMMANDS = [str(c.name) for c in main.app.registered_commands]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([command, "--help"]) == 0
     assert "Usage" in capsys.readouterr().out
@@ -284,7 +285,8 @@ def test_doctor_says_what_is_missing_and_how_to_mend_it(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert main.run(["doctor"]) == 0
     out = capsys.readouterr().out
-    assert "problem: smollm2-135m is not on disk yet\n  remedy: redrafter-mlx pull" in out
+    assert "problem: smollm2-135m" in out
+    assert "remedy: redrafter-mlx pull" in out
 
 
 def test_doctor_fails_only_when_nothing_can_run(
@@ -292,7 +294,7 @@ def test_doctor_fails_only_when_nothing_can_run(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
     assert main.run(["doctor"]) == 1
-    assert "unusable: MLX does not work" in capsys.readouterr().out
+    assert "unusable: MLX" in capsys.readouterr().out
 
 
 def test_a_doctors_section_that_breaks_is_itself_a_finding(
@@ -303,7 +305,7 @@ def test_a_doctors_section_that_breaks_is_itself_a_finding(
 
     monkeypatch.setattr(doctor, "_memory", fail)
     report = doctor.examine()
-    assert any("memory could not be looked at" in p.what for p in report.problems)
+    assert any("memory" in p.what and "odd" in p.what for p in report.problems)
     assert not report.unusable
 
 
@@ -349,18 +351,25 @@ def test_the_statistics_line_leaves_out_what_an_answer_was_too_short_for() -> No
 def test_an_interrupted_answer_ends_its_line_and_the_stream(
     model: FakeModel, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    closed: list[bool] = []
+    streams: list[Generator[FakeToken, None, None]] = []
 
-    def interrupted(*_: object, **__: object) -> Generator[FakeToken, None, None]:
-        with contextlib.ExitStack() as stack:
-            stack.callback(closed.append, True)
-            yield FakeToken("half", 1)
+    def stream(*_: object, **__: object) -> Generator[FakeToken, None, None]:
+        streams.append(FakeModel.stream(model, "x"))
+        return streams[-1]
+
+    honest = Terminal.write
+
+    def interrupted(self: Terminal, text: str) -> None:
+        if text == "swer":
             raise KeyboardInterrupt
+        honest(self, text)
 
-    monkeypatch.setattr(model, "stream", interrupted)
+    monkeypatch.setattr(model, "stream", stream)
+    monkeypatch.setattr(Terminal, "write", interrupted)
     assert main.run(["generate", "-p", "x"]) == 130
-    assert capsys.readouterr().out == "half\n"
-    assert closed == [True]
+    assert capsys.readouterr().out.endswith("an\x1b\n")
+    (left,) = streams
+    assert left.gi_frame is None, "what is held here is not closed by being forgotten"
 
 
 def test_a_length_limit_is_named_in_the_statistics(

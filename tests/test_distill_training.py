@@ -136,7 +136,7 @@ def test_what_is_saved_lies_between_the_start_and_what_was_learnt(tmp_path: Path
 
 def test_a_run_of_other_options_is_not_mixed_in(tmp_path: Path) -> None:
     losses(make_trainer(tmp_path), until=2)
-    with pytest.raises(BadInputError, match="holds a run with seed 0, not 1"):
+    with pytest.raises(BadInputError, match="seed 0, not 1"):
         make_trainer(tmp_path, seed=1)
 
 
@@ -254,7 +254,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         ({"batch": 0}, "batch is 0"),
         ({"soft_share": 1.5}, "soft_share is 1.5"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0"),
-        ({"optimizer": "sgd"}, "optimizer is .sgd.; choose one of muon, adamw"),
+        ({"optimizer": "sgd"}, "optimizer is .sgd."),
     ],
 )
 def test_bad_options_are_refused_by_name(changes: dict[str, object], said: str) -> None:

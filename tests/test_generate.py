@@ -157,10 +157,10 @@ def test_a_prompt_can_be_text_messages_or_ids(redrafter: Redrafter) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1}, "temperature is -1; it must be at least 0"),
+        ({"temperature": -1}, "temperature is -1"),
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": 10**400}, "temperature is 1000"),
-        ({"temperature": 1e-39}, "temperature is 1e-39; it must be 0 .* or at least 0.0001"),
+        ({"temperature": 1e-39}, "temperature is 1e-39.*0.0001"),
         ({"temperature": 9e-5}, "temperature is 9e-05"),
         ({"logit_bias": None}, "logit_bias is None"),
         ({"logit_bias": 5}, "logit_bias is 5"),
@@ -170,16 +170,16 @@ def test_a_prompt_can_be_text_messages_or_ids(redrafter: Redrafter) -> None:
         ({"logit_bias": {"a": 1}}, "logit_bias token is 'a'"),
         ({"logit_bias": {1: "a"}}, "logit_bias is 'a'"),
         ({"logit_bias": {1: float("nan")}}, "logit_bias is nan"),
-        ({"top_p": 0.0}, "top_p is 0; it must be above 0 and at most 1"),
+        ({"top_p": 0.0}, "top_p is 0"),
         ({"top_p": 1.5}, "top_p is 1.5"),
         ({"min_p": 2}, "min_p is 2"),
-        ({"top_k": 1.5}, "top_k is 1.5; it must be a whole number"),
-        ({"max_tokens": 0}, "max_tokens is 0; it must be at least 1"),
-        ({"beam_width": 0}, "beam_width is 0; it must be between 1 and 64"),
+        ({"top_k": 1.5}, "top_k is 1.5"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"beam_width": 0}, "beam_width is 0.*64"),
         ({"beam_length": 99}, "beam_length is 99"),
         ({"seed": -3}, "seed is -3"),
         ({"stop": [""]}, "stop is"),
-        ({"stop": 5}, "stop is 5; give a string"),
+        ({"stop": 5}, "stop is 5"),
         ({"draft": "no"}, "draft is 'no'"),
         ({"logprobs": 1}, "logprobs is 1"),
         ({"temprature": 1}, "unknown option 'temprature'; did you mean 'temperature'"),
@@ -232,7 +232,7 @@ def test_options_of_another_type_are_refused_at_once(redrafter: Redrafter) -> No
 
 
 def test_a_drafter_of_another_size_is_refused(model: nn.Module) -> None:
-    with pytest.raises(MismatchError, match="vocabulary is 97, the target's is 258"):
+    with pytest.raises(MismatchError, match=r"97.*258"):
         Redrafter(model, byte_tokenizer(), random_drafter())
 
 

@@ -42,7 +42,7 @@ def test_without_a_drafter_it_looks_up_and_says_how_to_train_one(shelf: Path) ->
     assert redrafter.drafting == "lookup"
     assert redrafter.beam_shape == LOOKUP_SHAPE
     assert redrafter.drafter_note is not None
-    assert redrafter.drafter_note.startswith("no drafter for tiny yet, drafting by lookup; ")
+    assert "lookup" in redrafter.drafter_note
     assert "redrafter-mlx train --model tiny" in redrafter.drafter_note
     # A text that repeats itself is taken several tokens at a time, unless drafts are refused.
     asked = [1, 2, 3, 4] * 5
@@ -60,7 +60,7 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
         assert redrafter.drafting == drafting
         assert (redrafter.drafter_note is None) == (word not in ("auto", "auto+lookup"))
     assert redrafter.beam_shape == BeamShape(3, 4, 7), "a beam more in as many nodes"
-    with pytest.raises(ModelNotFoundError, match="there is no drafter for tiny; `redrafter-mlx tr"):
+    with pytest.raises(ModelNotFoundError, match=r"tiny.*`redrafter-mlx train"):
         load("tiny", drafter="trained")
     save_drafter(random_drafter(2, target_fingerprint="sha256:t"), shelf / "b")
     for word in ("auto", "auto+lookup", "trained+lookup"):
@@ -68,7 +68,7 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
     assert load("tiny", drafter="trained").drafting == "drafter"
     assert load("tiny", drafter="lookup").drafting == "lookup"
     assert load("tiny", drafter=None).generate([1, 2], max_tokens=5).tokens_per_step == 1.0
-    with pytest.raises(BadInputError, match=r"drafter is '\+lookup'; name a drafter before"):
+    with pytest.raises(BadInputError, match=r"drafter is '\+lookup'"):
         load("tiny", drafter="+lookup")
     with pytest.raises(ModelNotFoundError, match="no drafter at"):
         load("tiny", drafter=f"{shelf / 'nothing'}+lookup")

