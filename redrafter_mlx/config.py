@@ -160,9 +160,15 @@ class GenerationOptions(SamplingParams):
             self.max_nodes,
         )
         check_choice("prefixes", self.prefixes, Prefixes)
-        if self.prefixes == "final" and (self.automatic or self.method == "rejection"):
-            why = "not rejection" if self.method == "rejection" else "a beam_width or beam_length"
-            raise BadInputError(f"prefixes is 'final', which needs {why}")
+        if self.prefixes == "final" and self.method == "rejection":
+            raise BadInputError(
+                "prefixes is 'final', and accept 'rejection', which draws a tree of its own; "
+                "choose 'sample'"
+            )
+        if self.prefixes == "final" and self.automatic:
+            raise BadInputError(
+                "prefixes is 'final', which needs a fixed shape; give beam_width and beam_length"
+            )
 
     @property
     def automatic(self) -> bool:
