@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import cast
 
 from redrafter_mlx.cli import corpus_options as co
@@ -90,7 +91,7 @@ def command(
         soft_share = 0.0 if data is not None and labels == "target" else 0.5
     job = TrainingJob(
         model=model or "smollm2-135m",
-        output=output,
+        output=_folder(output),
         dtype=cast(DType, dtype),
         quantize=quantize,
         offline=offline,
@@ -130,6 +131,12 @@ def command(
         start=start_from,
     )
     run_training(job, dry_run=dry_run)
+
+
+def _folder(given: str) -> Path:
+    if not given.strip():
+        raise BadInputError("--output is empty; give a folder")
+    return Path(given)
 
 
 def _vocabulary(given: str) -> int | None:

@@ -9,9 +9,7 @@ import typer
 
 _DRAFTER, _TRAINING = "Drafter", "Training"
 
-Output = Annotated[
-    Path, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")
-]
+Output = Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")]
 Rnn = Annotated[
     bool,
     typer.Option("--rnn/--no-rnn", rich_help_panel=_DRAFTER, help="The paper's recurrence."),

@@ -17,9 +17,11 @@ from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_screen import shortfall
+from redrafter_mlx.distill.checkpoint import Checkpoint, save_checkpoint
 from redrafter_mlx.distill.corpus import load_shard
 from redrafter_mlx.distill.job import DrafterForm, TrainingJob
 from redrafter_mlx.distill.metrics import read_metrics
+from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.trainer import Evaluation, Step
 from redrafter_mlx.distill.workers import CorpusSize
 from redrafter_mlx.drafter_files import read_config
@@ -30,6 +32,10 @@ SMALL = [
     "--evaluations", "2", "--workers", "1", "--layers", "1", "--epochs", "2",
     "--timed-questions", "1", "--borrow", "auto", "--context", "0,1",
 ]  # fmt: skip
+
+
+SHIPPED = Path(main.__file__).parents[1] / "weights" / "drafters" / "smollm2-135m"
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="nobody can write into /proc")
 
 
 def save_folder(path: Path, kind: str = "llama") -> Path:
@@ -151,7 +157,10 @@ def test_another_architecture_is_trained_for_by_the_same_command(
 
 
 def test_a_corpus_that_the_disk_cut_short_says_so() -> None:
-    job = TrainingJob(model="any", output=Path("out"), answer_tokens=1000, cache_bytes=5000)
+    job = TrainingJob(
+        model="any", output=Path("out"), answer_tokens=1000, cache_bytes=5000,
+        training=TrainOptions(batch=10),
+    )  # fmt: skip
     whole = CorpusSize(1, 1000, 0, 10, 4000, {})
     cut = replace(whole, answer_tokens=900)
     assert shortfall(whole, job) is None
@@ -183,7 +192,7 @@ def test_dry_run_counts_given_answers_and_texts_that_are_only_read(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output, given, texts = tmp_path / "drafter", tmp_path / "given.jsonl", tmp_path / "texts.txt"
-    pairs = [{"prompt": f"Question {i}?", "response": f"The answer is {i}."} for i in range(10, 40)]
+    pairs = [{"prompt": f"Question {i}?", "response": f"The answer is {i}."} for i in range(10, 50)]
     given.write_text("\n".join(map(json.dumps, pairs)))
     texts.write_text("\n".join(f"A text of {i} words or more." for i in range(20)))
     small = [part for part in SMALL if part not in ("--borrow", "auto")]
@@ -196,7 +205,7 @@ def test_dry_run_counts_given_answers_and_texts_that_are_only_read(
 
     said = dry_run()
     each = len(byte_tokenizer().encode("The answer is 10.<|im_end|>"))
-    assert said["answers"] == f"{30 * each} tokens"
+    assert said["answers"] == f"{40 * each} tokens"
     assert "writing the corpus" not in said
     assert "less what is there" in said["reading the answers"]
     steps = [int(of["training"].split()[-2]) for of in (said, dry_run("--read", str(texts)))]
@@ -256,6 +265,24 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         (["--read", "x.txt", "--soft-share", "0"], "soft_share is 0"),
         (["--keep-start", "0.5"], "keep_start is 0.5"),
         (["--keep-start", "1", "--start-from", "x"], "keep_start is 1.0"),
+        (["--epochs", "inf"], "epochs is inf"),
+        (["--learning-rate", "1e30"], "learning_rate is 1e+30"),
+        (["--depth-decay", "inf"], "depth_decay is inf"),
+        (["--evaluations", "1000000000"], "evaluations is 1000000000"),
+        (["--seed", "-1"], "seed is -1"),
+        (["--seed", str(2**64)], f"seed is {2**64}"),
+        (["--layers", "100000"], "num_draft_layers is 100000"),
+        (["--layers", "-1"], "num_draft_layers is -1"),
+        (["--exit-dim", "0"], "exit_dim is 0"),
+        (["--draft-length", "100"], "draft_length is 100"),
+        (["--workers", "100000"], "workers is 100000"),
+        (["--labels", "data"], "give --data"),
+        (["--answer-tokens", "63"], "answer_tokens is 63"),
+        (["--output", ""], "--output is empty"),
+        (["--output", __file__], f"{__file__} is a file"),
+        (["--output", f"{__file__}/out"], f"{__file__} is a file"),
+        (["--output", str(SHIPPED)], "config.json"),
+        pytest.param(["--output", "/proc/out"], "nothing can be written", marks=LINUX),
         (["--read", "no-such-texts.txt"], "no-such-texts.txt cannot be read"),
     ],
 )
@@ -276,9 +303,10 @@ def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
         (["--borrow", "1,7"], "layers 1, 7"),
         (["--context", "7"], "layers 7"),
         (["--borrow", "1", "--head", "own"], "borrowed_layers"),
+        (["--drafter-bits", "4"], "rnn_w has 32 columns"),
     ],
 )
-def test_layers_that_cannot_be_used_are_refused_before_anything_is_written(
+def test_forms_that_cannot_be_used_are_refused_before_anything_is_written(
     model: Path,
     prompts: Path,
     tmp_path: Path,
@@ -290,6 +318,44 @@ def test_layers_that_cannot_be_used_are_refused_before_anything_is_written(
     assert main.run([*arguments(model, prompts, output), *options]) == 1
     assert said in " ".join(capsys.readouterr().err.split())
     assert not output.exists()
+
+
+def test_files_of_another_run_or_of_none_are_not_written_over(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, none = tmp_path / "other", tmp_path / "none"
+    other.mkdir()
+    save_checkpoint(Checkpoint({}, {}, {"target": "sha256:0"}, 1, 0, 1, 0.0), other)
+    none.mkdir()
+    (none / "README.md").write_text("mine")
+    for output, named in ((other, "a run with target 'sha256:0'"), (none, "README.md")):
+        assert main.run(arguments(model, prompts, output)) == 1
+        assert named in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "cache" / "corpora").exists()
+
+
+def test_prompts_too_few_to_hold_some_out_are_refused_before_anything_is_written(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few, output = tmp_path / "few.txt", tmp_path / "out"
+    few.write_text("\n".join(f"Question {i}?" for i in range(10)))
+    assert main.run(arguments(model, few, output)) == 1
+    assert "few.txt holds 10 prompts" in " ".join(capsys.readouterr().err.split())
+    pairs = [{"prompt": f"Question {i}?", "response": f"The answer is {i}."} for i in range(32)]
+    few.write_text("\n".join(map(json.dumps, pairs)))
+    given = ["train", "--model", str(model), "-o", str(output), "--data", str(few), *SMALL]
+    assert main.run(given) == 1
+    assert "few.txt holds 32 conversations" in " ".join(capsys.readouterr().err.split())
+    assert not output.exists()
+
+
+def test_the_smallest_run_that_is_accepted_holds_some_out_and_ends_with_a_drafter(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "drafter"
+    smallest = ["--answer-tokens", "64", "--draft-length", "1", "--timed-questions", "0"]
+    assert main.run([*arguments(model, prompts, output), *smallest, "--epochs", "0.1"]) == 0
+    assert (output / "model.safetensors").exists()
 
 
 def test_given_answers_are_learnt_as_they_stand_or_as_the_target_would_go_on(

@@ -19,6 +19,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.distill.beginnings import draw_beginnings
 from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER, loop_start
+from redrafter_mlx.distill.options import MAX_SEED
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.distill.turns import Opening, draw_user_turns
@@ -84,6 +85,8 @@ class WritingOptions:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise BadInputError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise BadInputError(f"seed is {self.seed}; choose 0 to {MAX_SEED}")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 
 from redrafter_mlx.distill.corpus import load_arrays
-from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.whole import remove_abandoned, whole_file
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -86,3 +86,13 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         raise DamagedFileError(
             f"{path} cannot be used: {error}; delete it to train from the start"
         ) from None
+
+
+def check_same_run(found: Checkpoint, made_by: Mapping[str, object], folder: Path) -> None:
+    """Raise BadInputError, naming a key, unless the run in a folder is one of these options."""
+    for key, wanted in made_by.items():
+        if found.made_by.get(key) != wanted:
+            raise BadInputError(
+                f"{folder} holds a run with {key} {found.made_by.get(key)!r}, not {wanted!r}; "
+                f"give another --output, or the same options to go on"
+            )

@@ -13,6 +13,11 @@ from redrafter_mlx.drafter_config import DrafterConfig, Head
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target import Target
 
+_MAX_LAYERS = 32
+"""Of residual blocks; a drafter with more is slower than most targets."""
+
+_MAX_WORKERS = 256
+
 
 @dataclass(frozen=True)
 class DrafterForm:
@@ -34,6 +39,23 @@ class DrafterForm:
     context: tuple[int, ...] | None = None
     borrowed: tuple[int, ...] | None = ()
 
+    def __post_init__(self) -> None:
+        """Raises BadInputError for a form that no target's drafter can have."""
+        DrafterConfig(
+            hidden_size=1,
+            vocab_size=self.draft_vocab or 1,
+            exit_dim=2 if self.exit_dim is None else self.exit_dim,
+            num_draft_layers=self.num_draft_layers,
+            head=self.head,
+            draft_vocab_size=self.draft_vocab,
+            context_layers=self.context or (),
+            borrowed_layers=self.borrowed or (),
+        )
+        if self.num_draft_layers > _MAX_LAYERS:
+            raise BadInputError(
+                f"num_draft_layers is {self.num_draft_layers}; choose 0 to {_MAX_LAYERS}"
+            )
+
     def context_of(self, n_layers: int) -> tuple[int, ...]:
         """The context layers for a target of so many; BadInputError for one it does not have."""
         if self.context is not None:
@@ -53,7 +75,7 @@ class DrafterForm:
         return DrafterConfig(
             hidden_size=target.hidden_size,
             vocab_size=target.vocab_size,
-            exit_dim=self.exit_dim or 2 * target.hidden_size,
+            exit_dim=2 * target.hidden_size if self.exit_dim is None else self.exit_dim,
             num_draft_layers=self.num_draft_layers,
             rnn=self.rnn,
             head=self.head,
@@ -119,6 +141,13 @@ class TrainingJob:
             if getattr(self, name) < 1:
                 raise BadInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
         check_choice("labels", self.labels, Labels)
+        if self.answer_tokens < 2 * self.training.batch:
+            raise BadInputError(
+                f"answer_tokens is {self.answer_tokens}, and a batch takes {self.training.batch}; "
+                f"ask for {2 * self.training.batch} at least (--answer-tokens)"
+            )
+        if self.labels == "data" and self.data is None:
+            raise BadInputError("labels is 'data', and there are no given answers; give --data")
         if self.prompts and self.data is not None:
             raise BadInputError("give --prompts or --data, not both")
         if self.data is not None and self.labels == "target" and self.training.soft_share > 0:
@@ -136,8 +165,8 @@ class TrainingJob:
                 f"keep_start is {self.training.keep_start}, and the drafter begins with random "
                 f"weights; give the one it begins with (--start-from)"
             )
-        if self.workers is not None and self.workers < 1:
-            raise BadInputError(f"workers is {self.workers}; it must be at least 1")
+        if self.workers is not None and not 1 <= self.workers <= _MAX_WORKERS:
+            raise BadInputError(f"workers is {self.workers}; choose 1 to {_MAX_WORKERS}")
         if self.timed < 0:
             raise BadInputError(f"timed questions are {self.timed}; give 0 or more")
         if self.bits not in (None, 4, 8):

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
-from redrafter_mlx.config import check_choice, refuse_unknown_keys
+from redrafter_mlx.config import MAX_BEAM_LENGTH, check_choice, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError
 
 Optimizer = Literal["muon", "adamw"]
 """What the drafter's matrices are moved by; see `drafter_optimizer`."""
+
+
+MAX_SEED = 2**32 - 1
+"""Each block of a corpus has a key of its own: the seed and its number, within 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -52,18 +56,28 @@ class TrainOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("draft_length", "batch", "accumulate", "evaluations", "memory_bytes"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
-                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be at least 1")
+        for name, least, most in (
+            ("draft_length", 1, MAX_BEAM_LENGTH - 1),
+            ("batch", 1, 2**20),
+            ("accumulate", 1, 2**20),
+            ("evaluations", 1, 1000),
+            ("memory_bytes", 1, 2**50),
+            ("seed", 0, MAX_SEED),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or not least <= value <= most:
+                raise BadInputError(f"{name} is {value!r}; choose {least} to {most}")
         check_choice("optimizer", self.optimizer, Optimizer)
-        for name in ("epochs", "learning_rate", "clip", "depth_decay"):
-            if not getattr(self, name) > 0:
-                raise BadInputError(f"{name} is {getattr(self, name)!r}; it must be above 0")
-        for name in ("soft_share", "warmup_share", "final_rate"):
+        for name, limit in (
+            ("epochs", 1000), ("learning_rate", 1), ("clip", 1000), ("depth_decay", 1),
+        ):  # fmt: skip
+            if not 0 < getattr(self, name) <= limit:
+                raise BadInputError(
+                    f"{name} is {getattr(self, name)!r}; it must be above 0 and at most {limit}"
+                )
+        for name in ("soft_share", "warmup_share", "final_rate", "weight_decay"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadInputError(f"{name} is {getattr(self, name)!r}; choose 0 to 1")
-        if not self.weight_decay >= 0:
-            raise BadInputError(f"weight_decay is {self.weight_decay!r}; it must be 0 or more")
         if not 0 <= self.keep_start < 1:
             raise BadInputError(f"keep_start is {self.keep_start!r}; choose 0 to less than 1")
 

@@ -17,6 +17,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.chip import chip_name, system_name
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.card import write_card
+from redrafter_mlx.distill.checkpoint import check_same_run, load_checkpoint
 from redrafter_mlx.distill.corpus import Text, summarise_shard
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.examples import Examples, count_tokens, covered, places
@@ -26,6 +27,7 @@ from redrafter_mlx.distill.given import corpus_key, read_given
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import draw_plots
+from redrafter_mlx.distill.preflight import check_bits, check_output, least_blocks
 from redrafter_mlx.distill.reserved import LEFT_OUT
 from redrafter_mlx.distill.speed import measure_speed
 from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
@@ -62,6 +64,7 @@ class TrainingRun:
 
     def __init__(self, job: TrainingJob, progress: Progress | None = None) -> None:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used."""
+        check_output(job.output)
         self.job = job
         self.given = read_given(job)
         foreign = [Foreign()] if job.learn_prompts and job.training.soft_share > 0 else []
@@ -88,6 +91,13 @@ class TrainingRun:
         self.corpus: CorpusSize | None = None
         self.begun_with = None if job.start is None else check_start(job.start, self.config)
         self.coverage: float | None = None
+        if job.bits is not None:
+            check_bits(self.config, job.bits, _GROUP)
+        source_of_texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
+        self.least_blocks = least_blocks(source_of_texts, [job.data] if job.data else job.prompts)
+        found = load_checkpoint(job.output)
+        if found is not None:
+            check_same_run(found, self._made_by(), job.output)
 
     @property
     def workers(self) -> int:
@@ -114,7 +124,12 @@ class TrainingRun:
         """Stage one: the corpus, as far as it is not there yet."""
         job = self.job
         written = write_corpus(
-            self.corpus_job, job.answer_tokens, job.cache_bytes, self.workers, progress
+            self.corpus_job,
+            job.answer_tokens,
+            job.cache_bytes,
+            self.workers,
+            progress,
+            least_blocks=self.least_blocks,
         )
         left_out = Counter(written.left_out) + Counter({LEFT_OUT: self.given.left_out})
         self.corpus = dataclasses.replace(written, left_out=left_out)
@@ -162,7 +177,7 @@ class TrainingRun:
             job.training.steps(answered + self.corpus.read_tokens),
             self._shapes,
             job.output,
-            self._made_by(config),
+            {**self._made_by(), "blocks": self.corpus.blocks},
         )
         with MetricsLog(job.output, trainer.steps_made) as log:
             for event in trainer.run(stop):
@@ -242,7 +257,8 @@ class TrainingRun:
 
     @property
     def _shapes(self) -> list[BeamShape]:
-        return [s for s in SHAPES if s.length - 1 <= self.job.training.draft_length]
+        most = self.job.training.draft_length + 1
+        return [BeamShape(shape.width, min(shape.length, most)) for shape in SHAPES]
 
     def _split(self, blocks: int) -> tuple[list[Path], list[Text]]:
         """Shards to learn from, and texts of those that are held out."""
@@ -250,9 +266,9 @@ class TrainingRun:
         source = job.source(self.target, self.loaded.tokenizer)
         held = [b for b in range(blocks) if source.held_out(b)]
         learnt = [job.path(b) for b in range(blocks) if b not in held]
-        if not learnt:
-            raise BadInputError("the corpus is too small to hold anything out; write more of it")
         texts = [text for b in held for text in self.extras.load(job.path(b))]
+        if not learnt or not texts:
+            raise BadInputError("the corpus is too small to hold anything out; write more of it")
         shown, room = [], _HELD_OUT_PLACES
         for i in np.random.default_rng(0).permutation(len(texts)):
             if room > 0:
@@ -260,14 +276,13 @@ class TrainingRun:
                 room -= len(texts[i].answer)
         return learnt, shown
 
-    def _made_by(self, config: DrafterConfig) -> dict[str, object]:
-        assert self.corpus is not None
+    def _made_by(self) -> dict[str, object]:
+        """What must be the same for a run to go on, as far as it is known before the corpus is."""
         return {
             "target": self.loaded.source.fingerprint,
             "corpus": self.corpus_key,
-            "blocks": self.corpus.blocks,
             "read": [foreign.folder for foreign in self.extras.foreign],
-            "drafter": config.to_dict(),
+            "drafter": self.config.to_dict(),
             "training": self.job.training.to_dict(),
             "begun_with": self.begun_with,
         }

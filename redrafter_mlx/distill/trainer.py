@@ -13,7 +13,12 @@ from mlx.utils import tree_flatten, tree_unflatten
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.distill.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from redrafter_mlx.distill.checkpoint import (
+    Checkpoint,
+    check_same_run,
+    load_checkpoint,
+    save_checkpoint,
+)
 from redrafter_mlx.distill.examples import Examples, Places
 from redrafter_mlx.distill.learner import Learner
 from redrafter_mlx.distill.loss import Batch
@@ -134,13 +139,7 @@ class Trainer:
         found = load_checkpoint(self.folder)
         if found is None:
             return
-        differing = [k for k, v in self.made_by.items() if found.made_by.get(k) != v]
-        if differing:
-            key = differing[0]
-            raise BadInputError(
-                f"{self.folder} holds a run with {key} {found.made_by.get(key)!r}, not "
-                f"{self.made_by[key]!r}; give another --output, or the same options to go on"
-            )
+        check_same_run(found, self.made_by, self.folder)
         self.drafter.load_weights(list(found.drafter.items()), strict=False)
         self.learner.optimizer.state = tree_unflatten(list(found.optimizer.items()))
         self._at = _Position(found.step, found.epoch, found.batch, found.best)

@@ -96,9 +96,11 @@ def write_corpus(
     max_bytes: int,
     workers: int,
     progress: Callable[[CorpusSize], None] = lambda _: None,
+    least_blocks: int = 0,
 ) -> CorpusSize:
     """Write blocks until the corpus holds `answer_tokens`, or `max_bytes` lie on the disk.
 
+    It has `least_blocks` at least, unless they take more than `max_bytes`.
     What is in the folder already is kept. Interrupted by an exception (Ctrl-C is one) it leaves
     whole shards only, and goes on with the next call.
     """
@@ -107,10 +109,11 @@ def write_corpus(
     counted: dict[Path, ShardSummary] = {}
 
     def size() -> CorpusSize:
-        return _measure(job, counted, answer_tokens)
+        return _measure(job, counted, answer_tokens, least_blocks)
 
     def enough(now: CorpusSize) -> bool:
-        return now.answer_tokens >= answer_tokens or now.bytes >= max_bytes
+        whole = now.answer_tokens >= answer_tokens and now.blocks >= least_blocks
+        return whole or now.bytes >= max_bytes
 
     now = size()
     progress(now)
@@ -175,7 +178,9 @@ def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
                 os.environ[name] = value
 
 
-def _measure(job: CorpusJob, counted: dict[Path, ShardSummary], wanted: int) -> CorpusSize:
+def _measure(
+    job: CorpusJob, counted: dict[Path, ShardSummary], wanted: int, least_blocks: int
+) -> CorpusSize:
     """The corpus on disk; `counted` remembers shards that were looked into before."""
 
     def summary(path: Path) -> ShardSummary:
@@ -185,7 +190,9 @@ def _measure(job: CorpusJob, counted: dict[Path, ShardSummary], wanted: int) -> 
 
     blocks = tokens = read = texts = 0
     left_out: Counter[str] = Counter()
-    while tokens < wanted and all(path.exists() for path in job.files(blocks)):
+    while (tokens < wanted or blocks < least_blocks) and all(
+        path.exists() for path in job.files(blocks)
+    ):
         shard = summary(job.path(blocks))
         tokens, texts = tokens + shard.answer_tokens, texts + shard.texts
         left_out.update(shard.left_out)

@@ -1,0 +1,79 @@
+"""What can be known to go wrong before hours are spent on it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import mlx.nn as nn
+
+from redrafter_mlx.distill.blocks import Writer
+from redrafter_mlx.distill.card import CARD
+from redrafter_mlx.distill.checkpoint import CHECKPOINT
+from redrafter_mlx.distill.corpus import HELD_OUT_EVERY
+from redrafter_mlx.distill.metrics import METRICS
+from redrafter_mlx.distill.reading import Reader
+from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.drafter_config import DrafterConfig
+from redrafter_mlx.drafter_files import CONFIG, WEIGHTS
+from redrafter_mlx.errors import BadInputError
+
+
+def check_output(folder: Path) -> None:
+    """Whether a run can write into a folder, which need not be there yet and is not made.
+
+    Raises BadInputError if it cannot, or if files lie there that are no run's and would be lost.
+    """
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise BadInputError(f"--output is {folder}, and {there} is a file; give a folder")
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise BadInputError(
+            f"--output is {folder}, where nothing can be written: {error.strerror}"
+        ) from None
+    if not any((folder / name).exists() for name in (CHECKPOINT, METRICS)):
+        for name in (CONFIG, WEIGHTS, CARD):
+            if (folder / name).exists():
+                raise BadInputError(
+                    f"--output is {folder}, which holds a {name} that no training run wrote; "
+                    f"give another folder"
+                )
+
+
+def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
+    """How many blocks of a corpus are needed to hold some out and to learn from others.
+
+    files: where the given prompts or answers are from
+    Raises BadInputError, naming them, if no number of blocks is enough.
+    """
+    tried = 2 * HELD_OUT_EVERY if source.blocks is None else source.blocks
+    learnt = next((block for block in range(tried) if not source.held_out(block)), None)
+    if learnt is not None:
+        return learnt + 1
+    given = ", ".join(map(str, files))
+    if isinstance(source, Reader):
+        raise BadInputError(
+            f"{given} holds {len(source.conversations)} conversations, too few to hold some out "
+            f"and to learn from others; give more than {source.batch}"
+        )
+    raise BadInputError(
+        f"{given} holds {len(source.prompts)} prompts, too few to hold some out and to learn "
+        f"from others; give more, or let the target write some (--own-prompts 0.5)"
+    )
+
+
+def check_bits(config: DrafterConfig, bits: int, group_size: int) -> None:
+    """Whether a drafter's matrices can be quantised; raises BadInputError naming one that cannot.
+
+    The drafter is not built: MLX makes arrays when they are first used.
+    """
+    for name, module in Drafter(config).named_modules():
+        if isinstance(module, nn.Linear) and module.weight.shape[1] % group_size:
+            raise BadInputError(
+                f"the drafter's bits are {bits}, and {name} has {module.weight.shape[1]} columns; "
+                f"they must be a multiple of {group_size}; leave the bits out"
+            )
