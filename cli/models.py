@@ -30,9 +30,11 @@ def pull(name: Name, offline: opt.Offline = False) -> None:
     """
     wanted = _checked(name)
     with progress_bars(f"pulling {wanted}") as progress:
+        from redrafter_mlx.weights.folder_files import check_model
         from redrafter_mlx.weights.resolve import pull as fetch
 
         local = fetch(wanted, offline=offline, progress=progress)
+        check_model(local.path)
     print(sanitise(str(local.path)))
 
 

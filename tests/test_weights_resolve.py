@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import socket
+import struct
 import sys
 import threading
 import time
@@ -23,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from huggingface_hub import constants
 
+from redrafter_mlx.cli import main
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
 from redrafter_mlx.loading import load_target
 from redrafter_mlx.weights import registry, wheel
@@ -418,6 +420,40 @@ def test_list_says_what_is_here(hub: FakeHub) -> None:
     assert (first.path, first.on_disk, first.licence) == (path, len(CONTENT), "apache-2.0")
 
 
+@pytest.mark.parametrize("command", ["pull", "show"])
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({}, "config.json"),
+        ({"config.json": b"{"}, "config.json"),
+        ({"config.json": b'{"model_type": "llama"}'}, "safetensors"),
+        ({"config.json": b'{"model_type": "llama"}', "model.safetensors": b"junk"},
+         "model.safetensors"),
+        ({"config.json": b'{"model_type": "llama"}',
+          "model.safetensors": struct.pack("<Q", 2) + b"{}"}, "tokenizer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_a_model_is_neither_pulled_nor_shown(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    files: dict[str, bytes],
+    named: str,
+) -> None:
+    folder, junk = tmp_path / "folder", tmp_path / "junk.gguf"
+    folder.mkdir()
+    junk.write_bytes(b"no model at all" * 10)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    for path, words in ((folder, named), (junk, "GGUF")):
+        assert main.run([command, str(path)]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert str(path) in err
+        assert words in err
+        assert err.count("\n") == 1
+
+
 def test_list_ends_with_other_language_models_of_the_hubs_cache(hub: FakeHub) -> None:
     for repo, kind in (("org/llm", "LlamaForCausalLM"), ("org/other", "BertModel")):
         config = json.dumps({"model_type": "x", "architectures": [kind]}).encode()
@@ -429,5 +465,6 @@ def test_list_ends_with_other_language_models_of_the_hubs_cache(hub: FakeHub) ->
 def test_show_tells_of_damage_in_one_line(hub: FakeHub) -> None:
     _serve_model(hub)
     resolve(NAME)
-    assert "not a GGUF file" in show_model(NAME).details["problem"]
+    with pytest.raises(DamagedFileError, match="not a GGUF file"):
+        show_model(NAME)
     assert show_model("vicuna-7b").path is None

@@ -20,13 +20,13 @@ from mlx_lm.utils import load_model, load_tokenizer
 
 from redrafter_mlx.errors import (
     DamagedFileError,
-    ModelNotFoundError,
     RedrafterError,
     UnsupportedModelError,
 )
 from redrafter_mlx.json_file import read_object
+from redrafter_mlx.weights.folder_files import check_tokenizer, read_config, read_headers
 from redrafter_mlx.weights.raw import RawModel
-from redrafter_mlx.weights.safetensors_header import SafetensorsHeader, read_safetensors_header
+from redrafter_mlx.weights.safetensors_header import SafetensorsHeader
 from redrafter_mlx.weights.spm import (
     CONTROL,
     USER_DEFINED,
@@ -36,10 +36,7 @@ from redrafter_mlx.weights.spm import (
 )
 from redrafter_mlx.weights.vicuna import VICUNA_TEMPLATE, is_vicuna
 
-_INDEX = "model.safetensors.index.json"
 _LLAMA_TOKENIZERS = ("LlamaTokenizer", "LlamaTokenizerFast")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",
-                    "spiece.model", "vocab.txt")  # fmt: skip
 
 
 def load_folder(folder: Path, name: str) -> RawModel:
@@ -50,44 +47,14 @@ def load_folder(folder: Path, name: str) -> RawModel:
       DamagedFileError: a file is truncated or not what it should be, a tensor missing or misshapen
       UnsupportedModelError: mlx-lm does not know the architecture, or it wants its own code run
     """
-    model_type = str(_read_config(folder)["model_type"])
-    headers = _read_headers(folder)
+    model_type = str(read_config(folder)["model_type"])
+    headers = read_headers(folder)
     model, config = _load_model(folder, headers)
     tokenizer = _load_tokenizer(folder, config)
     if not tokenizer.has_chat_template and is_vicuna(folder, name):
         tokenizer.chat_template = VICUNA_TEMPLATE
         tokenizer.has_chat_template = True
     return RawModel(model, tokenizer, model_type, _fingerprint(folder, headers))
-
-
-def _read_config(folder: Path) -> dict[str, object]:
-    path = folder / "config.json"
-    if not path.exists():
-        gguf = next(iter(sorted(folder.glob("*.gguf"))), None)
-        hint = f"; give the file itself, {gguf}" if gguf else ""
-        raise ModelNotFoundError(f"{folder} holds no config.json, so no model{hint}")
-    config = read_object(path)
-    if not isinstance(config.get("model_type"), str):
-        raise DamagedFileError(f"{path}: it names no model_type")
-    if "model_file" in config:  # mlx-lm before 0.32 runs it without being asked
-        raise UnsupportedModelError(f"{folder} wants its own code to be run, which is refused")
-    return config
-
-
-def _read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """The headers of every weight file, all of which the index names must be there."""
-    files = sorted(folder.glob("model*.safetensors"))
-    index = folder / _INDEX
-    if index.exists():
-        shards = read_object(index).get("weight_map")
-        if not isinstance(shards, dict):
-            raise DamagedFileError(f"{index}: it has no weight_map")
-        for tensor, shard in shards.items():
-            if not (folder / str(shard)).exists():
-                raise DamagedFileError(f"{folder / str(shard)} is missing; it holds {tensor}")
-    if not files:
-        raise ModelNotFoundError(f"{folder} holds no model*.safetensors, so no model")
-    return {file: read_safetensors_header(file) for file in files}
 
 
 def _load_model(
@@ -134,8 +101,7 @@ def _holder(tensor: str, folder: Path, headers: dict[Path, SafetensorsHeader]) -
 
 
 def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper:
-    if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
-        raise DamagedFileError(f"{folder} holds no tokenizer (tokenizer.json or tokenizer.model)")
+    check_tokenizer(folder)
     ends = config.get("eos_token_id")
     eos = [ends] if isinstance(ends, int) else ends if isinstance(ends, list) else None
     settings = folder / "tokenizer_config.json"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from redrafter_mlx.errors import DamagedFileError, RedrafterError
+from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.json_file import read_object
+from redrafter_mlx.weights.folder_files import check_model
 from redrafter_mlx.weights.gguf_header import read_header
 from redrafter_mlx.weights.hub import cached_repos
 from redrafter_mlx.weights.registry import REGISTRY
@@ -46,16 +47,18 @@ def list_models() -> list[ModelStatus]:
 
 
 def show_model(name: str | Path) -> ModelStatus:
-    """One model by any name; raises ModelNotFoundError where nothing can have that name."""
+    """One model by any name.
+
+    Raises:
+      ModelNotFoundError: nothing can have that name, or a folder holds no model
+      DamagedFileError: its files cannot be a model; names the file
+    """
     status = _status(str(name))
     if status.path is None:
         return status
+    check_model(status.path)
     details = _gguf_details if status.path.is_file() else _folder_details
-    try:
-        known = details(status.path)
-    except (RedrafterError, OSError, ValueError) as error:
-        known = {"problem": str(error)}
-    return ModelStatus(**{**vars(status), "details": known})
+    return replace(status, details=details(status.path))
 
 
 def _status(name: str) -> ModelStatus:
