@@ -17,6 +17,7 @@ from typing import TextIO
 
 from redrafter_mlx.bench.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.whole import naming
 
 _RUN_FIELDS = ("token_ids", "accepted", "nodes", "rows", "shapes", "first_token_seconds",
                "decode_seconds", "peak_memory")  # fmt: skip
@@ -164,10 +165,11 @@ class AnswersFile:
         self._append(json.dumps(answer.to_dict(settings)) + "\n")
 
     def _append(self, text: str) -> None:
-        if self._file is None:
-            self._file = self.path.open("a", encoding="utf-8")
-        self._file.write(text)
-        self._file.flush()
+        with naming(self.path):
+            if self._file is None:
+                self._file = self.path.open("a", encoding="utf-8")
+            self._file.write(text)
+            self._file.flush()
 
     def _read(self) -> str:
         try:

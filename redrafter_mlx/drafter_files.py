@@ -16,6 +16,7 @@ from redrafter_mlx.drafter_config import DrafterConfig, check_target
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.json_file import read_object
 from redrafter_mlx.target import Target
+from redrafter_mlx.whole import naming
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -79,8 +80,15 @@ def save_drafter(drafter: Drafter, folder: str | Path, *, dtype: mx.Dtype | None
     """Write a drafter's folder; each file appears whole or not at all, the weights first.
 
     dtype: of what is stored in floating point; None stores it as it is
+
+    Raises OSError naming the folder where it cannot be written.
     """
     folder = Path(folder)
+    with naming(folder):
+        _save(drafter, folder, dtype)
+
+
+def _save(drafter: Drafter, folder: Path, dtype: mx.Dtype | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(drafter.parameters()))
     if dtype is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+_MLX_CANNOT_WRITE = ("[write]", "[save_safetensors]")
 
 
 @contextmanager
@@ -15,15 +18,34 @@ def whole_file(path: Path) -> Iterator[Path]:
 
     Before that it is on the disk, so that a machine that stops leaves the old file or the new one.
     The name ends as `path` does: who writes pictures goes by that.
+
+    Raises OSError naming `path` where it cannot be written.
     """
     partial = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name}")
     try:
-        yield partial
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
-        os.replace(partial, path)
+        with naming(path):
+            yield partial
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Raise an OSError that names `path` for a file that cannot be written inside.
+
+    A full disk names no file, and MLX raises RuntimeError.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
+    except RuntimeError as error:
+        if not str(error).startswith(_MLX_CANNOT_WRITE):
+            raise
+        raise OSError(errno.EIO, f"cannot be written: {error}", str(path)) from error
 
 
 def remove_abandoned(partials: Iterable[Path]) -> None:

@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from redrafter_mlx.errors import DownloadError
+from redrafter_mlx.errors import BadInputError, DownloadError
 
 _SPARE = 100 * 1000**2
 """Bytes to leave free: a disk filled to the last byte breaks more than this download."""
@@ -22,9 +22,15 @@ class NoRoomError(DownloadError):
 
 
 def cache_dir() -> Path:
-    """$REDRAFTER_CACHE, or ~/.cache/redrafter-mlx; it may not exist yet."""
-    chosen = os.environ.get("REDRAFTER_CACHE")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "redrafter-mlx"
+    """$REDRAFTER_CACHE, or ~/.cache/redrafter-mlx; it may not exist yet.
+
+    Raises BadInputError where the home folder that it needs is not known.
+    """
+    chosen = os.environ.get("REDRAFTER_CACHE") or "~/.cache/redrafter-mlx"
+    try:
+        return Path(chosen).expanduser()
+    except RuntimeError as error:
+        raise BadInputError(f"{chosen}: {error}; set REDRAFTER_CACHE to a folder") from error
 
 
 def make_folder(folder: Path, remedy: str) -> Path:

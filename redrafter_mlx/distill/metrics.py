@@ -23,7 +23,7 @@ from pathlib import Path
 from redrafter_mlx.distill.acceptance import DraftQuality
 from redrafter_mlx.distill.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.whole import whole_file
+from redrafter_mlx.whole import naming, whole_file
 
 METRICS = "metrics.jsonl"
 
@@ -63,10 +63,11 @@ class MetricsLog:
         """Write one event."""
         line = _to_line(Logged(event, time.monotonic() - self._began))
         rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-        if isinstance(event, Evaluation):
-            os.fsync(self._file)
+        with naming(self.path):
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+            if isinstance(event, Evaluation):
+                os.fsync(self._file)
 
     def close(self) -> None:
         os.close(self._file)

@@ -1,0 +1,68 @@
+"""A disk that is full and a cache that cannot be used are named, and leave what was there."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from tiny import random_drafter
+
+from redrafter_mlx.bench.records import AnswersFile
+from redrafter_mlx.drafter_files import save_drafter
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.weights.cache import cache_dir
+from redrafter_mlx.whole import whole_file, write_whole
+
+
+@contextmanager
+def no_room(limit: int = 100) -> Iterator[None]:
+    """No file may grow beyond so many bytes; the error names no file, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def _text(path: Path) -> None:
+    write_whole(path, "x" * 10_000)
+
+
+def _arrays(path: Path) -> None:
+    with whole_file(path) as partial:
+        mx.save_safetensors(str(partial), {"a": mx.zeros(10_000)})
+
+
+def _drafter(path: Path) -> None:
+    save_drafter(random_drafter(), path.parent)
+
+
+@pytest.mark.parametrize("write", [_text, _arrays, _drafter])
+def test_a_full_disk_is_named_by_the_file_and_leaves_what_was_there(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_text("what was there")
+    with no_room(), pytest.raises(OSError, match=r"large|write") as caught:
+        write(path)
+    assert str(caught.value.filename) in (str(path), str(tmp_path))
+    assert path.read_text() == "what was there"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_answers_that_find_no_room_name_their_file(tmp_path: Path) -> None:
+    answers = AnswersFile(tmp_path / "answers.jsonl")
+    with no_room(), pytest.raises(OSError, match="large") as caught:
+        answers._append("x" * 10_000)
+    assert caught.value.filename == str(tmp_path / "answers.jsonl")
+
+
+def test_a_cache_without_a_home_folder_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", "~nobody-of-that-name/cache")
+    with pytest.raises(BadInputError, match=r"~nobody-of-that-name.*REDRAFTER_CACHE"):
+        cache_dir()
