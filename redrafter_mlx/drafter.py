@@ -66,17 +66,26 @@ class Drafter(nn.Module):
             self.freeze(recurse=False, keys=["draft_vocab"])
 
     @classmethod
-    def stored_as(cls, config: DrafterConfig) -> Drafter:
-        """With fresh weights, quantised where the config says that its file is."""
+    def fresh(cls, config: DrafterConfig, seed: int) -> Drafter:
+        """An untrained one: linear layers as mlx.nn draws them, but from a key of their own."""
         drafter = cls(config)
-        if config.bits is not None and config.group_size is not None:
-            nn.quantize(drafter, group_size=config.group_size, bits=config.bits)
+        layers = [m for _, m in sorted(drafter.named_modules()) if isinstance(m, nn.Linear)]
+        keys = mx.random.split(mx.random.key(seed), 2 * len(layers))
+        for layer, (for_weight, for_bias) in zip(layers, keys.reshape(-1, 2, 2), strict=True):
+            bound = layer.weight.shape[1] ** -0.5
+            layer.weight = mx.random.uniform(-bound, bound, layer.weight.shape, key=for_weight)
+            if "bias" in layer:
+                layer.bias = mx.random.uniform(-bound, bound, layer.bias.shape, key=for_bias)
         return drafter
+
+    @classmethod
+    def stored_as(cls, config: DrafterConfig) -> Drafter:
+        """With weights to be replaced, quantised where the config says that its file is."""
+        return cls(config)._quantised()
 
     def untrained(self, dtype: mx.Dtype, seed: int = 0) -> Drafter:
         """One of the same form, draft vocabulary and cost that has learnt nothing."""
-        mx.random.seed(seed)
-        fresh = Drafter.stored_as(self.config)
+        fresh = Drafter.fresh(self.config, seed)._quantised()
         if self.config.draft_vocab_size is not None:
             fresh.draft_vocab = self.draft_vocab
         if self.config.context_layers:
@@ -84,6 +93,13 @@ class Drafter(nn.Module):
         fresh.set_dtype(dtype)
         fresh.eval()
         return fresh
+
+    def _quantised(self) -> Drafter:
+        """Itself, quantised where its config says so."""
+        config = self.config
+        if config.bits is not None and config.group_size is not None:
+            nn.quantize(self, group_size=config.group_size, bits=config.bits)
+        return self
 
     def read(self, context: mx.array) -> mx.array:
         """The target's hidden states [..., C] as what drafts are conditioned on [..., D]."""

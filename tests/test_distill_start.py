@@ -15,6 +15,7 @@ from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.loss import draft_logits
 from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
 from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import WEIGHTS, read_config, save_drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target import Target
@@ -33,7 +34,7 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
     target = Target(random_model(name))
     config = random_drafter(head="tied", draft_vocab_size=50).config
     said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
-    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said)
+    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said, seed=0)
     for logits in draft_logits(drafter.bind(target), places(said, 2).batch(0, 20)):
         assert 1.0 < mx.std(logits).item() < 4.0
 
@@ -42,7 +43,7 @@ def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
     target = Target(random_model()).reading((0, 1))
     config = random_drafter(head="tied", context_layers=(0, 1)).config
     said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
-    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said)
+    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said, seed=0)
     contexts = mx.array(places(said, 1).states).astype(mx.float32)
     read, last = drafter.read(contexts), contexts[:, -target.hidden_size :]
     unit = mx.sqrt(mx.mean(mx.square(last), axis=0))
@@ -50,6 +51,27 @@ def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
     assert "context_scale" not in dict(tree_flatten(drafter.trainable_parameters()))
     cheap = drafter.untrained(mx.float32)
     assert mx.array_equal(cheap.context_scale, drafter.context_scale)
+
+
+def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_state() -> None:
+    usual = random_drafter()
+
+    def made(seed: int, global_seed: int) -> tuple[dict[str, mx.array], float]:
+        mx.random.seed(global_seed)
+        fresh = [Drafter.fresh(usual.config, seed), usual.untrained(mx.float32, seed)]
+        one, two = (dict(tree_flatten(drafter.parameters())) for drafter in fresh)
+        assert all(mx.array_equal(one[name], two[name]) for name in one)
+        return one, mx.random.uniform().item()
+
+    first, drawn = made(7, 1)
+    again, drawn_of_another = made(7, 2)
+    other, drawn_again = made(8, 1)
+    assert all(mx.array_equal(first[name], again[name]) for name in first)
+    assert not any(mx.array_equal(first[name], other[name]) for name in first)
+    assert drawn == drawn_again != drawn_of_another, "the caller's seed is not replaced"
+    for name, array in first.items():
+        bound = first[name.replace("bias", "weight")].shape[1] ** -0.5
+        assert 0.8 * bound < mx.max(mx.abs(array)).item() <= bound
 
 
 def test_what_was_learnt_is_kept(given: Path) -> None:

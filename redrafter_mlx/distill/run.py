@@ -148,13 +148,13 @@ class TrainingRun:
         job, target = self.job, self.target
         learnt, held_out = self._split(self.corpus.blocks)
         config = self.config
-        mx.random.seed(job.training.seed)
         counts = count_tokens(learnt, target.vocab_size)
         answered = sum(summarise_shard(path).answer_tokens for path in learnt)
         paths = [self.corpus_job.path(block) for block in range(self.corpus.blocks)]
         learnt += [read for path in paths for read in self.extras.foreign_shards(path)]
         if job.start is None:
-            drafter = fresh_drafter(config, target, counts, self.extras.load(learnt[0]))
+            texts = self.extras.load(learnt[0])
+            drafter = fresh_drafter(config, target, counts, texts, job.training.seed)
         else:
             drafter = taught_drafter(job.start, target)
         if config.draft_vocab_size is not None:

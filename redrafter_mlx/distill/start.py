@@ -53,14 +53,15 @@ def check_start(folder: Path, wanted: DrafterConfig) -> str:
 
 
 def fresh_drafter(
-    config: DrafterConfig, target: Target, counts: np.ndarray, texts: Sequence[Text]
+    config: DrafterConfig, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
 ) -> Drafter:
     """A drafter that has learnt nothing, its inputs scaled to what is in a corpus.
 
     counts: [V], how often each token is a label; the most frequent can be drafted
     texts:  some of the corpus
+    seed:   of its weights
     """
-    drafter = Drafter(config)
+    drafter = Drafter.fresh(config, seed)
     if config.draft_vocab_size is not None:
         drafter.draft_vocab = mx.array(choose_vocabulary(counts, config.draft_vocab_size))
     seen = places(texts, 1).states
