@@ -27,6 +27,7 @@ from redrafter_mlx.response import Completion, Response, Tally
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.text import AnswerText
+from redrafter_mlx.tree_check import check_trees
 from redrafter_mlx.tuning import Tuning
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.wired import WIRED_MEMORY
@@ -97,7 +98,7 @@ class Redrafter:
         Raises UnsupportedModelError if they are not.
         """
         with self.target.lock:
-            self.target.check_trees()
+            check_trees(self.target)
         shape = self.beam_shape
         self.generate([0], max_tokens=4, beam_width=shape.width, beam_length=shape.length,
                       max_nodes=shape.max_nodes)  # fmt: skip

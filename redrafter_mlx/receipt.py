@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
-from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder
@@ -24,7 +23,8 @@ from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.report import StepResult
-from redrafter_mlx.sampling import log_softmax, sequence_keys
+from redrafter_mlx.sampling import sequence_keys
+from redrafter_mlx.sequential import sequential_log_probs
 from redrafter_mlx.target import Target
 
 _WATCHED = 8
@@ -182,8 +182,8 @@ def _margin_and_noise(
 
     Both from mlx-lm's own model and cache. The prompt, up to `start`, is read as mlx-lm reads it.
     """
-    single = _log_probs(model, text, start, 1)
-    several = _log_probs(model, text, start, max(rows, 2))
+    single = sequential_log_probs(model, text, start, 1)
+    several = sequential_log_probs(model, text, start, max(rows, 2))
     watched = mx.argpartition(-single, kth=_WATCHED, axis=-1)[:, :_WATCHED]
     apart = mx.take_along_axis(single, watched, axis=1) - mx.take_along_axis(
         several, watched, axis=1
@@ -193,15 +193,3 @@ def _margin_and_noise(
     assert isinstance(margin, float)
     assert isinstance(noise, float)
     return margin, noise
-
-
-def _log_probs(model: nn.Module, text: list[int], start: int, rows: int) -> mx.array:
-    """Log-probabilities [P, V] behind each token from start - 1 on, in calls of `rows` rows."""
-    cache = make_prompt_cache(model)
-    if start > 1:
-        mx.eval(model(mx.array([text[: start - 1]]), cache=cache))
-    found = []
-    for at in range(start - 1, len(text), rows):
-        found.append(log_softmax(model(mx.array([text[at : at + rows]]), cache=cache)[0]))
-        mx.eval(found[-1])
-    return mx.concatenate(found, axis=0)

@@ -36,7 +36,7 @@ from redrafter_mlx.borrow import BorrowedLayers
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.traced import traced_call
-from redrafter_mlx.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.tree import TokenTree
 
 PREFILL_CHUNK = 2048
 """Prompt tokens a call, as in mlx-lm."""
@@ -50,6 +50,7 @@ class Target:
     context_layers: whose inputs are read beside the final norm's output; see `reading`
     vocab_size:  V, of the logits
     n_layers:    of keys and values
+    model:       the caller's own, or the language model in it
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
     """
@@ -71,7 +72,7 @@ class Target:
         #: Held while a step is built, submitted and read, so that callers queue up by steps.
         self.lock = threading.Lock()
         self.n_layers = layers
-        self._model = whole
+        self.model = whole
         self._backbone = view
         self._head = head_of(whole, self.model_type)
         self.context_layers: tuple[int, ...] = ()
@@ -167,7 +168,7 @@ class Target:
         """`logits` of `tokens` [V'] only (None is all), as a map [B, N, C] -> [B, N, V']."""
         if tokens is None:
             return self.logits
-        head, size = head_of(self._model, self.model_type, tokens), self.hidden_size
+        head, size = head_of(self.model, self.model_type, tokens), self.hidden_size
         return lambda hidden: head(hidden[..., -size:])
 
     def output_rows(self, tokens: mx.array | None = None) -> Callable[[mx.array], mx.array]:
@@ -176,7 +177,7 @@ class Target:
         For drafters to share. Scaling and soft caps are left out: these are not the target's
         logits, which `logits_of` gives.
         """
-        layer = find_head(self._model)
+        layer = find_head(self.model)
         if layer is not None:
             return rows_of(layer, tokens)
         shared: Callable[[mx.array], mx.array] = rows_of(self.embedding, tokens).as_linear
@@ -210,35 +211,3 @@ class Target:
         """The final norm's factors [D], None where the model has a norm of another kind."""
         norm = self._backbone.get("norm")
         return norm.weight if isinstance(norm, nn.RMSNorm) else None
-
-    def check_trees(self, tolerance: float | None = None) -> float:
-        """Compare a small tree with mlx-lm's own sequential call; returns the relative error.
-
-        Raises UnsupportedModelError when the tree's logits are not those of the sequence, which
-        is how an architecture whose attention works differently is noticed.
-        """
-        V = self.vocab_size
-        prompt = [t % V for t in (1, 5, 2, 7)]
-        candidates = [[t % V for t in row] for row in ((3, 11, 4), (3, 12, 9), (3, 11, 8))]
-        scores = [[0.0, -1.0, -2.0], [0.0, -1.5, -2.5], [0.0, -1.0, -3.0]]
-        tree = pack_beam(Beams(mx.array([candidates]), mx.array([scores])), 6)
-        cache = self.new_cache()
-        self.prefill(mx.array([prompt]), cache, 0, [len(prompt) - 1])
-        _, got = self.verify(tree, cache, mx.array([len(prompt)]), len(prompt))
-        errors = []
-        for candidate in candidates:
-            alone = make_prompt_cache(self._model)
-            want = self._model(mx.array([prompt + candidate]), cache=alone)[0, -1]
-            leaf = mx.argmax((tree.tokens[0] == candidate[-1]) & (tree.depths[0] == 2))
-            spread = mx.max(mx.abs(want - mx.mean(want)))
-            errors.append(mx.max(mx.abs(got[0, leaf] - want)) / mx.maximum(spread, 1e-6))
-        error = mx.max(mx.stack(errors)).astype(mx.float32).item()
-        assert isinstance(error, float)
-        if tolerance is None:
-            tolerance = 1e-3 if got.dtype == mx.float32 else 0.2
-        if not error <= tolerance:
-            raise unsupported(
-                self.model_type,
-                f"a tree's logits differ from the sequence's by {error:.1%} of their range",
-            )
-        return error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -10,9 +12,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from tiny import ARCHITECTURES, MLX_LM, VOCAB, random_model
 
-from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.target import Target
 from redrafter_mlx.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.tree_check import check_trees
 
 BEAMS = [[4, 5, 6, 7], [4, 5, 8, 9], [4, 10, 6, 7]]
 SCORES = [[0.0, -0.1, -0.3, -0.4], [0.0, -0.1, -0.5, -0.6], [0.0, -0.7, -0.8, -0.9]]
@@ -76,7 +79,7 @@ def test_quantised_tree_logits_equal_sequential_logits() -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_check_at_loading_passes_for_every_supported_architecture(name: str) -> None:
-    assert Target(random_model(name)).check_trees() < 1e-3
+    assert check_trees(Target(random_model(name))) < 1e-3
 
 
 def test_the_check_at_loading_notices_a_broken_mask(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +91,84 @@ def test_the_check_at_loading_notices_a_broken_mask(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(Target, "verify", blind)
     with pytest.raises(UnsupportedModelError, match=r"llama.*mlx_lm"):
-        target.check_trees()
+        check_trees(target)
+
+
+DAMAGES: dict[str, Callable[[TokenTree], TokenTree]] = {
+    "sees siblings": lambda tree: tree._replace(mask=mx.ones_like(tree.mask)),
+    "leaves one place late": lambda tree: tree._replace(
+        depths=mx.where(tree.depths == 2, 3, tree.depths)
+    ),
+    "leaves do not see the root": lambda tree: tree._replace(
+        mask=tree.mask & ~((tree.depths == 2)[:, :, None] & (mx.arange(tree.mask.shape[2]) == 0))
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_the_check_at_loading_notices_small_defects_in_every_precision(
+    damage: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model()
+    model.set_dtype(dtype)
+    target = Target(model)
+    assert check_trees(target) <= 4 * mx.finfo(dtype).eps + 1e-5
+    honest = Target.verify
+
+    def damaged(self: Target, tree: TokenTree, *rest: object) -> object:
+        return honest(self, DAMAGES[damage](tree), *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Target, "verify", damaged)
+    with pytest.raises(UnsupportedModelError, match=r"llama.*spread"):
+        check_trees(target)
+
+
+class Coarse(nn.Module):
+    """An output layer that rounds the products of several rows as TF32 does, those of one not."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.weight = layer.weight
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if x.shape[1] > 1:
+            x = mx.view(mx.view(x, mx.uint32) & 0xFFFFE000, mx.float32)
+        return x @ self.weight.T
+
+
+def test_the_check_at_loading_passes_where_float32_products_of_several_rows_are_tf32() -> None:
+    model = random_model("llama (mistral-style)")
+    model.lm_head = Coarse(model.lm_head)
+    assert 1e-5 < check_trees(Target(model)) < 1e-3
+
+
+def test_a_model_that_fails_on_trees_is_refused_with_its_own_words(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = Target(random_model())
+
+    def failing(*_: object) -> None:
+        raise ValueError("no positions per node")
+
+    monkeypatch.setattr(target, "verify", failing)
+    with pytest.raises(UnsupportedModelError, match=r"llama.*ValueError: no positions per node"):
+        check_trees(target)
+
+
+def test_a_models_own_failure_is_not_called_unsupported() -> None:
+    model = random_model()
+    target = Target(model)
+    del model.model.layers[0].mlp.up_proj
+    with pytest.raises(AttributeError, match="up_proj"):
+        check_trees(target)
+
+
+def test_logits_that_are_not_finite_are_named_as_such() -> None:
+    model = random_model()
+    model.model.norm.weight = model.model.norm.weight * float("nan")
+    with pytest.raises(BadInputError, match="not finite in float32"):
+        check_trees(Target(model))
 
 
 def test_the_callers_model_is_left_as_it_was() -> None:
@@ -96,7 +176,7 @@ def test_the_callers_model_is_left_as_it_was() -> None:
     before = {name: id(array) for name, array in tree_flatten(model.parameters())}
     ropes = [type(layer.self_attn.rope) for layer in model.layers]
     target = Target(model)
-    target.check_trees()
+    check_trees(target)
     assert {name: id(array) for name, array in tree_flatten(model.parameters())} == before
     assert [type(layer.self_attn.rope) for layer in model.layers] == ropes
 

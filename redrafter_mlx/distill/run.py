@@ -40,6 +40,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.target import Target
+from redrafter_mlx.tree_check import check_trees
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.progress import Progress
 
@@ -78,7 +79,7 @@ class TrainingRun:
             progress=progress,
         )
         target = Target(self.loaded.model)
-        target.check_trees()
+        check_trees(target)
         source = self.loaded.source
         self.config = job.form.config(target, source.name, source.fingerprint)
         self.extras = Extras.of(self.config, foreign)
