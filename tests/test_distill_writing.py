@@ -118,25 +118,35 @@ def test_prompts_behind_beginnings_begin_so_and_each_beginning_comes_in_turn() -
     [{}, {"head": "tied", "borrowed_layers": (0, 1)}, {"context_layers": (0, 1)}],
 )
 def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> None:
-    model = random_model()
-    drafter = random_drafter(seed=4, **changes)
+    """Of every prefix that the search kept, and of its final candidates alone."""
+    few = 16  # tokens, so that some of a random drafter's drafts are right
+    model = random_model(vocab_size=few)
+    drafter = random_drafter(seed=4, vocab_size=few, **changes)
     target = Target(model)
     extras = Extras.of(drafter.config)
     shape = BeamShape(3, 4)
     redrafter = Redrafter(model, byte_tokenizer(), drafter)
+    seen: dict[str, list[int]] = {"all": [], "final": []}
     for prompt in PROMPTS:
-        steps: dict[int, int] = {}
-        options = {"max_tokens": 60, "beam_width": 3, "beam_length": 4}
-        for response in redrafter.stream(prompt, **options):
-            steps.setdefault(response.steps, len(response.step.tokens) - 1)
-        tokens = [r.token for r in redrafter.stream(prompt, **options)]
-        written = write_answers(target, [prompt], eos=[], max_tokens=60)[0]
+        (written,) = write_answers(target, [prompt], eos=[], max_tokens=60, stop_at_loops=False)
         (text,) = extras.read(target, [written.text(target)])
-        assert tokens[: len(text.answer)] == text.answer.tolist()
         laid = places([text], 3)
-        simulated = walk(accepted_lengths(drafter.bind(target), laid, shape)[0], laid.text).tolist()
-        assert len(simulated) > 5
-        assert simulated == [steps[i + 1] for i in range(len(simulated))]
+        lengths = accepted_lengths(drafter.bind(target), laid, shape)
+        for prefixes, accepted in zip(seen, lengths, strict=True):
+            options = {"max_tokens": 60, "beam_width": 3, "beam_length": 4, "prefixes": prefixes}
+            steps: dict[int, int] = {}
+            tokens = []
+            for response in redrafter.stream(prompt, **options):
+                steps.setdefault(response.steps, len(response.step.tokens) - 1)
+                tokens.append(response.token)
+            assert tokens[: len(text.answer)] == text.answer.tolist()
+            simulated = walk(accepted, laid.text).tolist()
+            assert len(simulated) > 5
+            assert simulated == [steps[i + 1] for i in range(len(simulated))]
+            seen[prefixes] += simulated
+    assert set(seen["all"]) >= {0, 1, 3}, "drafts of several lengths were accepted"
+    every, final = (sum(steps) / len(steps) for steps in seen.values())
+    assert final < every
 
 
 def test_a_loop_begins_where_a_run_is_said_again() -> None:
