@@ -237,9 +237,10 @@ def check_number(
 
 def shown(value: object) -> str:
     """A value for a message, in 80 characters at most."""
-    if isinstance(value, int) and abs(value) >= 10**80:
-        return "a number of more than 80 digits"
-    return f"{value!r:.80}"
+    try:
+        return f"{value!r:.80}"
+    except ValueError:  # Python prints no integer of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def _is_finite(value: float) -> bool:
