@@ -11,7 +11,14 @@ import typer
 
 from redrafter_mlx.cli import commands
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.terminal import StopKey, Terminal, check_text, loss_note, statistics_line
+from redrafter_mlx.cli.terminal import (
+    CONTEXT_IS_FULL,
+    StopKey,
+    Terminal,
+    check_text,
+    loss_note,
+    statistics_line,
+)
 from redrafter_mlx.cli.tune import announce_measuring, shape_note
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
@@ -220,7 +227,12 @@ def finish_answer(chat: Chat, last: Token | None, stopped: bool) -> None:
         return
     chat.totals.add(last)
     if last.finish_reason == "length":
-        note = "ended by max_tokens, /set max_tokens N allows more"
+        full = last.generation_tokens < chat.options.max_tokens
+        note = (
+            f"{CONTEXT_IS_FULL}, /clear begins anew"
+            if full
+            else "ended by max_tokens, /set max_tokens N allows more"
+        )
     if chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
         shape = shape_note(last.usual_shape, last.usual_nodes)

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.terminal import Terminal, check_text, loss_note, statistics_line
+from redrafter_mlx.cli.terminal import (
+    CONTEXT_IS_FULL,
+    Terminal,
+    check_text,
+    loss_note,
+    statistics_line,
+)
 from redrafter_mlx.cli.tune import announce_measuring, shape_note
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError
@@ -169,11 +175,14 @@ def print_answer(
             if end != "\n":
                 terminal.write("\n")
     if last is not None:
-        terminal.note(_statistics(last, loss_note(options)))
+        terminal.note(_statistics(last, options))
 
 
-def _statistics(last: Token, loss: str | None) -> str:
-    note = "ended by --max-tokens" if last.finish_reason == "length" else None
+def _statistics(last: Token, options: GenerationOptions) -> str:
+    note, loss = None, loss_note(options)
+    if last.finish_reason == "length":
+        full = last.generation_tokens < options.max_tokens
+        note = CONTEXT_IS_FULL if full else "ended by --max-tokens"
     answer = statistics_line(
         last.generation_tokens, last.generation_tps, last.tokens_per_step,
         shape_note(last.usual_shape, last.usual_nodes), loss, note,

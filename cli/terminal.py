@@ -48,6 +48,9 @@ def loss_note(options: SamplingParams) -> str | None:
     return None if options.lossless else f"{options.method} (not lossless)"
 
 
+CONTEXT_IS_FULL = "ended where the model's context does"
+
+
 def statistics_line(
     tokens: int, tokens_per_second: float, tokens_per_step: float, *notes: str | None
 ) -> str:

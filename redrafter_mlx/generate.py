@@ -30,6 +30,7 @@ from redrafter_mlx.text import AnswerText
 from redrafter_mlx.tree_check import check_trees
 from redrafter_mlx.tuning import Tuning
 from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.context import context_length
 from redrafter_mlx.wired import WIRED_MEMORY
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Redrafter:
 
     drafter_note: one line on the choice of a drafter: that there is none and what is done instead,
                   which of several was taken, and what was passed over; None if all is plain
+    context_length: tokens of prompt and answer together; None where the model names no limit
     tuning:       what drafting costs on this machine, measured with the first drafted answer; None
                   where nothing drafts
     """
@@ -67,6 +69,7 @@ class Redrafter:
         wrapped = isinstance(tokenizer, TokenizerWrapper)
         self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
         self.source = source
+        self.context_length = _context_length(model, source)
         self.drafter_note = drafter_note
         self.model = model
         mx.eval(model.parameters())
@@ -185,7 +188,11 @@ class Redrafter:
         return Session(self, system)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """The token ids of any kind of prompt; raises BadInputError if there are none."""
+        """The token ids of any kind of prompt.
+
+        Raises BadInputError if there are none, or so many that the model's context has no room for
+        an answer.
+        """
         if isinstance(prompt, str):
             if raw:
                 ids = encode_text(self.tokenizer, prompt)
@@ -202,6 +209,11 @@ class Redrafter:
             ids = [_token_id(t, self.target.vocab_size) for t in prompt]
         if not ids:
             raise BadInputError("the prompt is empty; give at least one token")
+        if self.context_length is not None and len(ids) >= self.context_length:
+            raise BadInputError(
+                f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
+                f"{self.context_length} with this model; shorten it"
+            )
         return ids
 
     def chosen_options(
@@ -222,13 +234,17 @@ class Redrafter:
     ) -> Generator[Response, None, None]:
         """Decode behind `prompt`, reusing what `memory` holds of it and leaving there what is new.
 
+        It ends with the finish reason "length" at `max_tokens`, or where the model's context ends.
         Whatever ends it, the memory is consistent: after an exception in here it is empty.
         """
+        room = options.max_tokens
+        if self.context_length is not None:
+            room = min(room, self.context_length - len(prompt))
         answer = AnswerText(
             self.tokenizer.detokenizer,
             self.tokenizer.eos_token_ids,
             options.stop,
-            options.max_tokens,
+            room,
         )
         seed = secrets.randbits(63) if options.seed is None else options.seed
         pieces: deque[str] = deque()
@@ -271,6 +287,13 @@ class Redrafter:
         return Decoder(
             self.target, proposer, shape, options, rows, options.prefixes, options.logprobs
         )
+
+
+def _context_length(model: nn.Module, source: TargetSource | None) -> int | None:
+    """What the files said of it, or the model's own arguments where they are not known."""
+    if source is not None:
+        return source.context_length
+    return context_length(vars(model.args)) if hasattr(model, "args") else None
 
 
 def stream_generate(

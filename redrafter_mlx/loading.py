@@ -41,6 +41,7 @@ class TargetSource:
     dtype:       the arithmetic, such as "float32"
     bits:        of a quantised weight in memory, None if not quantised
     licence:     as the registry or the file names it, None if neither does
+    context_length: tokens of prompt and answer together, None if the files name no limit
     """
 
     name: str
@@ -50,6 +51,7 @@ class TargetSource:
     dtype: str
     bits: int | None
     licence: str | None
+    context_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -233,5 +235,6 @@ def _load(
         dtype=precision.dtype,
         bits=precision.bits,
         licence=local.entry.licence if local.entry else raw.licence,
+        context_length=raw.context_length,
     )
     return LoadedTarget(raw.model, raw.tokenizer, source)

@@ -377,8 +377,9 @@ def test_a_length_limit_is_named_in_the_statistics(
 ) -> None:
     last = replace(FakeToken("x", 2), finish_reason="length")
     monkeypatch.setattr(model, "stream", lambda *_, **__: (t for t in (last,)))
-    assert main.run(["generate", "-p", "x"]) == 0
-    assert "ended by --max-tokens" in capsys.readouterr().err
+    for limit, named in (("2", "--max-tokens"), ("3", "context")):
+        assert main.run(["generate", "-p", "x", "--max-tokens", limit]) == 0
+        assert named in capsys.readouterr().err
 
 
 def test_the_statistics_of_a_lossy_method_say_so(

@@ -76,6 +76,7 @@ def test_source_tells_what_is_in_memory(folder: Path) -> None:
     source = load_target(str(folder)).source
     assert (source.name, source.path) == (str(folder), folder.resolve())
     assert (source.model_type, source.dtype, source.bits) == ("llama", "float32", None)
+    assert source.context_length == LLAMA["max_position_embeddings"]
     half = load_target(folder, dtype="float16").source
     assert half.dtype == "float16"
     assert half.fingerprint == source.fingerprint

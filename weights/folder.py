@@ -24,6 +24,7 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
 )
 from redrafter_mlx.json_file import read_object
+from redrafter_mlx.weights.context import context_length
 from redrafter_mlx.weights.folder_files import check_tokenizer, read_config, read_headers
 from redrafter_mlx.weights.raw import RawModel
 from redrafter_mlx.weights.safetensors_header import SafetensorsHeader
@@ -47,14 +48,20 @@ def load_folder(folder: Path, name: str) -> RawModel:
       DamagedFileError: a file is truncated or not what it should be, a tensor missing or misshapen
       UnsupportedModelError: mlx-lm does not know the architecture, or it wants its own code run
     """
-    model_type = str(read_config(folder)["model_type"])
+    said = read_config(folder)
     headers = read_headers(folder)
     model, config = _load_model(folder, headers)
     tokenizer = _load_tokenizer(folder, config)
     if not tokenizer.has_chat_template and is_vicuna(folder, name):
         tokenizer.chat_template = VICUNA_TEMPLATE
         tokenizer.has_chat_template = True
-    return RawModel(model, tokenizer, model_type, _fingerprint(folder, headers))
+    return RawModel(
+        model,
+        tokenizer,
+        model_type=str(said["model_type"]),
+        fingerprint=_fingerprint(folder, headers),
+        context_length=context_length(said),
+    )
 
 
 def _load_model(

@@ -15,6 +15,7 @@ from mlx_lm.models import llama
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.checksum import sha256_of
+from redrafter_mlx.weights.context import context_length
 from redrafter_mlx.weights.gguf_header import GGUFHeader, read_header
 from redrafter_mlx.weights.gguf_tensors import BITS, GROUP_SIZE, READABLE, read_tensors
 from redrafter_mlx.weights.gguf_tokenizer import tokenizer_from_gguf
@@ -62,6 +63,7 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
         tokenizer,
         model_type=args.model_type,
         fingerprint=f"sha256:{sha256_of(path, progress)}",
+        context_length=context_length(vars(args)),
         stored=mx.float32 if matrices == {"F32"} else mx.float16,
         licence=licence if isinstance(licence, str) else None,
     )

@@ -15,6 +15,7 @@ class RawModel:
 
     model_type:  mlx-lm's name of the architecture
     fingerprint: "sha256:..." of what was read, see TargetSource
+    context_length: in tokens, see context.py; None if the files name none
     stored:      the arithmetic that `auto` means on a GPU; None leaves every array as it is
     """
 
@@ -22,5 +23,6 @@ class RawModel:
     tokenizer: TokenizerWrapper
     model_type: str
     fingerprint: str
+    context_length: int | None
     stored: mx.Dtype | None = None
     licence: str | None = None
