@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
 import typer
@@ -22,7 +22,10 @@ from rich.progress import (
 from rich.table import Table
 
 from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.progress_lines import Stage, duration, progress_lines
+from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.distill.acceptance import DraftQuality
+from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.trainer import Step
@@ -32,14 +35,20 @@ from redrafter_mlx.weights.cache import human_size
 
 _INTERRUPTED = 130
 
+Update = Callable[..., None]
+"""Takes what is done, and if known the total and a note."""
+
 
 def run_training(job: TrainingJob, *, dry_run: bool) -> None:
     """Run a job from its first stage to its last; Ctrl-C leaves it ready to go on."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
-    with progress_bars(f"loading {job.model}") as progress:
+    loading = f"loading {job.model}"
+    with progress_bars(loading) as progress, _lines(console, Stage(loading)):
         run = TrainingRun(job, progress)
     if dry_run:
-        _print_estimate(run)
+        with _lines(console, Stage("trying a little of both stages")):
+            guess = run.estimate()
+        _print_estimate(guess, run.job)
         return
     try:
         corpus = _write(run, console)
@@ -71,11 +80,10 @@ def _write(run: TrainingRun, console: Console) -> CorpusSize:
         rate = (now.answer_tokens - first) / max(time.monotonic() - began, 1e-9)
         return f"{now.texts} texts, {human_size(now.bytes)} on disk, {rate:.0f} tok/s"
 
-    with _bar(console, "tokens") as bar:
-        task = bar.add_task("writing the corpus", total=wanted, note="")
+    with _stage(console, "writing the corpus", "tokens", wanted) as update:
 
         def show(now: CorpusSize) -> None:
-            bar.update(task, completed=min(now.answer_tokens, wanted), note=describe(now))
+            update(min(now.answer_tokens, wanted), note=describe(now))
 
         return run.write(show)
 
@@ -103,18 +111,13 @@ def shortfall(corpus: CorpusSize, job: TrainingJob) -> str | None:
 def _fit(run: TrainingRun, console: Console) -> bool:
     """Whether training came to its end; False if Ctrl-C stopped it."""
     last: Step | None = None
-    with _ctrl_c() as stopped, _bar(console, "steps") as bar:
-        task = bar.add_task("training", total=None, note="")
+    with _ctrl_c() as stopped, _stage(console, "training", "steps") as update:
         header = True
         for event in run.fit(stopped):
             if isinstance(event, Step):
                 last = event
-                bar.update(
-                    task,
-                    completed=event.step,
-                    total=event.steps,
-                    note=f"loss {event.loss:.3f}, {event.places_per_second:.0f} places/s",
-                )
+                speed = f"{event.places_per_second:.0f} places/s"
+                update(event.step, event.steps, f"loss {event.loss:.3f}, {speed}")
             else:
                 _print_quality(console, event.step, event.quality, event.best, header)
                 header = False
@@ -149,9 +152,8 @@ def run_header(quality: DraftQuality) -> str:
 
 def _measure(run: TrainingRun, console: Console) -> list[MeasuredRow]:
     prompts = run.measured_prompts()
-    with _bar(console, "questions") as bar:
-        task = bar.add_task("timing beside plain decoding", total=len(prompts), note="")
-        return run.measure(prompts, lambda n: bar.update(task, completed=n))
+    with _stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
+        return run.measure(prompts, update)
 
 
 def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
@@ -173,30 +175,31 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
     console.print(f"use it: redrafter-mlx chat --model {run.job.model} --drafter {run.job.output}")
 
 
-def _print_estimate(run: TrainingRun) -> None:
+def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
     console = Console(highlight=False, soft_wrap=True)
-    guess = run.estimate()
-    preparing = "reading the answers" if run.job.data else "writing the corpus"
+    preparing = "reading the answers" if job.data else "writing the corpus"
     for what, amount in (
         ("answers", f"{guess.answer_tokens:,} tokens"),
         ("drafter", f"{guess.parameters / 1e6:.1f} million parameters"),
         ("on disk", human_size(guess.drafter_bytes)),
         ("corpus on disk", human_size(guess.corpus_bytes)),
         ("memory", human_size(guess.memory_bytes)),
-        (preparing, f"{_duration(guess.writing_seconds)}, less what is there already"),
-        ("training", f"{_duration(guess.training_seconds)}, {guess.steps} steps"),
+        (preparing, f"{duration(guess.writing_seconds)}, less what is there already"),
+        ("training", f"{duration(guess.training_seconds)}, {guess.steps} steps"),
     ):
         console.print(f"{what:<20} {amount}")
 
 
-def _duration(seconds: float) -> str:
-    """`2 h 5 min`, in minutes at the least."""
-    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
-    return f"about {hours} h {minutes} min" if hours else f"about {minutes} min"
-
-
 @contextmanager
-def _bar(console: Console, unit: str) -> Iterator[Progress]:
+def _stage(
+    console: Console, activity: str, unit: str, total: int | None = None
+) -> Iterator[Update]:
+    """Show how far a stage has come: in a bar on a terminal, in a line now and then elsewhere."""
+    if not sys.stderr.isatty():
+        stage = Stage(activity, unit, total)
+        with _lines(console, stage):
+            yield stage.update
+        return
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -207,7 +210,19 @@ def _bar(console: Console, unit: str) -> Iterator[Progress]:
         TextColumn("left  {task.fields[note]}"),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        yield progress
+        task = progress.add_task(activity, total=total, note="")
+
+        def update(done: int, total: int | None = None, note: str = "") -> None:
+            progress.update(task, completed=done, total=total, note=note)
+
+        yield update
+
+
+def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
+    """Lines on how far a stage has come, but none on a terminal, where bars show it."""
+    if sys.stderr.isatty():
+        return nullcontext()
+    return progress_lines(stage, lambda line: console.print(one_line(line), markup=False))
 
 
 @contextmanager
