@@ -29,5 +29,9 @@ class MismatchError(RedrafterError):
     """A drafter and a target that do not belong together."""
 
 
+class ForkedProcessError(RedrafterError):
+    """A process that was forked from one in which MLX was used."""
+
+
 class UnsupportedModelError(RedrafterError):
     """A model whose decoding state a tree of drafts cannot share."""

@@ -21,6 +21,7 @@ from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafts import find_drafts
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.memory import PrefixMemory
+from redrafter_mlx.process import MLX_PROCESS
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.report import StepResult
 from redrafter_mlx.response import Completion, Response, Tally
@@ -64,8 +65,10 @@ class Redrafter:
     ) -> None:
         """A drafter may be given as the path of its folder; see `split_lookup` for other words.
 
-        Raises UnsupportedModelError or MismatchError for what cannot work together.
+        Raises UnsupportedModelError or MismatchError for what cannot work together, and
+        ForkedProcessError after a fork.
         """
+        MLX_PROCESS.check()
         wrapped = isinstance(tokenizer, TokenizerWrapper)
         self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
         self.source = source

@@ -21,6 +21,7 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.lookup import join_lookup, split_lookup
+from redrafter_mlx.process import MLX_PROCESS
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
@@ -201,6 +202,7 @@ def load_target(
     Raises:
       RedrafterError: in one line: no such model, cannot be fetched, damaged, or not supported
     """
+    MLX_PROCESS.check()
     check_choice("dtype", dtype, DType)
     check_quantize(quantize)
     local = resolve(name, offline=offline, progress=progress)

@@ -20,6 +20,7 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.memory import common_prefix
+from redrafter_mlx.process import MLX_PROCESS
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.report import StepResult
@@ -113,6 +114,7 @@ def verify(
         is also what is done where nothing drafts
       done: told how many prompts are finished
     """
+    MLX_PROCESS.check()
     shape = shape or redrafter.beam_shape
     source = redrafter.source
     proposer = None if replay else redrafter.proposer

@@ -12,7 +12,6 @@ shares every array.
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable, Sequence
 from typing import cast
 
@@ -35,6 +34,7 @@ from redrafter_mlx.anatomy import (
 from redrafter_mlx.borrow import BorrowedLayers
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.errors import MismatchError
+from redrafter_mlx.process import ModelLock
 from redrafter_mlx.traced import traced_call
 from redrafter_mlx.tree import TokenTree
 
@@ -70,7 +70,7 @@ class Target:
                 f"positions",
             )
         #: Held while a step is built, submitted and read, so that callers queue up by steps.
-        self.lock = threading.Lock()
+        self.lock = ModelLock()
         self.n_layers = layers
         self.model = whole
         self._backbone = view
