@@ -151,20 +151,21 @@ class _Knowing:
 def test_text_drafted_with_borrowed_layers_is_the_targets(
     name: str, width: int, length: int
 ) -> None:
-    model = random_model(name)
+    """Over few tokens, so that some of a random drafter's drafts are right."""
+    model, prompt = random_model(name, vocab_size=16), [t % 16 for t in PROMPT]
     target = Target(model)
-    drafter = random_drafter(head="tied", borrowed_layers=(1,)).bind(target)
+    drafter = random_drafter(vocab_size=16, head="tied", borrowed_layers=(1,)).bind(target)
     said: list[int] = []
 
     def finished(result: StepResult) -> bool:
         said.extend(result.tokens)
-        return len(said) >= 30
+        return len(said) >= 60
 
     decoder = Decoder(target, drafter, BeamShape(width, length), SamplingParams())
-    for _ in decoder.run(target.new_cache(), 0, PROMPT, sequence_keys(0), finished):
-        pass
+    results = list(decoder.run(target.new_cache(), 0, prompt, sequence_keys(0), finished))
 
-    assert said[:30] == plain_tokens(model, PROMPT, 30)
+    assert max(len(result.tokens) for result in results) > 1 or width == 1
+    assert said[:60] == plain_tokens(model, prompt, 60)
 
 
 def test_a_layer_that_the_target_lacks_is_refused_by_number() -> None:
