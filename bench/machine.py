@@ -13,7 +13,7 @@ import mlx.nn as nn
 import numpy as np
 
 import redrafter_mlx
-from redrafter_mlx.chip import chip_name, system_name
+from redrafter_mlx.chip import chip_name, float32_is_exact, system_name
 from redrafter_mlx.generate import Redrafter
 
 
@@ -58,6 +58,7 @@ class LoadedModel:
     dtype:      as the user asked for it
     arithmetic: such as "float32"
     bits:       of quantised weights in memory, None if they are not
+    tf32:       whether float32 products are rounded to TF32 here
     model_hash: see TargetSource; None for a model that was not loaded by name
     drafter:    what drafts, in words; None if nothing does
     named:      the name that it was asked for by, where there are several
@@ -71,6 +72,7 @@ class LoadedModel:
     drafter: str | None
     drafter_hash: str | None
     named: str | None = None
+    tf32: bool = False
 
     @classmethod
     def of(cls, redrafter: Redrafter, dtype: str, named: str | None = None) -> LoadedModel:
@@ -85,6 +87,7 @@ class LoadedModel:
             drafter=redrafter.drafting,
             drafter_hash=parameters_hash(redrafter.drafter) if redrafter.drafter else None,
             named=named,
+            tf32=not float32_is_exact(),
         )
 
     @property
@@ -94,8 +97,8 @@ class LoadedModel:
 
     @property
     def exact(self) -> bool:
-        """Whether equal tokens are promised: float32 throughout."""
-        return self.arithmetic == "float32" and self.bits is None
+        """Whether equal tokens are promised: float32 throughout, its products too."""
+        return self.arithmetic == "float32" and self.bits is None and not self.tf32
 
 
 def parameters_hash(module: nn.Module) -> str:

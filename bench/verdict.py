@@ -34,9 +34,14 @@ def judge(rows: Sequence[Row], models: Sequence[LoadedModel]) -> Verdict:
             failed = True
             notes.append(f"{count}, in float32, where they must be; please report it")
         else:
+            precision = (
+                "TF32 products (MLX_ENABLE_TF32=0 ends them)"
+                if model.tf32
+                else ("reduced precision")
+            )
             notes.append(
                 f"{count}; at least {share:.2%} agree up to the first difference of each answer. "
-                f"In reduced precision nearly tied tokens can swap: `redrafter-mlx verify` says "
+                f"In {precision} nearly tied tokens can swap: `redrafter-mlx verify` says "
                 f"whether that explains every difference"
             )
     return Verdict(notes, failed)

@@ -27,6 +27,8 @@ _CUDA_BACKENDS = ("mlx-cuda-13", "mlx-cuda-12")
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
 _REINSTALL = "pip install --force-reinstall redrafter-mlx"
 _LITTLE_DISK = 1000**3
+_EXACT = "float32 products: drafted tokens are those of plain decoding"
+_TF32 = "TF32 products: nearly tied tokens can swap; MLX_ENABLE_TF32=0 makes products float32"
 
 
 Facts = dict[str, str | int | bool | None]
@@ -157,11 +159,14 @@ def _mlx(report: Report) -> Facts:
     try:
         import mlx.core as mx
 
+        from redrafter_mlx import chip
+
         device = mx.default_device()
         facts["device"] = f"{device.type.name}, {mx.device_info(device).get('device_name', '')}"
         facts["computes"] = mx.ones((64, 64)).sum().item() == 64 * 64
         for module in ("mlx_lm", "redrafter_mlx.generate", "redrafter_mlx.loading"):
             importlib.import_module(module)
+        facts["float32"] = _EXACT if chip.float32_is_exact() else _TF32
     except Exception as error:
         what = f"MLX does not work: {type(error).__name__}: {error}"
         report.problems.append(Problem(one_line(what), _REINSTALL, unusable=True))

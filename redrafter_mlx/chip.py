@@ -1,8 +1,9 @@
-"""The name of what computes here, for records of what was measured on it."""
+"""What computes here: its name, for records of what was measured on it, and its precision."""
 
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import mlx.core as mx
 
@@ -17,3 +18,16 @@ def system_name() -> str:
     """The system beneath, such as `macOS 15.1` or `Linux x86_64`."""
     mac = platform.mac_ver()[0]
     return f"macOS {mac}" if mac else f"{platform.system()} {platform.machine()}"
+
+
+def float32_is_exact(
+    multiply: Callable[[mx.array, mx.array], mx.array] = mx.matmul,
+) -> bool:
+    """Whether products of float32 matrices are float32 on the default device.
+
+    MLX rounds what it multiplies to TF32, 10 bits after the point, on CUDA and on Apple GPUs from
+    the M5 on, unless MLX_ENABLE_TF32 is 0 when a process multiplies for the first time. Found out
+    by a product whose only terms need 12 bits.
+    """
+    fine = mx.full((256, 256), 1 + 2**-12)
+    return bool(mx.array_equal(multiply(fine, mx.eye(256)), fine).item())

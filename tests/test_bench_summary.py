@@ -7,7 +7,7 @@ import io
 import json
 import statistics
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -195,6 +195,13 @@ def test_other_tokens_are_marked_and_fail_in_float32_alone() -> None:
     assert not verdict.failed
     assert "25.00%" in verdict.notes[0]
     assert "redrafter-mlx verify" in verdict.notes[0]
+
+
+def test_other_tokens_do_not_fail_where_float32_products_are_tf32() -> None:
+    rows = summarise([answer(PLAIN), answer(DRAFTED, tokens=[0, 1, 9, 9], lengths=[3])])
+    verdict = judge(rows, [replace(loaded(), tf32=True)])
+    assert not verdict.failed
+    assert "MLX_ENABLE_TF32" in verdict.notes[0]
 
 
 def test_equal_tokens_pass_and_sampled_ones_are_not_compared() -> None:

@@ -277,6 +277,15 @@ def test_doctor_names_the_machine_and_every_cache(capsys: pytest.CaptureFixture[
     assert report["our cache"]["free_bytes"] > 0
 
 
+@pytest.mark.parametrize(("exact", "named"), [(True, "float32"), (False, "MLX_ENABLE_TF32")])
+def test_doctor_says_which_precision_float32_products_have(
+    exact: bool, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.chip.float32_is_exact", lambda: exact)
+    assert main.run(["doctor", "--json"]) == 0
+    assert named in json.loads(capsys.readouterr().out)["mlx"]["float32"]
+
+
 def test_doctor_says_what_is_missing_and_how_to_mend_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,20 @@
+"""Whether float32 products are float32 is found out, not assumed."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from redrafter_mlx.chip import float32_is_exact
+
+
+def tf32_product(a: mx.array, b: mx.array) -> mx.array:
+    """As tensor cores do it: 10 bits after the point go in, sums are float32."""
+    kept = (mx.view(mx.view(x, mx.uint32) & 0xFFFFE000, mx.float32) for x in (a, b))
+    return mx.matmul(*kept)
+
+
+def test_products_in_tf32_are_told_from_float32() -> None:
+    assert not float32_is_exact(tf32_product)
+    assert float32_is_exact(lambda a, b: mx.sum(a[:, :, None] * b[None], axis=1))
+    if mx.default_device() == mx.Device(mx.cpu):
+        assert float32_is_exact()
