@@ -11,6 +11,10 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.sampling import log_softmax
 from redrafter_mlx.tree import Beams
 
+_FEW = 4
+"""Up to so many are found by one argmax each: on Metal a partition is a full sort, and on a CPU it
+is no faster (49152 values, k = 4: 0.4 ms against 0.6 to 2.4)."""
+
 
 class DraftModel(Protocol):
     """What beam search asks of a drafter."""
@@ -66,8 +70,14 @@ def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: Bea
 
 def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
     """The k largest of [B, M], largest first: values [B, k] and int32 indices [B, k]."""
-    if k == 1:
-        index = mx.argmax(x, axis=-1, keepdims=True)
+    if k <= _FEW:
+        left = mx.maximum(x, mx.finfo(x.dtype).min)  # -inf is for those that were taken
+        taken: list[mx.array] = []
+        for _ in range(k):
+            if taken:
+                left = mx.put_along_axis(left, taken[-1], mx.array(-mx.inf, x.dtype), axis=-1)
+            taken.append(mx.argmax(left, axis=-1, keepdims=True))
+        index = mx.concatenate(taken, axis=-1)
     else:
         index = mx.argpartition(-x, kth=k - 1, axis=-1)[:, :k]
         order = mx.argsort(-mx.take_along_axis(x, index, axis=-1), axis=-1)

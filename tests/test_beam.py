@@ -115,7 +115,7 @@ def test_a_beam_wider_than_the_draft_vocabulary_is_refused_by_name() -> None:
         beam_search(bound, mx.zeros((1, HIDDEN)), mx.array([3]), BeamShape(3, 4))
 
 
-@pytest.mark.parametrize("k", [1, 2, 5, 30])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 30])
 def test_top_k_equals_sorting(k: int) -> None:
     mx.random.seed(k)
     x = mx.random.normal((3, 30))
@@ -123,3 +123,25 @@ def test_top_k_equals_sorting(k: int) -> None:
     want = np.sort(np.array(x), axis=-1)[:, ::-1][:, :k]
     np.testing.assert_array_equal(np.array(values), want)
     np.testing.assert_array_equal(np.take_along_axis(np.array(x), np.array(index), -1), want)
+
+
+@pytest.mark.parametrize("k", [2, 3, 4, 5])
+@pytest.mark.parametrize("finite", [0, 1, 2])
+def test_top_k_takes_nothing_twice_where_little_is_finite(k: int, finite: int) -> None:
+    x = mx.full((1, 8), -mx.inf)
+    x[0, 5 : 5 + finite] = mx.arange(finite).astype(mx.float32) + 1
+    values, index = top_k(x, k)
+    assert len(set(index[0].tolist())) == k  # type: ignore[arg-type]
+    assert values[0].tolist() == sorted(x[0].tolist(), reverse=True)[:k]  # type: ignore[arg-type, type-var]
+
+
+def test_a_narrow_beam_sorts_nothing_over_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    def sort(*_: object, **__: object) -> None:
+        raise AssertionError("a sort over the vocabulary")
+
+    for name in ("argpartition", "argsort", "partition", "sort", "topk"):
+        monkeypatch.setattr(mx, name, sort)
+    for k in (1, 2, 3, 4):
+        mx.eval(top_k(mx.zeros((1, 100)), k))
+    with pytest.raises(AssertionError):
+        top_k(mx.zeros((1, 100)), 5)
