@@ -253,7 +253,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         ({"epochs": 0}, "epochs is 0"),
         ({"batch": 0}, "batch is 0"),
         ({"soft_share": 1.5}, "soft_share is 1.5"),
-        ({"learning_rate": -1.0}, "learning_rate is -1.0"),
+        ({"learning_rate": -1.0}, "learning_rate is -1"),
         ({"optimizer": "sgd"}, "optimizer is .sgd."),
     ],
 )

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.config import check_int
 from redrafter_mlx.distill.beginnings import draw_beginnings
 from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER, loop_start
@@ -85,8 +86,7 @@ class WritingOptions:
         ):  # fmt: skip
             if getattr(self, name) <= 0:
                 raise BadInputError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if not 0 <= self.seed <= MAX_SEED:
-            raise BadInputError(f"seed is {self.seed}; choose 0 to {MAX_SEED}")
+        check_int("seed", self.seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True)

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from redrafter_mlx.config import DType, check_choice
+from redrafter_mlx.config import DType, check_choice, check_int
 from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.reading import Labels
 from redrafter_mlx.drafter_config import DrafterConfig, Head
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target import Target
-
-_MAX_LAYERS = 32
-"""Of residual blocks; a drafter with more is slower than most targets."""
 
 _MAX_WORKERS = 256
 
@@ -51,10 +48,6 @@ class DrafterForm:
             context_layers=self.context or (),
             borrowed_layers=self.borrowed or (),
         )
-        if self.num_draft_layers > _MAX_LAYERS:
-            raise BadInputError(
-                f"num_draft_layers is {self.num_draft_layers}; choose 0 to {_MAX_LAYERS}"
-            )
 
     def context_of(self, n_layers: int) -> tuple[int, ...]:
         """The context layers for a target of so many; BadInputError for one it does not have."""
@@ -165,8 +158,8 @@ class TrainingJob:
                 f"keep_start is {self.training.keep_start}, and the drafter begins with random "
                 f"weights; give the one it begins with (--start-from)"
             )
-        if self.workers is not None and not 1 <= self.workers <= _MAX_WORKERS:
-            raise BadInputError(f"workers is {self.workers}; choose 1 to {_MAX_WORKERS}")
+        if self.workers is not None:
+            check_int("workers", self.workers, 1, _MAX_WORKERS)
         if self.timed < 0:
             raise BadInputError(f"timed questions are {self.timed}; give 0 or more")
         if self.bits not in (None, 4, 8):

@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
-from redrafter_mlx.config import MAX_BEAM_LENGTH, check_choice, refuse_unknown_keys
+from redrafter_mlx.config import (
+    MAX_BEAM_LENGTH,
+    check_choice,
+    check_int,
+    check_number,
+    refuse_unknown_keys,
+)
 from redrafter_mlx.errors import BadInputError
 
 Optimizer = Literal["muon", "adamw"]
@@ -64,22 +70,16 @@ class TrainOptions:
             ("memory_bytes", 1, 2**50),
             ("seed", 0, MAX_SEED),
         ):
-            value = getattr(self, name)
-            if not isinstance(value, int) or not least <= value <= most:
-                raise BadInputError(f"{name} is {value!r}; choose {least} to {most}")
+            check_int(name, getattr(self, name), least, most)
         check_choice("optimizer", self.optimizer, Optimizer)
         for name, limit in (
             ("epochs", 1000), ("learning_rate", 1), ("clip", 1000), ("depth_decay", 1),
         ):  # fmt: skip
-            if not 0 < getattr(self, name) <= limit:
-                raise BadInputError(
-                    f"{name} is {getattr(self, name)!r}; it must be above 0 and at most {limit}"
-                )
-        for name in ("soft_share", "warmup_share", "final_rate", "weight_decay"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BadInputError(f"{name} is {getattr(self, name)!r}; choose 0 to 1")
-        if not 0 <= self.keep_start < 1:
-            raise BadInputError(f"keep_start is {self.keep_start!r}; choose 0 to less than 1")
+            check_number(name, getattr(self, name), low=0, high=limit, low_excluded=True)
+        for name in ("soft_share", "warmup_share", "final_rate", "weight_decay", "keep_start"):
+            check_number(name, getattr(self, name), low=0, high=1)
+        if self.keep_start == 1:
+            raise BadInputError("keep_start is 1.0; it must be less than 1")
 
     @property
     def depth_weights(self) -> list[float]:
