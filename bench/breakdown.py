@@ -31,7 +31,6 @@ from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.measure import step_seconds
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.target import Target
-from redrafter_mlx.transcript import begin_text, extend_text
 from redrafter_mlx.tree import TokenTree, pack_beam
 from redrafter_mlx.wired import WIRED_MEMORY
 
@@ -146,7 +145,6 @@ class _State:
     cache: TreeCache
     length: mx.array
     tree: TokenTree
-    text: mx.array | None
 
 
 @dataclass(frozen=True)
@@ -169,7 +167,7 @@ class _Step:
         made = [accepted.n_accepted, accepted.emitted, accepted.path, accepted.bonus]
         if self.last == 1:
             return state, made
-        before, rows = length, None
+        rows = None
         if self.proposer.reads_layers:
             layers, nodes = self.proposer.reads_layers, tree.tokens.shape[1]
             rows = cache.text_rows(layers, length, nodes, accepted)
@@ -177,16 +175,12 @@ class _Step:
         if self.last == 2:
             return replace(state, length=length), [*made, length]
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
-        text = state.text
-        if text is not None:
-            text = extend_text(text, accepted.emitted, before + 1, self.bound + 1)
-            made.append(text)
-        given = DraftInput(context, accepted.bonus, length, text, rows)
+        given = DraftInput(context, accepted.bonus, length, rows)
         beams = self.proposer.propose(given, self.shape)
         if self.last == 3:
-            return _State(cache, length, tree, text), [*made, length, beams.tokens, beams.log_probs]
+            return _State(cache, length, tree), [*made, length, beams.tokens, beams.log_probs]
         tree = pack_beam(beams, self.shape.nodes)
-        return _State(cache, length, tree, text), [*made, length, *_arrays(tree)]
+        return _State(cache, length, tree), [*made, length, *_arrays(tree)]
 
 
 def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamShape) -> _State:
@@ -195,16 +189,12 @@ def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamSha
     context = target.prefill(mx.array([prompt], mx.int32), cache, 0, [len(prompt) - 1])
     root = mx.argmax(target.logits(context[:, None])[:, 0], axis=-1).astype(mx.int32)
     length = mx.array([len(prompt)], mx.int32)
-    text = None
-    if proposer.reads_text:
-        text = extend_text(begin_text([prompt]), root[:, None], length, len(prompt))
-        mx.eval(text)
     layers = proposer.reads_layers
     rows = cache.text_rows(layers, length) if layers else None
-    given = DraftInput(context, root, length, text, rows)
+    given = DraftInput(context, root, length, rows)
     tree = pack_beam(proposer.propose(given, shape), shape.nodes)
     mx.eval(_arrays(tree), length, cache.buffers)
-    return _State(cache, length, tree, text)
+    return _State(cache, length, tree)
 
 
 def _arrays(tree: TokenTree) -> list[mx.array]:

@@ -31,8 +31,6 @@ def describe_curves(curves: CostCurves) -> str:
         f"{1e3 * curves.drafted_rest:.2f} ms with several",
         f"measurements of the same thing differ by {curves.spread:.0%}, typically",
     ]
-    if not curves.settled:
-        lines.append("the machine was busy; what decodes next measures again")
     return "\n".join(lines)
 
 

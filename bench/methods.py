@@ -34,7 +34,7 @@ class Method:
 
     drafter:     which of several drafters, by the name it was asked for; None if there is one
     accept:      how drafts are accepted; None where nothing is drafted by us
-    beam_width, beam_length: of `redrafter`; both None is the automatic shape
+    beam_width, beam_length: of `redrafter`; None leaves it to what promises most here
     max_nodes, prefixes: as in GenerationOptions
     draft_tokens: of `mlx-lm speculative`
     """
@@ -55,7 +55,7 @@ class Method:
 
     @property
     def automatic(self) -> bool:
-        return self.name == "redrafter" and self.beam_width is None
+        return self.name == "redrafter" and None in (self.beam_width, self.beam_length)
 
     def baseline(self) -> Method:
         """The baseline that this method's runs are paired with."""
@@ -146,7 +146,7 @@ class Runner:
                 continue
             redrafter = self.redrafter(method)
             redrafter.chosen_options(method.options(max_tokens, 0), {})
-            if method.name == "redrafter" and redrafter.proposer is None:
+            if method.name == "redrafter" and redrafter.drafting is None:
                 raise BadInputError(redrafter.drafter_note or "there is no drafter to measure")
 
     def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:

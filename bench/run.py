@@ -117,7 +117,7 @@ def measure(
 
 
 Shape = tuple[int | None, int | None]
-"""Beam width and length; (None, None) is the automatic shape."""
+"""Beam width and length; None leaves it to what promises most on this machine."""
 
 
 def list_methods(

@@ -29,7 +29,7 @@ def load_drafters(request: Request, loading: Loading) -> dict[str | None, Redraf
         by_name[RANDOM] = _untrained(next(trained, None) or _again(loaded, "trained"))
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in request.drafters}
     for redrafter in found.values():
-        if redrafter.proposer is None and (request.widths or request.lengths):
+        if redrafter.drafting is None and (request.widths or request.lengths):
             raise BadInputError(
                 redrafter.drafter_note
                 or "--beam-width and --beam-length need a drafter; there is none"

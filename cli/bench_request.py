@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from redrafter_mlx.bench.questions import Question
-from redrafter_mlx.config import AcceptMethod, BeamShape, DType, Prefixes, check_choice
+from redrafter_mlx.config import AcceptMethod, DType, Prefixes, check_choice
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Request:
         """Refuse, before a model is loaded, whatever can be seen to be wrong without one."""
         from redrafter_mlx.bench.plot import check_plot
 
-        self.plan("", self.methods({None: BeamShape(1, 1)}))
+        self.plan("", self.methods([None]))
         if self.plot is not None:
             check_plot(self.plot)
         if "none" in self.drafters:
@@ -85,18 +85,14 @@ class Request:
                     "always measured; leave it out"
                 )
 
-    def methods(self, defaults: Mapping[str | None, BeamShape]) -> list[Method]:
-        """What to measure by each drafter, a missing width or length filled up from its own."""
-        from redrafter_mlx.bench.run import Shape, list_methods
+    def methods(self, drafters: Sequence[str | None]) -> list[Method]:
+        """What to measure by each drafter: every width with every length that was asked for."""
+        from redrafter_mlx.bench.run import list_methods
 
-        def shapes(default: BeamShape) -> list[Shape]:
-            if not self.widths and not self.lengths:
-                return [(None, None)]
-            widths = self.widths or (default.width,)
-            return [(w, n) for w in widths for n in self.lengths or (default.length,)]
-
+        widths, lengths = self.widths or (None,), self.lengths or (None,)
+        shapes = [(width, length) for width in widths for length in lengths]
         return list_methods(
-            {drafter: shapes(default) for drafter, default in defaults.items()},
+            dict.fromkeys(drafters, shapes),
             self.max_nodes, self.accepts, self.temperatures, self.draft_tokens, self.prefixes,
         )  # fmt: skip
 

@@ -89,9 +89,9 @@ def _measure(
 ) -> None:
     """One loading: what the file has already, what is missing, and the breakdown."""
     first, dtype = next(iter(drafters.values())), models[0].dtype
-    methods = request.methods(
-        {name: r.beam_shape for name, r in drafters.items() if r.proposer is not None}
-    )
+    methods = request.methods([name for name, r in drafters.items() if r.drafting is not None])
+    for name in {m.drafter for m in methods if m.name == "redrafter" and m.automatic}:
+        _measure_machine(drafters[name])
     plan = request.plan(dtype, methods, first)
     runner = Runner(drafters, load_draft_model(request, first))
     runner.check(methods, request.max_tokens)
@@ -114,6 +114,14 @@ def _measure(
             _break_down(runner, plan, dtype, answers, breakdowns)
 
 
+def _measure_machine(redrafter: Redrafter) -> None:
+    """Have the cost curves measured before anything is timed, not bit by bit after answers."""
+    tuning = redrafter.tuning
+    if tuning is not None and not tuning.measured:
+        with progress_bars("measuring this machine", lambda done, _: f"{done}%") as bars:
+            tuning.measure(lambda share: bars("calls", int(100 * share), 100) if bars else None)
+
+
 def _break_down(
     runner: Runner,
     plan: Plan,
@@ -128,11 +136,11 @@ def _break_down(
             continue
         redrafter = runner.redrafter(method)
         mine = [a for a in answers if a.dtype == dtype and a.method == method]
-        shape = method.options(plan.max_tokens, 0).beam_shape(redrafter.beam_shape)
-        if method.automatic:
-            shape = commonest_drafted(mine) or shape
-        if shape.length > 1 and (method.drafter, shape) not in done:
-            done.add((method.drafter, shape))
+        shape = redrafter.shape_of(method.options(plan.max_tokens, 0))
+        shape = shape or commonest_drafted(mine) or redrafter.beam_shape
+        one = method.drafter, shape
+        if redrafter.proposer is not None and shape.length > 1 and one not in done:
+            done.add(one)
             breakdowns.append(
                 break_down(
                     redrafter,

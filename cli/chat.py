@@ -19,7 +19,7 @@ from redrafter_mlx.cli.terminal import (
     loss_note,
     statistics_line,
 )
-from redrafter_mlx.cli.tune import announce_measuring, shape_note
+from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
@@ -54,7 +54,6 @@ class ChatModel(Protocol):
     def drafting(self) -> str | None: ...
     @property
     def drafter_note(self) -> str | None: ...
-    def will_measure(self, options: GenerationOptions) -> bool: ...
     def session(self, system: str | None = None) -> Conversation: ...
 
 
@@ -196,7 +195,6 @@ def read_turn(terminal: Terminal) -> tuple[str, bool]:
 def answer(chat: Chat, text: str) -> None:
     """Stream one answer; Ctrl-C ends it and the conversation keeps its text so far, if any."""
     last, end = None, "\n"
-    announce_measuring(chat.model, chat.options, chat.terminal)
     with StopKey() as key:
         responses = chat.session.stream(text, options=chat.options)
         try:

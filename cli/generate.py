@@ -19,7 +19,7 @@ from redrafter_mlx.cli.terminal import (
     loss_note,
     statistics_line,
 )
-from redrafter_mlx.cli.tune import announce_measuring, shape_note
+from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
@@ -62,7 +62,6 @@ class Model(Protocol):
 
     @property
     def drafter_note(self) -> str | None: ...
-    def will_measure(self, options: GenerationOptions) -> bool: ...
     def stream(
         self, prompt: Prompt, *, raw: bool = False, options: GenerationOptions | None = None
     ) -> Generator[Token, None, None]: ...
@@ -117,7 +116,6 @@ def command(
     terminal = Terminal.standard()
     if loaded.drafter_note:
         terminal.note(loaded.drafter_note)
-    announce_measuring(loaded, options, terminal)
     if as_json:
         print_json(loaded, asked, raw, options, terminal)
     else:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.cli.terminal import Terminal
-from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
@@ -49,8 +48,9 @@ def command(
 ) -> None:
     """Measure what drafting costs here: calls of 1 to 32 rows, drafts of every shape.
 
-    The first drafted answer of a model does so by itself; the shape of its drafts is then chosen
-    step by step. Takes some seconds on a machine that is left alone meanwhile.
+    The shape of the drafts is chosen by this, step by step. Without it, the times are assumed at
+    first and measured bit by bit after answers. Takes some seconds on a machine that is left alone
+    meanwhile.
     """  # fmt: skip
     if plot is not None:
         from redrafter_mlx.bench.plot import check_plot
@@ -61,10 +61,9 @@ def command(
     if tuning is None:
         raise BadInputError("nothing drafts; tune needs a drafter, or --drafter lookup")
     with progress_bars("measuring this machine", lambda done, _: f"{done}%") as report:
-        curves = tuning.curves(
-            again=again,
-            done=lambda share: report("calls", int(100 * share), 100) if report else None,
-        )
+        if again or not tuning.measured:
+            tuning.measure(lambda share: report("calls", int(100 * share), 100) if report else None)
+        curves = tuning.curves()
         policy = tuning.listen(
             _prompts(loaded), _TOKENS,
             lambda share: report("drafts", int(100 * share), 100) if report else None,
@@ -95,6 +94,8 @@ def command(
 def describe_choice(policy: ShapePolicy) -> str:
     """The shape that promises most, and how much, in a sentence."""
     rates = policy.rates(_CONTEXT)
+    if {*rates} == {PLAIN}:
+        return "drafts copies of the text alone, each as long as its match promises to hold"
     best, drafted = _best(rates), _best({s: r for s, r in rates.items() if s != PLAIN})
     gain = rates[drafted] / rates[PLAIN]
     tokens = policy.odds.tokens()[drafted]
@@ -124,18 +125,6 @@ def shape_note(usual: BeamShape | None, nodes: float | None) -> str | None:
     if usual == PLAIN:
         return "decoding plainly: drafting does not pay here"
     return f"mostly W {usual.width}, L {usual.length}, N {nodes:.3g}"
-
-
-class Measuring(Protocol):
-    """What is asked of a `Redrafter` before an answer."""
-
-    def will_measure(self, options: GenerationOptions) -> bool: ...
-
-
-def announce_measuring(model: Measuring, options: GenerationOptions, terminal: Terminal) -> None:
-    """One line before an answer that begins by measuring."""
-    if model.will_measure(options):
-        terminal.note("measuring what drafting costs on this machine, once, some seconds")
 
 
 def _prompts(loaded: Redrafter) -> list[list[int]]:

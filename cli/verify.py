@@ -52,7 +52,7 @@ def command(
             loaded,
             prompts,
             max_tokens=max_tokens,
-            shape=asked.beam_shape(loaded.beam_shape),
+            shape=loaded.shape_of(asked) or loaded.beam_shape,
             replay=drafter == "auto" and loaded.drafter is None,
             done=progress and (lambda n: progress("questions", n, len(prompts))),
         )

@@ -14,6 +14,13 @@ def chip_name() -> str:
     return str(name)
 
 
+def backend() -> str:
+    """What computes by default: "cpu", "apple" (Metal) or "cuda"."""
+    if mx.default_device().type == mx.DeviceType.cpu:
+        return "cpu"
+    return "apple" if mx.metal.is_available() else "cuda"
+
+
 def system_name() -> str:
     """The system beneath, such as `macOS 15.1` or `Linux x86_64`."""
     mac = platform.mac_ver()[0]

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from redrafter_mlx.config import BeamShape, refuse_unknown_keys
@@ -26,13 +26,6 @@ _LEAST_JUMP = 0.1
 it a reason to read rows that nobody asks for."""
 
 _MOST_PLAIN_ROWS = 4
-
-_NOISY = 0.2
-"""Where measurements of the same thing differ by a larger share, the machine was doing something
-else; the next process measures again, in case it has become quieter."""
-
-_MOST_TRIES = 3
-"""Some machines never become quieter."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +78,6 @@ class CostCurves:
                  rows lie in place already) and with several: choosing, committing, reading the
                  report
     spread:      by how large a share two measurements of the same thing differ, typically
-    tries:       how often all of it was measured; these are the ones that differ least
     """
 
     setup: Setup
@@ -98,7 +90,6 @@ class CostCurves:
     chain_rest: float
     drafted_rest: float
     spread: float
-    tries: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.short_context < self.long_context:
@@ -116,16 +107,6 @@ class CostCurves:
         _check_seconds("draft", [s for *_, s in self.draft])
         for name in ("plain_rest", "chain_rest", "drafted_rest", "spread"):
             _check_seconds(name, [getattr(self, name)])
-
-    @property
-    def settled(self) -> bool:
-        """Whether measuring again would hardly tell more."""
-        return self.spread <= _NOISY or self.tries >= _MOST_TRIES
-
-    def or_quieter(self, other: CostCurves) -> CostCurves:
-        """Of the two, the curves whose measurements differ less, with the tries of both."""
-        quieter = min(self, other, key=lambda curves: curves.spread)
-        return replace(quieter, tries=self.tries + other.tries)
 
     @property
     def most_rows(self) -> int:
@@ -162,7 +143,7 @@ class CostCurves:
             return 0.0
         measured = sorted({w for w, *_ in self.draft})
         if not measured:
-            raise BadInputError("these curves have no drafting times; measure them again")
+            return 0.0  # nothing drafts on the device; copies are made on the host
         w = next((m for m in measured if m >= width), measured[-1])
         line = sorted((n, s) for m, n, s in self.draft if m == w)
         return _on_line(line, length) * max(1.0, width / w)
@@ -198,7 +179,7 @@ class CostCurves:
         values["short"] = _tuples(given["short"], 2)
         values["long"] = _tuples(given["long"], 2)
         values["draft"] = _tuples(given["draft"], 3)
-        for name in ("short_context", "long_context", "tries"):
+        for name in ("short_context", "long_context"):
             _check_whole(name, given[name])
         return cls(**values)  # type: ignore[arg-type]
 

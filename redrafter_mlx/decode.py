@@ -17,8 +17,8 @@ which MLX does only when no submitted call still reads it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -26,6 +26,8 @@ from redrafter_mlx import BLAS
 from redrafter_mlx.accept import Acceptance, accept, accept_typical
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
+from redrafter_mlx.copying import CopyPlan, FixedShape, Shapes, copy_beams, tree_of_copies
+from redrafter_mlx.lookup import Lookup, TextIndex
 from redrafter_mlx.proposer import DraftInput, Proposer, SamplingProposer
 from redrafter_mlx.rejection import SampledDrafts, accept_rejection
 from redrafter_mlx.report import StepOutput, StepResult, read_report, report_step
@@ -38,7 +40,6 @@ from redrafter_mlx.sampling import (
     sampled_log_probs,
 )
 from redrafter_mlx.target import Target
-from redrafter_mlx.transcript import begin_text, extend_text
 from redrafter_mlx.tree import Beams, TokenTree, final_candidates, pack_beam
 
 _CLEAR_EVERY = 256
@@ -49,11 +50,15 @@ class Drafts(NamedTuple):
     """A tree, the shape it was drafted with and, for rejection, what it was drawn from.
 
     log_probs: [B, N, V], the distribution of each node's children; None if nothing was drawn
+    beams:     what the tree was packed from, for copies to join; None if nothing was drafted
+    copied:    whether copies of the text are in the tree
     """
 
     tree: TokenTree
     shape: BeamShape
     log_probs: mx.array | None = None
+    beams: Beams | None = None
+    copied: bool = False
 
 
 @dataclass
@@ -66,7 +71,6 @@ class DecodeState:
       keys:    [B, 2] uint32, see sampling
       history: [B, C] int32, the tokens before the root that a repetition penalty looks at;
                None without one
-      text:    [B, C] int32, all tokens up to and including the root; None unless drafts need it
     """
 
     cache: TreeCache
@@ -74,17 +78,6 @@ class DecodeState:
     drafts: Drafts
     keys: mx.array
     history: mx.array | None
-    text: mx.array | None
-
-
-class Shapes(Protocol):
-    """Says step by step with which shape to draft, from the results that were read."""
-
-    def next_shape(self, length: int) -> BeamShape:
-        """The shape for the text of about `length` tokens."""
-        ...
-
-    def learn(self, step: StepResult) -> None: ...
 
 
 PlainRows = Callable[[int], int]
@@ -102,10 +95,11 @@ class Decoder:
 
     proposer:   None decodes auto-regressively, the same loop with a tree of one node
     shape:      of the drafts where nothing else is said
-    plain_rows: where nothing is drafted, the root is padded to so many nodes behind a text of at
+    plain_rows: where nothing is drafted, the root is padded to so many nodes after a text of at
                 most so many tokens
     prefixes:   of the beams that are packed; drafts that are drawn for rejection are always whole
     logprobs:   whether results hold the log-probabilities that each token was chosen from
+    lookup:     adds copies of the text to the drafts; None leaves them out
     """
 
     target: Target
@@ -115,6 +109,7 @@ class Decoder:
     plain_rows: PlainRows = one_row
     prefixes: Prefixes = "all"
     logprobs: bool = False
+    lookup: Lookup | None = None
 
     def start(
         self,
@@ -138,16 +133,14 @@ class Decoder:
         if has_penalty(self.sampling):
             size = self.sampling.repetition_context
             history = mx.array([first_window(p[:-1] or p, size) for p in prompts], mx.int32)
-        text = begin_text(prompts) if self._reads_text else None
         logits = self.target.logits(context[:, None])
-        before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history, text)
+        before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history)
         accepted, history, logits = self._judge(before, logits)
-        text = _with_emitted(before, accepted, start + width - 1)
         layers = self._reads_layers
         rows = cache.text_rows(layers, length) if layers else None
-        given = DraftInput(context, accepted.bonus, length, text, rows)
+        given = DraftInput(context, accepted.bonus, length, rows)
         drafts = self._draft(given, keys, shape, start + width)
-        state = DecodeState(cache, length, drafts, keys, history, text)
+        state = DecodeState(cache, length, drafts, keys, history)
         return state, report_step(only, PLAIN, accepted, logits if self.logprobs else None)
 
     def step(
@@ -166,12 +159,11 @@ class Decoder:
             rows = cache.text_rows(self._reads_layers, state.length, nodes, accepted)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
-        text = _with_emitted(state, accepted, bound)
-        given = DraftInput(context, accepted.bonus, length, text, rows)
+        given = DraftInput(context, accepted.bonus, length, rows)
         drafts = self._draft(given, keys, shape, bound + tree.max_depth + 1)
-        following = DecodeState(cache, length, drafts, keys, history, text)
-        shown = logits if self.logprobs else None
-        return following, report_step(tree, state.drafts.shape, accepted, shown)
+        following = DecodeState(cache, length, drafts, keys, history)
+        verified, shown = state.drafts, logits if self.logprobs else None
+        return following, report_step(tree, verified.shape, accepted, shown, verified.copied)
 
     def run(
         self,
@@ -189,28 +181,42 @@ class Decoder:
         read and `finished` has not ended the answer: nothing is computed behind its end. Nothing
         is held across a yield; closing the iterator leaves the cache ready for `TreeCache.settle`.
 
-        With `shapes`, each step's drafts have the shape it names from the results read by then.
+        `shapes` chooses the shape of each step's drafts from the results read by then; without it
+        all have the decoder's own.
         """
+        shapes = shapes or FixedShape(self.shape)
+        index = None if self.lookup is None else TextIndex(self.lookup, prompt)
         with BLAS.threads_by_rows():
-            shape = shapes.next_shape(len(prompt)) if shapes else None
+            shape = shapes.next_shape(len(prompt))
             with self.target.lock:
                 state, output = self.start(cache, start, [prompt], keys, shape)
                 _submit(state, output)
             rows, unread, steps, done = len(prompt), 0, 0, False
             while not done:
-                shape = shapes.next_shape(rows) if shapes else None
+                shape = shapes.next_shape(rows)
                 with self.target.lock:
                     before = cache.snapshot()
                     following, next_output = self.step(state, rows + unread, shape)
                     result = read_report(output)[0]
                     done = finished(result)
-                    if done:
+                    plan = None
+                    if index is not None and not done:
+                        index.extend(result.tokens)
+                        drafted = state.drafts
+                        plan = shapes.plan_copies(
+                            index, drafted.shape, drawn=drafted.log_probs is not None
+                        )
+                    if done or plan is not None:
                         cache.restore(before)
+                    if plan is not None:
+                        state = self._with_copies(state, plan, result.tokens[-1])
+                        shape = shape if plan.draft_after else PLAIN
+                        following, next_output = self.step(state, rows + unread, shape)
                     del before  # a second reference to the buffers would have them copied
                     if not done:
                         BLAS.prepare_for(state.drafts.tree.tokens.shape[1])
                         _submit(following, next_output)
-                if shapes and steps:
+                if steps:
                     shapes.learn(result)
                 yield result
                 # The prompt's result adds no row: its token is the root of the first tree.
@@ -220,6 +226,12 @@ class Decoder:
                 steps += 1
                 if steps % _CLEAR_EVERY == 0:
                     mx.clear_cache()
+
+    def _with_copies(self, state: DecodeState, plan: CopyPlan, root: int) -> DecodeState:
+        """The state whose next tree holds copies of the text."""
+        copies = copy_beams([plan.copies], [root], plan.shape)
+        tree = tree_of_copies(copies, plan.shape, state.drafts.beams if plan.joined else None)
+        return replace(state, drafts=Drafts(tree, plan.shape, copied=True))
 
     def _judge(
         self, state: DecodeState, logits: mx.array
@@ -260,11 +272,7 @@ class Decoder:
         beams = proposer.propose(given, shape)
         if self.prefixes == "final":
             beams = final_candidates(beams)
-        return Drafts(pack_beam(beams, shape.nodes), shape)
-
-    @property
-    def _reads_text(self) -> bool:
-        return self.proposer is not None and self.proposer.reads_text
+        return Drafts(pack_beam(beams, shape.nodes), shape, beams=beams)
 
     @property
     def _reads_layers(self) -> tuple[int, ...]:
@@ -279,17 +287,10 @@ def _root_alone(root: mx.array, nodes: int = 1) -> TokenTree:
     return pack_beam(Beams(tokens, mx.where(nothing, -mx.inf, 0.0)), nodes)
 
 
-def _with_emitted(state: DecodeState, accepted: Acceptance, bound: int) -> mx.array | None:
-    """The text with what this step said behind its root; `bound` is the length's."""
-    if state.text is None:
-        return None
-    return extend_text(state.text, accepted.emitted, state.length + 1, bound + 1)
-
-
 def _submit(state: DecodeState, output: StepOutput) -> None:
     """Start computing: first what the host will read, then the drafts for the next step."""
-    kept = [a for a in (state.history, state.text) if a is not None]
-    mx.async_eval(output.report, state.length, *kept, *state.cache.buffers)
-    tree, _, log_probs = state.drafts
+    history = [] if state.history is None else [state.history]
+    mx.async_eval(output.report, state.length, *history, *state.cache.buffers)
+    tree, log_probs = state.drafts.tree, state.drafts.log_probs
     drafted = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
     mx.async_eval(*drafted, *([] if log_probs is None else [log_probs]))

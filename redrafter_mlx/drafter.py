@@ -169,10 +169,6 @@ class BoundDrafter:
     look_back: LookBack | None = None
 
     @property
-    def reads_text(self) -> bool:
-        return False
-
-    @property
     def reads_context(self) -> tuple[int, ...]:
         return self.drafter.config.context_layers
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from redrafter_mlx.config import (
-    DEFAULT_BEAM_SHAPE,
-    BeamShape,
+    MAX_BEAM_LENGTH,
     check_choice,
     check_int,
     check_number,
@@ -61,7 +60,7 @@ class DrafterConfig:
     draft_vocab_size: only so many tokens can be drafted; None drafts all
     bits, group_size: quantisation of the stored weights, None if not quantised
     target, target_fingerprint: what it was trained for
-    beam_width, beam_length, max_nodes: the shape to use when none is asked for
+    draft_length:    drafts in a row that it was trained for, None if that is not known
     """
 
     hidden_size: int
@@ -79,9 +78,7 @@ class DrafterConfig:
     group_size: int | None = None
     target: str | None = None
     target_fingerprint: str | None = None
-    beam_width: int = DEFAULT_BEAM_SHAPE.width
-    beam_length: int = DEFAULT_BEAM_SHAPE.length
-    max_nodes: int | None = None
+    draft_length: int | None = None
 
     def __post_init__(self) -> None:
         """Raises BadInputError for a value of the wrong type or out of range, naming its key."""
@@ -105,12 +102,13 @@ class DrafterConfig:
             )
         if self.draft_vocab_size is not None:
             check_int("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
+        if self.draft_length is not None:
+            check_int("draft_length", self.draft_length, 1, MAX_BEAM_LENGTH - 1)
         self._check_quantisation()
         for name in ("target", "target_fingerprint"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise BadInputError(f"{name} is {shown(value)}; it must be a string")
-        _ = self.beam_shape
 
     def _check_quantisation(self) -> None:
         if (self.bits is None) != (self.group_size is None):
@@ -164,10 +162,6 @@ class DrafterConfig:
     def output_size(self) -> int:
         """V', how many tokens can be drafted."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
-
-    @property
-    def beam_shape(self) -> BeamShape:
-        return BeamShape(self.beam_width, self.beam_length, self.max_nodes)
 
 
 def check_target(config: DrafterConfig, hidden_size: int, vocab_size: int) -> None:

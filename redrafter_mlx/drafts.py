@@ -1,4 +1,4 @@
-"""What drafts for a target: a trained drafter, a lookup, both, or nothing."""
+"""What drafts for a target: a trained drafter, prompt lookup, both, or nothing."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, BeamShape
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import load_drafter
-from redrafter_mlx.lookup import Both, Lookup, split_lookup
+from redrafter_mlx.lookup import Lookup, split_lookup
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.target import Target
 from redrafter_mlx.traced import traced_proposer
@@ -24,22 +23,24 @@ if TYPE_CHECKING:
 class DraftSource:
     """What drafts for one target.
 
-    proposer:   None decodes plainly
-    drafter:    the trained one in it, if there is one
-    kind:       tells apart what takes a different time to draft
-    words:      the same for people and records; None if nothing drafts
-    beam_shape: what fills up a shape that was asked for in part
+    proposer: drafts on the device; None if nothing does
+    drafter:  the trained one in it, if there is one
+    lookup:   adds copies of the text; None if it is not looked up
+    kind:     tells apart what takes a different time to draft; None for what is like no other
+    words:    the same for people and records; None if nothing drafts
     """
 
     proposer: Proposer | None
     drafter: Drafter | None
-    kind: str
+    lookup: Lookup | None
+    kind: str | None
     words: str | None
-    beam_shape: BeamShape
 
 
 def find_drafts(
-    drafter: Drafter | Proposer | str | Path | None, target: Target, source: TargetSource | None
+    drafter: Drafter | Proposer | Lookup | str | Path | None,
+    target: Target,
+    source: TargetSource | None,
 ) -> DraftSource:
     """What `drafter` stands for: itself, the path of its folder, or a word of `split_lookup`.
 
@@ -53,15 +54,14 @@ def find_drafts(
             target_name=source.name if source else None,
             target_fingerprint=source.fingerprint if source else None,
         )
-    if isinstance(drafter, Drafter):
-        mx.eval(drafter.parameters())
-        bound, shape = drafter.bind(target), drafter.config.beam_shape
-        if not looks_up:
-            return DraftSource(traced_proposer(bound), drafter, "drafter", "drafter", shape)
-        both, kind = Both(bound, Lookup()), "drafter and lookup"
-        return DraftSource(traced_proposer(both), drafter, kind, kind, both.beam_shape(shape))
-    if looks_up or isinstance(drafter, Lookup):
-        lookup = drafter if isinstance(drafter, Lookup) else Lookup()
-        return DraftSource(traced_proposer(lookup), None, "lookup", "lookup", lookup.beam_shape)
-    words = None if drafter is None else "drafter"
-    return DraftSource(drafter, None, type(drafter).__name__, words, DEFAULT_BEAM_SHAPE)
+    if isinstance(drafter, Lookup):
+        return DraftSource(None, None, drafter, "lookup", "lookup")
+    lookup = Lookup() if looks_up else None
+    if drafter is None:
+        words = "lookup" if looks_up else None
+        return DraftSource(None, None, lookup, "lookup", words)
+    words = "drafter and lookup" if looks_up else "drafter"
+    if not isinstance(drafter, Drafter):
+        return DraftSource(drafter, None, lookup, None, words)
+    mx.eval(drafter.parameters())
+    return DraftSource(traced_proposer(drafter.bind(target)), drafter, lookup, "drafter", words)

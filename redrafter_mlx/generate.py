@@ -15,11 +15,12 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decode import Decoder, one_row
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafts import find_drafts
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.lookup import Lookup
 from redrafter_mlx.memory import PrefixMemory
 from redrafter_mlx.process import MLX_PROCESS
 from redrafter_mlx.proposer import Proposer
@@ -50,15 +51,15 @@ class Redrafter:
     drafter_note: one line on the choice of a drafter: that there is none and what is done instead,
                   which of several was taken, and what was passed over; None if all is plain
     context_length: tokens of prompt and answer together; None where the model names no limit
-    tuning:       what drafting costs on this machine, measured with the first drafted answer; None
-                  where nothing drafts
+    tuning:       what drafting costs on this machine and how drafts are accepted; None where
+                  nothing drafts
     """
 
     def __init__(
         self,
         model: nn.Module,
         tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
-        drafter: Drafter | Proposer | str | Path | None = None,
+        drafter: Drafter | Proposer | Lookup | str | Path | None = None,
         *,
         source: TargetSource | None = None,
         drafter_note: str | None = None,
@@ -80,18 +81,19 @@ class Redrafter:
         self._drafts = find_drafts(drafter, target, source)
         self.drafter = self._drafts.drafter
         self.proposer = self._drafts.proposer
+        self.lookup = self._drafts.lookup
         self.target = (
             target if self.proposer is None else target.reading(self.proposer.reads_context)
         )
         self.tuning: Tuning | None = None
-        if self.proposer is not None:
+        if self._drafts.words is not None:
             kind = self._drafts.kind
             self.tuning = Tuning(model, self.target, self.proposer, self.drafter, kind)
 
     @property
     def beam_shape(self) -> BeamShape:
-        """What fills up a shape that was asked for in part."""
-        return self._drafts.beam_shape
+        """One shape that suits such a machine, the same in every run; PLAIN if nothing drafts."""
+        return PLAIN if self.tuning is None else self.tuning.fill(by_clock=False)
 
     @property
     def drafting(self) -> str | None:
@@ -106,8 +108,7 @@ class Redrafter:
         with self.target.lock:
             check_trees(self.target)
         shape = self.beam_shape
-        self.generate([0], max_tokens=4, beam_width=shape.width, beam_length=shape.length,
-                      max_nodes=shape.max_nodes)  # fmt: skip
+        self.generate([0], max_tokens=4, beam_width=shape.width, beam_length=shape.length)
 
     def stream(
         self,
@@ -156,9 +157,23 @@ class Redrafter:
             shapes=[r.step.shape for r in responses if r.place == 0 and r.steps > 0],
         )
 
-    def will_measure(self, options: GenerationOptions) -> bool:
-        """Whether an answer would begin by measuring this machine, some seconds long."""
-        return self.tuning is not None and options.automatic and not self.tuning.known
+    def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:
+        """The shape that every step of an answer drafts with; None if it is chosen step by step.
+
+        Args:
+          length: tokens of the prompt
+        """
+        if not options.draft:
+            return PLAIN
+        asked = (options.beam_width, options.beam_length, options.max_nodes)
+        if options.beam_width and options.beam_length:
+            return BeamShape(options.beam_width, options.beam_length, options.max_nodes)
+        if self.tuning is None:
+            return PLAIN
+        by_clock = not options.shape_belongs_to_seed
+        if options.automatic and by_clock:
+            return None
+        return self.tuning.fill(*asked, context=length, by_clock=by_clock)
 
     async def astream(
         self,
@@ -261,11 +276,13 @@ class Redrafter:
 
         with WIRED_MEMORY.held(self.model):
             policy = None
-            if self.tuning is not None and options.automatic:
+            shape = self.shape_of(options, len(prompt))
+            if self.tuning is not None and shape is None:
                 policy = self.tuning.policy(options.method)
-            decoder = self._decoder(options)
+            decoder = self.decoder(options, shape or PLAIN)
             cache, start = memory.take(prompt, self.target.new_cache)
             tally = Tally(len(prompt), len(prompt) - start, policy is not None)
+            ended = False
             results = decoder.run(cache, start, prompt, sequence_keys(seed), finished, policy)
             try:
                 for result in results:
@@ -274,6 +291,7 @@ class Redrafter:
                         ended = tally.tokens + 1 == len(answer.tokens)
                         yield tally.response(text, answer.finish_reason if ended else None)
                     pieces.clear()
+                ended = True
                 memory.keep(cache, prompt + answer.tokens[:-1])
             except GeneratorExit:
                 results.close()
@@ -281,14 +299,20 @@ class Redrafter:
                 raise
             finally:
                 if self.tuning is not None and policy is not None:
-                    self.tuning.keep(options.method, policy)
+                    seconds = tally.decode_seconds if ended else 0.0
+                    self.tuning.keep(options.method, policy, seconds, tally.steps)
 
-    def _decoder(self, options: GenerationOptions) -> Decoder:
-        proposer = self.proposer if options.draft else None
-        rows = one_row if self.tuning is None else self.tuning.plain_rows
-        shape = options.beam_shape(self.beam_shape)
+    def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
+        """The decoding loop with this model's drafts, of `shape` where none is chosen by step."""
         return Decoder(
-            self.target, proposer, shape, options, rows, options.prefixes, options.logprobs
+            self.target,
+            self.proposer if options.draft else None,
+            shape,
+            options,
+            one_row if self.tuning is None else self.tuning.plain_rows,
+            options.prefixes,
+            options.logprobs,
+            self.lookup if options.draft else None,
         )
 
 

@@ -22,6 +22,7 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx import BLAS
+from redrafter_mlx.assumed import LONG_CONTEXT, SHORT_CONTEXT
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.chip import chip_name
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
@@ -32,10 +33,8 @@ from redrafter_mlx.report import StepResult
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.shape import WIDEST
 from redrafter_mlx.target import Target
-from redrafter_mlx.transcript import begin_text
 from redrafter_mlx.tree import Beams, TokenTree, pack_beam
 
-SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
 ROWS = (*range(1, 18), 20, 24, 28, 32)
 LENGTHS = (2, 3, 5, 8)
 
@@ -95,7 +94,7 @@ def setup_of(model: nn.Module, target: Target, drafter: nn.Module | None, name: 
 
 def measure(
     target: Target,
-    proposer: Proposer,
+    proposer: Proposer | None,
     setup: Setup,
     *,
     widest: int = WIDEST,
@@ -105,24 +104,27 @@ def measure(
     """The cost curves of this machine.
 
     Args:
-      widest: most candidates that the proposer can give
+      proposer: None where nothing drafts on the device
+      widest: most candidates that it can give
       budget: seconds for repeats
       done: told the share that is finished, now and then
     """
     cases: dict[_Case, Call] = {}
     cache = target.new_cache()
-    one_row = _verification(target, cache, 1, SHORT_CONTEXT)
-    _seconds(target, one_row, 1)  # compiles kernels
-    alone = [_seconds(target, one_row, 1) for _ in range(2)]
+    one_row = verification_call(target, cache, 1, SHORT_CONTEXT)
+    seconds_of(target, one_row, 1)  # compiles kernels
+    alone = [seconds_of(target, one_row, 1) for _ in range(2)]
     extent = next(e for e in _EXTENTS if min(alone) < e.below)
     for rows in extent.rows:
-        cases["short", rows, 0] = _verification(target, cache, rows, SHORT_CONTEXT)
+        cases["short", rows, 0] = verification_call(target, cache, rows, SHORT_CONTEXT)
     cache = target.new_cache()
     for rows in extent.long_rows:
-        cases["long", rows, 0] = _verification(target, cache, rows, LONG_CONTEXT)
-    for width in range(1, min(widest, WIDEST) + 1):
-        for length in extent.lengths:
-            cases["draft", width, length] = _drafting(target, proposer, BeamShape(width, length))
+        cases["long", rows, 0] = verification_call(target, cache, rows, LONG_CONTEXT)
+    if proposer is not None:
+        for width in range(1, min(widest, WIDEST) + 1):
+            for length in extent.lengths:
+                shape = BeamShape(width, length)
+                cases["draft", width, length] = drafting_call(target, proposer, shape)
     with BLAS.threads_by_rows():
         taken = _interleaved(target, cases, extent.rounds, budget, done or (lambda _: None))
     taken["short", 1, 0] += alone
@@ -140,7 +142,6 @@ def measure(
         chain_rest=0.0,
         drafted_rest=0.0,
         spread=spread,
-        tries=1,
     )
     rounds, steps = _REST if extent.rounds else (1, 2)
     return _with_rest(curves, target, proposer, widest, rounds, steps)
@@ -160,7 +161,7 @@ def random_tree(rows: int, vocab: int) -> TokenTree:
     return pack_beam(Beams(tokens.astype(mx.int32), scores), rows)
 
 
-def _verification(target: Target, cache: TreeCache, rows: int, context: int) -> Call:
+def verification_call(target: Target, cache: TreeCache, rows: int, context: int) -> Call:
     """A call of the target on a tree of `rows` nodes behind `context` tokens, none of them real."""
     tree, length = random_tree(rows, target.vocab_size), mx.array([context])
 
@@ -172,17 +173,16 @@ def _verification(target: Target, cache: TreeCache, rows: int, context: int) -> 
     return call
 
 
-def _drafting(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
+def drafting_call(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
     context = mx.random.normal((1, target.context_size), key=mx.random.key(0)).astype(target.dtype)
     root, position = mx.array([1 % target.vocab_size]), mx.array([SHORT_CONTEXT - 1])
-    text = begin_text([[i % target.vocab_size for i in range(SHORT_CONTEXT)]])
     rows = None
     if proposer.reads_layers:
         cache, prompt = target.new_cache(), mx.zeros((1, SHORT_CONTEXT), mx.int32)
         target.prefill(prompt, cache, 0, [SHORT_CONTEXT - 1])
         rows = cache.text_rows(proposer.reads_layers, position)
         mx.eval(rows.layers)
-    given = DraftInput(context, root, position, text if proposer.reads_text else None, rows)
+    given = DraftInput(context, root, position, rows)
 
     def call() -> Sequence[mx.array]:
         BLAS.prepare_for(shape.nodes)
@@ -203,8 +203,8 @@ def _interleaved(
     taken: dict[_Case, list[float]] = {case: [] for case in cases}
     calls = {}
     for case, call in cases.items():
-        cold = _seconds(target, call, 1)
-        once = _seconds(target, call, 1) if least else cold
+        cold = seconds_of(target, call, 1)
+        once = seconds_of(target, call, 1) if least else cold
         calls[case] = _at_once(once)
         if calls[case] == 1 or not least:  # as good as any measurement to come
             taken[case].append(once)
@@ -212,7 +212,7 @@ def _interleaved(
     began = time.perf_counter()
     for done in range(1, _MOST_ROUNDS + 1 if least else 1):
         for case, call in cases.items():
-            taken[case].append(_seconds(target, call, calls[case]))
+            taken[case].append(seconds_of(target, call, calls[case]))
         spent = time.perf_counter() - began
         tell(0.5 + max(done / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
         if min(map(len, taken.values())) >= least and spent * (done + 1) / done > budget:
@@ -221,7 +221,12 @@ def _interleaved(
 
 
 def _with_rest(
-    curves: CostCurves, target: Target, proposer: Proposer, widest: int, rounds: int, steps: int
+    curves: CostCurves,
+    target: Target,
+    proposer: Proposer | None,
+    widest: int,
+    rounds: int,
+    steps: int,
 ) -> CostCurves:
     """The curves with what a whole step of the loop takes beyond its parts.
 
@@ -229,16 +234,18 @@ def _with_rest(
     and the difference of times from different moments would be what the machine did meanwhile.
     Plain steps hold least and those of several beams most, whatever a noisy machine says.
     """
-    shapes = (PLAIN, BeamShape(1, 2), BeamShape(min(2, widest), 4))
+    shapes = [PLAIN]
+    if proposer is not None:
+        shapes += [BeamShape(1, 2), BeamShape(min(2, widest), 4)]
     cache = target.new_cache()
     parts: list[list[tuple[Call, int]]] = []
     for shape in shapes:
         rows = curves.plain_rows(SHORT_CONTEXT) if shape == PLAIN else shape.nodes
-        calls = [_verification(target, cache, rows, SHORT_CONTEXT)]
-        if shape != PLAIN:
-            calls.append(_drafting(target, proposer, shape))
+        calls = [verification_call(target, cache, rows, SHORT_CONTEXT)]
+        if proposer is not None and shape != PLAIN:
+            calls.append(drafting_call(target, proposer, shape))
         with BLAS.threads_by_rows():
-            parts.append([(call, _at_once(_seconds(target, call, 1))) for call in calls])
+            parts.append([(call, _at_once(seconds_of(target, call, 1))) for call in calls])
     found: list[list[float]] = [[] for _ in shapes]
     prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
     for _ in range(rounds):
@@ -247,7 +254,8 @@ def _with_rest(
             step = step_seconds(decoder, prompt, steps)
             with BLAS.threads_by_rows():
                 rest.append(step - sum(_usual_seconds(target, *part) for part in beside))
-    plain, chain, drafted = (max(statistics.median(rest), 0.0) for rest in found)
+    rests = [max(statistics.median(rest), 0.0) for rest in found]
+    plain, chain, drafted = rests if proposer is not None else rests * 3
     chain = max(plain, chain)
     return replace(curves, plain_rest=plain, chain_rest=chain, drafted_rest=max(chain, drafted))
 
@@ -277,10 +285,10 @@ def _at_once(seconds: float) -> int:
 
 def _usual_seconds(target: Target, call: Call, times: int) -> float:
     """The median of three measurements."""
-    return statistics.median(_seconds(target, call, times) for _ in range(3))
+    return statistics.median(seconds_of(target, call, times) for _ in range(3))
 
 
-def _seconds(target: Target, call: Call, times: int) -> float:
+def seconds_of(target: Target, call: Call, times: int) -> float:
     """Seconds of one of `times` calls on their way together."""
     with target.lock:
         mx.synchronize()

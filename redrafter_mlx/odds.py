@@ -24,10 +24,10 @@ from typing import Protocol
 
 from redrafter_mlx.config import BeamShape
 
-KEPT = 0.92
-"""What a step that drafted leaves of the evidence before it: half of it in 8 steps."""
+KEPT = 0.94
+"""What a step that drafted leaves of the evidence before it: half of it in 11 steps."""
 
-_KEPT_PLAIN = 0.98
+_KEPT_PLAIN = 0.99
 """The same for a step that did not draft."""
 
 _LEAST_TRIALS = 2.0
@@ -52,6 +52,7 @@ class Verified(Protocol):
     beams:  of each node that is not padding, in tree order, one less than the beams that reach it
     depths: of the same nodes
     path:   the accepted nodes, root first
+    copied: whether copies of the text were in the tree: it says nothing of the drafter then
     """
 
     @property
@@ -62,6 +63,8 @@ class Verified(Protocol):
     def depths(self) -> Sequence[int]: ...
     @property
     def path(self) -> Sequence[int]: ...
+    @property
+    def copied(self) -> bool: ...
 
 
 class Odds:
@@ -100,12 +103,16 @@ class Odds:
         """Count one step that did not draft."""
         self._fade(_KEPT_PLAIN)
 
-    def calmed(self) -> Odds:
-        """A copy to begin another text with: the same odds, held less firmly."""
-        other = Odds(self.shapes)
-        other._trials = [list(row) for row in self._trials]
-        other._hits = [list(row) for row in self._hits]
-        other._seen, other._accepted = dict(self._seen), dict(self._accepted)
+    def calmed(self, shapes: Iterable[BeamShape]) -> Odds:
+        """The odds to begin another text with, held less firmly; `shapes` as for new ones."""
+        other = Odds(shapes)
+        for mine, theirs in ((self._trials, other._trials), (self._hits, other._hits)):
+            for row, their_row in zip(mine, theirs, strict=False):
+                known = min(len(row), len(their_row))
+                their_row[:known] = row[:known]
+        for shape in {*self.shapes} & {*other.shapes}:
+            other._seen[shape] = self._seen[shape]
+            other._accepted[shape] = self._accepted[shape]
         other._fade(0.5)
         return other
 
@@ -137,6 +144,15 @@ class Odds:
             seen, accepted = self._seen[shape], self._accepted[shape]
             expected[shape] = 1 + (accepted + _DOUBT * guess) / (seen + _DOUBT)
         return expected
+
+    def seen(self, shape: BeamShape) -> float:
+        """How many steps have told of a shape, older ones counting less."""
+        return self._seen[shape]
+
+    def reach(self, shape: BeamShape) -> list[float]:
+        """The chance that a draft of each depth is accepted, of a shape whose nodes all fit."""
+        rows = node_values(self.chances())[: shape.width]
+        return [sum(at_depth) for at_depth in zip(*rows, strict=True)][: shape.length - 1]
 
     def _fade(self, kept: float) -> None:
         for table in (self._trials, self._hits):

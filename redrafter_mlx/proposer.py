@@ -20,8 +20,6 @@ class DraftInput(NamedTuple):
                 much again for each of the proposer's `reads_context`
       root:     [B] int32, the last token of the text
       position: [B] int32, where the root stands in the text
-      text:     [B, C] int32, the text up to and including the root, anything behind it; None for
-                proposers that do not read it
       rows:     what the proposer's `reads_layers` keep of the text before the root; None for
                 proposers that read none
     """
@@ -29,21 +27,15 @@ class DraftInput(NamedTuple):
     context: mx.array
     root: mx.array
     position: mx.array
-    text: mx.array | None
     rows: TargetRows | None = None
 
 
 class Proposer(Protocol):
-    """Whatever drafts: the recurrent drafter, a lookup, and in tests one that knows the answer.
+    """Whatever drafts: the recurrent drafter, and in tests one that knows the answer.
 
     What it proposes may depend on the text so far and on nothing that comes later; any drafts
     whatever are then safe, for the argmax and for draws.
     """
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether it needs `DraftInput.text`."""
-        ...
 
     @property
     def reads_context(self) -> tuple[int, ...]:

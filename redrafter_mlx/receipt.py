@@ -10,23 +10,21 @@ ours, so a defect in those cannot excuse itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
 
-from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.memory import common_prefix
 from redrafter_mlx.process import MLX_PROCESS
-from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.report import StepResult
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.sequential import sequential_log_probs
-from redrafter_mlx.target import Target
 
 _WATCHED = 8
 """Noise is looked for in so many of the likeliest tokens; the others are never chosen."""
@@ -116,15 +114,20 @@ def verify(
     """
     MLX_PROCESS.check()
     shape = shape or redrafter.beam_shape
+    if shape == PLAIN:  # nothing drafts; the oracle's drafts make the harder test
+        shape = BeamShape(2, 4)
     source = redrafter.source
-    proposer = None if replay else redrafter.proposer
     compared = agreeing = said = 0
     nodes: list[int] = []
     differences = []
     for i, prompt in enumerate(prompts):
         expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.model,
                                                      max_tokens=max_tokens)]  # fmt: skip
-        got, verified = _drafted(redrafter.target, proposer, prompt, expected, shape, seed=i)
+        decoder = redrafter.decoder(GenerationOptions(), shape)
+        if replay or redrafter.drafting is None:
+            oracle = Replay(prompt + expected, redrafter.target.vocab_size, seed=i)
+            decoder = replace(decoder, proposer=oracle, lookup=None)
+        got, verified = _drafted(decoder, prompt, expected)
         said += len(got) - 1
         nodes += verified
         place = common_prefix(expected, got)
@@ -144,7 +147,7 @@ def verify(
         fingerprint=source.fingerprint if source else None,
         dtype=source.dtype if source else dtype,
         bits=source.bits if source else None,
-        drafter="replay" if proposer is None else redrafter.drafting or "drafter",
+        drafter="replay" if replay else redrafter.drafting or "replay",
         beam_width=shape.width,
         beam_length=shape.length,
         nodes=sum(nodes) / len(nodes) if nodes else 1.0,
@@ -157,23 +160,16 @@ def verify(
 
 
 def _drafted(
-    target: Target,
-    proposer: Proposer | None,
-    prompt: list[int],
-    expected: list[int],
-    shape: BeamShape,
-    seed: int,
+    decoder: Decoder, prompt: list[int], expected: list[int]
 ) -> tuple[list[int], list[int]]:
     """As many tokens as were expected, end-of-text or not, and the nodes of each target call."""
-    proposer = proposer or Replay(prompt + expected, target.vocab_size, seed)
-    decoder = Decoder(target, proposer, shape, SamplingParams())
     said: list[int] = []
 
     def finished(result: StepResult) -> bool:
         said.extend(result.tokens)
         return len(said) >= len(expected)
 
-    results = list(decoder.run(target.new_cache(), 0, prompt, sequence_keys(0), finished))
+    results = list(decoder.run(decoder.target.new_cache(), 0, prompt, sequence_keys(0), finished))
     return said[: len(expected)], [result.nodes for result in results[1:]]
 
 

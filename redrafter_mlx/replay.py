@@ -34,10 +34,6 @@ class Replay:
     seed: int = 0
 
     @property
-    def reads_text(self) -> bool:
-        return False
-
-    @property
     def reads_context(self) -> tuple[int, ...]:
         return ()
 

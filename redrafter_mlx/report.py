@@ -21,14 +21,16 @@ class StepOutput:
               the beam and depth of each node
       logits: [B, N, V], None unless log-probabilities were asked for
 
-    rows:  N
-    shape: what the tree was drafted with
+    rows:   N
+    shape:  what the tree was drafted with
+    copied: whether copies of the text are in it
     """
 
     report: mx.array
     logits: mx.array | None
     rows: int
     shape: BeamShape
+    copied: bool
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class StepResult:
     depths:    of the same nodes
     shape:     what the tree was drafted with
     rows:      nodes and padding, all of which the target's call computed
+    copied:    whether copies of the text were in it
     log_probs: the target's log-probabilities [V] float32 that each token was chosen from, on the
                device; None unless asked for
     """
@@ -51,6 +54,7 @@ class StepResult:
     depths: list[int]
     shape: BeamShape
     rows: int
+    copied: bool = False
     log_probs: list[mx.array] | None = None
 
     @property
@@ -60,7 +64,11 @@ class StepResult:
 
 
 def report_step(
-    tree: TokenTree, shape: BeamShape, accepted: Acceptance, logits: mx.array | None
+    tree: TokenTree,
+    shape: BeamShape,
+    accepted: Acceptance,
+    logits: mx.array | None,
+    copied: bool = False,
 ) -> StepOutput:
     """The report of a verified tree that was drafted with `shape`.
 
@@ -69,7 +77,7 @@ def report_step(
     nodes = mx.sum(tree.valid.astype(mx.int32), axis=1, keepdims=True)
     kept = [accepted.n_accepted[:, None], nodes, accepted.emitted, accepted.path]
     report = mx.concatenate([*kept, tree.beams, tree.depths], axis=1)
-    return StepOutput(report, logits, tree.tokens.shape[1], shape)
+    return StepOutput(report, logits, tree.tokens.shape[1], shape, copied)
 
 
 def read_report(output: StepOutput) -> list[StepResult]:
@@ -92,6 +100,7 @@ def read_report(output: StepOutput) -> list[StepResult]:
                 depths=of_nodes[N : N + nodes],
                 shape=output.shape,
                 rows=N,
+                copied=output.copied,
                 log_probs=log_probs,
             )
         )

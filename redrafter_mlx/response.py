@@ -93,6 +93,16 @@ class Tally:
         self._shapes: Counter[BeamShape] = Counter()
         self._nodes: Counter[BeamShape] = Counter()
 
+    @property
+    def steps(self) -> int:
+        """Target calls after the prompt."""
+        return max(self._steps, 0)
+
+    @property
+    def decode_seconds(self) -> float:
+        """From the first token to the last that was read."""
+        return self._now - self._first
+
     def count(self, result: StepResult) -> None:
         """Take note of a step that was read, the prompt's first."""
         self._now = time.perf_counter()

@@ -1,18 +1,25 @@
 """Which beam shape to draft with next: the one that promises the most tokens per second.
 
-Expected tokens come from the odds of acceptance, seconds from the measured cost curves. Plain
-decoding is one of the shapes. Where it promises most it is what happens, and now and then a small
-draft looks whether that has changed. What these looks cost is bounded: each must have been saved
-up for, as a small share of the time spent, and what it gains is paid back, so that a look which
-succeeds is followed by another at once.
+Expected tokens come from the odds of acceptance, seconds from the cost curves. Plain decoding is
+one of the shapes. A shape is chosen once enough steps have told of it. Others that seem to promise
+more are tried, and what trying costs is bounded: each try must have been saved up for, as a small
+share of the time spent, and what it gains is paid back, so that a try which succeeds is followed
+by another at once.
+
+Copies of the text (prompt lookup) are weighed anew at every step, by how long the match is.
 
 Everything here is arithmetic on the host with what earlier steps have reported.
 """
 
 from __future__ import annotations
 
-from redrafter_mlx.config import PLAIN, BeamShape
+import math
+from collections import deque
+
+from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
+from redrafter_mlx.copying import CopyPlan
 from redrafter_mlx.costs import CostCurves
+from redrafter_mlx.lookup import Copy, TextIndex
 from redrafter_mlx.odds import Odds, Verified
 
 WIDEST = 4
@@ -25,14 +32,27 @@ _CAPACITIES = (6, 8, 10, 13, 16, 20, 24, 28)
 _STAY = 0.01
 """Another shape must promise so much more than the one in use."""
 
-_LOOK_SHARE = 0.02
-"""Of the time spent decoding plainly, how much may go into looking whether drafting pays."""
+_ENOUGH = 4.0
+"""So many steps must have told of a shape before it is chosen without being tried."""
 
-_MOST_LOOKS = 3
-"""Looks that can be saved up: one that misses does not end a row of them."""
+_TRY_SHARE = 0.02
+"""Of the time spent, how much may go into trying what may turn out slower."""
+
+_MOST_TRIES = 3
+"""Tries that can be saved up: one that misses does not end a row of them."""
 
 _CONTEXT_STEP = 64
 """Costs are looked up again after so many tokens."""
+
+_COPIED = (1, 3, 7, 15, 31)
+"""Lengths of copies, in few steps because each row count is a compiled graph of its own."""
+
+_REBUILD = 0.05
+"""Of a plain step, what the host takes to build a verification anew for copies."""
+
+_BESIDE = 0.7
+"""How good a drafter's branches are where the copy beside them is wrong, as a share of how good
+they are otherwise. Assumed: both tend to fail at the same places."""
 
 
 class ShapePolicy:
@@ -45,51 +65,124 @@ class ShapePolicy:
         """`odds` to begin with, which are learned on; their shapes are those to choose from."""
         self._curves = curves
         self.odds = Odds(candidates(curves)) if odds is None else odds
-        self._costs: dict[BeamShape, float] = {}
         self._context = -1
-        self._best = PLAIN
-        self._look = PLAIN
-        self._savings = 0.0
+        self._costs: dict[BeamShape, float] = {}
+        self._tokens: dict[BeamShape, float] = {}
+        self._best = self._promising = PLAIN
+        self._tried: deque[BeamShape] = deque()
+        self._savings = math.inf  # for what seems to pay: as many tries as can be saved up
         self._stale = True
 
     def next_shape(self, length: int) -> BeamShape:
-        """The shape to draft with behind `length` tokens."""
+        """The shape to draft with after `length` tokens."""
         self._look_up_costs(length)
         if self._stale:
-            self._choose(length)
-        if self._best != PLAIN or self._look == PLAIN:
+            self._choose()
+        if self._promising == self._best:
             return self._best
-        plain = self._costs[PLAIN]
-        price = self._costs[self._look] - plain
-        self._savings = min(self._savings + _LOOK_SHARE * plain, _MOST_LOOKS * max(price, 0.0))
+        price = self._costs[self._promising] - self._costs[self._best]
+        saved = self._savings + _TRY_SHARE * self._costs[self._best]
+        self._savings = min(saved, _MOST_TRIES * max(price, 0.0))
         if self._savings < price:
-            return PLAIN
+            return self._best
         self._savings -= price
-        return self._look
+        self._tried.append(self._promising)
+        return self._promising
+
+    def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+        """The copy whose verification gains most time over the tree as it was drafted."""
+        found = index.copies(1, min(MAX_BEAM_LENGTH, self._curves.most_rows) - 1)
+        if not found:
+            return None
+        (copy,) = found
+        holds = [math.exp(p) for p in copy.log_probs]
+        context, pace = self._context * _CONTEXT_STEP, self._pace(self._best)
+        rebuild = _REBUILD * self._costs[PLAIN]
+        drafting = 0.0 if drafted == PLAIN else self._drafting(drafted)
+        best = self._expected(drafted) - pace * (self._curves.step(drafted, context) - drafting)
+        plan: CopyPlan | None = None
+        reach = [] if drafted == PLAIN or drawn else self.odds.reach(drafted)
+        for count in _COPIED:
+            if count > len(holds):
+                break
+            cut = Copy(copy.tokens[:count], copy.log_probs[:count])
+            rest = self._curves.chain_rest + rebuild
+            cost = self._curves.verify(count + 1, context) + rest
+            value = 1 + sum(holds[:count]) - pace * cost
+            if value > best:
+                after = self._draft_after(holds[count - 1], pace, context)
+                best, plan = value, CopyPlan([cut], BeamShape(1, count + 1), False, after)
+            if not reach or drafted.nodes + count > self._curves.most_rows:
+                continue
+            shape = BeamShape(
+                drafted.width + 1, max(drafted.length, count + 1), drafted.nodes + count
+            )
+            rest = self._curves.drafted_rest + rebuild
+            cost = self._curves.verify(shape.nodes, context) + rest
+            value = 1 + _beside(holds[:count], reach) - pace * cost
+            if value > best:
+                best, plan = value, CopyPlan([cut], shape, True)
+        return plan
 
     def learn(self, step: Verified) -> None:
         """Take note of a step that was read; they may come some steps late."""
+        if step.copied:
+            return
         if step.shape.length == 1:
             self.odds.rest()
             return
+        if self._tried and step.shape == self._tried[0]:
+            self._tried.popleft()
+            gained = len(step.path) - self._expected(self._best)
+            self._savings += gained / self._pace(self._best)
         self.odds.learn(step)
-        self._savings += (len(step.path) - 1) * self._costs.get(PLAIN, 0.0)
         self._stale = True
 
     def rates(self, length: int) -> dict[BeamShape, float]:
-        """Tokens a second that each shape promises behind `length` tokens."""
+        """Tokens a second that each shape promises after `length` tokens."""
         self._look_up_costs(length)
-        rates = {shape: n / self._costs[shape] for shape, n in self.odds.tokens().items()}
-        return {PLAIN: 1 / self._costs[PLAIN], **rates}
+        self._tokens = self.odds.tokens()
+        return {shape: self._pace(shape) for shape in (PLAIN, *self.odds.shapes)}
 
-    def _choose(self, length: int) -> None:
+    def _choose(self) -> None:
+        """The best shape among those that are known well enough, and of the others a better one."""
         self._stale = False
-        rates = self.rates(length)
-        best = max(rates, key=lambda s: rates[s])
-        if rates[best] > rates[self._best] * (1 + _STAY):
-            if best == PLAIN:
-                self._savings = 0.0
+        self._tokens = self.odds.tokens()
+        known = [PLAIN, *(s for s in self.odds.shapes if self.odds.seen(s) >= _ENOUGH)]
+        if self._best not in known:
+            self._best = PLAIN
+        best = max(known, key=self._pace)
+        if self._pace(best) > self._pace(self._best) * (1 + _STAY):
             self._best = best
+        self._promising = max((self._best, *self.odds.shapes), key=self._pace)
+        if self._pace(self._promising) <= self._pace(self._best) * (1 + _STAY):
+            self._promising = self._best
+        if self._best == self._promising == PLAIN:  # drafting may have begun to pay
+            self._promising = min(self.odds.shapes, key=lambda s: self._costs[s], default=PLAIN)
+            self._savings = 0.0 if self._savings == math.inf else self._savings
+
+    def _expected(self, shape: BeamShape) -> float:
+        """Tokens of a step; a shape that is no candidate counts as plain."""
+        return self._tokens.get(shape, 1.0)
+
+    def _pace(self, shape: BeamShape) -> float:
+        """Tokens a second."""
+        return self._expected(shape) / self._costs[shape]
+
+    def _drafting(self, shape: BeamShape) -> float:
+        return self._curves.drafting(shape.width, shape.length)
+
+    def _draft_after(self, holds: float, pace: float, context: int) -> bool:
+        """Whether to draft for the step after a copy that holds throughout with that chance.
+
+        If it does, the match is longer and the next step copies again: the drafts are in vain.
+        """
+        if self._best == PLAIN:
+            return True  # nothing is drafted anyhow, or it is a try, which was paid for
+        drafting = self._drafting(self._best)
+        dearer = self._curves.step(self._best, context) - drafting - self._costs[PLAIN]
+        gain = self._expected(self._best) - 1 - pace * dearer
+        return (1 - holds) * gain > pace * drafting
 
     def _look_up_costs(self, length: int) -> None:
         context = length // _CONTEXT_STEP
@@ -97,8 +190,15 @@ class ShapePolicy:
             return
         self._context = context
         self._costs = {s: self._curves.step(s, length) for s in (PLAIN, *self.odds.shapes)}
-        self._look = min(self.odds.shapes, key=lambda s: self._costs[s], default=PLAIN)
         self._stale = True
+
+
+def _beside(holds: list[float], reach: list[float]) -> float:
+    """Expected accepted drafts of a copy and the drafter's branches in one tree."""
+    depth = max(len(holds), len(reach))
+    copied = [*holds, *[0.0] * (depth - len(holds))]
+    drafted = [*reach, *[0.0] * (depth - len(reach))]
+    return sum(c + (1 - c) * _BESIDE * d for c, d in zip(copied, drafted, strict=True))
 
 
 def candidates(curves: CostCurves, widest: int = WIDEST) -> tuple[BeamShape, ...]:

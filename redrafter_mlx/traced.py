@@ -73,21 +73,16 @@ class TracedProposer:
             context: mx.array,
             root: mx.array,
             position: mx.array,
-            text: mx.array | None,
             rows: tuple[tuple[tuple[mx.array, mx.array], ...], mx.array] | None,
             sizes: tuple[int, int],
         ) -> tuple[mx.array, mx.array, mx.array]:
             kept = None if rows is None else TargetRows(*rows)
-            given = DraftInput(context, root, position, text, kept)
+            given = DraftInput(context, root, position, kept)
             beams = proposer.propose(given, BeamShape(*sizes))
             return beams.tokens, beams.log_probs, beams.goes_on_from
 
         self._proposer = proposer
         self._replay = _replayed(build)
-
-    @property
-    def reads_text(self) -> bool:
-        return self._proposer.reads_text
 
     @property
     def reads_context(self) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""What a model's answers know together: what steps cost on this machine, and how drafts fare."""
+"""What a model's answers share: what steps cost on this machine, and how drafts are accepted."""
 
 from __future__ import annotations
 
@@ -7,24 +7,33 @@ from collections.abc import Callable, Sequence
 
 import mlx.nn as nn
 
+from redrafter_mlx.assumed import assumed_curves
+from redrafter_mlx.chip import backend
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.costs import CostCurves, Setup, saved_curves
-from redrafter_mlx.decode import Decoder, PlainRows, one_row
+from redrafter_mlx.decode import Decoder
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.measure import measure, setup_of
 from redrafter_mlx.odds import Odds
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.report import StepResult
 from redrafter_mlx.sampling import sequence_keys
-from redrafter_mlx.shape import WIDEST, ShapePolicy, candidates
+from redrafter_mlx.shape import LENGTHS, WIDEST, ShapePolicy, candidates
+from redrafter_mlx.slices import SlicedMeasurement
 from redrafter_mlx.target import Target
 
 _LISTEN_LENGTH = 5
 """Of the trees that tell how drafts fare; what lies deeper is carried on from there."""
 
+_COPIES_ALONE = BeamShape(1, 8)
+"""Eight rows stay with every Metal kernel for few rows, as long as no heads share keys."""
+
 
 class Tuning:
-    """Cost curves, measured when they are first needed, and the odds at the end of each answer.
+    """Cost curves, and the odds of acceptance at the end of each answer.
+
+    Nobody waits for a measurement. Answers begin with curves that are assumed for such a machine;
+    small measurements after answers replace them bit by bit, and `measure` replaces them at once.
 
     setup: what the curves hold for
     """
@@ -33,69 +42,100 @@ class Tuning:
         self,
         model: nn.Module,
         target: Target,
-        proposer: Proposer,
+        proposer: Proposer | None,
         drafter: Drafter | None,
-        kind: str,
+        kind: str | None,
     ) -> None:
-        """`drafter` holds the proposer's tensors, if it has any; `kind` tells proposers apart."""
-        self.setup: Setup = setup_of(model, target, drafter, kind)
+        """`drafter` holds the proposer's tensors, if it has any.
+
+        Proposers of one `kind` with equal tensors take equal times; None is like no other one, and
+        nothing is kept on disk.
+        """
+        self.setup: Setup = setup_of(model, target, drafter, kind or "one of its own")
         self._target = target
         self._proposer = proposer
+        self._on_disk = kind is not None
         self._widest = WIDEST
+        self._longest = LENGTHS[-1]
         if drafter is not None:
             self._widest = min(WIDEST, drafter.config.output_size)
-        self._curves: CostCurves | None = None
+            self._longest = (drafter.config.draft_length or self._longest) + 1
+        self._slices = SlicedMeasurement(
+            target, proposer, self.setup, self._widest, on_disk=self._on_disk
+        )
+        self._measured = saved_curves(self.setup) if self._on_disk else None
         self._odds: dict[AcceptMethod, Odds] = {}
+        self._answering = 0
         self._lock = threading.Lock()
 
     @property
-    def known(self) -> bool:
-        """Whether curves are at hand, so that nothing needs to be measured.
+    def measured(self) -> bool:
+        """Whether all of the curves have been measured, by `measure` now or earlier."""
+        return self._measured is not None
 
-        Those that a busy machine gave an earlier process are not, until they are settled.
-        """
-        if self._curves is None:
-            saved = saved_curves(self.setup)
-            self._curves = saved if saved is not None and saved.settled else None
-        return self._curves is not None
+    def curves(self) -> CostCurves:
+        """The curves to choose shapes by: measured, so far as that was done."""
+        return self._measured or self._slices.curves()
 
-    def curves(
-        self, *, again: bool = False, done: Callable[[float], None] | None = None
-    ) -> CostCurves:
-        """The curves of this machine, measured in seconds if they are not known, or `again`.
+    def measure(self, done: Callable[[float], None] | None = None) -> CostCurves:
+        """Measure everything now, which takes some seconds, and keep it.
 
         `done` is told the share of it that is finished, now and then.
         """
         with self._lock:
-            if again or not self.known:
-                fresh = measure(
-                    self._target, self._proposer, self.setup, widest=self._widest, done=done
-                )
-                noisy = None if again else saved_curves(self.setup)
-                self._curves = fresh if noisy is None else noisy.or_quieter(fresh)
-                self._curves.save()
-                self._odds.clear()
-            assert self._curves is not None
-            return self._curves
+            self._measured = measure(
+                self._target, self._proposer, self.setup, widest=self._widest, done=done
+            )
+            if self._on_disk:
+                self._measured.save()
+            self._odds.clear()
+            return self._measured
 
-    @property
-    def plain_rows(self) -> PlainRows:
-        """Of the curves, where they are known; see CostCurves."""
-        return self._curves.plain_rows if self.known and self._curves is not None else one_row
+    def plain_rows(self, context: int) -> int:
+        """Nodes of a tree without drafts; see CostCurves."""
+        return self.curves().plain_rows(context)
+
+    def fill(
+        self,
+        width: int | None = None,
+        length: int | None = None,
+        max_nodes: int | None = None,
+        *,
+        context: int = 0,
+        by_clock: bool = True,
+    ) -> BeamShape:
+        """The shape that promises most among those that have what was asked for.
+
+        Without `by_clock` neither measured times nor acceptance decide, but what is assumed of
+        such a machine: the same shape in every run.
+        """
+        if self._proposer is None:
+            W, L = width or _COPIES_ALONE.width, length or _COPIES_ALONE.length
+            return BeamShape(W, L, max_nodes)
+        widths = (width,) if width else range(1, self._widest + 1)
+        lengths = (length,) if length else [n for n in LENGTHS if n <= self._longest]
+        shapes = [BeamShape(w, n, max_nodes) for w in widths for n in lengths]
+        curves, odds = assumed_curves(self.setup, backend(), {}, self._widest), Odds(shapes)
+        if by_clock:
+            curves, known = self.curves(), next(iter(self._odds.values()), odds)
+            odds = known.calmed(shapes)
+        tokens = odds.tokens()
+        return max(shapes, key=lambda s: tokens.get(s, 1.0) / curves.step(s, context))
 
     def policy(self, method: AcceptMethod) -> ShapePolicy:
         """The policy of a new answer; it begins with what earlier ones by this method learned."""
-        curves = self.curves()
-        known = self._odds.get(method)
-        odds = Odds(candidates(curves, self._widest)) if known is None else known.calmed()
-        return ShapePolicy(curves, odds)
+        with self._lock:
+            curves, known = self.curves(), self._odds.get(method)
+            self._answering += 1
+        shapes = candidates(curves, self._widest) if self._proposer else ()
+        return ShapePolicy(curves, Odds(shapes) if known is None else known.calmed(shapes))
 
     def listen(
         self, prompts: Sequence[list[int]], max_tokens: int, done: Callable[[float], None]
     ) -> ShapePolicy:
         """A policy that knows how drafts fare in answers to `prompts`, verified as large trees."""
         curves = self.curves()
-        odds = Odds(candidates(curves, self._widest))
+        odds = Odds(candidates(curves, self._widest) if self._proposer else ())
         wide = BeamShape(self._widest, _LISTEN_LENGTH)
         decoder = Decoder(self._target, self._proposer, wide, SamplingParams())
         for i, prompt in enumerate(prompts):
@@ -113,6 +153,10 @@ class Tuning:
             done((i + 1) / len(prompts))
         return ShapePolicy(curves, odds)
 
-    def keep(self, method: AcceptMethod, policy: ShapePolicy) -> None:
-        """Remember what an answer has learned."""
-        self._odds[method] = policy.odds
+    def keep(self, method: AcceptMethod, policy: ShapePolicy, seconds: float, steps: int) -> None:
+        """Remember what an answer has learned, and measure what its time allows for."""
+        with self._lock:
+            self._odds[method] = policy.odds
+            self._answering -= 1
+            if self._answering == 0 and steps > 0 and not self.measured:
+                self._slices.earn(seconds, seconds / steps)

@@ -41,7 +41,6 @@ def machine(
         chain_rest=1e-3,
         drafted_rest=1e-3,
         spread=0.02,
-        tries=1,
     )
 
 
@@ -58,6 +57,7 @@ class Step:
     beams: list[int]
     depths: list[int]
     path: list[int]
+    copied: bool = False
 
 
 class Text:

@@ -12,7 +12,6 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 from redrafter_mlx.bench.breakdown import PARTS, Breakdown, break_down
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.lookup import Lookup
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.tree import Beams
@@ -49,10 +48,6 @@ class Slowed:
     host: float
     device: float
     asked: list[DraftInput] = field(default_factory=list)
-
-    @property
-    def reads_text(self) -> bool:
-        return self.inner.reads_text
 
     @property
     def reads_context(self) -> tuple[int, ...]:
@@ -113,7 +108,6 @@ def test_work_on_the_device_in_drafting_shows_in_its_row_by_the_real_clock() -> 
     @dataclass
     class Heavy:
         inner: Proposer
-        reads_text: bool = False
         reads_context: tuple[int, ...] = ()
         reads_layers: tuple[int, ...] = ()
 
@@ -147,19 +141,6 @@ def test_the_whole_step_is_the_loops_step(shape: BeamShape) -> None:
     places = [given.position.item() - len(PROMPT) for given in whole]
     assert [given.root.item() for given in whole] == [want[place] for place in places]
     assert places == sorted(set(places))
-
-
-def test_a_proposer_that_reads_the_text_is_given_it() -> None:
-    meter = Meter()
-    model = byte_model()
-    want = PROMPT + plain_tokens(model, PROMPT, 40)
-    proposer = Slowed(Lookup(), meter, 0.0, 0.0)
-    redrafter = Redrafter(model, byte_tokenizer(), proposer)
-    break_down(redrafter, PROMPT, BeamShape(2, 3), rounds=1, steps=3)
-    for given in proposer.asked[-4:]:
-        assert given.text is not None
-        end = int(given.position.item()) + 1
-        assert given.text[0, :end].tolist() == want[:end]
 
 
 def test_the_loop_is_timed_behind_the_same_prompt(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,10 +68,6 @@ class _Watched:
         self.asked: list[DraftInput] = []
 
     @property
-    def reads_text(self) -> bool:
-        return False
-
-    @property
     def reads_context(self) -> tuple[int, ...]:
         return self.inner.reads_context
 
@@ -112,7 +108,7 @@ def test_drafts_behind_an_accepted_path_are_those_behind_the_same_text_read_afre
         cache = target.new_cache()
         context = target.prefill(mx.array([committed]), cache, 0, [n - 1])
         rows = cache.text_rows((0, 1), mx.array([n]))
-        again = drafter.propose(DraftInput(context, given.root, given.position, None, rows), shape)
+        again = drafter.propose(DraftInput(context, given.root, given.position, rows), shape)
         own = drafter.propose(given, shape)
         assert own.tokens.tolist() == again.tokens.tolist()
         assert mx.allclose(own.log_probs, again.log_probs, atol=1e-3)
@@ -123,10 +119,6 @@ class _Knowing:
 
     def __init__(self, text: list[int], drafter: Proposer) -> None:
         self.text, self.drafter = mx.array([*text, *[0] * 8]), drafter
-
-    @property
-    def reads_text(self) -> bool:
-        return False
 
     @property
     def reads_context(self) -> tuple[int, ...]:

@@ -14,15 +14,15 @@ from test_sampling import chi_square, critical
 from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
+from redrafter_mlx.copying import CopyPlan
 from redrafter_mlx.decode import Decoder, one_row
-from redrafter_mlx.lookup import Both, Lookup
+from redrafter_mlx.lookup import Lookup, TextIndex
 from redrafter_mlx.odds import accepted_within
-from redrafter_mlx.proposer import DraftInput, Proposer
+from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.report import StepResult, read_report
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
-from redrafter_mlx.tree import Beams
 
 GREEDY = SamplingParams()
 SHAPES = [
@@ -47,6 +47,17 @@ class Scripted:
         self.lengths.append(length)
         self.named.append(self._rng.choice(self._shapes))
         return self.named[-1]
+
+    def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+        """Random lengths, alone and beside what was drafted."""
+        count = self._rng.choice([0, 1, 3, 7])
+        copies = index.copies(1, count) if count else []
+        if not copies:
+            return None
+        joined = drafted != PLAIN and not drawn and self._rng.random() < 0.5
+        W, L = (drafted.width + 1, drafted.length) if joined else (1, 1)
+        shape = BeamShape(W, max(L, count + 1))
+        return CopyPlan(copies, shape, joined, draft_after=self._rng.random() < 0.8)
 
     def learn(self, step: StepResult) -> None:
         self.told.append(step)
@@ -98,15 +109,15 @@ def test_a_seed_says_the_same_whatever_the_shapes(params: SamplingParams) -> Non
             assert said == plain
 
 
-def test_penalties_and_the_text_on_the_device_follow_every_change() -> None:
+def test_penalties_and_copies_follow_every_change() -> None:
     """Both look back over what was said, in windows that grow with what a step can accept."""
     params = SamplingParams(repetition_penalty=1.3, repetition_context=7)
     model = random_model(seed=3)
     target = Target(model)
     plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7, 3, 5], 300, None)
-    both = Both(random_drafter().bind(target), Lookup())
-    for drafter in (Lookup(), both):
-        said, _ = run(Decoder(target, drafter, PLAIN, params), [3, 5, 7, 3, 5], 300, Scripted(1))
+    for drafter in (None, random_drafter().bind(target)):
+        decoder = Decoder(target, drafter, PLAIN, params, lookup=Lookup())
+        said, _ = run(decoder, [3, 5, 7, 3, 5], 300, Scripted(1))
         assert said == plain
 
 
@@ -171,31 +182,3 @@ def test_the_targets_joint_distribution_is_kept(
     statistic, freedom = chi_square(counts.ravel(), expected.ravel())
     assert statistic < critical(freedom)
     mx.clear_cache()
-
-
-class Ranked:
-    """Always drafts 50, 51, ... likeliest first, whatever the width."""
-
-    reads_text = False
-    reads_context = ()
-    reads_layers = ()
-
-    def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
-        W, L = shape.width, shape.length
-        tokens = mx.broadcast_to((50 + mx.arange(W))[None, :, None], (1, W, L))
-        tokens = mx.where(mx.arange(L) == 0, given.root[:, None, None], tokens)
-        scores = -(1 + mx.arange(W))[None, :, None] * mx.arange(L).astype(mx.float32)
-        return Beams(tokens, scores)
-
-
-def test_of_two_sources_the_first_beams_of_many_are_those_of_few() -> None:
-    """What a step tells of narrower shapes rests on it."""
-    text = mx.array([[1, 2, 3, 1, 2, 4, 1, 2, 5, 1, 2, *[0] * 21]])
-    given = DraftInput(mx.zeros((1, 4)), mx.array([2]), mx.array([10]), text)
-    both = Both(Ranked(), Lookup())  # type: ignore[arg-type]
-    widest = both.propose(given, BeamShape(5, 4))
-    assert widest.tokens[0, :, 1].tolist() == [5, 50, 51, 4, 52]  # two matching tokens promise more
-    for width in range(1, 5):
-        narrow = both.propose(given, BeamShape(width, 4))
-        assert narrow.tokens.tolist() == widest.tokens[:, :width].tolist()
-        assert narrow.log_probs.tolist() == widest.log_probs[:, :width].tolist()

@@ -103,9 +103,6 @@ class FakeModel:
     drafting = None
     drafter_note = "no drafter for fake-model"
 
-    def will_measure(self, _: GenerationOptions) -> bool:
-        return False
-
     def session(self, system: str | None = None) -> FakeSession:
         return FakeSession(system)
 

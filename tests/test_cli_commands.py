@@ -45,9 +45,6 @@ class FakeModel:
     def __init__(self) -> None:
         self.asked: list[tuple[generate.Prompt, bool, GenerationOptions | None]] = []
 
-    def will_measure(self, _: GenerationOptions) -> bool:
-        return False
-
     def stream(
         self,
         prompt: generate.Prompt,

@@ -119,7 +119,6 @@ def test_unknown_keys_are_refused_with_the_nearest_known_one() -> None:
 def test_overrides_change_what_they_name_and_nothing_else() -> None:
     options = GenerationOptions(temperature=0.5).updated({"beam_width": 3, "stop": "x"})
     assert (options.temperature, options.beam_width, options.stop) == (0.5, 3, ("x",))
-    assert options.beam_shape(BeamShape(1, 5, 4)) == BeamShape(3, 5, 4)
 
 
 def test_a_shape_holds_every_node_its_beams_can_have() -> None:

@@ -63,7 +63,7 @@ def test_drafts_depend_on_each_layer_that_is_read() -> None:
     target = Target(random_model()).reading(LAYERS)
     drafter = random_drafter(context_layers=LAYERS).bind(target)
     context = target.prefill(mx.array([PROMPT]), target.new_cache(), 0, [len(PROMPT) - 1])
-    given = DraftInput(context, mx.array([5]), mx.array([len(PROMPT)]), None)
+    given = DraftInput(context, mx.array([5]), mx.array([len(PROMPT)]))
     whole = drafter.propose(given, BeamShape(2, 3)).log_probs
     for part in range(3):
         blanked = mx.where(mx.arange(3 * HIDDEN) // HIDDEN == part, 0.0, context)

@@ -86,7 +86,7 @@ def test_what_was_learnt_is_kept(given: Path) -> None:
 
 
 def test_the_shape_it_is_used_with_and_its_targets_name_may_differ(given: Path) -> None:
-    wanted = replace(read_config(given), beam_width=1, beam_length=2, target="elsewhere")
+    wanted = replace(read_config(given), draft_length=2, target="elsewhere")
     assert len(check_start(given, wanted)) == 64
 
 

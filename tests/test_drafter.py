@@ -107,7 +107,7 @@ def test_a_folder_of_the_papers_code_loads(tmp_path: Path) -> None:
 def test_what_is_saved_without_extensions_is_the_papers_format(tmp_path: Path) -> None:
     save_drafter(random_drafter(), tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    extensions = {"head", "beam_width", "beam_length", "model_type"}
+    extensions = {"head", "model_type"}
     assert {k: v for k, v in config.items() if k not in extensions} == PAPER_KEYS
     write_papers_folder(tmp_path / "theirs")
     theirs = mx.load(str(tmp_path / "theirs" / "model.safetensors"))
@@ -123,7 +123,7 @@ def test_what_is_saved_without_extensions_is_the_papers_format(tmp_path: Path) -
         {"rnn": False},
         {"head": "tied", "exit_dim": HIDDEN, "draft_vocab_size": 10},
         {"exit_dim": 2 * HIDDEN, "num_draft_layers": 0},
-        {"target": "tiny", "target_fingerprint": "sha256:1", "beam_width": 3, "max_nodes": 5},
+        {"target": "tiny", "target_fingerprint": "sha256:1", "draft_length": 3},
     ],
 )
 def test_saving_and_loading_gives_the_same_drafter(tmp_path: Path, changes: dict) -> None:

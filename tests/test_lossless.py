@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import cache
 
 import mlx.core as mx
@@ -19,13 +20,14 @@ from tiny import random_drafter, random_model
 from redrafter_mlx import rejection
 from redrafter_mlx.accept import Acceptance, up_to
 from redrafter_mlx.config import AcceptMethod, BeamShape, Prefixes, SamplingParams
-from redrafter_mlx.decode import Decoder
-from redrafter_mlx.lookup import Both, Lookup
+from redrafter_mlx.copying import copy_beams, tree_of_copies
+from redrafter_mlx.decode import Decoder, Drafts
+from redrafter_mlx.lookup import Lookup, TextIndex
 from redrafter_mlx.proposer import DraftInput, Proposer
 from redrafter_mlx.report import read_report
 from redrafter_mlx.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
 from redrafter_mlx.target import Target
-from redrafter_mlx.tree import TokenTree, pack_beam
+from redrafter_mlx.tree import TokenTree
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
 LARGE_V = 16
@@ -39,7 +41,6 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of rows of a few tokens each: attention over unused capacity is all the cost."""
     monkeypatch.setattr("redrafter_mlx.cache.EXTENT_STEP", 4)
     monkeypatch.setattr("redrafter_mlx.cache.CAPACITY_STEP", 16)
-    monkeypatch.setattr("redrafter_mlx.transcript.TEXT_STEP", 16)
 
 
 @cache
@@ -128,33 +129,60 @@ def test_lossless_methods_keep_filtered_distributions(
     assert fits(BeamShape(3, 3), SamplingParams(temperature, accept=accept, **filters), 2)
 
 
+def drawn_with_copies(
+    shape: BeamShape, params: SamplingParams, drafts: bool, believed: bool = False
+) -> np.ndarray:
+    """How often each sequence was decoded, every second tree being one of copies.
+
+    believed: keep what was drawn beside the copies, as if they had been drawn from it
+    """
+    _, target = tiny_target()
+    drafter = random_drafter(vocab_size=V).bind(target) if drafts else None
+    decoder = Decoder(target, drafter, shape, params)
+    counts = np.zeros((V,) * N_TOKENS)
+    for batch in range(3):
+        keys = sequence_keys(batch, ROWS)
+        state, output = decoder.start(target.new_cache(), 0, [PROMPT] * ROWS, keys)
+        said = [r.tokens for r in read_report(output)]
+        indexes = [TextIndex(Lookup(1), [*PROMPT, *row]) for row in said]
+        for step in itertools.count():
+            if min(map(len, said)) >= N_TOKENS:
+                break
+            if step % 2 == 0:
+                copies = [index.copies(shape.width, shape.length - 1) for index in indexes]
+                beams = copy_beams(copies, [row[-1] for row in said], shape)
+                tree = tree_of_copies(beams, shape, state.drafts.beams)
+                log_probs = state.drafts.log_probs if believed else None
+                state = replace(state, drafts=Drafts(tree, shape, log_probs, copied=True))
+            state, output = decoder.step(state, len(PROMPT) + max(map(len, said)))
+            for index, row, result in zip(indexes, said, read_report(output), strict=True):
+                row.extend(result.tokens)
+                index.extend(result.tokens)
+        for row in said:
+            counts[tuple(row[:N_TOKENS])] += 1
+    return counts
+
+
+def fits_the_target(counts: np.ndarray) -> bool:
+    expected = exact_joint(SamplingParams(1.0)) * counts.sum()
+    statistic, freedom = chi_square(counts.ravel(), expected.ravel())
+    return statistic < critical(freedom)
+
+
 @pytest.mark.parametrize("accept", ["sample", "rejection"])
-@pytest.mark.parametrize("mixed", [False, True], ids=["lookup", "both"])
-def test_lossless_methods_keep_the_joint_distribution_with_lookups(
-    accept: AcceptMethod, mixed: bool
+@pytest.mark.parametrize("drafts", [False, True], ids=["alone", "drafter"])
+def test_lossless_methods_keep_the_joint_distribution_with_copies(
+    accept: AcceptMethod, drafts: bool
 ) -> None:
-    """Every token behind the prompt has a chance of having been looked up."""
-    lookup = Lookup()
-    bound = random_drafter(vocab_size=V).bind(tiny_target()[1])
-    proposer = Both(bound, lookup) if mixed else lookup
-    assert fits(BeamShape(3, 3, 5), SamplingParams(1.0, accept=accept), 3, proposer)
+    """Every token after the prompt has a chance of having stood there before."""
+    params = SamplingParams(1.0, accept=accept)
+    assert fits_the_target(drawn_with_copies(BeamShape(3, 3), params, drafts))
 
 
-def test_a_lookup_that_is_believed_fails() -> None:
-    """Taking looked-up drafts as if they had been drawn from the drafter's distribution."""
-    lookup, (_, target) = Lookup(), tiny_target()
-    bound = random_drafter(vocab_size=V).bind(target)
-
-    class Believed(Both):
-        def draw(
-            self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
-        ) -> rejection.SampledDrafts:
-            drawn = super().draw(given, keys, shape, params)
-            looked_up = pack_beam(lookup.propose(given, shape), shape.nodes)
-            return drawn._replace(tree=looked_up)
-
+def test_copies_that_are_taken_for_drawn_ones_fail() -> None:
+    """Testing copies as if they had come from the drafter's distribution."""
     params = SamplingParams(1.0, accept="rejection")
-    assert not fits(BeamShape(2, 3), params, proposer=Believed(bound, lookup))
+    assert not fits_the_target(drawn_with_copies(BeamShape(3, 3), params, True, believed=True))
 
 
 def test_rejection_keeps_the_distribution_when_the_tree_is_cut_short() -> None:
@@ -291,7 +319,7 @@ def test_stochastic_beams_are_drawn_without_replacement() -> None:
     rows = 20_000
     params = SamplingParams(1.0, accept="rejection")
     context = mx.broadcast_to(mx.ones((1, target.hidden_size)) * 0.3, (rows, target.hidden_size))
-    given = DraftInput(context, mx.full((rows,), 2), mx.full((rows,), 9), None)
+    given = DraftInput(context, mx.full((rows,), 2), mx.full((rows,), 9))
     drafts = bound.draw(given, sequence_keys(3, rows), BeamShape(2, 2), params)
     pairs = np.zeros((V, V))
     for _, first, second in drafts.tree.tokens.tolist():

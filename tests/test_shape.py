@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -33,6 +34,10 @@ class Known(Odds):
 
     def tokens(self) -> dict[BeamShape, float]:
         return {shape: self._tokens(shape) for shape in self.shapes}
+
+    def seen(self, shape: BeamShape) -> float:
+        del shape
+        return math.inf
 
 
 @cache
@@ -96,7 +101,7 @@ def papers_machine(chip: str, dtype: str) -> tuple[CostCurves, dict[tuple[int, i
     drafting = [(W, L, took / calls - call) for (W, L), (calls, took) in found.drafted.items()]
     base = machine(lambda _: 1e3 * call)
     curves = CostCurves(
-        base.setup, 66, 266, base.short, base.short, tuple(drafting), 0.0, 0.0, 0.0, 0.02, 1
+        base.setup, 66, 266, base.short, base.short, tuple(drafting), 0.0, 0.0, 0.0, 0.02
     )
     return curves, tokens
 
@@ -236,6 +241,7 @@ LOOKS_ARE_DEAR = ("pricey", "dip")
 
 MACHINES = {"cliff": machine(cliff(8)), "slope": SLOPE, "dip": DIP, "pricey": PRICEY}
 SEEDS = range(3)
+MANY_SEEDS = range(10)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -245,14 +251,14 @@ def test_a_text_that_changes_is_followed_within_32_steps(
 ) -> None:
     """From then on as fast as where the text was always so, up to chance."""
     curves, ratio = MACHINES[name], 0.0
-    for seed in SEEDS:
+    for seed in MANY_SEEDS:
         changed = ShapePolicy(curves)
         texts = [Text(before, seed)] * 120 + [Text(behind, 50 + seed)] * 132
         _, seconds, tokens = decode(changed, curves, texts)
         steady = ShapePolicy(curves)
         _, its_seconds, its_tokens = decode(steady, curves, [Text(behind, 50 + seed)] * 252)
         mine = sum(tokens[152:]) / sum(seconds[152:])
-        ratio += mine / (sum(its_tokens[100:]) / sum(its_seconds[100:])) / len(SEEDS)
+        ratio += mine / (sum(its_tokens[100:]) / sum(its_seconds[100:])) / len(MANY_SEEDS)
     assert ratio > (0.85 if name in LOOKS_ARE_DEAR and before < behind else 0.95)
 
 
@@ -278,7 +284,7 @@ def test_a_random_drafter_costs_at_most_three_percent(name: str) -> None:
         _, seconds, tokens = decode(policy, curves, [Text(0.0, seed)] * 128)
         plain = curves.step(PLAIN, 128)
         assert sum(tokens) * plain / sum(seconds) > 0.94
-        again = ShapePolicy(curves, policy.odds.calmed())
+        again = ShapePolicy(curves, policy.odds.calmed(policy.odds.shapes))
         _, seconds, tokens = decode(again, curves, [Text(0.0, 9 + seed)] * 512)
         assert sum(tokens) * plain / sum(seconds) > 0.97
 
@@ -316,7 +322,7 @@ def test_the_context_is_looked_at_too() -> None:
     base = machine(lambda rows: 20 + 0.1 * rows)
     curves = CostCurves(
         base.setup, 128, 2048, base.short,
-        tuple((r, s + 0.02 * r) for r, s in base.short), base.draft, 0.0, 0.0, 0.0, 0.0, 1,
+        tuple((r, s + 0.02 * r) for r, s in base.short), base.draft, 0.0, 0.0, 0.0, 0.0,
     )  # fmt: skip
     tokens = acceptance(0.8, 0.95, 0.2)
     policy = ShapePolicy(curves, Known(candidates(curves), tokens))

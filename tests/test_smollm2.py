@@ -234,7 +234,7 @@ def test_next_token_frequencies_are_the_targets_probabilities(
     counts = np.zeros(target.vocab_size)
     for batch in range(32):
         keys = sequence_keys(batch, rows)
-        drafts = decoder._draft(DraftInput(context, root, length, None), keys, None, len(ids))
+        drafts = decoder._draft(DraftInput(context, root, length), keys, None, len(ids))
         cache.pending = None  # the same place again: what was kept of the last batch is forgotten
         state = DecodeState(cache, length, drafts, keys, history=None, text=None)
         _, output = decoder.step(state, len(ids) - 1)

@@ -14,13 +14,11 @@ from tiny import random_drafter, random_model
 from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decode import Decoder
-from redrafter_mlx.lookup import Both, Lookup
-from redrafter_mlx.proposer import DraftInput, Proposer
+from redrafter_mlx.proposer import DraftInput
 from redrafter_mlx.replay import Replay
 from redrafter_mlx.sampling import sequence_keys
 from redrafter_mlx.target import Target
 from redrafter_mlx.traced import traced_proposer
-from redrafter_mlx.transcript import begin_text
 from redrafter_mlx.tree import Beams, TokenTree, pack_beam
 
 PROMPT = [11, 12, 13, 14, 15, 12, 13]
@@ -106,7 +104,7 @@ def test_a_call_is_built_once_for_each_size() -> None:
 
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4)])
-@pytest.mark.parametrize("kind", ["drafter", "lookup", "both", "borrowed", "context"])
+@pytest.mark.parametrize("kind", ["drafter", "borrowed", "context"])
 def test_replayed_drafts_equal_those_built_anew(kind: str, shape: BeamShape) -> None:
     more: dict[str, dict[str, object]] = {
         "borrowed": {"head": "tied", "borrowed_layers": (1,)},
@@ -114,20 +112,16 @@ def test_replayed_drafts_equal_those_built_anew(kind: str, shape: BeamShape) -> 
     }
     drafter = random_drafter(**more.get(kind, {}))
     target = Target(random_model()).reading(drafter.config.context_layers)
-    bound = drafter.bind(target)
-    proposers: dict[str, Proposer] = {"lookup": Lookup(), "both": Both(bound, Lookup())}
-    proposer = proposers.get(kind, bound)
+    proposer = drafter.bind(target)
     traced = traced_proposer(proposer)
-    assert traced.reads_text == proposer.reads_text
     assert traced.reads_layers == proposer.reads_layers
     assert traced.reads_context == proposer.reads_context
     cache, context = behind_prompt(target)
     for root in (12, 14, 50):
-        text = begin_text([[*PROMPT, root]]) if proposer.reads_text else None
         position = mx.array([len(PROMPT)])
         layers = proposer.reads_layers
         rows = cache.text_rows(layers, position) if layers else None
-        given = DraftInput(context, mx.array([root]), position, text, rows)
+        given = DraftInput(context, mx.array([root]), position, rows)
         want, got = proposer.propose(given, shape), traced.propose(given, shape)
         assert got.tokens.tolist() == want.tokens.tolist()
         np.testing.assert_allclose(

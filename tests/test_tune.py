@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +16,8 @@ from simulated import cliff, machine
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx import measure as measure_module
+from redrafter_mlx import slices
+from redrafter_mlx.assumed import assumed_curves, to_time
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
 from redrafter_mlx.cli.terminal import Terminal
@@ -25,13 +26,15 @@ from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.costs import CostCurves, Setup, saved_curves
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.lookup import Lookup
 from redrafter_mlx.measure import LENGTHS, ROWS, measure, random_tree, setup_of
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.replay import Replay
+from redrafter_mlx.slices import SlicedMeasurement
 from redrafter_mlx.target import Target
 
 PROMPT = [72, 101, 108]
+HEL = [39, 68, 75]
+"""The tokens of "Hel"."""
 CHEAP = machine(cliff(8))
 DEAR = machine(lambda rows: 20.0 * rows)
 """Each row costs as much as a call: drafting cannot pay."""
@@ -80,52 +83,148 @@ def drafted(model: nn.Module) -> Redrafter:
     return Redrafter(model, byte_tokenizer(), random_drafter(vocab_size=258))
 
 
-def oracle(model: nn.Module, n: int = 120) -> Redrafter:
-    return Redrafter(
-        model, byte_tokenizer(), Replay(PROMPT + plain_tokens(model, PROMPT, n + 10), 258)
-    )
+def measured(redrafter: Redrafter) -> Redrafter:
+    """The same, on a machine that has been measured."""
+    assert redrafter.tuning is not None
+    redrafter.tuning.measure()
+    return redrafter
 
 
-def test_the_first_drafted_answer_measures_and_no_other(bench: Bench, model: nn.Module) -> None:
+def oracle(model: nn.Module, prompt: list[int] = PROMPT) -> Redrafter:
+    text = prompt + plain_tokens(model, prompt, 130)
+    return Redrafter(model, byte_tokenizer(), Replay(text, 258))
+
+
+def test_no_answer_waits_for_a_measurement(bench: Bench, model: nn.Module) -> None:
+    """Nothing but `measure` measures all at once, and what it measured is kept."""
     redrafter = drafted(model)
     redrafter.warm_up()
-    redrafter.generate(PROMPT, max_tokens=4, draft=False)
-    redrafter.generate(PROMPT, max_tokens=4, beam_width=2)
-    redrafter.generate(PROMPT, max_tokens=4, max_nodes=3)
+    for asked in ({}, {"beam_width": 2}, {"max_nodes": 3}, {"draft": False}):
+        redrafter.generate(PROMPT, max_tokens=4, **asked)  # type: ignore[arg-type]
     assert bench.asked == 0
-    assert redrafter.will_measure(GenerationOptions())
-    redrafter.generate(PROMPT, max_tokens=4)
-    redrafter.generate(PROMPT, max_tokens=4)
-    assert bench.asked == 1
-    assert not redrafter.will_measure(GenerationOptions())
-
-
-def test_what_was_measured_is_known_to_the_next_process(bench: Bench, model: nn.Module) -> None:
-    drafted(model).generate(PROMPT, max_tokens=4)
+    assert redrafter.tuning is not None
+    assert not redrafter.tuning.measured
+    redrafter.tuning.measure()
     later = drafted(byte_model(seed=2))  # other weights of the same shapes cost the same
-    assert not later.will_measure(GenerationOptions())
-    later.generate(PROMPT, max_tokens=4)
-    assert bench.asked == 1
     assert later.tuning is not None
+    assert later.tuning.measured
     later.tuning.setup.path.write_text("{")
-    again = drafted(model)
-    assert again.will_measure(GenerationOptions())
-    again.generate(PROMPT, max_tokens=4)
-    assert bench.asked == 2, "a damaged file is measured again"
-    assert saved_curves(later.tuning.setup) is not None
+    assert not drafted(model).tuning.measured, "a damaged file counts as none"  # type: ignore[union-attr]
 
 
-def test_several_first_answers_at_once_measure_once(bench: Bench, model: nn.Module) -> None:
-    redrafter = drafted(model)
-    threads = [
-        threading.Thread(target=redrafter.generate, args=(PROMPT,), kwargs={"max_tokens": 6})
-        for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert bench.asked == 1
+def calls_before_the_first_token(model: nn.Module, draft: bool) -> int:
+    """Calls of the target, from loading to the first token of the first answer."""
+    calls = 0
+    honest = Target.verify, Target.hidden
+
+    def verify(self, *given):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        return honest[0](self, *given)
+
+    def hidden(self, *given):  # type: ignore[no-untyped-def]
+        nonlocal calls
+        calls += 1
+        return honest[1](self, *given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Target, "verify", verify)
+        patch.setattr(Target, "hidden", hidden)
+        redrafter = drafted(model) if draft else Redrafter(model, byte_tokenizer())
+        redrafter.warm_up()
+        next(redrafter.stream(PROMPT, max_tokens=20))
+    return calls
+
+
+def test_the_first_token_takes_as_many_target_calls_as_without_drafts(
+    bench: Bench, model: nn.Module
+) -> None:
+    """With an empty cache; graphs that were built and not computed count as calls."""
+    assert bench.asked == 0
+    plain = calls_before_the_first_token(model, draft=False)
+    assert calls_before_the_first_token(model, draft=True) <= 1.2 * plain
+
+
+class Clock:
+    """A clock that measurements move by a second each."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+
+    def seconds_of(target: Target, call: object, times: int) -> float:
+        del target, call, times
+        clock.now += 1.0
+        return 0.5
+
+    monkeypatch.setattr(slices, "time", clock)
+    monkeypatch.setattr(slices, "seconds_of", seconds_of)
+    return clock
+
+
+def sliced(model: nn.Module, on_disk: bool = True) -> SlicedMeasurement:
+    target = Target(model)
+    setup = setup_of(model, target, random_drafter(vocab_size=258), "drafter")
+    drafter = random_drafter(vocab_size=258).bind(target)
+    return SlicedMeasurement(target, drafter, setup, 4, on_disk=on_disk)
+
+
+def test_measuring_takes_two_percent_of_the_time_at_most(
+    bench: Bench, model: nn.Module, clock: Clock
+) -> None:
+    measurement, answered = sliced(model), 0.0
+    while not measurement.finished:
+        measurement.earn(30.0, step=1.0)
+        answered += 30.0
+        assert clock.now <= 0.02 * answered
+    assert clock.now > 0.018 * answered, "what is allowed for is used"
+    assert measurement.curves().verify(1, 128) == 0.5
+    assert bench.asked == 0
+
+
+def test_what_was_measured_in_slices_is_measured_once_over_all_processes(
+    bench: Bench, model: nn.Module, clock: Clock
+) -> None:
+    for _ in range(1000):
+        process = sliced(model)
+        process.earn(30.0, step=1.0)
+        if process.finished:
+            break
+    spent = clock.now
+    sliced(model).earn(1e6, step=1.0)
+    assert clock.now == spent == 4 * len(to_time(4))
+    assert bench.asked == 0
+
+
+def test_a_measured_time_replaces_the_assumed_one_and_no_other(
+    bench: Bench, model: nn.Module, clock: Clock
+) -> None:
+    assert bench.asked == clock.now == 0
+    setup = sliced(model).curves().setup
+    assumed = assumed_curves(setup, "cpu", {}, 4)
+    known = assumed_curves(setup, "cpu", {("call", 1, 0): 2.0, ("call", 4, 0): 9.0}, 4)
+    assert known.verify(4, 128) == 9.0
+    for rows in (1, 2, 3, 8, 32):
+        assert known.verify(rows, 128) == pytest.approx(2 * assumed.verify(rows, 128))
+    assert known.drafting(2, 4) == pytest.approx(2 * assumed.drafting(2, 4))
+
+
+def test_two_drafters_of_one_class_share_no_times_on_disk(bench: Bench, model: nn.Module) -> None:
+    """Nobody knows what drafters of another's making cost; each is measured for itself."""
+    for _ in range(2):
+        redrafter = oracle(model)
+        assert redrafter.tuning is not None
+        assert not redrafter.tuning.measured
+        redrafter.tuning.measure()
+        redrafter.generate(PROMPT, max_tokens=8)
+    assert bench.asked == 2
 
 
 def test_curves_hold_for_tensors_of_these_shapes_and_types_alone() -> None:
@@ -140,13 +239,12 @@ def test_curves_hold_for_tensors_of_these_shapes_and_types_alone() -> None:
     half.set_dtype(mx.float16)
     assert setup(half) != mine
     model = random_model(seed=1)
-    assert setup_of(model, Target(model), None, "Lookup") != mine
+    assert setup_of(model, Target(model), None, "lookup") != mine
 
 
 def test_a_model_that_nothing_drafts_for_is_never_measured(bench: Bench, model: nn.Module) -> None:
     redrafter = Redrafter(model, byte_tokenizer())
     assert redrafter.tuning is None
-    assert not redrafter.will_measure(GenerationOptions())
     answer = redrafter.generate(PROMPT, max_tokens=8)
     assert set(answer.shapes) == {PLAIN}
     assert bench.asked == 0
@@ -154,11 +252,11 @@ def test_a_model_that_nothing_drafts_for_is_never_measured(bench: Bench, model: 
 
 def test_flags_win_over_the_automatic_shape(bench: Bench, model: nn.Module) -> None:
     bench.curves = DEAR
-    redrafter = oracle(model)
+    redrafter = measured(oracle(model))
     fixed = redrafter.generate(PROMPT, max_tokens=60, beam_width=3, beam_length=3)
     assert set(fixed.shapes) == {BeamShape(3, 3)}
-    partly = redrafter.generate(PROMPT, max_tokens=60, beam_length=3)
-    assert set(partly.shapes) == {BeamShape(2, 3)}, "the rest is the default's"
+    (partly,) = set(redrafter.generate(PROMPT, max_tokens=60, beam_length=3).shapes)
+    assert partly.length == 3, "the rest is what promises most"
     last = list(redrafter.stream(PROMPT, max_tokens=60, beam_length=3))[-1]
     assert last.usual_shape is None
 
@@ -171,18 +269,18 @@ def test_automatic_shapes_change_nothing_about_what_is_said(
     plain = oracle(model).generate(PROMPT, draft=False, **wanted)
     for curves in (CHEAP, DEAR):
         bench.curves = curves
-        for redrafter in (oracle(model), drafted(model)):
+        for redrafter in (measured(oracle(model)), measured(drafted(model))):
             assert redrafter.generate(PROMPT, **wanted).token_ids == plain.token_ids
 
 
 def test_drafts_that_pay_are_made_and_those_that_do_not_are_not(
     bench: Bench, model: nn.Module
 ) -> None:
-    good = list(oracle(model).stream(PROMPT, max_tokens=120))[-1]
+    good = list(measured(oracle(model)).stream(PROMPT, max_tokens=120))[-1]
     assert good.usual_shape not in (None, PLAIN)
     assert good.tokens_per_step > 1.3
     bench.curves = DEAR
-    bad = drafted(model).generate(PROMPT, max_tokens=120)
+    bad = measured(drafted(model)).generate(PROMPT, max_tokens=120)
     assert bad.shapes.count(PLAIN) > 110
     assert len(bad.shapes) == bad.steps
 
@@ -209,6 +307,7 @@ def test_a_tree_to_measure_with_has_as_many_nodes_as_asked(rows: int) -> None:
 def test_measuring_finds_the_cliff_that_is_there() -> None:
     """Calls of more than six rows are made to wait."""
     target = Target(random_model())
+    drafter = random_drafter().bind(target)
     honest = target.verify
 
     def slower(tree, cache, length, bound):  # type: ignore[no-untyped-def]
@@ -218,8 +317,8 @@ def test_measuring_finds_the_cliff_that_is_there() -> None:
     target.verify = slower  # type: ignore[method-assign]
     model = random_model()
     told: list[float] = []
-    setup = setup_of(model, target, None, "Lookup")
-    curves = measure(target, Lookup(), setup, widest=2, budget=0.5, done=told.append)
+    setup = setup_of(model, target, None, "lookup")
+    curves = measure(target, drafter, setup, widest=2, budget=0.5, done=told.append)
     assert [r for r, _ in curves.short] == list(ROWS)
     assert {(w, n) for w, n, _ in curves.draft} == {(w, n) for w in (1, 2) for n in LENGTHS}
     assert curves.verify(7, 128) > 2 * curves.verify(6, 128)
@@ -236,6 +335,7 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(measure_module, "_EXTENTS", (crawling,))
     model = random_model()
     target = Target(model)
+    drafter = random_drafter().bind(target)
     honest, calls = target.verify, Counter[int]()
 
     def counting(tree, cache, length, bound):  # type: ignore[no-untyped-def]
@@ -243,38 +343,9 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
         return honest(tree, cache, length, bound)
 
     target.verify = counting  # type: ignore[method-assign]
-    curves = measure(target, Lookup(), setup_of(model, target, None, "Lookup"), widest=1)
+    curves = measure(target, drafter, setup_of(model, target, None, "lookup"), widest=1)
     assert [r for r, _ in curves.short] == [1, 3, 6]
     assert (calls[3], calls[6]) == (1, 2)
-
-
-def test_what_a_busy_machine_says_is_measured_again_by_the_next_processes(
-    bench: Bench, model: nn.Module
-) -> None:
-    """Three times at most, and the quietest is kept; within one process, once."""
-    kept = []
-    for spread in (0.8, 0.3, 0.4, 0.6):
-        bench.curves = replace(CHEAP, spread=spread)
-        redrafter = drafted(model)
-        for _ in range(2):
-            redrafter.generate(PROMPT, max_tokens=4)
-        assert redrafter.tuning is not None
-        saved = saved_curves(redrafter.tuning.setup)
-        assert saved is not None
-        kept.append((bench.asked, saved.spread, saved.tries))
-    assert kept == [(1, 0.8, 1), (2, 0.3, 2), (3, 0.3, 3), (3, 0.3, 3)]
-    assert redrafter.tuning.curves(again=True).spread == 0.6, "what was asked for counts"
-
-
-def test_what_a_quiet_machine_says_replaces_what_a_busy_one_said(
-    bench: Bench, model: nn.Module
-) -> None:
-    bench.curves = replace(CHEAP, spread=0.8)
-    drafted(model).generate(PROMPT, max_tokens=4)
-    bench.curves = CHEAP
-    drafted(model).generate(PROMPT, max_tokens=4)
-    assert not drafted(model).will_measure(GenerationOptions())
-    assert bench.asked == 2
 
 
 def test_the_rest_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
@@ -282,6 +353,7 @@ def test_the_rest_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
 ) -> None:
     """Every call takes longer than the one before; what a step takes beside it stays the same."""
     target = Target(random_model())
+    drafter = random_drafter().bind(target)
     honest, clock = target.verify, [0.0, 0.0]
 
     def slower(tree, cache, length, bound):  # type: ignore[no-untyped-def]
@@ -302,8 +374,8 @@ def test_the_rest_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
     target.verify = slower  # type: ignore[method-assign]
     monkeypatch.setattr(measure_module, "step_seconds", step)
     monkeypatch.setattr(measure_module.time, "perf_counter", tick)
-    setup = setup_of(random_model(), target, None, "Lookup")
-    curves = measure(target, Lookup(), setup, widest=2, budget=0.5)
+    setup = setup_of(random_model(), target, None, "lookup")
+    curves = measure(target, drafter, setup, widest=2, budget=0.5)
     assert curves.plain_rest == pytest.approx(0.25, abs=0.02)
     assert curves.chain_rest == pytest.approx(0.5, abs=0.02)
     assert curves.drafted_rest == pytest.approx(0.5, abs=0.02)
@@ -311,9 +383,12 @@ def test_the_rest_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
 
 @pytest.fixture
 def shell(bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs a command line on a model that soon repeats itself, drafted for by lookup."""
-    del bench
-    loaded = Redrafter(model, byte_tokenizer(), "lookup")
+    """Runs a command line on a model whose drafter knows what it is about to say."""
+    loaded = oracle(model, HEL)
+    assert loaded.tuning is not None
+    monkeypatch.setattr(loaded.tuning, "_on_disk", True)
+    monkeypatch.setattr("redrafter_mlx.cli.tune._prompts", lambda _: [HEL])
+    assert bench.asked == 0
 
     def run(*arguments: str) -> int:
         monkeypatch.setattr(options, "load_model", lambda *_: loaded)
@@ -335,14 +410,6 @@ def test_tune_prints_the_curves_the_cliff_the_shape_and_the_file(
     (kept,) = (tmp_path / "costs").glob("*.json")
     assert f"kept in {kept}" in out
     assert "busy" not in out
-
-
-def test_tune_says_that_a_busy_machine_will_be_measured_again(
-    shell: Callable[..., int], bench: Bench, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bench.curves = replace(CHEAP, spread=0.5)
-    assert shell("tune") == 0
-    assert "the machine was busy; what decodes next measures again" in capsys.readouterr().out
 
 
 def test_tune_measures_again_only_when_told(
@@ -388,24 +455,34 @@ def test_tune_refuses_what_it_cannot_do_in_one_line(
     assert "nothing drafts; tune needs a drafter" in lines[1]
 
 
-def test_generate_announces_measuring_once_and_names_the_shape(
+def test_generate_names_the_shape_it_drafted_most(
     shell: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    notes = []
-    for _ in range(2):
-        assert shell("generate", "--raw", "-p", "Hel", "--max-tokens", "100") == 0
-        notes.append(capsys.readouterr().err.splitlines())
-    assert notes[0][0] == "measuring what drafting costs on this machine, once, some seconds"
-    assert len(notes[0]) == 2
-    assert len(notes[1]) == 1
-    assert "mostly W " in notes[1][0]
+    assert shell("generate", "--raw", "-p", "Hel", "--max-tokens", "100") == 0
+    (note,) = capsys.readouterr().err.splitlines()
+    assert "mostly W " in note
+
+
+def test_tune_has_no_shape_to_name_where_the_text_alone_is_copied(
+    bench: Bench,
+    model: nn.Module,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lookup = Redrafter(model, byte_tokenizer(), "lookup")
+    monkeypatch.setattr(options, "load_model", lambda *_: lookup)
+    assert main.run(["tune"]) == main.run(["tune", "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert any("copies" in line for line in out)
+    assert json.loads(out[-1])["tokens_per_step"] == 1.0
+    assert bench.asked == 1
 
 
 def test_the_statistics_line_says_when_it_decodes_plainly(
     bench: Bench, model: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench.curves = DEAR
-    redrafter = drafted(model)
+    redrafter = measured(drafted(model))
     print_answer(redrafter, "Hel", True, GenerationOptions(max_tokens=60), Terminal.standard())
     assert "decoding plainly: drafting does not pay here" in capsys.readouterr().err
     fixed = GenerationOptions(max_tokens=60, beam_width=2)

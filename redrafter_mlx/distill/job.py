@@ -62,8 +62,10 @@ class DrafterForm:
         late = min(n_layers * 4 // 5, n_layers - 2)
         return tuple(i for i in (late, n_layers - 1) if i >= 0)
 
-    def config(self, target: Target, source_name: str, fingerprint: str) -> DrafterConfig:
-        """The drafter's configuration for a target."""
+    def config(
+        self, target: Target, source_name: str, fingerprint: str, draft_length: int | None = None
+    ) -> DrafterConfig:
+        """The drafter's configuration for a target, trained for so many drafts in a row."""
         size = self.draft_vocab
         return DrafterConfig(
             hidden_size=target.hidden_size,
@@ -77,6 +79,7 @@ class DrafterForm:
             draft_vocab_size=None if size is None else min(size, target.vocab_size),
             target=source_name,
             target_fingerprint=fingerprint,
+            draft_length=draft_length,
         )
 
 

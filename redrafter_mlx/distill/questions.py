@@ -118,4 +118,4 @@ def _first_place(laid: Places, target: Target) -> DraftInput:
         visible = mx.arange(layers[0][0].shape[2])[None] < position[:, None]
         kept = TargetRows(layers, visible)
     context = mx.array(laid.states[:1]).astype(target.dtype)
-    return DraftInput(context, mx.array(laid.roots[:1]), position, None, kept)
+    return DraftInput(context, mx.array(laid.roots[:1]), position, kept)

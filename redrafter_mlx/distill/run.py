@@ -81,7 +81,9 @@ class TrainingRun:
         target = Target(self.loaded.model)
         check_trees(target)
         source = self.loaded.source
-        self.config = job.form.config(target, source.name, source.fingerprint)
+        self.config = job.form.config(
+            target, source.name, source.fingerprint, job.training.draft_length
+        )
         self.extras = Extras.of(self.config, foreign)
         self.target = target.reading(self.config.context_layers)
         labels = (job.labels, job.training.draft_length) if job.data else None
@@ -211,9 +213,6 @@ class TrainingRun:
         job, folder = self.job, self.job.output
         drafter = load_drafter(folder, self.target)
         changes: dict[str, object] = {}
-        if measured:
-            best = max(measured, key=lambda row: row.speedup)
-            changes |= {"beam_width": best.beam_width, "beam_length": best.beam_length}
         if job.bits is not None and drafter.config.bits is None:
             nn.quantize(drafter, group_size=_GROUP, bits=job.bits)
             changes |= {"bits": job.bits, "group_size": _GROUP}

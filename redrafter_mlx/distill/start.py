@@ -26,7 +26,7 @@ from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target import Target
 
 _NOT_FORM = (
-    "target", "target_fingerprint", "borrowed_scale", "beam_width", "beam_length", "max_nodes",
+    "target", "target_fingerprint", "borrowed_scale", "draft_length",
 )  # fmt: skip
 """Keys of a drafter that may differ from those of the drafter it begins with."""
 
