@@ -104,6 +104,30 @@ class TreeCache:
             offset, mask, write_at, gather, extent, capacity, keep=not tree.is_chain
         )
 
+    def plan_forks(self, places: mx.array, ahead: int, length: int) -> None:
+        """The next call appends one token to each of N forks of a text of `length` rows.
+
+        A fork goes on from its place [N] int32 in the text and has `ahead` tokens already; it sees
+        the text in front of that place and itself. Their tokens lie behind the text, one of each
+        fork after the other.
+
+        With places 1 and 3 in a text of 4, ahead 1:
+
+            text      fork rows
+            1 0 0 0   1 0 1 0
+            1 1 1 0   0 1 0 1
+        """
+        assert self.pending is None, "settle() first"
+        N = places.shape[0]
+        extent = length + (ahead + 1) * N
+        column = mx.arange(extent)[None]
+        own = (column - length) % N == mx.arange(N)[:, None]
+        mask = mx.where(column < length, column < places[:, None], own)
+        self.plan = TreePlan(
+            (places + ahead)[None], mask, mx.array([length + ahead * N]), None, extent,
+            round_up(extent, CAPACITY_STEP), keep=False,
+        )  # fmt: skip
+
     def commit(
         self, tree: TokenTree, path: mx.array, n_accepted: mx.array, length: mx.array
     ) -> mx.array:
@@ -145,17 +169,6 @@ class TreeCache:
         self.pending = None
         for layer in self.layers:
             layer.tree_keys = layer.tree_values = None
-
-    def repeated(self, count: int) -> TreeCache:
-        """A cache of `count` sequences that all begin like this one's only one."""
-        assert self.pending is None, "settle() first"
-        copy = TreeCache(len(self.layers))
-        for mine, theirs in zip(self.layers, copy.layers, strict=True):
-            assert mine.keys is not None
-            assert mine.values is not None
-            theirs.keys = mx.repeat(mine.keys, count, axis=0)
-            theirs.values = mx.repeat(mine.values, count, axis=0)
-        return copy
 
     def snapshot(self) -> Snapshot:
         """What a step that is only built, not submitted, would have changed.

@@ -10,6 +10,7 @@ import pytest
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill import reading
 from redrafter_mlx.distill.acceptance import accepted_lengths, walk
 from redrafter_mlx.distill.beginnings import BEGINNINGS, draw_beginnings
 from redrafter_mlx.distill.blocks import OPENINGS, Writer, WritingOptions
@@ -289,15 +290,32 @@ def test_held_out_prompts_are_never_learnt_from() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_target_labels_are_its_greedy_continuations_of_the_given_text(name: str) -> None:
+def test_target_labels_are_its_greedy_continuations_of_the_given_text(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_PLACES_AT_ONCE", 2)
     model = random_model(name)
     target = Target(model)
     tokens, first = [5, 6, 7, 20, 21, 22, 23, 24], 3
     states = target.hidden(mx.array([tokens[:-1]]), [None] * target.n_layers)[0, first - 1 :]
-    at_once = 2 if name == "llama" else 1
-    got = continuations(target, tokens, states, first, length=3, at_once=at_once)
+    got = continuations(target, tokens, states, first, length=3)
     want = [plain_tokens(model, tokens[: first + j], 4) for j in range(len(tokens) - first)]
     assert got.tolist() == want
+
+
+def test_target_labels_hold_the_keys_and_values_of_a_text_once() -> None:
+    target = Target(random_model(num_attention_heads=16, num_key_value_heads=16, head_dim=64))
+    tokens, length = [i % 90 for i in range(400)], 5
+    states = mx.zeros((200, target.hidden_size))
+    cache = target.new_cache()
+    target.prefill(mx.array([tokens]), cache, 0, [0])
+    once = sum(b.nbytes for b in cache.buffers)
+    mx.eval(cache.buffers)
+    del cache
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    continuations(target, tokens, states, 200, length)
+    assert mx.get_peak_memory() - before < 5 * once
 
 
 def test_given_answers_are_read_with_their_end_and_the_states_in_front() -> None:

@@ -21,14 +21,13 @@ from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.states import check_finite, to_host
-from redrafter_mlx.distill.writing import takes_batches
 from redrafter_mlx.target import Target
-from redrafter_mlx.tree import Beams, pack_beam
 from redrafter_mlx.weights.chat import render_chat
 
 Labels = Literal["target", "data"]
 
 _PLACES_AT_ONCE = 64
+"""Continuations that the target makes in one call."""
 
 
 @dataclass(frozen=True)
@@ -121,43 +120,34 @@ class Reader:
         contexts = kept[:, :-D] if self.target.context_layers else None
         labels = None
         if self.labels == "target":
-            at_once = _PLACES_AT_ONCE if takes_batches(self.target) else 1
-            labels = continuations(self.target, tokens, states, first, self.length, at_once)
+            labels = continuations(self.target, tokens, states, first, self.length)
         said = np.array(answer, np.int32)
         return Text(prompt, said, kept[:, -D:], labels, contexts=contexts, before=before)
 
 
 def continuations(
-    target: Target,
-    tokens: list[int],
-    states: mx.array,
-    first: int,
-    length: int,
-    at_once: int = _PLACES_AT_ONCE,
+    target: Target, tokens: list[int], states: mx.array, first: int, length: int
 ) -> np.ndarray:
     """What the target would say at each place of a text: its next token and `length` more.
+
+    The continuations are forks of one text, whose keys and values are in memory once.
 
     Shapes:
       states: [A, C], the hidden states that choose tokens `first` and on
     Returns:
       [A, length + 1] int32
     """
-    cache = target.new_cache()
+    cache, read = target.new_cache(), len(tokens) - 1
     target.prefill(mx.array([tokens[:-1]]), cache, 0, [0])
-    cache.settle()
     found = []
-    for at in range(0, states.shape[0], at_once):
-        some = states[at : at + at_once]
-        rows = some.shape[0]
-        wide = cache.repeated(rows)
-        committed = mx.arange(first + at, first + at + rows, dtype=mx.int32)
+    for at in range(0, states.shape[0], _PLACES_AT_ONCE):
+        some = states[at : at + _PLACES_AT_ONCE]
+        places = mx.arange(first + at, first + at + some.shape[0], dtype=mx.int32)
         said = [mx.argmax(target.logits(some[None])[0], axis=-1).astype(mx.int32)]
-        nothing = mx.zeros((rows, 1), mx.int32)
         for ahead in range(length):
-            alone = pack_beam(Beams(said[-1][:, None, None], mx.zeros((rows, 1, 1))), 1)
-            _, logits = target.verify(alone, wide, committed, first + at + rows + ahead)
-            committed = wide.commit(alone, nothing, nothing[:, 0], committed)
-            said.append(mx.argmax(logits[:, 0], axis=-1).astype(mx.int32))
-            mx.async_eval(said[-1], *wide.buffers)
+            cache.plan_forks(places, ahead, read)
+            hidden = target.hidden(said[-1][None], cache.layers)
+            said.append(mx.argmax(target.logits(hidden)[0], axis=-1).astype(mx.int32))
+            mx.async_eval(said[-1], *cache.buffers)
         found.append(np.array(mx.stack(said, axis=1)))
     return np.concatenate(found)
