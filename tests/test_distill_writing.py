@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections import Counter
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
-from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
+from tiny import (
+    ARCHITECTURES,
+    byte_model,
+    byte_tokenizer,
+    plain_tokens,
+    random_drafter,
+    random_model,
+)
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill import reading
@@ -21,6 +29,7 @@ from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Reader, continuations
 from redrafter_mlx.distill.reserved import NOTHING
+from redrafter_mlx.distill.row_masks import batch_cache
 from redrafter_mlx.distill.turns import Opening, draw_user_turns
 from redrafter_mlx.distill.writing import write_answers, write_turns
 from redrafter_mlx.errors import BadInputError, DamagedFileError
@@ -75,6 +84,53 @@ def test_an_opening_is_prompt_and_what_follows_is_the_greedy_answer_to_it() -> N
         prompt = PROMPTS[i // 2]
         assert len(got.prompt) == len(prompt) + (0, 4)[i % 2]
         assert got.answer.tolist() == plain_tokens(model, got.prompt, 10)
+
+
+def one_mask_for_all(model: nn.Module) -> nn.Module:
+    """The model with attention that takes one mask for all rows and no others."""
+
+    class OneMask(nn.Module):
+        def __init__(self, inner: nn.Module) -> None:
+            super().__init__()
+            self.inner = inner
+
+        def __call__(self, x: mx.array, mask: object = None, cache: object = None) -> mx.array:
+            if isinstance(mask, mx.array) and mask.size // mask.shape[-2] // mask.shape[-1] > 1:
+                raise ValueError("one mask for all rows")
+            out: mx.array = self.inner(x, mask=mask, cache=cache)
+            return out
+
+    for layer in model.model.layers:
+        layer.self_attn = OneMask(layer.self_attn)
+    return model
+
+
+def test_attention_with_row_masks_in_either_form_is_read_in_batches() -> None:
+    for name in ARCHITECTURES:
+        assert batch_cache(Target(random_model(name))) is not None, name
+    assert batch_cache(Target(one_mask_for_all(random_model()))) is None
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_what_is_written_does_not_depend_on_the_rows_at_once(name: str, at_once: int) -> None:
+    target, key = Target(random_model(name)), mx.random.key(5)
+
+    def answers(rows: int | None) -> list[tuple[list[int], list[int]]]:
+        written = write_answers(
+            target, PROMPTS, [], 8, openings=(0, 4), key=key, at_once=rows
+        )  # fmt: skip
+        for w in written:
+            assert len(w.states) == len(w.answer)
+            assert len(w.before) == len(w.prompt) - 1
+        return [(w.prompt, w.answer.tolist()) for w in written]
+
+    def turns(rows: int | None) -> list[list[list[int]]]:
+        return write_turns(target, PROMPTS, (3, 1, 2), range(0, 97, 5), 12, 1.0, key, rows)
+
+    assert answers(at_once) == answers(None)
+    assert turns(at_once) == turns(None)
+    assert sum(map(len, turns(None))) > 0
 
 
 def test_drawn_turns_repeat_with_their_key_and_differ_between_rows() -> None:

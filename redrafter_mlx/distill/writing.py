@@ -7,7 +7,7 @@ token is kept beside it: a drafter learns from that, and no second pass has to c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -16,6 +16,7 @@ from mlx_lm.models.cache import BatchKVCache
 
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.filters import loop_start
+from redrafter_mlx.distill.row_masks import batch_cache
 from redrafter_mlx.distill.states import check_finite, to_host
 from redrafter_mlx.target import Target
 
@@ -27,9 +28,6 @@ _LEAVE_SHARE = 0.2
 
 _LOOK_EVERY = 10
 """Tokens between looks whether an answer has fallen into a loop and need not go on."""
-
-_NEAR = 0.05
-"""Of the largest coordinate: how far rounding may move a hidden state, in any arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,9 @@ def write_answers(
     temperature: float = 1.0,
     key: mx.array | None = None,
     stop_at_loops: bool = True,
+    at_once: int | None = None,
 ) -> list[Written]:
-    """Answers to each prompt, one for each of `openings`; a prompt is read once for all of them.
+    """Answers to each prompt, one for each of `openings`.
 
     Args:
       eos: token ids that end an answer
@@ -75,36 +74,29 @@ def write_answers(
       openings: how many tokens are drawn at random first, so that one prompt has many answers;
         they count as prompt. Other than 0 they need `key`
       stop_at_loops: end an answer that says the same again; see filters
+      at_once: rows in a batch, None for all. The answers do not depend on it, but for rounding
     Returns:
       the first prompt's answers, then the second's, ...
     """
-    if len(prompts) * len(openings) > 1 and not takes_batches(target):
-        keys = mx.random.split(mx.random.key(0) if key is None else key, len(prompts))
-        return [
-            answer
-            for prompt, own in zip(prompts, keys, strict=True)
-            for opening, noise in zip(openings, mx.random.split(own, len(openings)), strict=True)
-            for answer in write_answers(
-                target, [prompt], eos, max_tokens,
-                openings=(opening,), temperature=temperature, key=noise,
-                stop_at_loops=stop_at_loops,
-            )
-        ]  # fmt: skip
+    of_row = [i for i in range(len(prompts)) for _ in openings]
     drawn = list(openings) * len(prompts)
-    batch = _Batch(target, prompts, keep_states=True)
-    batch.keep([row for row in range(len(prompts)) for _ in openings])
-    limits = [n + max_tokens for n in drawn]
-    rows = _write(batch, eos, limits, drawn, temperature, key, stop_at_loops)
-    return [
-        Written(
-            prompts[i // len(openings)] + tokens[:n],
-            np.array(tokens[n:], np.int32),
-            check_finite(states[n:], target),
-            bool(tokens) and tokens[-1] in eos,
-            check_finite(np.concatenate([batch.before[i // len(openings)], states[:n]]), target),
-        )
-        for i, ((tokens, states), n) in enumerate(zip(rows, drawn, strict=True))
-    ]
+    keys = mx.random.split(mx.random.key(0) if key is None else key, len(of_row))
+    answers = []
+    for batch, some in _batches(target, prompts, of_row, at_once, keep_states=True):
+        n_drawn, before = drawn[some], batch.before
+        limits = [n + max_tokens for n in n_drawn]
+        rows = _write(batch, eos, limits, n_drawn, temperature, keys[some], stop_at_loops)
+        for i, read, (tokens, states), n in zip(of_row[some], before, rows, n_drawn, strict=True):
+            answers.append(
+                Written(
+                    prompts[i] + tokens[:n],
+                    np.array(tokens[n:], np.int32),
+                    check_finite(states[n:], target),
+                    bool(tokens) and tokens[-1] in eos,
+                    check_finite(np.concatenate([read, states[:n]]), target),
+                )
+            )
+    return answers
 
 
 def write_turns(
@@ -115,63 +107,65 @@ def write_turns(
     max_tokens: int,
     temperature: float,
     key: mx.array,
+    at_once: int | None = None,
 ) -> list[list[list[int]]]:
     """So many texts drawn behind each prefix: what a user would say there.
+
+    at_once: as in `write_answers`
 
     Returns:
       for each prefix, token ids without the token that ended the text; one that did not end is
       left out
     """
-    of_row = [i for i, count in enumerate(counts) for _ in range(count)]  # whose turn a row is
-    if len(of_row) > 1 and not takes_batches(target):
-        noises = mx.random.split(key, len(of_row))
-        turns = [
-            write_turns(target, [prefixes[i]], [1], eos, max_tokens, temperature, noise)[0]
-            for i, noise in zip(of_row, noises, strict=True)
-        ]
-    else:
-        batch = _Batch(target, prefixes, keep_states=False)
-        batch.keep(of_row)
-        total = [max_tokens] * len(of_row)
-        rows = _write(batch, eos, total, total, temperature, key, stop_at_loops=True)
-        turns = [[tokens[:-1]] if tokens and tokens[-1] in eos else [] for tokens, _ in rows]
+    of_row = [i for i, count in enumerate(counts) for _ in range(count)]
+    keys = mx.random.split(key, len(of_row))
     grouped: list[list[list[int]]] = [[] for _ in prefixes]
-    for i, ended in zip(of_row, turns, strict=True):
-        grouped[i] += [turn for turn in ended if turn]
+    for batch, some in _batches(target, prefixes, of_row, at_once, keep_states=False):
+        total = [max_tokens] * len(of_row[some])
+        rows = _write(batch, eos, total, total, temperature, keys[some], stop_at_loops=True)
+        for i, (tokens, _) in zip(of_row[some], rows, strict=True):
+            if len(tokens) > 1 and tokens[-1] in eos:
+                grouped[i].append(tokens[:-1])
     return grouped
 
 
-def takes_batches(target: Target) -> bool:
-    """Whether the model's attention takes a mask for each row; some of mlx-lm's take one for all.
-
-    Where the batch's size happens to be that of another axis, a wrong mask goes unnoticed, so
-    the results are compared with those of one row alone.
-    """
-    padding = [0, 1, 2, 3, 3]
-    tokens = mx.array([[0] * n + list(range(1, 5 - n)) for n in padding]) % target.vocab_size
-    try:
-        together = target.hidden(tokens, _new_cache(target, padding))[-1, -1]
-        mx.eval(together)
-    except ValueError:
-        return False
-    alone = target.hidden(tokens[-1:, -1:], _new_cache(target, [0]))[0, -1]
-    error = mx.max(mx.abs(together - alone)) / mx.max(mx.abs(alone))
-    return bool((error < _NEAR).item())
-
-
-def _new_cache(target: Target, padding: list[int]) -> list[BatchKVCache]:
-    return [BatchKVCache(padding) for _ in range(target.n_layers)]
+def _batches(
+    target: Target,
+    prompts: Sequence[list[int]],
+    of_row: Sequence[int],
+    at_once: int | None,
+    *,
+    keep_states: bool,
+) -> Iterator[tuple[_Batch, slice]]:
+    """Rows that begin with the prompts `of_row` (ascending), so many in a batch, and which they
+    are. A prompt is read once for all its rows in a batch."""
+    kind, size = batch_cache(target), at_once or len(of_row)
+    if kind is None:
+        kind, size = BatchKVCache, 1
+    for at in range(0, len(of_row), size):
+        rows = of_row[at : at + size]
+        own = sorted(set(rows))
+        batch = _Batch(target, kind, [prompts[i] for i in own], keep_states=keep_states)
+        batch.keep([own.index(i) for i in rows])
+        yield batch, slice(at, at + size)
 
 
 class _Batch:
     """Rows being written: their cache, the state behind each, and what their prompts left."""
 
-    def __init__(self, target: Target, prompts: Sequence[list[int]], *, keep_states: bool) -> None:
+    def __init__(
+        self,
+        target: Target,
+        kind: type[BatchKVCache],
+        prompts: Sequence[list[int]],
+        *,
+        keep_states: bool,
+    ) -> None:
         self.target = target
         self.keep_states = keep_states
         width = max(map(len, prompts))
         padding = [width - len(prompt) for prompt in prompts]
-        self.cache = _new_cache(target, padding)
+        self.cache = [kind(padding) for _ in range(target.n_layers)]
         padded = mx.array([[0] * n + p for n, p in zip(padding, prompts, strict=True)])
         columns = max(1, _PREFILL_TOKENS // len(prompts))
         seen = []
@@ -181,7 +175,8 @@ class _Batch:
             mx.eval(self.hidden, [c.state[:2] for c in self.cache])
             if keep_states:
                 seen.append(to_host(hidden))
-        self.before: list[np.ndarray] = []  # of each prompt: the states that chose its tokens
+        # Of each row: the states that chose its prompt's tokens.
+        self.before = [np.zeros(0)] * len(prompts)
         if keep_states:
             read = np.concatenate(seen, axis=1)
             self.before = [row[n:-1] for row, n in zip(read, padding, strict=True)]
@@ -192,6 +187,7 @@ class _Batch:
         for layer in self.cache:
             layer.filter(index)
         self.hidden = self.hidden[index]
+        self.before = [self.before[row] for row in rows]
 
     def logits(self) -> mx.array:
         """[B, V] of the next token."""
@@ -212,13 +208,13 @@ def _write(
     limits: list[int],
     drawn: list[int],
     temperature: float,
-    key: mx.array | None,
+    keys: mx.array,
     stop_at_loops: bool,
 ) -> list[tuple[list[int], np.ndarray]]:
     """Write each row to its end, its limit or a loop.
 
-    The first `drawn` tokens of a row are drawn at random, the others are the likeliest.
-    Returns for each row its tokens and, where states are kept, [tokens, C].
+    The first `drawn` tokens of a row are drawn at random with its own of `keys` [B, 2], the others
+    are the likeliest. Returns for each row its tokens and, where states are kept, [tokens, C].
     """
     tokens: list[list[int]] = [[] for _ in limits]
     states: list[list[np.ndarray]] = [[] for _ in limits]
@@ -228,9 +224,8 @@ def _write(
         logits = batch.logits()
         chosen = mx.argmax(logits, axis=-1)
         if any(at < drawn[row] for row in rows):
-            assert key is not None
-            key, noise = mx.random.split(key)
-            random = mx.random.categorical(logits * (1 / temperature), key=noise)
+            keys, noise = mx.vmap(mx.random.split)(keys).swapaxes(0, 1)
+            random = mx.vmap(_draw)(logits * (1 / temperature), noise)
             chosen = mx.where(mx.array([at < drawn[row] for row in rows]), random, chosen)
         took, kept = batch.append(chosen.astype(mx.int32))
         for place, row in enumerate(rows):
@@ -248,6 +243,12 @@ def _write(
         if len(open_rows) <= (1 - _LEAVE_SHARE) * len(rows):
             places = [place for place, row in enumerate(rows) if row in open_rows]
             batch.keep(places)
+            keys = keys[mx.array(places)]
             rows = [rows[place] for place in places]
     nothing = to_host(mx.zeros((0, batch.target.context_size), batch.target.dtype))
     return [(t, np.stack(s) if s else nothing) for t, s in zip(tokens, states, strict=True)]
+
+
+def _draw(logits: mx.array, key: mx.array) -> mx.array:
+    """A token of one row's logits [V]."""
+    return mx.random.categorical(logits, key=key)
