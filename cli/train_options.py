@@ -157,13 +157,15 @@ Evaluations = Annotated[
         "--evaluations", metavar="N", rich_help_panel=_TRAINING, help="Looks at held-out text."
     ),
 ]
-MemoryBytes = Annotated[
-    int,
+Memory = Annotated[
+    int | None,
     typer.Option(
-        "--memory-bytes",
-        metavar="N",
+        "--memory",
+        metavar="BYTES",
         rich_help_panel=_TRAINING,
-        help="Most hidden states in memory at once.",
+        show_default=False,
+        help="Most memory that writing and training take, all processes together. "
+        "[default: half of the machine's]",
     ),
 ]
 Seed = Annotated[

@@ -45,6 +45,8 @@ def run_training(job: TrainingJob, *, dry_run: bool) -> None:
     loading = f"loading {job.model}"
     with progress_bars(loading) as progress, _lines(console, Stage(loading)):
         run = TrainingRun(job, progress)
+    for line in run.notes:
+        console.print(line)
     if dry_run:
         with _lines(console, Stage("trying a little of both stages")):
             guess = run.estimate()

@@ -29,6 +29,7 @@ from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Reader, continuations
 from redrafter_mlx.distill.reserved import NOTHING
+from redrafter_mlx.distill.row_bytes import row_bytes
 from redrafter_mlx.distill.row_masks import batch_cache
 from redrafter_mlx.distill.turns import Opening, draw_user_turns
 from redrafter_mlx.distill.writing import write_answers, write_turns
@@ -115,21 +116,22 @@ def test_attention_with_row_masks_in_either_form_is_read_in_batches() -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_what_is_written_does_not_depend_on_the_rows_at_once(name: str, at_once: int) -> None:
     target, key = Target(random_model(name)), mx.random.key(5)
+    room = at_once * row_bytes(target, 20)
 
-    def answers(rows: int | None) -> list[tuple[list[int], list[int]]]:
+    def answers(room: int | None) -> list[tuple[list[int], list[int]]]:
         written = write_answers(
-            target, PROMPTS, [], 8, openings=(0, 4), key=key, at_once=rows
+            target, PROMPTS, [], 8, openings=(0, 4), key=key, room=room
         )  # fmt: skip
         for w in written:
             assert len(w.states) == len(w.answer)
             assert len(w.before) == len(w.prompt) - 1
         return [(w.prompt, w.answer.tolist()) for w in written]
 
-    def turns(rows: int | None) -> list[list[list[int]]]:
-        return write_turns(target, PROMPTS, (3, 1, 2), range(0, 97, 5), 12, 1.0, key, rows)
+    def turns(room: int | None) -> list[list[list[int]]]:
+        return write_turns(target, PROMPTS, (3, 1, 2), range(0, 97, 5), 12, 1.0, key, room)
 
-    assert answers(at_once) == answers(None)
-    assert turns(at_once) == turns(None)
+    assert answers(room) == answers(None)
+    assert turns(room) == turns(None)
     assert sum(map(len, turns(None))) > 0
 
 

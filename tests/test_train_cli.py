@@ -22,6 +22,7 @@ from redrafter_mlx.distill.corpus import load_shard
 from redrafter_mlx.distill.job import DrafterForm, TrainingJob
 from redrafter_mlx.distill.metrics import read_metrics
 from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.trainer import Evaluation, Step
 from redrafter_mlx.distill.workers import CorpusSize
 from redrafter_mlx.drafter_files import read_config
@@ -185,6 +186,28 @@ def test_dry_run_says_sizes_and_writes_nothing(
     for what in ("parameters", "corpus on disk", "memory", "writing the corpus", "training"):
         assert what in said
     assert not output.exists()
+    assert not (tmp_path / "cache" / "corpora").exists()
+
+
+def test_a_model_without_row_masks_is_written_one_text_at_a_time_and_says_so(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = TrainingJob(model=str(model), output=tmp_path / "out", form=DrafterForm(context=()))
+    run = TrainingRun(job)
+    assert run.notes == []
+    monkeypatch.setattr("redrafter_mlx.distill.run.batch_cache", lambda _: None)
+    (note,) = run.notes
+    assert "llama" in note
+    assert "one at a time" in note
+
+
+def test_too_little_memory_is_refused_before_anything_is_written(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*arguments(model, prompts, tmp_path / "out"), "--memory", "1000000"]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "1000000" in said
+    assert "--memory" in said
     assert not (tmp_path / "cache" / "corpora").exists()
 
 

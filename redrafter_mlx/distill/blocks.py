@@ -95,6 +95,8 @@ class Writer:
 
     prompts:  the user's own, none if the target writes all of them
     reserved: questions that the target's own prompts must not be
+    room:     bytes for the rows of a batch; None writes all rows of a block at once. What is
+              written does not depend on it
     """
 
     target: Target
@@ -102,6 +104,7 @@ class Writer:
     prompts: Sequence[Conversation]
     options: WritingOptions
     reserved: Reserved = NOTHING
+    room: int | None = None
 
     @property
     def blocks(self) -> None:
@@ -200,7 +203,7 @@ class Writer:
         written = write_answers(
             self.target, [self._render(c.messages(0, [])) for c in firsts], self._eos,
             opt.max_answer_tokens, openings=opt.openings,
-            temperature=opt.opening_temperature, key=for_answers,
+            temperature=opt.opening_temperature, key=for_answers, room=self.room,
         )  # fmt: skip
         answered = [
             (c, self.tokenizer.decode(w.answer.tolist()[:-1]))
@@ -246,6 +249,7 @@ class Writer:
             written = write_answers(
                 self.target, list(prompts.values()), self._eos, opt.max_answer_tokens,
                 openings=openings, temperature=opt.opening_temperature, key=noise,
+                room=self.room,
             )  # fmt: skip
             texts += self._kept(written, left_out)
             live = []
@@ -265,7 +269,14 @@ class Writer:
     ) -> list[list[str]]:
         """The target's own user turns at each of `openings`."""
         return draw_user_turns(
-            self.target, self.tokenizer, openings, temperature, self.reserved, key, left_out
+            self.target,
+            self.tokenizer,
+            openings,
+            temperature,
+            self.reserved,
+            key,
+            left_out,
+            self.room,
         )
 
     def _kept(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:

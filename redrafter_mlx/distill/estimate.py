@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.distill.blocks import Writer
@@ -17,6 +16,7 @@ from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.learner import Learner
+from redrafter_mlx.distill.memory_plan import MemoryPlan, drafter_parameters
 from redrafter_mlx.distill.reading import Reader
 from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.workers import CorpusJob
@@ -67,18 +67,18 @@ def estimate(
     corpus: CorpusJob,
     target: Target,
     tokenizer: TokenizerWrapper,
-    model_bytes: int,
-    workers: int,
+    plan: Callable[[int], MemoryPlan],
 ) -> Estimate:
     """Try a little of both stages and multiply.
 
+    plan: what the run holds in memory, for a corpus of so many bytes
+
     Raises BadInputError, naming the file, for given conversations without an answer to learn from.
     """
-    answers, answer_seconds = _answers(job, corpus.source(target, tokenizer), target)
+    answers, answer_seconds = _answers(job, corpus, corpus.source(target, tokenizer), target)
     read, read_seconds = _read_texts(answers, corpus.extras, target, tokenizer)
     config = job.form.config(target, job.model, "")
-    drafter = Drafter(config)
-    parameters = sum(a.size for a in dict(tree_flatten(drafter.trainable_parameters())).values())
+    parameters = drafter_parameters(config)
     per_token = target.dtype.size * config.context_size + 8
     if config.borrowed_layers:  # rows of the prompts too, which are about as long as the answers
         per_token += 2 * _row_bytes(target, config.borrowed_layers)
@@ -86,26 +86,30 @@ def estimate(
     places = round(answers * (1 + asked)) + read
     corpus_bytes = min(places * per_token, job.cache_bytes)
     steps = job.training.steps(places)
+    held = plan(corpus_bytes)
     return Estimate(
         answer_tokens=answers,
         parameters=parameters,
         drafter_bytes=parameters * 2 if job.bits is None else parameters * (job.bits + 1) // 8,
         corpus_bytes=corpus_bytes,
-        memory_bytes=model_bytes * workers
-        + min(corpus_bytes, job.training.memory_bytes)
-        + parameters * 16
-        + 12 * job.training.batch * job.training.draft_length * config.output_size,
+        memory_bytes=held.most,
         steps=steps,
-        writing_seconds=(answer_seconds + read_seconds) / workers,
-        training_seconds=steps * job.training.accumulate * _training_seconds(job, target, drafter),
+        writing_seconds=(answer_seconds + read_seconds) / held.workers,
+        training_seconds=steps
+        * job.training.accumulate
+        * _training_seconds(job, target, Drafter(config)),
     )
 
 
-def _answers(job: TrainingJob, source: Writer | Reader, target: Target) -> tuple[int, float]:
+def _answers(
+    job: TrainingJob, corpus: CorpusJob, source: Writer | Reader, target: Target
+) -> tuple[int, float]:
     """Answer tokens that the corpus will hold, and seconds for them in one process."""
     rows = _rows_seconds(target, job.form.borrowed_of(target.n_layers))
     if isinstance(source, Writer):
-        return job.answer_tokens, job.answer_tokens * (_writing_seconds(job, target) + rows)
+        return job.answer_tokens, job.answer_tokens * (
+            _writing_seconds(job, corpus.room, target) + rows
+        )
     there = source.count_tokens(job.answer_tokens)
     if not there:
         raise BadInputError(f"{job.data} holds no answer that can be learnt from")
@@ -141,7 +145,7 @@ def _seconds_a_token(read: Callable[[int], list[Text]]) -> tuple[float, float]:
     return (time.monotonic() - began) / max(1, tokens), tokens / max(1, len(texts))
 
 
-def _writing_seconds(job: TrainingJob, target: Target) -> float:
+def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> float:
     """For one answer token, prompts included, in one process."""
     rows = job.writing.batch
     prompts = [[1] * _PROMPT_TOKENS] * (rows // len(job.writing.openings) or 1)
@@ -149,7 +153,7 @@ def _writing_seconds(job: TrainingJob, target: Target) -> float:
 
     def seconds(tokens: int) -> float:
         began = time.monotonic()
-        write_answers(target, prompts, [], tokens, openings=openings)
+        write_answers(target, prompts, [], tokens, openings=openings, room=room)
         return time.monotonic() - began
 
     seconds(1)

@@ -103,6 +103,7 @@ class TrainingJob:
     answer_tokens: size of the corpus
     cache_bytes:   most that the corpus may take on disk
     workers:       writing processes; None is one on a GPU, one a core on a CPU
+    memory:        bytes that all processes may take together; None is half of the machine's
     read:          files of texts that are only read
     without:       files of questions that nothing is learnt from; see `Reserved`
     learn_prompts: learn what the target expects along the prompts too
@@ -122,6 +123,7 @@ class TrainingJob:
     answer_tokens: int = 2_000_000
     cache_bytes: int = 40_000_000_000
     workers: int | None = None
+    memory: int | None = None
     read: tuple[Path, ...] = ()
     without: tuple[Path, ...] = ()
     learn_prompts: bool = True
@@ -163,6 +165,8 @@ class TrainingJob:
             )
         if self.workers is not None:
             check_int("workers", self.workers, 1, _MAX_WORKERS)
+        if self.memory is not None:
+            check_int("memory", self.memory, 1, None)
         if self.timed < 0:
             raise BadInputError(f"timed questions are {self.timed}; give 0 or more")
         if self.bits not in (None, 4, 8):

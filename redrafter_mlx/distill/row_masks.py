@@ -15,7 +15,7 @@ _NEAR = 0.05
 """Of the largest coordinate: how far rounding may move a hidden state, in any arithmetic."""
 
 
-class _GroupedBatchCache(BatchKVCache):
+class _GroupedBatchCache(BatchKVCache):  # type: ignore[misc]
     """The same rows, and masks [B, 1, 1, N, T]."""
 
     def make_mask(self, *args: object, **kwargs: object) -> mx.array:

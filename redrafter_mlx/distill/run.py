@@ -25,10 +25,12 @@ from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.foreign import Foreign
 from redrafter_mlx.distill.given import corpus_key, read_given
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import draw_plots
 from redrafter_mlx.distill.preflight import check_bits, check_output, least_blocks
 from redrafter_mlx.distill.reserved import LEFT_OUT
+from redrafter_mlx.distill.row_masks import batch_cache
 from redrafter_mlx.distill.speed import measure_speed
 from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
 from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
@@ -66,7 +68,6 @@ class TrainingRun:
     def __init__(self, job: TrainingJob, progress: Progress | None = None) -> None:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used."""
         check_output(job.output)
-        self.job = job
         self.given = read_given(job)
         foreign = [Foreign()] if job.learn_prompts and job.training.soft_share > 0 else []
         if self.given.read is not None:
@@ -86,6 +87,10 @@ class TrainingRun:
         )
         self.extras = Extras.of(self.config, foreign)
         self.target = target.reading(self.config.context_layers)
+        self.job = job
+        self.plan = self._plan()
+        held = dataclasses.replace(job.training, memory_bytes=self.plan.states)
+        self.job = job = dataclasses.replace(job, training=held)
         labels = (job.labels, job.training.draft_length) if job.data else None
         self.corpus_key = corpus_key(
             source.fingerprint, source.dtype, job.writing, self.given, labels
@@ -103,10 +108,23 @@ class TrainingRun:
             check_same_run(found, self._made_by(), job.output)
 
     @property
-    def workers(self) -> int:
-        if self.job.workers is not None:
-            return self.job.workers
-        return 1 if mx.default_device() == mx.Device(mx.gpu) else min(os.cpu_count() or 1, 8)
+    def notes(self) -> list[str]:
+        """What makes this run slower than others, in a line each."""
+        if batch_cache(self.target) is not None:
+            return []
+        return [
+            f"{self.target.model_type} takes no mask for each text of a batch: its texts are "
+            f"written one at a time, about {self.job.writing.batch} times slower"
+        ]
+
+    def _plan(self, corpus_bytes: int | None = None) -> MemoryPlan:
+        """What of the run is in memory at once."""
+        workers = self.job.workers
+        if workers is None:
+            on_gpu = mx.default_device() == mx.Device(mx.gpu)
+            workers = 1 if on_gpu else min(os.cpu_count() or 1, 8)
+        size = sum(a.nbytes for a in dict(tree_flatten(self.loaded.model.parameters())).values())
+        return plan_memory(self.job, self.config, self.target, size, workers, corpus_bytes)
 
     @property
     def corpus_job(self) -> CorpusJob:
@@ -114,14 +132,13 @@ class TrainingRun:
         return CorpusJob(
             job.model, job.dtype, job.quantize, self.given.conversations, job.writing, self.folder,
             job.labels if job.data else None, job.training.draft_length,
-            self.extras, self.given.reserved,
+            self.extras, self.given.reserved, self.plan.room,
         )  # fmt: skip
 
     def estimate(self) -> Estimate:
         """What the whole run will take, from a short trial."""
-        size = sum(a.nbytes for a in dict(tree_flatten(self.loaded.model.parameters())).values())
         tokenizer = self.loaded.tokenizer
-        return estimate(self.job, self.corpus_job, self.target, tokenizer, size, self.workers)
+        return estimate(self.job, self.corpus_job, self.target, tokenizer, self._plan)
 
     def write(self, progress: Callable[[CorpusSize], None] = lambda _: None) -> CorpusSize:
         """Stage one: the corpus, as far as it is not there yet."""
@@ -130,7 +147,8 @@ class TrainingRun:
             self.corpus_job,
             job.answer_tokens,
             job.cache_bytes,
-            self.workers,
+            self.plan.workers,
+            self.loaded,
             progress,
             least_blocks=self.least_blocks,
         )

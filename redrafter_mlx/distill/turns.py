@@ -50,6 +50,7 @@ def draw_user_turns(
     reserved: Reserved,
     key: mx.array,
     left_out: Counter[str],
+    room: int | None = None,
 ) -> list[list[str]]:
     """For each opening its turns, beginnings included.
 
@@ -58,7 +59,7 @@ def draw_user_turns(
     eos = set(tokenizer.eos_token_ids)
     prefixes = [_template_up_to(tokenizer, opening) for opening in openings]
     counts = [opening.count for opening in openings]
-    drawn = write_turns(target, prefixes, counts, eos, _MOST_TOKENS, temperature, key)
+    drawn = write_turns(target, prefixes, counts, eos, _MOST_TOKENS, temperature, key, room)
     found: list[list[str]] = []
     seen: set[str] = set()
     for opening, prefix, group in zip(openings, prefixes, drawn, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +30,7 @@ from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reading import Labels, Reader
 from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.loading import load_target
+from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.target import Target
 from redrafter_mlx.whole import remove_abandoned
 
@@ -46,6 +47,7 @@ class CorpusJob:
     labels, length: as in `Reader`; without labels the target writes
     extras: what is kept beside the texts
     reserved: questions that the target's own prompts must not be
+    room: bytes for the rows of one batch in a process; None is no bound
     """
 
     model: str
@@ -58,11 +60,14 @@ class CorpusJob:
     length: int = 0
     extras: Extras = field(default_factory=Extras)
     reserved: Reserved = NOTHING
+    room: int | None = None
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
         """What makes the blocks."""
         if self.labels is None:
-            return Writer(target, tokenizer, self.conversations, self.writing, self.reserved)
+            return Writer(
+                target, tokenizer, self.conversations, self.writing, self.reserved, self.room
+            )
         return Reader(target, tokenizer, self.conversations, self.labels, self.length)
 
     def path(self, block: int) -> Path:
@@ -95,12 +100,14 @@ def write_corpus(
     answer_tokens: int,
     max_bytes: int,
     workers: int,
+    loaded: LoadedTarget | None = None,
     progress: Callable[[CorpusSize], None] = lambda _: None,
     least_blocks: int = 0,
 ) -> CorpusSize:
     """Write blocks until the corpus holds `answer_tokens`, or `max_bytes` lie on the disk.
 
     It has `least_blocks` at least, unless they take more than `max_bytes`.
+    A single worker is this process, with the target that it has `loaded`.
     What is in the folder already is kept. Interrupted by an exception (Ctrl-C is one) it leaves
     whole shards only, and goes on with the next call.
     """
@@ -119,6 +126,12 @@ def write_corpus(
     progress(now)
     if enough(now):
         return now
+    if workers == 1 and loaded is not None:
+        with _reported(progress, size):
+            for _ in _write_blocks(job, loaded, 0, 1):
+                if enough(size()):
+                    break
+        return size()
     with _started(job, workers) as processes:
         while not enough(now) and any(process.exitcode != 0 for process in processes):
             time.sleep(_POLL)
@@ -136,6 +149,12 @@ def write_corpus(
 def work(job: CorpusJob, worker: int, workers: int) -> None:
     """Write the blocks of one worker until this process is ended."""
     loaded = load_target(job.model, dtype=job.dtype, quantize=job.quantize, offline=True)
+    for _ in _write_blocks(job, loaded, worker, workers):
+        pass
+
+
+def _write_blocks(job: CorpusJob, loaded: LoadedTarget, worker: int, workers: int) -> Iterator[int]:
+    """Write the blocks of one of several workers that are not there yet, one after the other."""
     target = Target(loaded.model).reading(job.extras.context)
     source = job.source(target, loaded.tokenizer)
     made = {"writing": json.dumps(asdict(job.writing)), "target": loaded.source.fingerprint}
@@ -149,7 +168,29 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
             save_shard(shard, path, {**made, "block": str(block)}, target.dtype)
         job.extras.add(target, tokenizer, path, block, new_prompts=new)
         mx.clear_cache()
+        yield block
         block += workers
+
+
+@contextmanager
+def _reported(
+    progress: Callable[[CorpusSize], None], size: Callable[[], CorpusSize]
+) -> Iterator[None]:
+    """Within, a thread reports the corpus's size, which needs no MLX; this one writes."""
+    done = threading.Event()
+
+    def report() -> None:
+        while not done.wait(_POLL):
+            progress(size())
+
+    reporter = threading.Thread(target=report, daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        done.set()
+        reporter.join()
+    progress(size())
 
 
 @contextmanager

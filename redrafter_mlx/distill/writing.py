@@ -7,8 +7,10 @@ token is kept beside it: a drafter learns from that, and no second pass has to c
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
@@ -16,6 +18,7 @@ from mlx_lm.models.cache import BatchKVCache
 
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.filters import loop_start
+from redrafter_mlx.distill.row_bytes import row_bytes
 from redrafter_mlx.distill.row_masks import batch_cache
 from redrafter_mlx.distill.states import check_finite, to_host
 from redrafter_mlx.target import Target
@@ -64,7 +67,7 @@ def write_answers(
     temperature: float = 1.0,
     key: mx.array | None = None,
     stop_at_loops: bool = True,
-    at_once: int | None = None,
+    room: int | None = None,
 ) -> list[Written]:
     """Answers to each prompt, one for each of `openings`.
 
@@ -74,7 +77,8 @@ def write_answers(
       openings: how many tokens are drawn at random first, so that one prompt has many answers;
         they count as prompt. Other than 0 they need `key`
       stop_at_loops: end an answer that says the same again; see filters
-      at_once: rows in a batch, None for all. The answers do not depend on it, but for rounding
+      room: bytes for the rows of a batch, None for all rows at once. The answers do not depend on
+        it, but for rounding
     Returns:
       the first prompt's answers, then the second's, ...
     """
@@ -82,18 +86,20 @@ def write_answers(
     drawn = list(openings) * len(prompts)
     keys = mx.random.split(mx.random.key(0) if key is None else key, len(of_row))
     answers = []
-    for batch, some in _batches(target, prompts, of_row, at_once, keep_states=True):
-        n_drawn, before = drawn[some], batch.before
+    for begin, some in _batches(
+        target, prompts, of_row, max_tokens + max(openings), room, keep_states=True
+    ):
+        n_drawn = drawn[some]
         limits = [n + max_tokens for n in n_drawn]
-        rows = _write(batch, eos, limits, n_drawn, temperature, keys[some], stop_at_loops)
-        for i, read, (tokens, states), n in zip(of_row[some], before, rows, n_drawn, strict=True):
+        rows = _write(begin(), eos, limits, n_drawn, temperature, keys[some], stop_at_loops)
+        for i, row, n in zip(of_row[some], rows, n_drawn, strict=True):
             answers.append(
                 Written(
-                    prompts[i] + tokens[:n],
-                    np.array(tokens[n:], np.int32),
-                    check_finite(states[n:], target),
-                    bool(tokens) and tokens[-1] in eos,
-                    check_finite(np.concatenate([read, states[:n]]), target),
+                    prompts[i] + row.tokens[:n],
+                    np.array(row.tokens[n:], np.int32),
+                    check_finite(row.states[n:], target),
+                    bool(row.tokens) and row.tokens[-1] in eos,
+                    check_finite(np.concatenate([row.before, row.states[:n]]), target),
                 )
             )
     return answers
@@ -107,11 +113,11 @@ def write_turns(
     max_tokens: int,
     temperature: float,
     key: mx.array,
-    at_once: int | None = None,
+    room: int | None = None,
 ) -> list[list[list[int]]]:
     """So many texts drawn behind each prefix: what a user would say there.
 
-    at_once: as in `write_answers`
+    room: as in `write_answers`
 
     Returns:
       for each prefix, token ids without the token that ended the text; one that did not end is
@@ -120,12 +126,12 @@ def write_turns(
     of_row = [i for i, count in enumerate(counts) for _ in range(count)]
     keys = mx.random.split(key, len(of_row))
     grouped: list[list[list[int]]] = [[] for _ in prefixes]
-    for batch, some in _batches(target, prefixes, of_row, at_once, keep_states=False):
+    for begin, some in _batches(target, prefixes, of_row, max_tokens, room, keep_states=False):
         total = [max_tokens] * len(of_row[some])
-        rows = _write(batch, eos, total, total, temperature, keys[some], stop_at_loops=True)
-        for i, (tokens, _) in zip(of_row[some], rows, strict=True):
-            if len(tokens) > 1 and tokens[-1] in eos:
-                grouped[i].append(tokens[:-1])
+        rows = _write(begin(), eos, total, total, temperature, keys[some], stop_at_loops=True)
+        for i, row in zip(of_row[some], rows, strict=True):
+            if len(row.tokens) > 1 and row.tokens[-1] in eos:
+                grouped[i].append(row.tokens[:-1])
     return grouped
 
 
@@ -133,21 +139,39 @@ def _batches(
     target: Target,
     prompts: Sequence[list[int]],
     of_row: Sequence[int],
-    at_once: int | None,
+    tokens: int,
+    room: int | None,
     *,
     keep_states: bool,
-) -> Iterator[tuple[_Batch, slice]]:
-    """Rows that begin with the prompts `of_row` (ascending), so many in a batch, and which they
-    are. A prompt is read once for all its rows in a batch."""
-    kind, size = batch_cache(target), at_once or len(of_row)
+) -> Iterator[tuple[Callable[[], _Batch], slice]]:
+    """Batches of the rows that begin with the prompts `of_row` (ascending) and have so many
+    tokens to come: what begins each, as large as `room` allows, and which rows it has.
+
+    A prompt is read once for all its rows in a batch. A batch is begun by who writes it, and ends
+    with that: two of them would not fit.
+    """
+    kind, size = batch_cache(target), len(of_row)
     if kind is None:
         kind, size = BatchKVCache, 1
+    elif room is not None:
+        size = max(1, room // row_bytes(target, max(map(len, prompts)) + tokens))
     for at in range(0, len(of_row), size):
         rows = of_row[at : at + size]
         own = sorted(set(rows))
-        batch = _Batch(target, kind, [prompts[i] for i in own], keep_states=keep_states)
-        batch.keep([own.index(i) for i in rows])
-        yield batch, slice(at, at + size)
+        read, index = [prompts[i] for i in own], [own.index(i) for i in rows]
+        yield (
+            partial(_Batch, target, kind, read, index, keep_states=keep_states),
+            slice(at, at + size),
+        )
+
+
+class _Row(NamedTuple):
+    """A row that was written: its tokens and, where states are kept, those that chose them [A, C]
+    and its prompt [P - 1, C]."""
+
+    tokens: list[int]
+    states: np.ndarray
+    before: np.ndarray
 
 
 class _Batch:
@@ -158,9 +182,11 @@ class _Batch:
         target: Target,
         kind: type[BatchKVCache],
         prompts: Sequence[list[int]],
+        rows: list[int],
         *,
         keep_states: bool,
     ) -> None:
+        """Read the prompts, and begin with each row named in `rows`, some perhaps twice."""
         self.target = target
         self.keep_states = keep_states
         width = max(map(len, prompts))
@@ -175,11 +201,13 @@ class _Batch:
             mx.eval(self.hidden, [c.state[:2] for c in self.cache])
             if keep_states:
                 seen.append(to_host(hidden))
+        if rows != list(range(len(prompts))):
+            self.keep(rows)
         # Of each row: the states that chose its prompt's tokens.
-        self.before = [np.zeros(0)] * len(prompts)
+        self.before = [np.zeros(0)] * len(rows)
         if keep_states:
             read = np.concatenate(seen, axis=1)
-            self.before = [row[n:-1] for row, n in zip(read, padding, strict=True)]
+            self.before = [read[row, padding[row] : -1] for row in rows]
 
     def keep(self, rows: list[int]) -> None:
         """Go on with these rows of the batch only; a row may be named several times."""
@@ -187,7 +215,6 @@ class _Batch:
         for layer in self.cache:
             layer.filter(index)
         self.hidden = self.hidden[index]
-        self.before = [self.before[row] for row in rows]
 
     def logits(self) -> mx.array:
         """[B, V] of the next token."""
@@ -210,11 +237,11 @@ def _write(
     temperature: float,
     keys: mx.array,
     stop_at_loops: bool,
-) -> list[tuple[list[int], np.ndarray]]:
+) -> list[_Row]:
     """Write each row to its end, its limit or a loop.
 
     The first `drawn` tokens of a row are drawn at random with its own of `keys` [B, 2], the others
-    are the likeliest. Returns for each row its tokens and, where states are kept, [tokens, C].
+    are the likeliest.
     """
     tokens: list[list[int]] = [[] for _ in limits]
     states: list[list[np.ndarray]] = [[] for _ in limits]
@@ -246,7 +273,10 @@ def _write(
             keys = keys[mx.array(places)]
             rows = [rows[place] for place in places]
     nothing = to_host(mx.zeros((0, batch.target.context_size), batch.target.dtype))
-    return [(t, np.stack(s) if s else nothing) for t, s in zip(tokens, states, strict=True)]
+    return [
+        _Row(own, np.stack(kept) if kept else nothing, before)
+        for own, kept, before in zip(tokens, states, batch.before, strict=True)
+    ]
 
 
 def _draw(logits: mx.array, key: mx.array) -> mx.array:

@@ -1,0 +1,66 @@
+"""A run's memory follows from bytes, and is what the dry run says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from tiny import random_model
+
+from redrafter_mlx.distill.job import DrafterForm, TrainingJob
+from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.row_bytes import row_bytes
+from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.target import Target
+
+VICUNA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+          "head_dim": 128, "hidden_size": 16, "intermediate_size": 16}  # fmt: skip
+"""Keys and values of Vicuna-7B: half a MiB for each token in float16."""
+
+
+def planned(target: Target, memory: int | None, workers: int = 1, **changes: object) -> MemoryPlan:
+    job = TrainingJob(
+        "tiny", Path("out"), memory=memory, form=DrafterForm(exit_dim=32),
+        training=TrainOptions(batch=64), **changes,  # type: ignore[arg-type]
+    )  # fmt: skip
+    return plan_memory(job, job.form.config(target, "tiny", ""), target, 1_000_000, workers)
+
+
+def test_a_token_of_vicunas_cache_shape_counts_half_a_mebibyte() -> None:
+    model = random_model(**VICUNA)
+    model.set_dtype(mx.float16)
+    target = Target(model)
+    assert row_bytes(target, 256) == 256 * 2**19 + 12 * target.vocab_size
+    assert row_bytes(target, 257) == 512 * 2**19 + 12 * target.vocab_size
+
+
+def test_writing_takes_the_memory_it_was_given_whatever_the_model() -> None:
+    target = Target(random_model(**VICUNA))
+    row = row_bytes(target, 40)
+    mx.reset_peak_memory()
+    before = mx.get_active_memory()
+    write_answers(target, [[1, 2, 3]] * 12, [], 8, room=3 * row + row // 2)
+    taken = mx.get_peak_memory() - before
+    assert 0.8 * 3 * row < taken < 1.2 * 3 * row
+
+
+def test_a_plan_stays_within_the_memory_that_is_given() -> None:
+    target = Target(random_model(**VICUNA))
+    for memory in (2_000_000_000, 6_000_000_000, 40_000_000_000):
+        plan = planned(target, memory, workers=8)
+        assert plan.writing <= memory
+        assert plan.training <= memory
+    assert planned(target, 6_000_000_000, 8).workers > planned(target, 2_000_000_000, 8).workers
+
+
+def test_too_little_memory_is_refused_with_the_least_that_does() -> None:
+    target = Target(random_model(**VICUNA))
+    with pytest.raises(BadInputError, match="memory is 1000 ") as refused:
+        planned(target, 1000)
+    least = int(str(refused.value).split("at least ")[1].split()[0])
+    assert planned(target, least).room >= row_bytes(target, 256)
+    with pytest.raises(BadInputError):
+        planned(target, least - 1)
