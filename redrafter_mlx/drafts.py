@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from redrafter_mlx.drafter import Drafter
 from redrafter_mlx.drafter_files import load_drafter
-from redrafter_mlx.lookup import Lookup, split_lookup
+from redrafter_mlx.lookup import BESIDE_A_DRAFTER, Lookup, split_lookup
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.target import Target
 from redrafter_mlx.traced import traced_proposer
@@ -56,10 +56,10 @@ def find_drafts(
         )
     if isinstance(drafter, Lookup):
         return DraftSource(None, None, drafter, "lookup", "lookup")
-    lookup = Lookup() if looks_up else None
     if drafter is None:
         words = "lookup" if looks_up else None
-        return DraftSource(None, None, lookup, "lookup", words)
+        return DraftSource(None, None, Lookup() if looks_up else None, "lookup", words)
+    lookup = Lookup(BESIDE_A_DRAFTER) if looks_up else None
     words = "drafter and lookup" if looks_up else "drafter"
     if not isinstance(drafter, Drafter):
         return DraftSource(drafter, None, lookup, None, words)
