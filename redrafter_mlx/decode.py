@@ -151,7 +151,9 @@ class Decoder:
         The tree is verified as it was drafted; `shape` is that of the next one.
         """
         tree, cache, keys = state.drafts.tree, state.cache, state.keys
-        hidden, logits = self.target.verify(tree, cache, state.length, bound)
+        hidden, logits = self.target.verify(
+            tree, cache, state.length, bound, compiled=not state.drafts.copied
+        )
         accepted, history, logits = self._judge(state, logits)
         rows = None
         if self._reads_layers:
@@ -211,7 +213,8 @@ class Decoder:
                     if plan is not None:
                         state = self._with_copies(state, plan, result.tokens[-1])
                         shape = shape if plan.draft_after else PLAIN
-                        following, next_output = self.step(state, rows + unread, shape)
+                        known = rows + (len(result.tokens) if steps else 0)
+                        following, next_output = self.step(state, known, shape)
                     del before  # a second reference to the buffers would have them copied
                     if not done:
                         BLAS.prepare_for(state.drafts.tree.tokens.shape[1])

@@ -62,10 +62,12 @@ class Copy(NamedTuple):
 
     tokens:    the drafts after the root
     log_probs: of the same prefixes, cumulative
+    matched:   how many tokens matched, as far as they were compared
     """
 
     tokens: tuple[int, ...]
     log_probs: tuple[float, ...]
+    matched: int = 0
 
     @property
     def expected(self) -> float:
@@ -109,7 +111,7 @@ class TextIndex:
             scores = [number * math.log(self._lookup.second)]
             for i in range(length):
                 scores.append(scores[-1] + math.log(self._rate(matched + i)))
-            found.append(Copy(tuple(self._after(place, length)), tuple(scores[1:])))
+            found.append(Copy(tuple(self._after(place, length)), tuple(scores[1:]), matched))
         return found
 
     def _matches(self, width: int, length: int) -> list[tuple[int, int]]:

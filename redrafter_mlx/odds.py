@@ -40,6 +40,12 @@ _FIRST_TRIALS, _FIRST_CHANCE = 2.0, 0.6
 _DOUBT = 2.0
 """So many trials weigh as much as the guess from a neighbouring depth or width."""
 
+_COPIES_KEPT = 0.9
+"""What a step with copies leaves of the evidence on copies before it."""
+
+_FIRST_COPIES, _FIRST_TRUST = 6.0, 0.8
+"""Of an unknown text: copied tokens that were expected to be accepted, and the share that was."""
+
 _RESCUE = 0.35
 """One more beam is assumed to make good this share of the misses, times the narrower beams' own
 chance: a drafter whose first guesses are worth nothing has no better second ones."""
@@ -83,6 +89,8 @@ class Odds:
         self._hits = [[0.0 for _ in columns] for _ in rows]
         self._trials[1][1] = _FIRST_TRIALS
         self._hits[1][1] = _FIRST_TRIALS * _FIRST_CHANCE
+        self._copies_expected = _FIRST_COPIES
+        self._copies_accepted = _FIRST_COPIES * _FIRST_TRUST
         self._seen = dict.fromkeys(self.shapes, 0.0)
         self._accepted = dict.fromkeys(self.shapes, 0.0)
 
@@ -99,6 +107,16 @@ class Odds:
             self._seen[shape] += 1
             self._accepted[shape] += accepted
 
+    def learn_copies(self, expected: float, accepted: int) -> None:
+        """Count one step with a copy of which so many drafts were expected to be accepted."""
+        self._copies_expected = _COPIES_KEPT * self._copies_expected + expected
+        self._copies_accepted = _COPIES_KEPT * self._copies_accepted + accepted
+
+    @property
+    def copies_trust(self) -> float:
+        """What share of the expected copied tokens has been accepted lately."""
+        return self._copies_accepted / self._copies_expected
+
     def rest(self) -> None:
         """Count one step that did not draft."""
         self._fade(_KEPT_PLAIN)
@@ -113,6 +131,8 @@ class Odds:
         for shape in {*self.shapes} & {*other.shapes}:
             other._seen[shape] = self._seen[shape]
             other._accepted[shape] = self._accepted[shape]
+        other._copies_expected = self._copies_expected
+        other._copies_accepted = self._copies_accepted
         other._fade(0.5)
         return other
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterator
 
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.copying import CopyPlan
@@ -47,8 +48,14 @@ _CONTEXT_STEP = 64
 _COPIED = (1, 3, 7, 15, 31)
 """Lengths of copies, in few steps because each row count is a compiled graph of its own."""
 
-_REBUILD = 0.05
+_LONG_MATCH = 8
+"""Shorter matches are copied for twice their length at most, however well others have held."""
+
+_REBUILD = 0.15
 """Of a plain step, what the host takes to build a verification anew for copies."""
+
+_WORTH_IT = 0.1
+"""Tokens that a copy must promise more than the tree as it was drafted."""
 
 _BESIDE = 0.7
 """How good a drafter's branches are where the copy beside them is wrong, as a share of how good
@@ -70,6 +77,7 @@ class ShapePolicy:
         self._tokens: dict[BeamShape, float] = {}
         self._best = self._promising = PLAIN
         self._tried: deque[BeamShape] = deque()
+        self._copied: deque[float] = deque()  # what was expected of each copy under way
         self._savings = math.inf  # for what seems to pay: as many tries as can be saved up
         self._stale = True
 
@@ -94,39 +102,45 @@ class ShapePolicy:
         found = index.copies(1, min(MAX_BEAM_LENGTH, self._curves.most_rows) - 1)
         if not found:
             return None
-        (copy,) = found
-        holds = [math.exp(p) for p in copy.log_probs]
-        context, pace = self._context * _CONTEXT_STEP, self._pace(self._best)
-        rebuild = _REBUILD * self._costs[PLAIN]
+        pace, context = self._pace(self._best), self._context * _CONTEXT_STEP
         drafting = 0.0 if drafted == PLAIN else self._drafting(drafted)
         best = self._expected(drafted) - pace * (self._curves.step(drafted, context) - drafting)
-        plan: CopyPlan | None = None
+        best += _WORTH_IT
+        chosen: CopyPlan | None = None
+        for tokens, seconds, plan in self._copy_plans(found[0], drafted, drawn, context):
+            if tokens - pace * seconds > best:
+                best, chosen = tokens - pace * seconds, plan
+        if chosen is not None:
+            self._copied.append(chosen.copies[0].expected)
+        return chosen
+
+    def _copy_plans(
+        self, copy: Copy, drafted: BeamShape, drawn: bool, context: int
+    ) -> Iterator[tuple[float, float, CopyPlan]]:
+        """Expected tokens and seconds of each way to verify a copy."""
+        curves, rebuild = self._curves, _REBUILD * self._costs[PLAIN]
+        trust = min(self.odds.copies_trust, 1.0)
+        holds = [trust * math.exp(p) for p in copy.log_probs]
         reach = [] if drafted == PLAIN or drawn else self.odds.reach(drafted)
-        for count in _COPIED:
-            if count > len(holds):
-                break
-            cut = Copy(copy.tokens[:count], copy.log_probs[:count])
-            rest = self._curves.chain_rest + rebuild
-            cost = self._curves.verify(count + 1, context) + rest
-            value = 1 + sum(holds[:count]) - pace * cost
-            if value > best:
-                after = self._draft_after(holds[count - 1], pace, context)
-                best, plan = value, CopyPlan([cut], BeamShape(1, count + 1), False, after)
-            if not reach or drafted.nodes + count > self._curves.most_rows:
+        short = 2 * copy.matched if copy.matched < _LONG_MATCH else len(holds)
+        for count in (n for n in _COPIED if n <= min(short, len(holds))):
+            cut = Copy(copy.tokens[:count], copy.log_probs[:count], copy.matched)
+            cost = curves.verify(count + 1, context) + curves.chain_rest + rebuild
+            after = self._draft_after(holds[count - 1], context)
+            alone = CopyPlan([cut], BeamShape(1, count + 1), False, after)
+            yield 1 + sum(holds[:count]), cost, alone
+            if not reach or drafted.nodes + count > curves.most_rows:
                 continue
-            shape = BeamShape(
-                drafted.width + 1, max(drafted.length, count + 1), drafted.nodes + count
-            )
-            rest = self._curves.drafted_rest + rebuild
-            cost = self._curves.verify(shape.nodes, context) + rest
-            value = 1 + _beside(holds[:count], reach) - pace * cost
-            if value > best:
-                best, plan = value, CopyPlan([cut], shape, True)
-        return plan
+            width, length = drafted.width + 1, max(drafted.length, count + 1)
+            shape = BeamShape(width, length, drafted.nodes + count)
+            # The path of a tree with branches is put in place by the step after it.
+            cost = curves.verify(shape.nodes, context) + curves.drafted_rest + 2 * rebuild
+            yield 1 + _beside(holds[:count], reach), cost, CopyPlan([cut], shape, True)
 
     def learn(self, step: Verified) -> None:
         """Take note of a step that was read; they may come some steps late."""
         if step.copied:
+            self.odds.learn_copies(self._copied.popleft(), len(step.path) - 1)
             return
         if step.shape.length == 1:
             self.odds.rest()
@@ -172,14 +186,14 @@ class ShapePolicy:
     def _drafting(self, shape: BeamShape) -> float:
         return self._curves.drafting(shape.width, shape.length)
 
-    def _draft_after(self, holds: float, pace: float, context: int) -> bool:
+    def _draft_after(self, holds: float, context: int) -> bool:
         """Whether to draft for the step after a copy that holds throughout with that chance.
 
         If it does, the match is longer and the next step copies again: the drafts are in vain.
         """
         if self._best == PLAIN:
             return True  # nothing is drafted anyhow, or it is a try, which was paid for
-        drafting = self._drafting(self._best)
+        drafting, pace = self._drafting(self._best), self._pace(self._best)
         dearer = self._curves.step(self._best, context) - drafting - self._costs[PLAIN]
         gain = self._expected(self._best) - 1 - pace * dearer
         return (1 - holds) * gain > pace * drafting

@@ -143,7 +143,12 @@ class Target:
         return mx.stack([context[b] for b in range(len(last))])
 
     def verify(
-        self, tree: TokenTree, cache: TreeCache, length: mx.array, bound: int
+        self,
+        tree: TokenTree,
+        cache: TreeCache,
+        length: mx.array,
+        bound: int,
+        compiled: bool = True,
     ) -> tuple[mx.array, mx.array]:
         """One call on all nodes of a tree, each seeing the committed text and its ancestors.
 
@@ -153,7 +158,7 @@ class Target:
           hidden: [B, N, C], logits: [B, N, V]
         """
         cache.plan_tree(tree, length, bound)
-        return self._tree_call(tree.tokens, cache)
+        return self._tree_call(tree.tokens, cache, compiled)
 
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
         """Hidden states [B, N, C] of a plain call on mlx-lm's own caches, one a layer."""

@@ -26,8 +26,11 @@ from redrafter_mlx.tree import Beams
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-TreeCall = Callable[[mx.array, TreeCache], tuple[mx.array, mx.array]]
-"""tokens [B, N] of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V]."""
+TreeCall = Callable[[mx.array, TreeCache, bool], tuple[mx.array, mx.array]]
+"""tokens [B, N] of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V].
+
+The flag says whether to compile: a size that hardly comes again is built faster than compiled.
+"""
 
 
 def traced_call(
@@ -50,7 +53,10 @@ def traced_call(
 
     replay = _replayed(build)
 
-    def call(tokens: mx.array, cache: TreeCache) -> tuple[mx.array, mx.array]:
+    def call(tokens: mx.array, cache: TreeCache, compiled: bool) -> tuple[mx.array, mx.array]:
+        if not compiled:
+            hidden = backbone(tokens, cache=cache.layers)
+            return hidden, head(hidden)
         plan = cache.plan
         assert isinstance(plan, TreePlan)
         sizes = (plan.extent, plan.capacity, plan.keep)

@@ -234,7 +234,7 @@ def test_a_session_looks_up_what_earlier_turns_said() -> None:
     ("bad", "named"),
     [
         ({"shortest": 0}, "shortest is 0"),
-        ({"shortest": 6}, "shortest is 6"),
+        ({"shortest": 9}, "shortest is 9"),
         ({"accepted": (0.5, 0.4)}, "accepted is"),
         ({"accepted": (0.0, 0.4)}, "accepted is"),
         ({"second": 1.5}, "second is"),
