@@ -36,8 +36,9 @@ _STAY = 0.01
 _ENOUGH = 4.0
 """So many steps must have told of a shape before it is chosen without being tried."""
 
-_TRY_SHARE = 0.02
-"""Of the time spent, how much may go into trying what may turn out slower."""
+_TRY_SHARE = 0.015
+"""Of the time spent, how much is saved up for trying what may turn out slower; with what else
+trying costs, such as a change that was for the worse, it is 2% at most."""
 
 _MOST_TRIES = 3
 """Tries that can be saved up: one that misses does not end a row of them."""

@@ -14,6 +14,7 @@ from simulated import ROWS, Step, Text, cliff, decode, every_shape, machine
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.costs import CostCurves
+from redrafter_mlx.lookup import Lookup, TextIndex
 from redrafter_mlx.odds import Odds, accepted_within, expected_drafts, node_values
 from redrafter_mlx.shape import ShapePolicy, candidates
 from redrafter_mlx.tree import Beams, pack_beam
@@ -328,3 +329,70 @@ def test_the_context_is_looked_at_too() -> None:
     policy = ShapePolicy(curves, Known(candidates(curves), tokens))
     assert policy.next_shape(8192).nodes < policy.next_shape(128).nodes
     assert max(ROWS) == curves.most_rows
+
+
+@pytest.mark.parametrize("name", ["cliff", "slope"])
+def test_trying_other_shapes_costs_two_percent_of_the_time_at_most(name: str) -> None:
+    """Against the shape in use, once an earlier answer has told of it; up to chance."""
+    curves, lost, spent = MACHINES[name], 0.0, 0.0
+    for seed in MANY_SEEDS:
+        first = ShapePolicy(curves)
+        decode(first, curves, [Text(0.8, seed)] * 150)
+        policy = ShapePolicy(curves, first.odds.calmed(first.odds.shapes))
+        shapes, seconds, tokens = decode(policy, curves, [Text(0.8, 50 + seed)] * 300)
+        usual = max(set(shapes), key=shapes.count)
+        steps = list(zip(shapes, seconds, tokens, strict=True))
+        in_use = [(s, t) for shape, s, t in steps if shape == usual]
+        pace = sum(t for _, t in in_use) / sum(s for s, _ in in_use)
+        lost += sum(s - t / pace for shape, s, t in steps if shape != usual)
+        spent += sum(seconds)
+    assert lost < 0.02 * spent
+
+
+def copying(policy: ShapePolicy, text: Sequence[int], start: int) -> tuple[int, int, int]:
+    """Steps, copies and accepted copied tokens of a text after its first `start` tokens.
+
+    Nothing is drafted but copies; the text is known, as it is to a greedy target.
+    """
+    index, at = TextIndex(Lookup(), text[:start]), start
+    steps = copies = accepted = 0
+    while at < len(text) - 40:
+        policy.next_shape(at)
+        plan = policy.plan_copies(index, PLAIN, drawn=False)
+        path = [0]
+        if plan is not None:
+            (copy,) = plan.copies
+            held = 0
+            while held < len(copy.tokens) and copy.tokens[held] == text[at + held]:
+                held += 1
+            path, copies, accepted = [*range(held + 1)], copies + 1, accepted + held
+            shape = plan.shape
+            policy.learn(Step(shape, [0] * shape.nodes, [*range(shape.nodes)], path, copied=True))
+        index.extend(text[at : at + len(path)])
+        at, steps = at + len(path), steps + 1
+    return steps, copies, accepted
+
+
+def test_a_text_that_repeats_itself_is_copied_far() -> None:
+    """A page of forty tokens, again and again."""
+    rng = random.Random(0)
+    page = [rng.randrange(1000) for _ in range(40)]
+    policy = ShapePolicy(machine(cliff(16)), Odds(()))
+    steps, copies, accepted = copying(policy, page * 12, 60)
+    assert copies > 0.9 * steps
+    assert accepted / copies > 10
+
+
+def test_matches_that_never_hold_are_soon_left_alone() -> None:
+    """The same two tokens, with something new after them each time."""
+    text = [t for i in range(400) for t in (1, 2, 1000 + i)]
+    policy = ShapePolicy(machine(cliff(16)), Odds(()))
+    steps, copies, _ = copying(policy, text, 8)
+    assert copies < 0.02 * steps
+
+
+def test_a_copy_is_not_taken_where_its_rows_cost_more_than_it_saves() -> None:
+    rng = random.Random(0)
+    page = [rng.randrange(1000) for _ in range(40)]
+    policy = ShapePolicy(machine(lambda rows: 20.0 * rows), Odds(()))
+    assert copying(policy, page * 6, 60)[1] == 0

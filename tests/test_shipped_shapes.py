@@ -1,0 +1,58 @@
+"""The shipped drafter at the shapes that were asked for: tokens per step, counted without a clock."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.loading import draft_with, load_target
+
+pytestmark = pytest.mark.real_model
+
+N = 64
+QUOTING = read_questions(Path(__file__).parents[1] / "bench" / "quoting.jsonl")
+QUESTIONS = [OWN_QUESTIONS[0].text, OWN_QUESTIONS[8].text, QUOTING[3].text, QUOTING[11].text]
+
+
+@pytest.fixture(scope="module")
+def drafters() -> dict[str, Redrafter]:
+    loaded = load_target("smollm2-135m", dtype="float32")
+    return {word: draft_with(word, loaded) for word in ("trained", "auto")}
+
+
+def tokens_per_step(redrafter: Redrafter, width: int, length: int) -> float:
+    """Of all questions together; every step verifies the whole shape."""
+    tokens = steps = 0
+    for question in QUESTIONS:
+        responses = list(
+            redrafter.stream(question, max_tokens=N, beam_width=width, beam_length=length)
+        )
+        nodes = {r.steps: r.step.nodes for r in responses if r.steps > 0}
+        assert {*nodes.values()} == {width * (length - 1) + 1}
+        tokens += len(responses) - 1
+        steps += responses[-1].steps
+    return tokens / steps
+
+
+@pytest.fixture(scope="module")
+def alone(drafters: dict[str, Redrafter]) -> dict[tuple[int, int], float]:
+    """The drafter's tokens per step by width and length."""
+    return {
+        shape: tokens_per_step(drafters["trained"], *shape) for shape in ((1, 2), (1, 4), (3, 4))
+    }
+
+
+def test_wider_and_longer_beams_make_more_tokens_a_step(
+    alone: dict[tuple[int, int], float],
+) -> None:
+    assert 1.4 < alone[1, 2] < alone[1, 4] < alone[3, 4]
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (3, 4)], ids=["1x4", "3x4"])
+def test_lookup_takes_no_tokens_away_from_the_drafter(
+    shape: tuple[int, int], drafters: dict[str, Redrafter], alone: dict[tuple[int, int], float]
+) -> None:
+    assert tokens_per_step(drafters["auto"], *shape) > 0.99 * alone[shape]
