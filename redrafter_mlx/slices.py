@@ -56,13 +56,18 @@ class SlicedMeasurement:
         return assumed_curves(self._setup, backend(), self._timed, self._widest)
 
     def earn(self, seconds: float, step: float) -> None:
-        """Measure as much as an answer of so many seconds allows; `step` is one step's seconds."""
+        """Take one measurement at most, if answers have earned it.
+
+        Args:
+          seconds: of the answer that has just ended
+          step: seconds of one of its steps
+        """
         if self.finished:
             return
-        self._credit += SHARE * seconds
-        for case in self._left():
-            if self._credit < _CALLS * step:
-                break
+        price = _CALLS * step
+        self._credit = min(self._credit + SHARE * seconds, price)
+        if self._credit >= price:
+            case = self._left()[0]
             began = time.perf_counter()
             with BLAS.threads_by_rows():
                 self._timed[case] = self._time(case)

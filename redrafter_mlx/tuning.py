@@ -67,6 +67,7 @@ class Tuning:
         self._odds: dict[AcceptMethod, Odds] = {}
         self._answering = 0
         self._lock = threading.Lock()
+        self._measuring = threading.Lock()
 
     @property
     def measured(self) -> bool:
@@ -90,10 +91,6 @@ class Tuning:
                 self._measured.save()
             self._odds.clear()
             return self._measured
-
-    def plain_rows(self, context: int) -> int:
-        """Nodes of a tree without drafts; see CostCurves."""
-        return self.curves().plain_rows(context)
 
     def fill(
         self,
@@ -158,5 +155,9 @@ class Tuning:
         with self._lock:
             self._odds[method] = policy.odds
             self._answering -= 1
-            if self._answering == 0 and steps > 0 and not self.measured:
+            idle = self._answering == 0 and not self.measured
+        if idle and steps > 0 and self._measuring.acquire(blocking=False):
+            try:
                 self._slices.earn(seconds, seconds / steps)
+            finally:
+                self._measuring.release()

@@ -1,4 +1,4 @@
-"""The shipped drafter at the shapes that were asked for: tokens per step, counted without a clock."""
+"""The shipped drafter at shapes that were asked for: tokens per step, without a clock."""
 
 from __future__ import annotations
 
