@@ -71,9 +71,9 @@ def measured(monkeypatch: pytest.MonkeyPatch, host: float, device: float) -> Bre
     redrafter = Redrafter(model, byte_tokenizer(), Slowed(drafts, meter, host, device))
     verify = redrafter.target.verify
 
-    def slow_verify(*given: object) -> object:
+    def slow_verify(*given: object, **named: object) -> object:
         meter.work(0.5, 5.0)
-        return verify(*given)  # type: ignore[arg-type]
+        return verify(*given, **named)  # type: ignore[arg-type]
 
     monkeypatch.setattr(redrafter.target, "verify", slow_verify)
     return break_down(

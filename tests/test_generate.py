@@ -342,10 +342,10 @@ def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
     calls = 0
 
     def interrupting(honest: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object) -> object:
+        def call(*args: object, **named: object) -> object:
             nonlocal calls
             calls += 1
-            result = honest(*args)
+            result = honest(*args, **named)
             if calls == at:
                 raise KeyboardInterrupt
             return result
