@@ -1,18 +1,25 @@
 """Processes that end with their parent, however that ends.
 
 A child of `multiprocessing` can wait for its parent: it holds one end of a pipe whose other end
-the parent alone has, and which the system closes when the parent is gone.
+the parent alone has, and which the system closes when the parent is gone. The thread that waits
+needs the interpreter, which a library may hold for a while; so Linux is asked to end the child as
+well.
 """
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing as mp
 import os
 import pickle
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
+
+_PR_SET_PDEATHSIG = 1
+"""Of Linux's <sys/prctl.h>."""
 
 
 def start_child(function: Callable[..., None], *arguments: object) -> BaseProcess:
@@ -29,6 +36,8 @@ def start_child(function: Callable[..., None], *arguments: object) -> BaseProces
 
 def _run(work: bytes) -> None:
     """The child's side; what the function needs is imported once the parent is watched."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     function, arguments = pickle.loads(work)
     function(*arguments)
