@@ -146,8 +146,9 @@ class ShapePolicy:
         if step.shape.length == 1:
             self.odds.rest()
             return
-        if self._tried and step.shape == self._tried[0]:
-            self._tried.popleft()
+        if step.shape in self._tried:
+            while self._tried.popleft() != step.shape:
+                pass  # those before it gave way to copies
             gained = len(step.path) - self._expected(self._best)
             self._savings += gained / self._pace(self._best)
         self.odds.learn(step)
