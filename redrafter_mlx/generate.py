@@ -23,6 +23,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.lookup import Lookup
 from redrafter_mlx.memory import PrefixMemory
 from redrafter_mlx.process import MLX_PROCESS
+from redrafter_mlx.prompt import Prompt, prompt_tokens
 from redrafter_mlx.proposer import Proposer
 from redrafter_mlx.report import StepResult
 from redrafter_mlx.response import Completion, Response, Tally
@@ -31,16 +32,12 @@ from redrafter_mlx.target import Target
 from redrafter_mlx.text import AnswerText
 from redrafter_mlx.tree_check import check_trees
 from redrafter_mlx.tuning import Tuning
-from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.context import context_length
 from redrafter_mlx.wired import WIRED_MEMORY
 
 if TYPE_CHECKING:
     from redrafter_mlx.loading import TargetSource
     from redrafter_mlx.session import Session
-
-Message = Mapping[str, str]
-Prompt = str | Sequence[Message] | Sequence[int]
 
 
 class Redrafter:
@@ -211,22 +208,7 @@ class Redrafter:
         Raises BadInputError if there are none, or so many that the model's context has no room for
         an answer.
         """
-        if isinstance(prompt, str):
-            if raw:
-                ids = encode_text(self.tokenizer, prompt)
-            else:
-                ids = render_chat(self.tokenizer, [{"role": "user", "content": prompt}])
-        elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
-            raise BadInputError(
-                f"the prompt is of type {type(prompt).__name__}; give a string, a list of messages "
-                f"or a list of token ids"
-            )
-        elif prompt and isinstance(prompt[0], Mapping):
-            ids = render_chat(self.tokenizer, prompt)  # type: ignore[arg-type]
-        else:
-            ids = [_token_id(t, self.target.vocab_size) for t in prompt]
-        if not ids:
-            raise BadInputError("the prompt is empty; give at least one token")
+        ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size)
         if self.context_length is not None and len(ids) >= self.context_length:
             raise BadInputError(
                 f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
@@ -342,9 +324,3 @@ def stream_generate(
     redrafter = Redrafter(model, tokenizer, drafter)
     given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
     return redrafter.stream(given, raw=True, options=options, **overrides)
-
-
-def _token_id(token: object, vocab_size: int) -> int:
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-        raise BadInputError(f"prompt holds {token!r}; token ids are whole, 0 to {vocab_size - 1}")
-    return token

@@ -1,0 +1,48 @@
+"""From what a caller gives as a prompt to token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.weights.chat import encode_text, render_chat
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[Message] | Sequence[int]
+
+
+def prompt_tokens(
+    tokenizer: TokenizerWrapper, prompt: Prompt, raw: bool, vocab_size: int
+) -> list[int]:
+    """The token ids of a user's message, of messages, or of token ids.
+
+    Args:
+      raw: take a string as it is, without the chat template
+    Raises:
+      BadInputError: for anything else, and for a prompt without a token
+    """
+    if isinstance(prompt, str):
+        if raw:
+            ids = encode_text(tokenizer, prompt)
+        else:
+            ids = render_chat(tokenizer, [{"role": "user", "content": prompt}])
+    elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
+        raise BadInputError(
+            f"the prompt is of type {type(prompt).__name__}; give a string, a list of messages "
+            f"or a list of token ids"
+        )
+    elif prompt and isinstance(prompt[0], Mapping):
+        ids = render_chat(tokenizer, prompt)  # type: ignore[arg-type]
+    else:
+        ids = [_token_id(t, vocab_size) for t in prompt]
+    if not ids:
+        raise BadInputError("the prompt is empty; give at least one token")
+    return ids
+
+
+def _token_id(token: object, vocab_size: int) -> int:
+    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        raise BadInputError(f"prompt holds {token!r}; token ids are whole, 0 to {vocab_size - 1}")
+    return token
