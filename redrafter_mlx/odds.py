@@ -43,7 +43,7 @@ _DOUBT = 2.0
 _COPIES_KEPT = 0.9
 """What a step with copies leaves of the evidence on copies before it."""
 
-_FIRST_COPIES, _FIRST_TRUST = 6.0, 0.8
+_FIRST_COPIES, _FIRST_TRUST = 6.0, 0.9
 """Of an unknown text: copied tokens that were expected to be accepted, and the share that was."""
 
 _RESCUE = 0.35
