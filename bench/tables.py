@@ -14,6 +14,9 @@ from redrafter_mlx.bench.result import Result
 from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.bench.summary import WHOLE, Row
 
+_MOST_DEPTHS = 8
+"""Columns of acceptance by depth that a terminal has room for; copies of the text go deeper."""
+
 
 @dataclass(frozen=True)
 class TextTable:
@@ -97,12 +100,12 @@ def main_table(rows: Sequence[Row]) -> TextTable:
 def acceptance_table(rows: Sequence[Row]) -> TextTable:
     """How far drafts are accepted, and what merging prefixes saves."""
     drafted = [r for r in rows if r.acceptance or r.nodes_after]
-    deepest = max(len(r.acceptance) for r in drafted)
+    deepest = min(max(len(r.acceptance) for r in drafted), _MOST_DEPTHS)
     columns = ("method", "dtype", "accept", "T", *(f"draft {d + 1}" for d in range(deepest)),
                "nodes before", "after: 1%", "median", "99%", "saved")  # fmt: skip
     cells = []
     for r in drafted:
-        shares = [f"{share:.1%}" for share in r.acceptance]
+        shares = [f"{share:.1%}" for share in r.acceptance[:deepest]]
         before, after = r.nodes_before, r.nodes_after
         nodes = [f"{v:g}" for v in (after.p1, after.median, after.p99)] if after else ["", "", ""]
         cells.append(
