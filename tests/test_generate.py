@@ -79,7 +79,8 @@ def test_a_response_holds_one_row_of_log_probabilities_where_asked(redrafter: Re
     row = 4 * 258
     for shape in ({"draft": False}, {"beam_width": 2, "beam_length": 4}):
         short, long = (held_by_responses(redrafter, n, logprobs=True, **shape) for n in (20, 200))
-        assert 180 * row <= long - short < 1.2 * 180 * row
+        # MLX may give a freed buffer of up to twice the size; all logits of a tree are 7 rows.
+        assert 180 * row <= long - short < 2 * 180 * row
 
 
 def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
