@@ -256,7 +256,7 @@ def _is_finite(value: float) -> bool:
 
 
 DEFAULT_BEAM_SHAPE = BeamShape(2, 4)
-"""For a drafter that says nothing of shapes: 7 nodes. Metal's attention leaves its vector kernel
+"""For verification where nothing drafts: 7 nodes. Metal's attention leaves its vector kernel
 above 8 query rows, or above 32 / G rows where G query heads share a key head; the products leave
 theirs at 6 to 33 rows, depending on chip and weights. What pays is measured, not read off these."""
 

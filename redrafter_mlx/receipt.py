@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generate_step
 
-from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decode import Decoder
 from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.memory import common_prefix
@@ -115,7 +115,7 @@ def verify(
     MLX_PROCESS.check()
     shape = shape or redrafter.beam_shape
     if shape == PLAIN:  # nothing drafts; the oracle's drafts make the harder test
-        shape = BeamShape(2, 4)
+        shape = DEFAULT_BEAM_SHAPE
     source = redrafter.source
     compared = agreeing = said = 0
     nodes: list[int] = []
