@@ -24,10 +24,10 @@ from redrafter_mlx.bench.report import markdown_table
 from redrafter_mlx.bench.summary import WHOLE
 from redrafter_mlx.bench.tables import TextTable
 from redrafter_mlx.distill.card import CARD
-from redrafter_mlx.drafter_files import CONFIG, WEIGHTS, load_drafter, save_drafter
+from redrafter_mlx.drafting.checkpoint import CONFIG, WEIGHTS, load_drafter, save_drafter
 from redrafter_mlx.loading import load_target
-from redrafter_mlx.target import Target
-from redrafter_mlx.whole import write_whole
+from redrafter_mlx.runtime.atomic_write import write_whole
+from redrafter_mlx.target.model import Target
 
 
 @dataclass(frozen=True)

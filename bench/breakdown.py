@@ -20,19 +20,19 @@ from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
-from redrafter_mlx import BLAS
-from redrafter_mlx.accept import accept
+from redrafter_mlx.autotune.profiler import step_seconds
 from redrafter_mlx.bench.methods import Clock
 from redrafter_mlx.bench.statistics import Spread
-from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.measure import step_seconds
-from redrafter_mlx.proposer import DraftInput, Proposer
-from redrafter_mlx.target import Target
-from redrafter_mlx.tree import TokenTree, pack_beam
-from redrafter_mlx.wired import WIRED_MEMORY
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.interface import DraftInput, Proposer
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
+from redrafter_mlx.speculation.accept import accept
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
+from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.model import Target
 
 PARTS = ("verification", "acceptance", "commit", "drafting", "packing")
 """In the order in which they are added."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from redrafter_mlx.autotune.cost_model import CostCurves
 from redrafter_mlx.bench.plot import check_plot
-from redrafter_mlx.costs import CostCurves
 from redrafter_mlx.errors import BadInputError
 
 

@@ -12,9 +12,10 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
-import redrafter_mlx
-from redrafter_mlx.chip import chip_name, float32_is_exact, system_name
-from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.device import chip_name, float32_is_exact, system_name
+from redrafter_mlx.version import __version__
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class Machine:
             cores=os.cpu_count(),
             os=system_name(),
             python=platform.python_version(),
-            redrafter_mlx=redrafter_mlx.__version__,
+            redrafter_mlx=__version__,
             mlx=metadata.version("mlx"),
             mlx_lm=metadata.version("mlx-lm"),
-            blas=redrafter_mlx.BLAS.note,
+            blas=BLAS.note,
         )
 
 

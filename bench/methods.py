@@ -18,8 +18,8 @@ from mlx_lm.generate import generation_stream, stream_generate
 from mlx_lm.sample_utils import make_sampler
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, GenerationOptions, Prefixes
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, MismatchError
-from redrafter_mlx.generate import Redrafter
 
 MethodName = Literal["mlx-lm", "autoregressive", "mlx-lm speculative", "redrafter"]
 BASELINE: MethodName = "mlx-lm"

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from redrafter_mlx.bench.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.whole import naming
+from redrafter_mlx.runtime.atomic_write import naming
 
 _RUN_FIELDS = ("token_ids", "accepted", "nodes", "rows", "shapes", "first_token_seconds",
                "decode_seconds", "peak_memory")  # fmt: skip

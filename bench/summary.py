@@ -18,7 +18,7 @@ from redrafter_mlx.bench.statistics import (
     typical,
 )
 from redrafter_mlx.config import BeamShape, Prefixes
-from redrafter_mlx.memory import common_prefix
+from redrafter_mlx.decoding.prefix_cache import common_prefix
 
 WHOLE = "all"
 """The category of a row over all questions."""

@@ -9,8 +9,8 @@ from redrafter_mlx.bench.methods import check_draft_model
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench_request import Loading, Request
 from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.loading import LoadedTarget, check_drafter, draft_with, load_target
 
 RANDOM = "random"

@@ -13,7 +13,7 @@ from redrafter_mlx.errors import BadInputError
 if TYPE_CHECKING:
     from redrafter_mlx.bench.methods import Method
     from redrafter_mlx.bench.run import Plan
-    from redrafter_mlx.generate import Redrafter
+    from redrafter_mlx.engine.engine import Redrafter
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
 

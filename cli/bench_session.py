@@ -18,7 +18,7 @@ from redrafter_mlx.cli.bench_models import load_draft_model, load_drafters
 from redrafter_mlx.cli.bench_progress import Progress
 from redrafter_mlx.cli.bench_request import Request
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.engine.engine import Redrafter
 
 INTERRUPTED = 130
 """128 + SIGINT."""

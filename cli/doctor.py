@@ -18,10 +18,10 @@ from typing import Annotated
 
 import typer
 
-import redrafter_mlx
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.runtime.blas import BLAS, remedy
 
 _CUDA_BACKENDS = ("mlx-cuda-13", "mlx-cuda-12")
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
@@ -154,19 +154,19 @@ def overwritten_backend() -> str | None:
 
 def _mlx(report: Report) -> Facts:
     """The device, whether it computes, and what multiplies matrices on the CPU."""
-    blas = redrafter_mlx.BLAS
+    blas = BLAS
     facts: Facts = {"blas": blas.note}
     try:
         import mlx.core as mx
 
-        from redrafter_mlx import chip
+        from redrafter_mlx.runtime.device import float32_is_exact
 
         device = mx.default_device()
         facts["device"] = f"{device.type.name}, {mx.device_info(device).get('device_name', '')}"
         facts["computes"] = mx.ones((64, 64)).sum().item() == 64 * 64
-        for module in ("mlx_lm", "redrafter_mlx.generate", "redrafter_mlx.loading"):
+        for module in ("mlx_lm", "redrafter_mlx.engine.engine", "redrafter_mlx.loading"):
             importlib.import_module(module)
-        facts["float32"] = _EXACT if chip.float32_is_exact() else _TF32
+        facts["float32"] = _EXACT if float32_is_exact() else _TF32
     except Exception as error:
         what = f"MLX does not work: {type(error).__name__}: {error}"
         report.problems.append(Problem(one_line(what), _REINSTALL, unusable=True))
@@ -176,7 +176,7 @@ def _mlx(report: Report) -> Facts:
         report.problems.append(Problem(what, _REINSTALL, unusable=True))
     if sys.platform == "linux" and device.type == mx.DeviceType.cpu and blas.library is None:
         what = "matrix products run on MLX's own reference BLAS, many times slower"
-        report.problems.append(Problem(what, redrafter_mlx.blas.remedy()))
+        report.problems.append(Problem(what, remedy()))
     if sys.platform == "darwin" and device.type == mx.DeviceType.cpu:
         what = "MLX computes on the CPU, not on the GPU"
         report.problems.append(Problem(what, "use macOS 14 or later on Apple Silicon"))

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from redrafter_mlx import __version__
 from redrafter_mlx.cli import (
     bench,
     chat,
@@ -24,6 +23,7 @@ from redrafter_mlx.cli import (
 )
 from redrafter_mlx.cli.terminal import one_line, open_missing_streams, tolerate_any_text
 from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.version import __version__
 
 INTERRUPTED = 130
 """128 + SIGINT, what a shell expects of a program that Ctrl-C ended."""

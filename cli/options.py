@@ -12,7 +12,7 @@ from redrafter_mlx.config import AcceptMethod, DType, GenerationOptions, check_c
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.generate import Redrafter
+    from redrafter_mlx.engine.engine import Redrafter
 
 _MODEL, _SAMPLING, _DRAFTS = "Model", "Sampling", "Drafts"
 

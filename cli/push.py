@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from redrafter_mlx import __version__
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import Terminal, check_text, one_line
+from redrafter_mlx.version import __version__
 
 Folder = Annotated[
     Path, typer.Argument(metavar="DIR", help="The drafter's folder.", show_default=False)
@@ -41,7 +41,7 @@ def command(folder: Folder, repo: Repo, private: Private = False, message: Messa
     """
     check_text("DIR", str(folder))
     with progress_bars(f"uploading to {repo}"):
-        from redrafter_mlx.drafter_files import read_config
+        from redrafter_mlx.drafting.checkpoint import read_config
         from redrafter_mlx.weights.publish import publish
 
         target = read_config(folder).target

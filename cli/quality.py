@@ -56,9 +56,9 @@ def command(
     asked = list(OWN_QUESTIONS) if questions is None else read_questions(questions)
     chosen = choose_questions(asked, None, limit)
     from redrafter_mlx.distill.questions import answer_questions, quality_on
-    from redrafter_mlx.drafter_files import load_drafter, read_config
+    from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
     from redrafter_mlx.loading import load_target
-    from redrafter_mlx.target import Target
+    from redrafter_mlx.target.model import Target
     from redrafter_mlx.weights.chat import render_chat
 
     for folder in drafters:

@@ -31,7 +31,7 @@ def write_chat(path: Path, chat: SavedChat) -> None:
 
     Raises BadInputError where that cannot be done; the file is then as it was.
     """
-    from redrafter_mlx.whole import write_whole
+    from redrafter_mlx.runtime.atomic_write import write_whole
 
     try:
         if path.exists() and not _is_chat(path):

@@ -69,7 +69,7 @@ def command(
     from redrafter_mlx.distill.job import DrafterForm, TrainingJob
     from redrafter_mlx.distill.options import Optimizer, TrainOptions
     from redrafter_mlx.distill.reading import Labels
-    from redrafter_mlx.drafter_config import Head
+    from redrafter_mlx.drafting.recurrent_config import Head
 
     check_choice("--dtype", dtype, DType)
     check_choice("--head", head, Head)

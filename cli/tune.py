@@ -14,8 +14,8 @@ from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.generate import Redrafter
-    from redrafter_mlx.shape import ShapePolicy
+    from redrafter_mlx.autotune.policy import ShapePolicy
+    from redrafter_mlx.engine.engine import Redrafter
 
 _QUESTIONS = (0, 8, 13)
 """Of our own: a letter, a function and an explanation, to hear how drafts fare."""

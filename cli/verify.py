@@ -16,7 +16,7 @@ from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import GenerationOptions
 
 if TYPE_CHECKING:
-    from redrafter_mlx.receipt import Receipt
+    from redrafter_mlx.verification import Receipt
 
 
 def command(
@@ -44,7 +44,7 @@ def command(
     chosen = list(OWN_QUESTIONS) if questions is None else read_questions(questions)
     chosen = choose_questions(chosen, None, limit)
     loaded = opt.load_model(model, drafter, dtype, quantize, offline)
-    from redrafter_mlx.receipt import verify
+    from redrafter_mlx.verification import verify
 
     prompts = [loaded.encode([{"role": "user", "content": q.text}]) for q in chosen]
     with progress_bars(f"comparing {len(prompts)} answers", describe_count) as progress:

@@ -12,48 +12,37 @@ imported with the first name that needs it.
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redrafter_mlx.blas import load_optimised_blas
-
-__version__ = "0.1.0"
-
-# In a checkout the folders cli, weights and bench stand beside this one, not in it as they are
-# installed; Python started there finds this folder first.
-_here = Path(__file__).resolve().parent
-if not (_here / "weights").exists():
-    __path__.append(str(_here.parent))
-
-#: What answers the CPU's matrix products in this process; `redrafter-mlx doctor` prints it.
-BLAS = load_optimised_blas()
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
-    from redrafter_mlx.drafter import Drafter
-    from redrafter_mlx.drafter_config import DrafterConfig
+    from redrafter_mlx.drafting.recurrent import Drafter
+    from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+    from redrafter_mlx.engine.engine import Redrafter, stream_generate
+    from redrafter_mlx.engine.session import Session
     from redrafter_mlx.errors import RedrafterError
-    from redrafter_mlx.generate import Redrafter, stream_generate
     from redrafter_mlx.loading import load
-    from redrafter_mlx.receipt import Receipt, verify
     from redrafter_mlx.response import Completion, Response
-    from redrafter_mlx.session import Session
+    from redrafter_mlx.verification import Receipt, verify
 
 _HOME = {
     "BeamShape": "config",
     "GenerationOptions": "config",
     "SamplingParams": "config",
-    "Drafter": "drafter",
-    "DrafterConfig": "drafter_config",
+    "Drafter": "drafting.recurrent",
+    "DrafterConfig": "drafting.recurrent_config",
     "RedrafterError": "errors",
     "Completion": "response",
-    "Redrafter": "generate",
-    "Receipt": "receipt",
+    "Redrafter": "engine.engine",
+    "Receipt": "verification",
     "Response": "response",
-    "Session": "session",
-    "stream_generate": "generate",
+    "Session": "engine.session",
+    "stream_generate": "engine.engine",
     "load": "loading",
-    "verify": "receipt",
+    "verify": "verification",
 }
 
 __all__ = [

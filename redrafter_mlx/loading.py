@@ -9,9 +9,10 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx import weights
 from redrafter_mlx.config import DType, check_choice
-from redrafter_mlx.drafter_files import WEIGHTS, read_config
+from redrafter_mlx.drafting.checkpoint import WEIGHTS, read_config
+from redrafter_mlx.drafting.prompt_lookup import join_lookup, split_lookup
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import (
     BadInputError,
     DamagedFileError,
@@ -19,40 +20,15 @@ from redrafter_mlx.errors import (
     ModelNotFoundError,
     RedrafterError,
 )
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.lookup import join_lookup, split_lookup
-from redrafter_mlx.process import MLX_PROCESS
+from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.weights import SHIPPED_DRAFTERS
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
 from redrafter_mlx.weights.precision import check_quantize, settle
 from redrafter_mlx.weights.progress import Progress, no_progress
 from redrafter_mlx.weights.resolve import LocalModel, resolve
-
-
-@dataclass(frozen=True)
-class TargetSource:
-    """Where a target's weights came from, and what is in memory.
-
-    name:        what the user asked for
-    path:        the file or folder on disk
-    fingerprint: "sha256:..." of a GGUF file; of config.json and the safetensors' names, sizes and
-                 headers of a folder
-    model_type:  mlx-lm's name of the architecture
-    dtype:       the arithmetic, such as "float32"
-    bits:        of a quantised weight in memory, None if not quantised
-    licence:     as the registry or the file names it, None if neither does
-    context_length: tokens of prompt and answer together, None if the files name no limit
-    """
-
-    name: str
-    path: Path
-    fingerprint: str
-    model_type: str
-    dtype: str
-    bits: int | None
-    licence: str | None
-    context_length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -149,7 +125,7 @@ def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
     """
     found: list[Path] = []
     broken: list[RedrafterError] = []
-    for shelf in (cache_dir() / "drafters", Path(weights.__file__).parent / "drafters"):
+    for shelf in (cache_dir() / "drafters", SHIPPED_DRAFTERS):
         here = []
         for folder in _inside(shelf, broken):
             try:

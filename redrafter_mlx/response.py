@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.report import StepResult
+from redrafter_mlx.decoding.step_result import StepResult
 
 
 @dataclass(frozen=True)

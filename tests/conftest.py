@@ -8,7 +8,7 @@ import pytest
 from simulated import cliff, machine
 
 import redrafter_mlx  # noqa: F401
-from redrafter_mlx.costs import CostCurves, Setup
+from redrafter_mlx.autotune.cost_model import CostCurves, Setup
 
 
 @pytest.fixture(autouse=True)
@@ -19,4 +19,4 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     def saved(setup: Setup) -> CostCurves:
         return replace(curves, setup=setup)
 
-    monkeypatch.setattr("redrafter_mlx.tuning.saved_curves", saved)
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_curves", saved)

@@ -6,9 +6,9 @@ import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from redrafter_mlx.autotune.cost_model import CostCurves, Setup
+from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.costs import CostCurves, Setup
-from redrafter_mlx.shape import ShapePolicy
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 ROWS = (*range(1, 18), 20, 24, 28, 32)

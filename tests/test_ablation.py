@@ -12,7 +12,7 @@ from redrafter_mlx.bench import ablation
 from redrafter_mlx.bench.ablation import FORMS, GIVEN, UNTRAINED, USUAL, Form, Quality, Speed, table
 from redrafter_mlx.bench.summary import WHOLE
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafter_files import WEIGHTS
+from redrafter_mlx.drafting.checkpoint import WEIGHTS
 
 
 @pytest.mark.parametrize("form", [*FORMS, *GIVEN], ids=lambda form: form.name)

@@ -9,7 +9,7 @@ import pytest
 from references import walk
 from test_tree import pack, random_beams
 
-from redrafter_mlx.accept import accept
+from redrafter_mlx.speculation.accept import accept
 
 
 @pytest.mark.parametrize("seed", range(80))

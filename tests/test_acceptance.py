@@ -14,14 +14,14 @@ from test_decode import SHAPES, counted_reads, run
 from test_tree import pack, random_beams
 from tiny import MLX_LM, byte_model, byte_tokenizer, random_drafter, random_model
 
-from redrafter_mlx.accept import accept_typical
 from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
-from redrafter_mlx.decode import Decoder
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.sampling import first_window, path_windows, sequence_keys
-from redrafter_mlx.target import Target
+from redrafter_mlx.speculation.accept import accept_typical
+from redrafter_mlx.speculation.sampling import first_window, path_windows, sequence_keys
+from redrafter_mlx.target.model import Target
 
 
 def typical_walk(

@@ -9,11 +9,11 @@ import pytest
 from simulated import cliff, machine
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
+from redrafter_mlx.autotune.cost_model import CostCurves, Setup
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.costs import CostCurves, Setup
-from redrafter_mlx.drafter_files import save_drafter
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.receipt import verify
+from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.verification import verify
 
 PROMPT = [72, 101, 108]
 SHAPES = [BeamShape(W, L) for W in (1, 2, 3, 4) for L in (2, 4, 5)]
@@ -79,7 +79,7 @@ def on_machine(curves: CostCurves, monkeypatch: pytest.MonkeyPatch, drafter: str
     def saved(setup: Setup) -> CostCurves:
         return replace(curves, setup=setup)
 
-    monkeypatch.setattr("redrafter_mlx.tuning.saved_curves", saved)
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_curves", saved)
     return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
 
 

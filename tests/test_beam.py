@@ -8,13 +8,13 @@ import pytest
 import references
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
-from redrafter_mlx.beam import beam_search, top_k
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafter import BoundDrafter
+from redrafter_mlx.drafting.recurrent import BoundDrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.sampling import log_softmax
-from redrafter_mlx.target import Target
-from redrafter_mlx.tree import final_candidates, pack_beam
+from redrafter_mlx.speculation.beam_search import beam_search, top_k
+from redrafter_mlx.speculation.sampling import log_softmax
+from redrafter_mlx.speculation.tree import final_candidates, pack_beam
+from redrafter_mlx.target.model import Target
 
 
 def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...]) -> list[float]:

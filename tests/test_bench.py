@@ -23,9 +23,9 @@ from redrafter_mlx.bench.questions import (
 from redrafter_mlx.bench.ranges import parse_integers, parse_numbers, parse_words
 from redrafter_mlx.bench.records import AnswersFile
 from redrafter_mlx.bench.run import Plan, Prepared, list_methods, measure
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DownloadError, MismatchError
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.replay import Replay
 
 PROMPT = [5, 6, 7, 8]
 

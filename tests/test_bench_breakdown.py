@@ -11,10 +11,10 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
 from redrafter_mlx.bench.breakdown import PARTS, Breakdown, break_down
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.proposer import DraftInput, Proposer
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.tree import Beams
+from redrafter_mlx.drafting.interface import DraftInput, Proposer
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.speculation.tree import Beams
 
 PROMPT = [5, 6, 7, 8, 5, 6]
 

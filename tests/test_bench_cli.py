@@ -12,8 +12,8 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.bench.methods import Method, Run, Runner
 from redrafter_mlx.cli import bench_session, main, options
-from redrafter_mlx.drafter_files import save_drafter
-from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading import TargetSource
 
 QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0",

@@ -6,17 +6,17 @@ import mlx.core as mx
 import pytest
 from tiny import ARCHITECTURES, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx.accept import Acceptance
-from redrafter_mlx.borrow import rows_of_text
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder
-from redrafter_mlx.drafter_config import DrafterConfig
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.drafting.interface import DraftInput, Proposer
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, MismatchError
-from redrafter_mlx.proposer import DraftInput, Proposer
-from redrafter_mlx.report import StepResult
-from redrafter_mlx.sampling import sequence_keys
-from redrafter_mlx.target import Target
-from redrafter_mlx.tree import Beams, join_beams
+from redrafter_mlx.speculation.accept import Acceptance
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.tree import Beams, join_beams
+from redrafter_mlx.target.borrow import rows_of_text
+from redrafter_mlx.target.model import Target
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
 

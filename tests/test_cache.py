@@ -12,15 +12,15 @@ import pytest
 from test_target import tree_for
 from tiny import plain_tokens, random_model
 
-from redrafter_mlx.accept import accept
-from redrafter_mlx.cache import CAPACITY_STEP, TreeCache
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder
-from redrafter_mlx.masks import attention_mask
-from redrafter_mlx.memory import PrefixMemory, common_prefix
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.sampling import sequence_keys
-from redrafter_mlx.target import Target
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.prefix_cache import PrefixMemory, common_prefix
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.speculation.accept import accept
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache
+from redrafter_mlx.target.masks import attention_mask
+from redrafter_mlx.target.model import Target
 
 
 def rows(cache: TreeCache, row: int, length: int) -> list[np.ndarray]:
@@ -132,7 +132,7 @@ def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatc
     target = Target(random_model())
     tokens = [(7 * i) % 97 for i in range(50)]
     want = fresh_rows(target, tokens)
-    monkeypatch.setattr("redrafter_mlx.target.PREFILL_CHUNK", 7)
+    monkeypatch.setattr("redrafter_mlx.target.model.PREFILL_CHUNK", 7)
     cache = target.new_cache()
     context = target.prefill(mx.array([tokens]), cache, 0, [49])
     for got, expected in zip(rows(cache, 0, 50), want, strict=True):

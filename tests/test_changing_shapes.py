@@ -13,16 +13,16 @@ from test_lossless import N_TOKENS, PROMPT, ROWS, V, exact_joint, tiny_target
 from test_sampling import chi_square, critical
 from tiny import plain_tokens, random_drafter, random_model
 
+from redrafter_mlx.autotune.acceptance import accepted_within
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.copying import CopyPlan
-from redrafter_mlx.decode import Decoder, one_row
-from redrafter_mlx.lookup import Lookup, TextIndex
-from redrafter_mlx.odds import accepted_within
-from redrafter_mlx.proposer import Proposer
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.report import StepResult, read_report
-from redrafter_mlx.sampling import sequence_keys
-from redrafter_mlx.target import Target
+from redrafter_mlx.decoding.copies import CopyPlan
+from redrafter_mlx.decoding.loop import Decoder, one_row
+from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.drafting.interface import Proposer
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target.model import Target
 
 GREEDY = SamplingParams()
 SHAPES = [
@@ -157,8 +157,8 @@ def test_the_targets_joint_distribution_is_kept(
     accept: AcceptMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three tokens behind a prompt over a vocabulary of 5, the shape drawn anew for each step."""
-    monkeypatch.setattr("redrafter_mlx.cache.EXTENT_STEP", 4)
-    monkeypatch.setattr("redrafter_mlx.cache.CAPACITY_STEP", 16)
+    monkeypatch.setattr("redrafter_mlx.target.kv_cache.EXTENT_STEP", 4)
+    monkeypatch.setattr("redrafter_mlx.target.kv_cache.CAPACITY_STEP", 16)
     params = SamplingParams(1.0, accept=accept)
     _, target = tiny_target()
     drafter = random_drafter(vocab_size=V).bind(target)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from redrafter_mlx.chip import float32_is_exact
+from redrafter_mlx.runtime.device import float32_is_exact
 
 
 def tf32_product(a: mx.array, b: mx.array) -> mx.array:

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_mlx import __version__
 from redrafter_mlx.cli import doctor, generate, main, options
 from redrafter_mlx.cli.terminal import Terminal, one_line, sanitise, statistics_line
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.errors import DownloadError
 from redrafter_mlx.response import Completion
+from redrafter_mlx.version import __version__
 
 FAKE = Completion([1, 2], [3, 4], "a\x1b\u202e", "length", 1, 1.0, 50.0, 10.0, 0.5, [PLAIN])
 
@@ -278,7 +278,7 @@ def test_doctor_names_the_machine_and_every_cache(capsys: pytest.CaptureFixture[
 def test_doctor_says_which_precision_float32_products_have(
     exact: bool, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.chip.float32_is_exact", lambda: exact)
+    monkeypatch.setattr("redrafter_mlx.runtime.device.float32_is_exact", lambda: exact)
     assert main.run(["doctor", "--json"]) == 0
     assert named in json.loads(capsys.readouterr().out)["mlx"]["float32"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from redrafter_mlx import BLAS, errors
-from redrafter_mlx.blas import THREAD_VARIABLES
 from redrafter_mlx.config import BeamShape, GenerationOptions
-from redrafter_mlx.drafter_config import DrafterConfig
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.runtime.blas import THREAD_VARIABLES
 
 
 def python(code: str, **env: str) -> str:

@@ -8,8 +8,8 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.loading import load
 from redrafter_mlx.weights.context import context_length
 

@@ -14,11 +14,11 @@ from redrafter_mlx.distill.contexts import contexts_path, read_contexts, save_co
 from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.drafting.interface import DraftInput
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.proposer import DraftInput
-from redrafter_mlx.target import Target
-from redrafter_mlx.tree import Beams, pack_beam
+from redrafter_mlx.speculation.tree import Beams, pack_beam
+from redrafter_mlx.target.model import Target
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
 LAYERS = (0, 1)

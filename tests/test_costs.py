@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from simulated import ROWS, SETUP, cliff, machine
 
+from redrafter_mlx.autotune.cost_model import CostCurves, saved_curves
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.costs import CostCurves, saved_curves
 from redrafter_mlx.errors import BadInputError
 
 CURVES = machine(cliff(8))

@@ -10,14 +10,14 @@ import mlx.core as mx
 import pytest
 from tiny import plain_tokens, random_drafter, random_model
 
-from redrafter_mlx import decode
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, DecodeState
-from redrafter_mlx.proposer import Proposer
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.report import StepOutput, StepResult, read_report
-from redrafter_mlx.sampling import sequence_keys
-from redrafter_mlx.target import Target
+from redrafter_mlx.decoding import loop
+from redrafter_mlx.decoding.loop import Decoder, DecodeState
+from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
+from redrafter_mlx.drafting.interface import Proposer
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target.model import Target
 
 GREEDY = SamplingParams()
 SHAPES = [BeamShape(W, L) for W in range(1, 5) for L in range(1, 6)]
@@ -206,13 +206,13 @@ def test_the_loop_transfers_once_a_step() -> None:
 def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
     """Every step that is handed to the device, as it happens."""
     seen: list[DecodeState] = []
-    honest = decode._submit
+    honest = loop._submit
 
     def counting(state: DecodeState, output: StepOutput) -> None:
         seen.append(state)
         honest(state, output)
 
-    monkeypatch.setattr(decode, "_submit", counting)
+    monkeypatch.setattr(loop, "_submit", counting)
     return seen
 
 
@@ -245,7 +245,7 @@ def test_memory_stays_flat_over_two_thousand_steps() -> None:
         state.length = mx.array([300])
         state.cache.pending = None
         state, output = decoder.step(state, 300)
-        decode._submit(state, output)
+        loop._submit(state, output)
         read_report(output)
         if step % 100 == 99:
             sizes.append(mx.get_active_memory())

@@ -17,7 +17,7 @@ from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.foreign import Foreign
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.writing import write_answers
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 HEAD = [90, 91, 92]
 PROMPTS = [

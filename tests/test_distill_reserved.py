@@ -18,7 +18,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reserved import LEFT_OUT, Reserved
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 LONG = "Tell me how a ship can sail against the wind, and why it does not tip over."
 WORDS = LONG.split()

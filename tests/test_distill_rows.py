@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tiny import HIDDEN, random_drafter, random_model
 
-from redrafter_mlx.borrow import TargetRows
 from redrafter_mlx.distill import examples
 from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.examples import places
@@ -19,7 +18,8 @@ from redrafter_mlx.distill.loss import behind_texts, draft_logits
 from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows, with_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.borrow import TargetRows
+from redrafter_mlx.target.model import Target
 
 LAYERS = (0, 1)
 

@@ -15,10 +15,10 @@ from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.loss import draft_logits
 from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
 from redrafter_mlx.distill.writing import write_answers
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.drafter_files import WEIGHTS, read_config, save_drafter
+from redrafter_mlx.drafting.checkpoint import WEIGHTS, read_config, save_drafter
+from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from redrafter_mlx.distill.reading import Reader
 from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 LAYERS = (1,)
 BEYOND_FLOAT16 = 1e6

@@ -27,9 +27,9 @@ from redrafter_mlx.distill.learner import Learner, initialise
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.distill.writing import write_answers
-from redrafter_mlx.drafter_files import load_drafter, read_config
+from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 SHAPES = [BeamShape(1, 4), BeamShape(2, 4)]
 

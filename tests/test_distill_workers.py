@@ -13,7 +13,7 @@ import pytest
 
 from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.workers import CorpusJob, write_corpus
-from redrafter_mlx.whole import remove_abandoned, whole_file
+from redrafter_mlx.runtime.atomic_write import remove_abandoned, whole_file
 
 PARENT = """
 import sys

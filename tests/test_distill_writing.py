@@ -33,9 +33,9 @@ from redrafter_mlx.distill.row_bytes import row_bytes
 from redrafter_mlx.distill.row_masks import batch_cache
 from redrafter_mlx.distill.turns import Opening, draw_user_turns
 from redrafter_mlx.distill.writing import write_answers, write_turns
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13, 14], [15]]
 

@@ -13,9 +13,9 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
-from redrafter_mlx.drafter_files import load_drafter, save_drafter
+from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 PAPER_KEYS = {
     "hidden_size": HIDDEN,

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 from tiny import byte_model, byte_tokenizer
 
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import ForkedProcessError
-from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.loading import load_target
-from redrafter_mlx.process import MLXProcess
-from redrafter_mlx.receipt import verify
+from redrafter_mlx.runtime.process import MLXProcess
+from redrafter_mlx.verification import verify
 
 _REFUSED, _ANSWERED = 3, 4
 

@@ -12,10 +12,10 @@ import pytest
 from tiny import random_drafter
 
 from redrafter_mlx.bench.records import AnswersFile
-from redrafter_mlx.drafter_files import save_drafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.atomic_write import whole_file, write_whole
 from redrafter_mlx.weights.cache import cache_dir
-from redrafter_mlx.whole import whole_file, write_whole
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from mlx_lm.generate import stream_generate as mlx_lm_stream
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 import redrafter_mlx
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import BadInputError, MismatchError
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.replay import Replay
 from redrafter_mlx.response import Response
-from redrafter_mlx.session import Session
 
 PROMPT = [72, 101, 108]
 

@@ -13,7 +13,7 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx import loading
-from redrafter_mlx.drafter_files import read_config, save_drafter
+from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.loading import LoadedTarget, TargetSource, find_drafters, load
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY

@@ -12,14 +12,14 @@ from test_decode import SHAPES, counted_reads, run
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.copying import FixedShape, copy_beams, tree_of_copies
-from redrafter_mlx.decode import Decoder
+from redrafter_mlx.decoding.copies import FixedShape, copy_beams, tree_of_copies
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.interface import Proposer
+from redrafter_mlx.drafting.prompt_lookup import Copy, Lookup, TextIndex
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.lookup import Copy, Lookup, TextIndex
-from redrafter_mlx.proposer import Proposer
-from redrafter_mlx.target import Target
-from redrafter_mlx.tree import Beams
+from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.target.model import Target
 
 GREEDY = SamplingParams()
 LOOKUP = Lookup()

@@ -17,17 +17,17 @@ import pytest
 from test_sampling import chi_square, critical
 from tiny import random_drafter, random_model
 
-from redrafter_mlx import rejection
-from redrafter_mlx.accept import Acceptance, up_to
 from redrafter_mlx.config import AcceptMethod, BeamShape, Prefixes, SamplingParams
-from redrafter_mlx.copying import copy_beams, tree_of_copies
-from redrafter_mlx.decode import Decoder, Drafts
-from redrafter_mlx.lookup import Lookup, TextIndex
-from redrafter_mlx.proposer import DraftInput, Proposer
-from redrafter_mlx.report import read_report
-from redrafter_mlx.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
-from redrafter_mlx.target import Target
-from redrafter_mlx.tree import TokenTree
+from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
+from redrafter_mlx.decoding.loop import Decoder, Drafts
+from redrafter_mlx.decoding.step_result import read_report
+from redrafter_mlx.drafting.interface import DraftInput, Proposer
+from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.speculation import rejection
+from redrafter_mlx.speculation.accept import Acceptance, up_to
+from redrafter_mlx.speculation.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
+from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target.model import Target
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
 LARGE_V = 16
@@ -39,8 +39,8 @@ PROMPT = [1, 4]
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands of rows of a few tokens each: attention over unused capacity is all the cost."""
-    monkeypatch.setattr("redrafter_mlx.cache.EXTENT_STEP", 4)
-    monkeypatch.setattr("redrafter_mlx.cache.CAPACITY_STEP", 16)
+    monkeypatch.setattr("redrafter_mlx.target.kv_cache.EXTENT_STEP", 4)
+    monkeypatch.setattr("redrafter_mlx.target.kv_cache.CAPACITY_STEP", 16)
 
 
 @cache
@@ -261,7 +261,9 @@ def longest_of_independent_beams(
 
 def test_the_longest_of_independently_tested_beams_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the paper's own MLX code does."""
-    monkeypatch.setattr("redrafter_mlx.decode.accept_rejection", longest_of_independent_beams)
+    monkeypatch.setattr(
+        "redrafter_mlx.decoding.loop.accept_rejection", longest_of_independent_beams
+    )
     assert not fits(BeamShape(3, 3), SamplingParams(1.0, accept="rejection"))
 
 
@@ -275,7 +277,7 @@ def test_drafts_drawn_before_the_filters_fail(monkeypatch: pytest.MonkeyPatch) -
         plain = honest(*rest, SamplingParams(1.0, accept="rejection"))  # type: ignore[arg-type]
         return drafts._replace(log_probs=plain.log_probs)
 
-    monkeypatch.setattr("redrafter_mlx.drafter.draw_drafts", unfiltered_q)
+    monkeypatch.setattr("redrafter_mlx.drafting.recurrent.draw_drafts", unfiltered_q)
     assert not fits(BeamShape(1, 3), SamplingParams(0.5, accept="rejection", top_k=2))
 
 

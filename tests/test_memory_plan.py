@@ -14,7 +14,7 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.row_bytes import row_bytes
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 VICUNA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
           "head_dim": 128, "hidden_size": 16, "intermediate_size": 16}  # fmt: skip

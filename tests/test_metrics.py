@@ -17,7 +17,7 @@ from redrafter_mlx.distill.metrics import METRICS, MetricsLog, log_events, read_
 from redrafter_mlx.distill.plots import ACCURACY, LOSS, draw_plots, running_mean
 from redrafter_mlx.distill.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.whole import whole_file, write_whole
+from redrafter_mlx.runtime.atomic_write import whole_file, write_whole
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -12,8 +12,8 @@ from tiny import HIDDEN, random_drafter, random_model
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.learner import Learner
 from redrafter_mlx.distill.options import Optimizer, TrainOptions
-from redrafter_mlx.drafter_config import Head
-from redrafter_mlx.target import Target
+from redrafter_mlx.drafting.recurrent_config import Head
+from redrafter_mlx.target.model import Target
 
 RATE = 1e-3
 

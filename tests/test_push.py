@@ -22,9 +22,9 @@ from huggingface_hub import constants
 from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
 from tiny import random_drafter
 
-from redrafter_mlx import __version__
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafter_files import save_drafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.version import __version__
 from redrafter_mlx.weights import publish as publishing
 from redrafter_mlx.weights.publish import FILES, UploadError, publish
 

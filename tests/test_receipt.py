@@ -11,15 +11,15 @@ import mlx.nn as nn
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 
-from redrafter_mlx import cache
 from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli import options as cli_options
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.receipt import Difference, verify
+from redrafter_mlx.target import kv_cache
+from redrafter_mlx.verification import Difference, verify
 
 PROMPTS = [[i, 2 * i + 1, 7, i % 5] for i in range(1, 9)]
 SHAPE = BeamShape(3, 4)
@@ -72,27 +72,27 @@ def test_differences_by_rounding_are_found_and_explained(monkeypatch: pytest.Mon
 
 
 def test_a_broken_mask_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = cache.attention_mask
+    honest = kv_cache.attention_mask
 
     def everything(tree_mask: mx.array, length: mx.array, extent: int) -> mx.array:
         return honest(mx.ones_like(tree_mask), length, extent)
 
-    monkeypatch.setattr(cache, "attention_mask", everything)
+    monkeypatch.setattr(kv_cache, "attention_mask", everything)
     receipt = verify(make(), PROMPTS, max_tokens=30, shape=SHAPE)
     assert not receipt.exact
     assert not receipt.explained
 
 
 def test_a_path_that_is_kept_wrongly_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    honest = cache.TreeCache.commit
+    honest = kv_cache.TreeCache.commit
 
-    def forgets(self: cache.TreeCache, *args: object) -> mx.array:
+    def forgets(self: kv_cache.TreeCache, *args: object) -> mx.array:
         length = honest(self, *args)  # type: ignore[arg-type]
         if self.pending is not None:
             self.pending = replace(self.pending, path=mx.sort(self.pending.path, axis=1))
         return length
 
-    monkeypatch.setattr(cache.TreeCache, "commit", forgets)
+    monkeypatch.setattr(kv_cache.TreeCache, "commit", forgets)
     assert not verify(make(), PROMPTS, max_tokens=30, shape=SHAPE).explained
 
 
@@ -118,9 +118,9 @@ def test_the_command_prints_a_record_and_its_exit_says_whether_it_is_explained(
     assert cli(monkeypatch, line) == 0
     assert "exact: every token agrees" in capsys.readouterr().out
 
-    honest = cache.attention_mask
+    honest = kv_cache.attention_mask
     monkeypatch.setattr(
-        cache, "attention_mask", lambda mask, *rest: honest(mx.ones_like(mask), *rest)
+        kv_cache, "attention_mask", lambda mask, *rest: honest(mx.ones_like(mask), *rest)
     )
     assert cli(monkeypatch, line) == 1
     assert "NOT explained by rounding" in capsys.readouterr().out

@@ -13,10 +13,10 @@ from test_decode import SHAPES, run
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.sampling import choose, filtered_log_probs, sequence_keys
-from redrafter_mlx.target import Target
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.speculation.sampling import choose, filtered_log_probs, sequence_keys
+from redrafter_mlx.target.model import Target
 
 FILTERS = [
     {},

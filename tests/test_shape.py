@@ -12,12 +12,12 @@ import pytest
 from papers_timings import CHIPS, timings
 from simulated import ROWS, Step, Text, cliff, decode, every_shape, machine
 
+from redrafter_mlx.autotune.acceptance import Odds, accepted_within, expected_drafts, node_values
+from redrafter_mlx.autotune.cost_model import CostCurves
+from redrafter_mlx.autotune.policy import ShapePolicy, candidates
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.costs import CostCurves
-from redrafter_mlx.lookup import Lookup, TextIndex
-from redrafter_mlx.odds import Odds, accepted_within, expected_drafts, node_values
-from redrafter_mlx.shape import ShapePolicy, candidates
-from redrafter_mlx.tree import Beams, pack_beam
+from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.speculation.tree import Beams, pack_beam
 
 PRICEY = machine(lambda rows: 46 + 15 * (rows > 1) + rows, lambda w, n: (2.5 + 0.2 * w) * (n - 1))
 """The second row alone costs a third more, as on the paper's M1 Max."""

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_mlx import weights
-from redrafter_mlx.drafter_files import read_config
+from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.loading import find_drafters
+from redrafter_mlx.weights import SHIPPED_DRAFTERS
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.safetensors_header import read_safetensors_header
 
-SHELF = Path(weights.__file__).parent / "drafters"
+SHELF = SHIPPED_DRAFTERS
 SHIPPED = sorted(path.parent for path in SHELF.glob("*/config.json"))
 
 

@@ -13,16 +13,16 @@ from test_sampling import chi_square, critical
 
 from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder, DecodeState
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.drafter_files import load_drafter
+from redrafter_mlx.decoding.loop import Decoder, DecodeState
+from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.drafting.checkpoint import load_drafter
+from redrafter_mlx.drafting.interface import DraftInput, Proposer
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.loading import LoadedTarget, find_drafters, load_target
-from redrafter_mlx.proposer import DraftInput, Proposer
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.report import StepResult, read_report
-from redrafter_mlx.sampling import log_softmax, sampled_log_probs, sequence_keys
-from redrafter_mlx.target import Target
+from redrafter_mlx.speculation.sampling import log_softmax, sampled_log_probs, sequence_keys
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 
 pytestmark = pytest.mark.real_model

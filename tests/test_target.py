@@ -13,9 +13,9 @@ from mlx_lm.models.cache import make_prompt_cache
 from tiny import ARCHITECTURES, MLX_LM, VOCAB, random_model
 
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
-from redrafter_mlx.target import Target
-from redrafter_mlx.tree import Beams, TokenTree, pack_beam
-from redrafter_mlx.tree_check import check_trees
+from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.tree_check import check_trees
 
 BEAMS = [[4, 5, 6, 7], [4, 5, 8, 9], [4, 10, 6, 7]]
 SCORES = [[0.0, -0.1, -0.3, -0.4], [0.0, -0.1, -0.5, -0.6], [0.0, -0.7, -0.8, -0.9]]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from redrafter_mlx.text import AnswerText, StopScanner
+from redrafter_mlx.decoding.stopping import AnswerText, StopScanner
 
 
 class Letters:

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from tiny import random_drafter, random_model
 
-from redrafter_mlx.cache import TreeCache
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decode import Decoder
-from redrafter_mlx.proposer import DraftInput
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.sampling import sequence_keys
-from redrafter_mlx.target import Target
-from redrafter_mlx.traced import traced_proposer
-from redrafter_mlx.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.compiled import traced_proposer
+from redrafter_mlx.drafting.interface import DraftInput
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.model import Target
 
 PROMPT = [11, 12, 13, 14, 15, 12, 13]
 

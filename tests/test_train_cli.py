@@ -25,7 +25,7 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.trainer import Evaluation, Step
 from redrafter_mlx.distill.workers import CorpusSize
-from redrafter_mlx.drafter_files import read_config
+from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.loading import load
 
 SMALL = [

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from references import build_trie, kept_paths, owners, packed_paths, prefixes, trie_paths
 
-from redrafter_mlx.tree import (
+from redrafter_mlx.speculation.tree import (
     Beams,
     TokenTree,
     dedup_prefix,

@@ -15,22 +15,22 @@ import pytest
 from simulated import cliff, machine
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx import measure as measure_module
-from redrafter_mlx import slices
-from redrafter_mlx.assumed import assumed_curves, to_time
+from redrafter_mlx.autotune import profiler as measure_module
+from redrafter_mlx.autotune import slices
+from redrafter_mlx.autotune.assumed import assumed_curves, to_time
+from redrafter_mlx.autotune.cost_model import CostCurves, Setup, saved_curves
+from redrafter_mlx.autotune.profiler import LENGTHS, ROWS, measure, random_tree, setup_of
+from redrafter_mlx.autotune.slices import SlicedMeasurement
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.costs import CostCurves, Setup, saved_curves
-from redrafter_mlx.decode import Decoder
-from redrafter_mlx.generate import Redrafter
-from redrafter_mlx.measure import LENGTHS, ROWS, measure, random_tree, setup_of
-from redrafter_mlx.proposer import Proposer
-from redrafter_mlx.replay import Replay
-from redrafter_mlx.slices import SlicedMeasurement
-from redrafter_mlx.target import Target
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.interface import Proposer
+from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.target.model import Target
 
 PROMPT = [72, 101, 108]
 HEL = [39, 68, 75]
@@ -69,8 +69,8 @@ def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     """Measuring is made up, and remembered in a folder of the test's own."""
     stand_in = Bench(CHEAP)
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr("redrafter_mlx.tuning.saved_curves", saved_curves)
-    monkeypatch.setattr("redrafter_mlx.tuning.measure", stand_in)
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_curves", saved_curves)
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.measure", stand_in)
     return stand_in
 
 

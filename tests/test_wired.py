@@ -9,8 +9,8 @@ import mlx.nn as nn
 import pytest
 from tiny import byte_model, byte_tokenizer
 
-from redrafter_mlx import wired
-from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.runtime import wired_memory
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
 @pytest.fixture
 def process(monkeypatch: pytest.MonkeyPatch) -> Process:
     process = Process()
-    monkeypatch.setattr(wired, "wired_limit", process.wired_limit)
+    monkeypatch.setattr(wired_memory, "wired_limit", process.wired_limit)
     return process
 
 

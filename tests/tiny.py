@@ -12,8 +12,8 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.drafter_config import DrafterConfig
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 
 VOCAB = 97
 MLX_LM = tuple(int(part) for part in version("mlx-lm").split(".")[:2])

@@ -11,9 +11,9 @@ import hashlib
 import json
 from pathlib import Path
 
+from redrafter_mlx.runtime.atomic_write import write_whole
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.progress import Progress, no_progress
-from redrafter_mlx.whole import write_whole
 
 _BLOCK = 1 << 20
 _WORTH_REMEMBERING = 16 * _BLOCK

@@ -23,7 +23,7 @@ from redrafter_mlx.errors import (
     RedrafterError,
     UnsupportedModelError,
 )
-from redrafter_mlx.json_file import read_object
+from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.context import context_length
 from redrafter_mlx.weights.folder_files import check_tokenizer, read_config, read_headers
 from redrafter_mlx.weights.raw import RawModel

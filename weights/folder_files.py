@@ -14,7 +14,7 @@ from redrafter_mlx.errors import (
     ModelNotFoundError,
     UnsupportedModelError,
 )
-from redrafter_mlx.json_file import read_object
+from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.gguf_header import read_header
 from redrafter_mlx.weights.safetensors_header import SafetensorsHeader, read_safetensors_header
 

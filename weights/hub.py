@@ -25,7 +25,7 @@ from huggingface_hub.errors import (
 from huggingface_hub.utils import logging as hub_logging
 
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError
-from redrafter_mlx.json_file import read_object
+from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.cache import NoRoomError, check_free_disk
 from redrafter_mlx.weights.progress import Progress, tqdm_reporting
 

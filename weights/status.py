@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.json_file import read_object
+from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.folder_files import check_model
 from redrafter_mlx.weights.gguf_header import read_header
 from redrafter_mlx.weights.hub import cached_repos

@@ -9,7 +9,7 @@ import contextlib
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.json_file import read_object
+from redrafter_mlx.runtime.json_file import read_object
 
 VICUNA_TEMPLATE = """\
 {{ bos_token }}\

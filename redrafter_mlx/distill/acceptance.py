@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.beam import beam_search
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.examples import Places
 from redrafter_mlx.distill.loss import Batch, behind_texts, draft_logits, output_index
-from redrafter_mlx.drafter import BoundDrafter
+from redrafter_mlx.drafting.recurrent import BoundDrafter
+from redrafter_mlx.speculation.beam_search import beam_search
 
 _PLACES = 512
 """Places in one call of the drafter, which bounds memory."""

@@ -8,9 +8,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import KVCache
 
+from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.distill.states import check_finite, to_host
-from redrafter_mlx.memory import common_prefix
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 
 def states_along(

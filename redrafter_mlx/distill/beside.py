@@ -10,7 +10,7 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus import damaged, load_arrays
 from redrafter_mlx.distill.states import to_host
-from redrafter_mlx.whole import whole_file
+from redrafter_mlx.runtime.atomic_write import whole_file
 
 
 def save_beside(

@@ -26,7 +26,7 @@ from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.distill.turns import Opening, draw_user_turns
 from redrafter_mlx.distill.writing import Written, write_answers
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
 _SYSTEM_MESSAGES = (

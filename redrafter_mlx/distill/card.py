@@ -12,10 +12,10 @@ from redrafter_mlx.distill.markdown import block, code, plain, table
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.plots import ACCURACY, LOSS
 from redrafter_mlx.distill.training_report import TrainingReport, verdict
-from redrafter_mlx.drafter_config import DrafterConfig
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.runtime.atomic_write import whole_file
 from redrafter_mlx.weights.conventions import hub_licence, hub_repo
 from redrafter_mlx.weights.registry import REGISTRY
-from redrafter_mlx.whole import whole_file
 
 CARD = "README.md"
 

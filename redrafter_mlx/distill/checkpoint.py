@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from redrafter_mlx.distill.corpus import load_arrays
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.whole import remove_abandoned, whole_file
+from redrafter_mlx.runtime.atomic_write import remove_abandoned, whole_file
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 1"

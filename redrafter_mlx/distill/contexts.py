@@ -18,7 +18,7 @@ import numpy as np
 from redrafter_mlx.distill.along import states_along
 from redrafter_mlx.distill.beside import load_beside, save_beside
 from redrafter_mlx.distill.corpus import Text
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 FORMAT = "redrafter-mlx contexts 1"
 

@@ -27,8 +27,8 @@ import numpy as np
 
 from redrafter_mlx.distill.states import to_host
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.runtime.atomic_write import whole_file
 from redrafter_mlx.weights.safetensors_header import read_safetensors_header
-from redrafter_mlx.whole import whole_file
 
 FORMAT = "redrafter-mlx corpus 2"
 

@@ -21,9 +21,9 @@ from redrafter_mlx.distill.reading import Reader
 from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.workers import CorpusJob
 from redrafter_mlx.distill.writing import write_answers
-from redrafter_mlx.drafter import Drafter
+from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 _TRIED_TOKENS = 6
 _PROMPT_TOKENS = 64

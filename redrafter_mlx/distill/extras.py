@@ -29,8 +29,8 @@ from redrafter_mlx.distill.contexts import (
 from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard
 from redrafter_mlx.distill.foreign import Foreign
 from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows, with_rows, with_saved_rows
-from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.target import Target
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.target.model import Target
 
 
 @dataclass(frozen=True)

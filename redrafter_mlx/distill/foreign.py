@@ -22,12 +22,12 @@ from typing import NamedTuple
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.distill.along import states_along
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.filters import MIN_ANSWER
 from redrafter_mlx.distill.prompts import Conversation
-from redrafter_mlx.memory import common_prefix
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
 _MOST_TOKENS = 512

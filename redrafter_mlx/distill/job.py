@@ -9,9 +9,9 @@ from redrafter_mlx.config import DType, check_choice, check_int
 from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.reading import Labels
-from redrafter_mlx.drafter_config import DrafterConfig, Head
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig, Head
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 _MAX_WORKERS = 256
 

@@ -14,8 +14,8 @@ from mlx.utils import tree_map
 from redrafter_mlx.distill.loss import Batch, distillation_loss, output_index
 from redrafter_mlx.distill.optimizer import drafter_optimizer
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.target import Target
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.target.model import Target
 
 _SPREAD = 2.0
 """Of a fresh tied drafter's logits. The factors of a norm grow slowly, by no more than the learning

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from redrafter_mlx.borrow import BorrowedLayers, LookBack
+from redrafter_mlx.target.borrow import BorrowedLayers, LookBack
 
 
 class TextRows(NamedTuple):

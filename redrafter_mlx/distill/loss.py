@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 import mlx.core as mx
 
 from redrafter_mlx.distill.look_back import TextRows, over_texts
-from redrafter_mlx.drafter import BoundDrafter
+from redrafter_mlx.drafting.recurrent import BoundDrafter
 
 
 class Batch(NamedTuple):

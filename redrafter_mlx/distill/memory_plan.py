@@ -14,10 +14,10 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.row_bytes import row_bytes
 from redrafter_mlx.distill.states import host_size
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.drafter_config import DrafterConfig
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 _PROCESS = 200_000_000
 """Of Python with its libraries, beside the target's weights."""

@@ -23,7 +23,7 @@ from pathlib import Path
 from redrafter_mlx.distill.acceptance import DraftQuality
 from redrafter_mlx.distill.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.whole import naming, whole_file
+from redrafter_mlx.runtime.atomic_write import naming, whole_file
 
 METRICS = "metrics.jsonl"
 

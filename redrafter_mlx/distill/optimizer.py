@@ -13,7 +13,7 @@ import mlx.core as mx
 import mlx.optimizers as optim
 
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafter_config import DrafterConfig
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 
 _MUON = 20.0
 """Muon's learning rate, of AdamW's. Its updates are orthogonal: in a matrix of a thousand rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from redrafter_mlx.distill.metrics import read_metrics
 from redrafter_mlx.distill.trainer import Evaluation, Step
-from redrafter_mlx.whole import whole_file
+from redrafter_mlx.runtime.atomic_write import whole_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -14,9 +14,9 @@ from redrafter_mlx.distill.checkpoint import CHECKPOINT
 from redrafter_mlx.distill.corpus import HELD_OUT_EVERY
 from redrafter_mlx.distill.metrics import METRICS
 from redrafter_mlx.distill.reading import Reader
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.drafter_files import CONFIG, WEIGHTS
+from redrafter_mlx.drafting.checkpoint import CONFIG, WEIGHTS
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
 
 

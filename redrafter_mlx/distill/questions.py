@@ -13,16 +13,16 @@ from statistics import median
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from redrafter_mlx.borrow import TargetRows
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.examples import Places, places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.writing import write_answers
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.proposer import DraftInput
-from redrafter_mlx.target import Target
+from redrafter_mlx.drafting.interface import DraftInput
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.target.borrow import TargetRows
+from redrafter_mlx.target.model import Target
 
 _AT_ONCE = 40
 _TIMED = 15

@@ -21,7 +21,7 @@ from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.states import check_finite, to_host
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
 Labels = Literal["target", "data"]

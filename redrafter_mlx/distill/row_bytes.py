@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 _CACHE_STEP = 256
 """Columns by which mlx-lm's batched cache grows."""

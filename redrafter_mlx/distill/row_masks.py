@@ -9,7 +9,7 @@ from __future__ import annotations
 import mlx.core as mx
 from mlx_lm.models.cache import BatchKVCache
 
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 _NEAR = 0.05
 """Of the largest coordinate: how far rounding may move a hidden state, in any arithmetic."""

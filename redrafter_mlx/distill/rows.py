@@ -17,11 +17,11 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
+from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.distill.beside import load_beside, save_beside
 from redrafter_mlx.distill.corpus import Text
 from redrafter_mlx.distill.states import not_finite, to_host
-from redrafter_mlx.memory import common_prefix
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 FORMAT = "redrafter-mlx rows 1"
 

@@ -14,7 +14,6 @@ import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
-from redrafter_mlx.chip import chip_name, system_name
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.card import write_card
 from redrafter_mlx.distill.checkpoint import check_same_run, load_checkpoint
@@ -36,13 +35,14 @@ from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_draft
 from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
 from redrafter_mlx.distill.training_report import CorpusReport, MeasuredRow, TrainingReport
 from redrafter_mlx.distill.workers import CorpusJob, CorpusSize, write_corpus
-from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.drafter_files import load_drafter, save_drafter
+from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.generate import Redrafter
 from redrafter_mlx.loading import LoadedTarget, load_target
-from redrafter_mlx.target import Target
-from redrafter_mlx.tree_check import check_trees
+from redrafter_mlx.runtime.device import chip_name, system_name
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.tree_check import check_trees
 from redrafter_mlx.weights.cache import cache_dir
 from redrafter_mlx.weights.progress import Progress
 

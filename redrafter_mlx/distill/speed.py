@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.training_report import MeasuredRow
-from redrafter_mlx.generate import Redrafter
+from redrafter_mlx.engine.engine import Redrafter
 
 
 def measure_speed(

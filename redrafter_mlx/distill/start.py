@@ -19,11 +19,11 @@ from redrafter_mlx.distill.learner import (
     logit_size,
     prepare_borrowed,
 )
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.drafter_files import WEIGHTS, check_trained_for, load_drafter, read_config
+from redrafter_mlx.drafting.checkpoint import WEIGHTS, check_trained_for, load_drafter, read_config
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import DamagedFileError, MismatchError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 _NOT_FORM = (
     "target", "target_fingerprint", "borrowed_scale", "draft_length",

@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 
 def to_host(array: mx.array) -> np.ndarray:

@@ -23,10 +23,10 @@ from redrafter_mlx.distill.examples import Examples, Places
 from redrafter_mlx.distill.learner import Learner
 from redrafter_mlx.distill.loss import Batch
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafter import Drafter
-from redrafter_mlx.drafter_files import save_drafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 _SAVE_SECONDS = 120.0
 """A run that is killed loses at most so much."""

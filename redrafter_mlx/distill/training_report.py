@@ -8,8 +8,8 @@ from typing import Literal
 
 from redrafter_mlx.distill.acceptance import DraftQuality
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafter_config import DrafterConfig
-from redrafter_mlx.loading import TargetSource
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.target.source import TargetSource
 
 SCATTER = 0.02
 """Speedups this close to 1 are not told apart from 1: a short measurement scatters as much."""

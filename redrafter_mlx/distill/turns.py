@@ -11,7 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.distill.reserved import LEFT_OUT, Reserved
 from redrafter_mlx.distill.writing import write_turns
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 
 _MARK = "\ue000"

@@ -20,7 +20,6 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.blas import THREAD_VARIABLES
 from redrafter_mlx.config import DType
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
 from redrafter_mlx.distill.child import start_child
@@ -31,8 +30,9 @@ from redrafter_mlx.distill.reading import Labels, Reader
 from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading import LoadedTarget, load_target
-from redrafter_mlx.target import Target
-from redrafter_mlx.whole import remove_abandoned
+from redrafter_mlx.runtime.atomic_write import remove_abandoned
+from redrafter_mlx.runtime.blas import THREAD_VARIABLES
+from redrafter_mlx.target.model import Target
 
 _POLL = 1.0
 """Seconds between looks into the folder."""

@@ -21,7 +21,7 @@ from redrafter_mlx.distill.filters import loop_start
 from redrafter_mlx.distill.row_bytes import row_bytes
 from redrafter_mlx.distill.row_masks import batch_cache
 from redrafter_mlx.distill.states import check_finite, to_host
-from redrafter_mlx.target import Target
+from redrafter_mlx.target.model import Target
 
 _PREFILL_TOKENS = 8192
 """Tokens in one call while prompts are read, which bounds memory."""

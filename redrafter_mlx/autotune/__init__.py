@@ -1,0 +1,1 @@
+"""What steps cost on this machine, what is accepted, and which beam shape pays."""

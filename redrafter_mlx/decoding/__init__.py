@@ -1,0 +1,1 @@
+"""The decoding step and its loop."""

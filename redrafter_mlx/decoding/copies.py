@@ -1,0 +1,142 @@
+"""Copies of the text in the tree to verify: instead of the drafter's branches, or beside them.
+
+The drafter works on the device while the host reads what was accepted; the copies that prompt
+lookup finds then join the tree, before its verification is submitted. Copies depend on the text
+so far alone, so every way of accepting stays what it is. A copy is certain: testing it by
+rejection would keep it with the target's own probability and draw again otherwise, which is one
+draw of the target. So a tree of copies is accepted like any other (`accept.accept`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import mlx.core as mx
+
+from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.drafting.prompt_lookup import Copy, TextIndex
+from redrafter_mlx.speculation.tree import Beams, TokenTree, join_beams, pack_beam
+
+_MOST_COPIES = 2
+"""Copies beside the drafter's branches: later occurrences are seldom right."""
+
+
+@dataclass(frozen=True)
+class CopyPlan:
+    """Which copies to verify in this step.
+
+    copies:      candidates of one length, the most trusted first
+    shape:       of the tree: its beams, the longest candidate, the node capacity
+    joined:      with the drafter's branches in one tree; otherwise the copies alone
+    draft_after: whether the drafter drafts for the step after this one
+    """
+
+    copies: Sequence[Copy]
+    shape: BeamShape
+    joined: bool
+    draft_after: bool = True
+
+
+class Shapes(Protocol):
+    """Chooses the shape of the drafts step by step, from the results that were read."""
+
+    def next_shape(self, length: int) -> BeamShape:
+        """The shape to draft with, after about `length` tokens."""
+        ...
+
+    def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+        """The copies to verify now; None leaves the tree as it was drafted.
+
+        Args:
+          drafted: the shape of the tree at hand, PLAIN if nothing was drafted
+          drawn: whether its drafts were drawn for rejection, so that no copy may join them
+        """
+        ...
+
+    def learn(self, step: StepResult) -> None:
+        """Take note of a step that was read."""
+        ...
+
+
+class FixedShape:
+    """One shape for every step: the one that was asked for. Costs play no part in it."""
+
+    def __init__(self, shape: BeamShape) -> None:
+        self._shape = shape
+        self._steps, self._accepted = 1.0, 1.0  # of drafts alone
+
+    def next_shape(self, length: int) -> BeamShape:
+        del length
+        return self._shape
+
+    def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+        """Copies within the shape's own width, length and nodes."""
+        W, L = self._shape.width, self._shape.length
+        if L == 1:
+            return None
+        joined = drafted != PLAIN and not drawn
+        copies = index.copies(min(max(W // 2, 1), _MOST_COPIES) if joined else W, L - 1)
+        if not copies or (drawn and copies[0].expected * self._steps <= self._accepted):
+            return None
+        return CopyPlan(copies, self._shape, joined)
+
+    def learn(self, step: StepResult) -> None:
+        if not step.copied:
+            self._steps += 1
+            self._accepted += len(step.path) - 1
+
+
+def copy_beams(copies: Sequence[Sequence[Copy]], roots: Sequence[int], shape: BeamShape) -> Beams:
+    """The copies of each row as beams [B, W, L]; what a row lacks has log-probability -inf."""
+    W, L = max(map(len, copies)), shape.length
+    nothing = Copy((0,) * (L - 1), (-math.inf,) * (L - 1))
+    full = [[_padded(copy, L - 1) for copy in row] + [nothing] * (W - len(row)) for row in copies]
+    pairs = zip(roots, full, strict=True)
+    tokens = [[[root, *copy.tokens] for copy in row] for root, row in pairs]
+    scores = [[[0.0, *copy.log_probs] for copy in row] for row in full]
+    return Beams(mx.array(tokens, mx.int32), mx.array(scores, mx.float32))
+
+
+def tree_of_copies(copies: Beams, shape: BeamShape, drafted: Beams | None) -> TokenTree:
+    """The tree of copies alone, or with the drafter's beams [B, W, L] where they join.
+
+    A tree with one beam holds whichever of the two promises to be accepted further.
+    """
+    if drafted is None:
+        return pack_beam(copies, shape.nodes)
+    drafted = _ended_early(drafted, shape.length)
+    if shape.width > 1:
+        return pack_beam(join_beams(drafted, copies), shape.nodes)
+    better = (_expected(copies) > _expected(drafted))[:, :, None]
+    tokens = mx.where(better, copies.tokens[:, :1], drafted.tokens)
+    log_probs = mx.where(better, copies.log_probs[:, :1], drafted.log_probs)
+    return pack_beam(Beams(tokens, log_probs), shape.nodes)
+
+
+def _padded(copy: Copy, drafts: int) -> Copy:
+    """The copy with so many drafts, cut or with nothing at its end."""
+    missing = drafts - len(copy.tokens)
+    return Copy(
+        copy.tokens[:drafts] + (0,) * missing, copy.log_probs[:drafts] + (-math.inf,) * missing
+    )
+
+
+def _ended_early(beams: Beams, length: int) -> Beams:
+    """Candidates of `length` that end where the given ones do."""
+    B, W, L = beams.tokens.shape
+    after = [(0, 0), (0, 0), (0, length - L)]
+    itself = mx.broadcast_to(mx.arange(W)[None, :, None], (B, W, length - L))
+    return Beams(
+        mx.pad(beams.tokens, after),
+        mx.pad(beams.log_probs, after, constant_values=-mx.inf),
+        mx.concatenate([beams.goes_on_from, itself], axis=2),
+    )
+
+
+def _expected(beams: Beams) -> mx.array:
+    """How many drafts [B, 1] of the first candidate are expected to be accepted."""
+    return mx.sum(mx.exp(beams.log_probs[:, :1, 1:]), axis=2)

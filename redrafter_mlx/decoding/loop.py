@@ -1,0 +1,299 @@
+"""The decoding loop: verify, accept, commit, draft, pack; one call of the target a step.
+
+    state: cache, committed length, tree (drafted in the step before), random keys
+
+      verify   target(tree, behind the committed text)     -> hidden [B, N, D], logits [B, N, V]
+      accept   choose a token at every node, walk          -> path, accepted count, bonus token
+      commit   keep the path's keys and values             -> length += 1 + accepted
+      draft    beam search behind the bonus token          -> beams [B, W, L]
+      pack     merge shared prefixes                       -> the next step's tree
+
+A step is a lazy graph that reads nothing on the host. Verification and drafting are submitted
+apart, so that the host reads what was accepted, and submits the next verification, while the
+drafter is still running: the device is never without work, and the cache is updated in place,
+which MLX does only when no submitted call still reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
+from redrafter_mlx.decoding.copies import CopyPlan, FixedShape, Shapes, copy_beams, tree_of_copies
+from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report, report_step
+from redrafter_mlx.drafting.interface import DraftInput, Proposer, SamplingProposer
+from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.speculation.accept import Acceptance, accept, accept_typical
+from redrafter_mlx.speculation.rejection import SampledDrafts, accept_rejection
+from redrafter_mlx.speculation.sampling import (
+    choose,
+    first_window,
+    has_penalty,
+    path_windows,
+    penalised,
+    sampled_log_probs,
+)
+from redrafter_mlx.speculation.tree import Beams, TokenTree, final_candidates, pack_beam
+from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.model import Target
+
+_CLEAR_EVERY = 256
+"""Steps between returns of unused memory to the system, as in mlx-lm's loop."""
+
+
+class Drafts(NamedTuple):
+    """A tree, the shape it was drafted with and, for rejection, what it was drawn from.
+
+    log_probs: [B, N, V], the distribution of each node's children; None if nothing was drawn
+    beams:     what the tree was packed from, for copies to join; None if nothing was drafted
+    copied:    whether copies of the text are in the tree
+    """
+
+    tree: TokenTree
+    shape: BeamShape
+    log_probs: mx.array | None = None
+    beams: Beams | None = None
+    copied: bool = False
+
+
+@dataclass
+class DecodeState:
+    """All that one sequence batch needs to go on.
+
+    Shapes:
+      length:  [B] int32, committed rows of the cache
+      drafts:  the tree to verify next; its root is the last token emitted
+      keys:    [B, 2] uint32, see sampling
+      history: [B, C] int32, the tokens before the root that a repetition penalty looks at;
+               None without one
+    """
+
+    cache: TreeCache
+    length: mx.array
+    drafts: Drafts
+    keys: mx.array
+    history: mx.array | None
+
+
+PlainRows = Callable[[int], int]
+"""Nodes of a tree without drafts, from the most that the committed length can be."""
+
+
+def one_row(_: int) -> int:
+    """The root, and no padding."""
+    return 1
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A target and what drafts for it, with the choice of tokens fixed.
+
+    proposer:   None decodes auto-regressively, the same loop with a tree of one node
+    shape:      of the drafts where nothing else is said
+    plain_rows: where nothing is drafted, the root is padded to so many nodes after a text of at
+                most so many tokens
+    prefixes:   of the beams that are packed; drafts that are drawn for rejection are always whole
+    logprobs:   whether results hold the log-probabilities that each token was chosen from
+    lookup:     adds copies of the text to the drafts; None leaves them out
+    """
+
+    target: Target
+    proposer: Proposer | None
+    shape: BeamShape
+    sampling: SamplingParams
+    plain_rows: PlainRows = one_row
+    prefixes: Prefixes = "all"
+    logprobs: bool = False
+    lookup: Lookup | None = None
+
+    def start(
+        self,
+        cache: TreeCache,
+        start: int,
+        prompts: list[list[int]],
+        keys: mx.array,
+        shape: BeamShape | None = None,
+    ) -> tuple[DecodeState, StepOutput]:
+        """Read the prompts' tokens behind row `start` of the cache and choose the first token.
+
+        Rows of a batch may differ in length; shorter ones are padded on the right.
+        """
+        fresh = [prompt[start:] for prompt in prompts]
+        width = max(map(len, fresh))
+        padded = mx.array([row + [0] * (width - len(row)) for row in fresh], mx.int32)
+        context = self.target.prefill(padded, cache, start, [len(row) - 1 for row in fresh])
+        length = mx.array([len(prompt) for prompt in prompts], mx.int32)
+        only = _root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
+        history = None
+        if has_penalty(self.sampling):
+            size = self.sampling.repetition_context
+            history = mx.array([first_window(p[:-1] or p, size) for p in prompts], mx.int32)
+        logits = self.target.logits(context[:, None])
+        before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history)
+        accepted, history, logits = self._judge(before, logits)
+        layers = self._reads_layers
+        rows = cache.text_rows(layers, length) if layers else None
+        given = DraftInput(context, accepted.bonus, length, rows)
+        drafts = self._draft(given, keys, shape, start + width)
+        state = DecodeState(cache, length, drafts, keys, history)
+        return state, report_step(only, PLAIN, accepted, logits if self.logprobs else None)
+
+    def step(
+        self, state: DecodeState, bound: int, shape: BeamShape | None = None
+    ) -> tuple[DecodeState, StepOutput]:
+        """One call of the target; `bound` is the most that the committed length can be.
+
+        The tree is verified as it was drafted; `shape` is that of the next one.
+        """
+        tree, cache, keys = state.drafts.tree, state.cache, state.keys
+        hidden, logits = self.target.verify(
+            tree, cache, state.length, bound, compiled=not state.drafts.copied
+        )
+        accepted, history, logits = self._judge(state, logits)
+        rows = None
+        if self._reads_layers:
+            nodes = tree.tokens.shape[1]
+            rows = cache.text_rows(self._reads_layers, state.length, nodes, accepted)
+        length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
+        context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
+        given = DraftInput(context, accepted.bonus, length, rows)
+        drafts = self._draft(given, keys, shape, bound + tree.max_depth + 1)
+        following = DecodeState(cache, length, drafts, keys, history)
+        verified, shown = state.drafts, logits if self.logprobs else None
+        return following, report_step(tree, verified.shape, accepted, shown, verified.copied)
+
+    def run(
+        self,
+        cache: TreeCache,
+        start: int,
+        prompt: list[int],
+        keys: mx.array,
+        finished: Callable[[StepResult], bool],
+        shapes: Shapes | None = None,
+    ) -> Generator[StepResult, None, None]:
+        """Decode one sequence, `start` of whose prompt's tokens are in the cache already.
+
+        Gives the prompt's result first, then one a step, until `finished`. The graph of the next
+        step is built while the device works on this one, and submitted once this one's result is
+        read and `finished` has not ended the answer: nothing is computed behind its end. Nothing
+        is held across a yield; closing the iterator leaves the cache ready for `TreeCache.settle`.
+
+        `shapes` chooses the shape of each step's drafts from the results read by then; without it
+        all have the decoder's own.
+        """
+        shapes = shapes or FixedShape(self.shape)
+        index = None if self.lookup is None else TextIndex(self.lookup, prompt)
+        with BLAS.threads_by_rows():
+            shape = shapes.next_shape(len(prompt))
+            with self.target.lock:
+                state, output = self.start(cache, start, [prompt], keys, shape)
+                _submit(state, output)
+            rows, unread, steps, done = len(prompt), 0, 0, False
+            while not done:
+                shape = shapes.next_shape(rows)
+                with self.target.lock:
+                    before = cache.snapshot()
+                    following, next_output = self.step(state, rows + unread, shape)
+                    result = read_report(output)[0]
+                    done = finished(result)
+                    plan = None
+                    if index is not None and not done:
+                        index.extend(result.tokens)
+                        drafted = state.drafts
+                        plan = shapes.plan_copies(
+                            index, drafted.shape, drawn=drafted.log_probs is not None
+                        )
+                    if done or plan is not None:
+                        cache.restore(before)
+                    if plan is not None:
+                        state = self._with_copies(state, plan, result.tokens[-1])
+                        shape = shape if plan.draft_after else PLAIN
+                        known = rows + (len(result.tokens) if steps else 0)
+                        following, next_output = self.step(state, known, shape)
+                    del before  # a second reference to the buffers would have them copied
+                    if not done:
+                        BLAS.prepare_for(state.drafts.tree.tokens.shape[1])
+                        _submit(following, next_output)
+                if steps:
+                    shapes.learn(result)
+                yield result
+                # The prompt's result adds no row: its token is the root of the first tree.
+                rows += len(result.tokens) if steps else 0
+                unread = state.drafts.tree.max_depth + 1
+                state, output = following, next_output
+                steps += 1
+                if steps % _CLEAR_EVERY == 0:
+                    mx.clear_cache()
+
+    def _with_copies(self, state: DecodeState, plan: CopyPlan, root: int) -> DecodeState:
+        """The state whose next tree holds copies of the text."""
+        copies = copy_beams([plan.copies], [root], plan.shape)
+        tree = tree_of_copies(copies, plan.shape, state.drafts.beams if plan.joined else None)
+        return replace(state, drafts=Drafts(tree, plan.shape, copied=True))
+
+    def _judge(
+        self, state: DecodeState, logits: mx.array
+    ) -> tuple[Acceptance, mx.array | None, mx.array]:
+        """What is kept of the drafts, the history behind it, and the logits it was chosen from."""
+        tree, params, position = state.drafts.tree, self.sampling, state.length + 1
+        windows = None if state.history is None else path_windows(state.history, tree)
+        logits = penalised(logits, windows, params)
+        if params.method == "rejection" and state.drafts.log_probs is not None:
+            accepted = accept_rejection(
+                SampledDrafts(tree, state.drafts.log_probs),
+                sampled_log_probs(logits, params),
+                position,
+                state.keys,
+                state.drafts.shape.width,
+            )
+        else:
+            choices = choose(logits, tree.depths, position, state.keys, params, tree.max_depth)
+            if params.method == "typical":
+                log_probs = sampled_log_probs(logits, params)
+                accepted = accept_typical(tree, log_probs, choices, params.epsilon, params.delta)
+            else:
+                accepted = accept(tree, choices)
+        if windows is not None:
+            windows = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
+        return accepted, windows, logits
+
+    def _draft(
+        self, given: DraftInput, keys: mx.array, shape: BeamShape | None, bound: int
+    ) -> Drafts:
+        """What to verify in the next step, behind the bonus token `given.root`."""
+        proposer, shape, params = self.proposer, shape or self.shape, self.sampling
+        if proposer is None or shape.length == 1:
+            return Drafts(_root_alone(given.root, self.plain_rows(bound)), PLAIN)
+        if params.method == "rejection" and isinstance(proposer, SamplingProposer):
+            drawn = proposer.draw(given, keys, shape, params)
+            return Drafts(drawn.tree, shape, drawn.log_probs)
+        beams = proposer.propose(given, shape)
+        if self.prefixes == "final":
+            beams = final_candidates(beams)
+        return Drafts(pack_beam(beams, shape.nodes), shape, beams=beams)
+
+    @property
+    def _reads_layers(self) -> tuple[int, ...]:
+        return () if self.proposer is None else self.proposer.reads_layers
+
+
+def _root_alone(root: mx.array, nodes: int = 1) -> TokenTree:
+    """A tree of nothing but its root [B] and padding."""
+    behind = [(0, 0), (0, 0), (0, nodes - 1)]
+    tokens = mx.pad(root[:, None, None], behind)
+    nothing = mx.broadcast_to(mx.arange(nodes) > 0, tokens.shape)
+    return pack_beam(Beams(tokens, mx.where(nothing, -mx.inf, 0.0)), nodes)
+
+
+def _submit(state: DecodeState, output: StepOutput) -> None:
+    """Start computing: first what the host will read, then the drafts for the next step."""
+    history = [] if state.history is None else [state.history]
+    mx.async_eval(output.report, state.length, *history, *state.cache.buffers)
+    tree, log_probs = state.drafts.tree, state.drafts.log_probs
+    drafted = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
+    mx.async_eval(*drafted, *([] if log_probs is None else [log_probs]))

@@ -1,0 +1,107 @@
+"""What a step leaves on the device, and what the host reads of it: one small array."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.speculation.accept import Acceptance
+from redrafter_mlx.speculation.sampling import log_softmax
+from redrafter_mlx.speculation.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What a step leaves on the device.
+
+    Shapes:
+      report: [B, 2 + 2 L + 2 N] int32: drafts accepted, nodes used, emitted tokens, path, and
+              the beam and depth of each node
+      logits: [B, N, V], None unless log-probabilities were asked for
+
+    rows:   N
+    shape:  what the tree was drafted with
+    copied: whether copies of the text are in it
+    """
+
+    report: mx.array
+    logits: mx.array | None
+    rows: int
+    shape: BeamShape
+    copied: bool
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """One row's step as the host knows it.
+
+    tokens:    what was emitted: the accepted drafts and the bonus token
+    path:      the node behind which each of them was chosen
+    beams:     of each node of the tree that was not padding, one less than the beams that reach it
+    depths:    of the same nodes
+    shape:     what the tree was drafted with
+    rows:      nodes and padding, all of which the target's call computed
+    copied:    whether copies of the text were in it
+    log_probs: the target's log-probabilities [V] float32 that each token was chosen from, on the
+               device; None unless asked for
+    """
+
+    tokens: list[int]
+    path: list[int]
+    beams: list[int]
+    depths: list[int]
+    shape: BeamShape
+    rows: int
+    copied: bool = False
+    log_probs: list[mx.array] | None = None
+
+    @property
+    def nodes(self) -> int:
+        """Nodes of the tree that were not padding."""
+        return len(self.beams)
+
+
+def report_step(
+    tree: TokenTree,
+    shape: BeamShape,
+    accepted: Acceptance,
+    logits: mx.array | None,
+    copied: bool = False,
+) -> StepOutput:
+    """The report of a verified tree that was drafted with `shape`.
+
+    `logits` [B, N, V] are given where log-probabilities are asked for.
+    """
+    nodes = mx.sum(tree.valid.astype(mx.int32), axis=1, keepdims=True)
+    kept = [accepted.n_accepted[:, None], nodes, accepted.emitted, accepted.path]
+    report = mx.concatenate([*kept, tree.beams, tree.depths], axis=1)
+    return StepOutput(report, logits, tree.tokens.shape[1], shape, copied)
+
+
+def read_report(output: StepOutput) -> list[StepResult]:
+    """The one transfer of a step: what was accepted, row by row."""
+    rows: list[list[int]] = output.report.tolist()  # type: ignore[assignment]
+    N = output.rows
+    results = []
+    for b, (accepted, nodes, *rest) in enumerate(rows):
+        L, kept = len(rest) // 2 - N, accepted + 1
+        emitted, path, of_nodes = rest[:L], rest[L : L + kept], rest[2 * L :]
+        log_probs = None
+        if output.logits is not None:
+            log_probs = [log_softmax(output.logits[b, node]) for node in path]
+            mx.async_eval(log_probs)  # an array that waits for its evaluation holds all logits
+        results.append(
+            StepResult(
+                tokens=emitted[:kept],
+                path=path,
+                beams=of_nodes[:nodes],
+                depths=of_nodes[N : N + nodes],
+                shape=output.shape,
+                rows=N,
+                copied=output.copied,
+                log_probs=log_probs,
+            )
+        )
+    return results

@@ -1,0 +1,1 @@
+"""The drafters, and the interface that each of them implements."""

@@ -1,0 +1,1 @@
+"""One model that answers prompts: requests, answers, conversations."""

@@ -1,0 +1,322 @@
+"""The library's door: a target with its drafter, answering prompts token by token."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import NoneType
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerBase
+
+from redrafter_mlx.autotune.tuner import Tuning
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.decoding.loop import Decoder, one_row
+from redrafter_mlx.decoding.prefix_cache import PrefixMemory
+from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.stopping import AnswerText
+from redrafter_mlx.drafting.interface import Proposer
+from redrafter_mlx.drafting.prompt_lookup import Lookup
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.registry import find_drafts
+from redrafter_mlx.engine.prompt import Prompt, prompt_tokens
+from redrafter_mlx.engine.session import Session
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.response import Completion, Response, Tally
+from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.target.tree_check import check_trees
+from redrafter_mlx.weights.context import context_length
+
+
+class Redrafter:
+    """A target, its tokenizer and what drafts for it. Made by `load` or from an mlx-lm pair.
+
+    Any thread may call it, and any number: each answer has its own state, and steps queue up.
+
+    drafter_note: one line on the choice of a drafter: that there is none and what is done instead,
+                  which of several was taken, and what was passed over; None if all is plain
+    context_length: tokens of prompt and answer together; None where the model names no limit
+    tuning:       what drafting costs on this machine and how drafts are accepted; None where
+                  nothing drafts
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
+        drafter: Drafter | Proposer | Lookup | str | Path | None = None,
+        *,
+        source: TargetSource | None = None,
+        drafter_note: str | None = None,
+    ) -> None:
+        """A drafter may be given as the path of its folder; see `split_lookup` for other words.
+
+        Raises UnsupportedModelError or MismatchError for what cannot work together, and
+        ForkedProcessError after a fork.
+        """
+        MLX_PROCESS.check()
+        wrapped = isinstance(tokenizer, TokenizerWrapper)
+        self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
+        self.source = source
+        self.context_length = _context_length(model, source)
+        self.drafter_note = drafter_note
+        self.model = model
+        mx.eval(model.parameters())
+        target = Target(model)
+        self._drafts = find_drafts(drafter, target, source)
+        self.drafter = self._drafts.drafter
+        self.proposer = self._drafts.proposer
+        self.lookup = self._drafts.lookup
+        self.target = (
+            target if self.proposer is None else target.reading(self.proposer.reads_context)
+        )
+        self.tuning: Tuning | None = None
+        if self._drafts.words is not None:
+            kind = self._drafts.kind
+            self.tuning = Tuning(model, self.target, self.proposer, self.drafter, kind)
+
+    @property
+    def beam_shape(self) -> BeamShape:
+        """One shape that suits such a machine, the same in every run; PLAIN if nothing drafts."""
+        return PLAIN if self.tuning is None else self.tuning.fill(by_clock=False)
+
+    @property
+    def drafting(self) -> str | None:
+        """What drafts, in words for people and records; None if it decodes plainly."""
+        return self._drafts.words
+
+    def warm_up(self) -> None:
+        """Run every kernel once, and make sure that this model's trees are exact.
+
+        Raises UnsupportedModelError if they are not.
+        """
+        with self.target.lock:
+            check_trees(self.target)
+        shape = self.beam_shape
+        self.generate([0], max_tokens=4, beam_width=shape.width, beam_length=shape.length)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: object,
+    ) -> Generator[Response, None, None]:
+        """Answer a prompt, one response a token.
+
+        Args:
+          prompt: a user's message, a list of messages with `role` and `content`, or token ids
+          raw: take a string as it is, without the chat template
+          options: and `overrides`, its fields by name; see GenerationOptions
+        Raises:
+          BadInputError: at once, for options or a prompt that cannot be used
+        """
+        chosen = self.chosen_options(options, overrides)
+        return self.respond(self.encode(prompt, raw=raw), chosen, PrefixMemory())
+
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: object,
+    ) -> Completion:
+        """The whole answer at once; arguments and errors as in `stream`."""
+        ids = self.encode(prompt, raw=raw)
+        chosen = self.chosen_options(options, overrides)
+        responses = list(self.respond(ids, chosen, PrefixMemory()))
+        last = responses[-1]
+        assert last.finish_reason is not None
+        return Completion(
+            prompt_ids=ids,
+            token_ids=[r.token for r in responses],
+            text="".join(r.text for r in responses),
+            finish_reason=last.finish_reason,
+            steps=last.steps,
+            tokens_per_step=last.tokens_per_step,
+            prompt_tps=last.prompt_tps,
+            generation_tps=last.generation_tps,
+            peak_memory=last.peak_memory,
+            shapes=[r.step.shape for r in responses if r.place == 0 and r.steps > 0],
+        )
+
+    def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:
+        """The shape that every step of an answer drafts with; None if it is chosen step by step.
+
+        Args:
+          length: tokens of the prompt
+        """
+        if not options.draft:
+            return PLAIN
+        asked = (options.beam_width, options.beam_length, options.max_nodes)
+        if options.beam_width and options.beam_length:
+            return BeamShape(options.beam_width, options.beam_length, options.max_nodes)
+        if self.tuning is None:
+            return PLAIN
+        by_clock = not options.shape_belongs_to_seed
+        if options.automatic and by_clock:
+            return None
+        return self.tuning.fill(*asked, context=length, by_clock=by_clock)
+
+    async def astream(
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: object,
+    ) -> AsyncIterator[Response]:
+        """`stream` for asyncio: decoding runs in a thread, the event loop stays free."""
+        responses = self.stream(prompt, raw=raw, options=options, **overrides)
+        pending: asyncio.Future[Response | None] | None = None
+        try:
+            while True:
+                pending = asyncio.ensure_future(asyncio.to_thread(next, responses, None))
+                response = await asyncio.shield(pending)
+                if response is None:
+                    return
+                yield response
+        finally:
+            # A cancelled caller leaves a step running; a generator that runs cannot be closed.
+            if pending is not None:
+                await asyncio.wait([pending])
+            await asyncio.to_thread(responses.close)
+
+    def session(self, system: str | None = None) -> Session:
+        """A conversation that keeps keys and values from turn to turn."""
+        return Session(self, system)
+
+    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
+        """The token ids of any kind of prompt.
+
+        Raises BadInputError if there are none, or so many that the model's context has no room for
+        an answer.
+        """
+        ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size)
+        if self.context_length is not None and len(ids) >= self.context_length:
+            raise BadInputError(
+                f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
+                f"{self.context_length} with this model; shorten it"
+            )
+        return ids
+
+    def chosen_options(
+        self, options: GenerationOptions | None, overrides: Mapping[str, object]
+    ) -> GenerationOptions:
+        """`options` with `overrides`; raises BadInputError for what this model cannot do."""
+        if not isinstance(options, (GenerationOptions, NoneType)):
+            raise BadInputError(f"options is {options!r:.80}; give GenerationOptions")
+        chosen = (options or GenerationOptions()).updated(overrides)
+        V = self.target.vocab_size
+        for token, _ in chosen.logit_bias:
+            if token >= V:
+                raise BadInputError(f"logit_bias names token {token}; the model has {V}")
+        return chosen
+
+    def respond(
+        self, prompt: list[int], options: GenerationOptions, memory: PrefixMemory
+    ) -> Generator[Response, None, None]:
+        """Decode behind `prompt`, reusing what `memory` holds of it and leaving there what is new.
+
+        It ends with the finish reason "length" at `max_tokens`, or where the model's context ends.
+        Whatever ends it, the memory is consistent: after an exception in here it is empty.
+        """
+        room = options.max_tokens
+        if self.context_length is not None:
+            room = min(room, self.context_length - len(prompt))
+        answer = AnswerText(
+            self.tokenizer.detokenizer,
+            self.tokenizer.eos_token_ids,
+            options.stop,
+            room,
+        )
+        seed = secrets.randbits(63) if options.seed is None else options.seed
+        pieces: deque[str] = deque()
+
+        def finished(result: StepResult) -> bool:
+            for token in result.tokens:
+                pieces.append(answer.add(token))
+                if answer.finish_reason is not None:
+                    break
+            return answer.finish_reason is not None
+
+        with WIRED_MEMORY.held(self.model):
+            policy = None
+            shape = self.shape_of(options, len(prompt))
+            if self.tuning is not None and shape is None:
+                policy = self.tuning.policy(options.method)
+            decoder = self.decoder(options, shape or PLAIN)
+            cache, start = memory.take(prompt, self.target.new_cache)
+            tally = Tally(len(prompt), len(prompt) - start, policy is not None)
+            ended = False
+            results = decoder.run(cache, start, prompt, sequence_keys(seed), finished, policy)
+            try:
+                for result in results:
+                    tally.count(result)
+                    for text in pieces:
+                        ended = tally.tokens + 1 == len(answer.tokens)
+                        yield tally.response(text, answer.finish_reason if ended else None)
+                    pieces.clear()
+                ended = True
+                memory.keep(cache, prompt + answer.tokens[:-1])
+            except GeneratorExit:
+                results.close()
+                memory.keep(cache, prompt + answer.tokens[:-1])
+                raise
+            finally:
+                if self.tuning is not None and policy is not None:
+                    seconds = tally.decode_seconds if ended else 0.0
+                    self.tuning.keep(options.method, policy, seconds, tally.steps)
+
+    def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
+        """The decoding loop with this model's drafts, of `shape` where none is chosen by step."""
+        return Decoder(
+            self.target,
+            self.proposer if options.draft else None,
+            shape,
+            options,
+            one_row if self.tuning is None else self.tuning.curves().plain_rows,
+            options.prefixes,
+            options.logprobs,
+            self.lookup if options.draft else None,
+        )
+
+
+def _context_length(model: nn.Module, source: TargetSource | None) -> int | None:
+    """What the files said of it, or the model's own arguments where they are not known."""
+    if source is not None:
+        return source.context_length
+    return context_length(vars(model.args)) if hasattr(model, "args") else None
+
+
+def stream_generate(
+    model: nn.Module,
+    tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
+    prompt: str | Sequence[int] | mx.array,
+    *,
+    drafter: Drafter | str | Path | None = None,
+    options: GenerationOptions | None = None,
+    **overrides: object,
+) -> Iterator[Response]:
+    """mlx-lm's `stream_generate` with drafts, for those who hold its model and tokenizer already.
+
+    Args:
+      prompt: text (taken as it is, as mlx-lm does) or token ids
+      drafter: or the path of a drafter's folder, or "lookup"; None decodes auto-regressively
+      options: and `overrides`, its fields by name; see GenerationOptions
+    """
+    redrafter = Redrafter(model, tokenizer, drafter)
+    given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
+    return redrafter.stream(given, raw=True, options=options, **overrides)

@@ -1,0 +1,98 @@
+"""A conversation: messages, and the keys and values that make the next turn quick to read."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Mapping
+from typing import Protocol
+
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.decoding.prefix_cache import PrefixMemory
+from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.response import Response
+
+
+class Engine(Protocol):
+    """What a session asks of the engine."""
+
+    def chosen_options(
+        self, options: GenerationOptions | None, overrides: Mapping[str, object]
+    ) -> GenerationOptions: ...
+
+    def encode(self, prompt: Prompt) -> list[int]: ...
+
+    def respond(
+        self, prompt: list[int], options: GenerationOptions, memory: PrefixMemory
+    ) -> Generator[Response, None, None]: ...
+
+
+class Session:
+    """Turns of one conversation; only what changed since the last turn is read again.
+
+    Any thread may use it. One turn is answered at a time; a second one is refused meanwhile.
+
+    system:   the system message, or None for the template's own default
+    messages: the turns so far, `role` "user" or "assistant"; may be replaced as a whole
+    """
+
+    def __init__(self, engine: Engine, system: str | None = None) -> None:
+        self._engine = engine
+        self._memory = PrefixMemory()
+        self._answering = threading.Lock()
+        self.system = system
+        self.messages: list[dict[str, str]] = []
+
+    def stream(
+        self, text: str, *, options: GenerationOptions | None = None, **overrides: object
+    ) -> Generator[Response, None, None]:
+        """The next turn, one response a token.
+
+        It begins with the first response that is asked for, and follows the turns that have ended
+        by then. Message and answer join the conversation when it ends; closed early or
+        interrupted, with the text given until then, and not at all where there is none.
+
+        Raises:
+          BadInputError: at once, for options or a text that cannot be used; at the first
+            response, while another turn is being answered; nothing is changed
+        """
+        if not isinstance(text, str):
+            raise BadInputError(f"the message is {text!r:.80}; give a string")
+        if not text.strip():
+            raise BadInputError("the message is empty; write something")
+        chosen = self._engine.chosen_options(options, overrides)
+        asked = {"role": "user", "content": text}
+        self._prompt(asked)
+        return self._turn(asked, chosen)
+
+    def clear(self) -> None:
+        """Forget all turns; the system message stays."""
+        self.messages = []
+        self._memory.clear()
+
+    def _prompt(self, asked: dict[str, str]) -> list[int]:
+        """The token ids of the conversation so far and the message `asked`."""
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        return self._engine.encode([*system, *self.messages, asked])
+
+    def _turn(
+        self, asked: dict[str, str], options: GenerationOptions
+    ) -> Generator[Response, None, None]:
+        if not self._answering.acquire(blocking=False):
+            raise BadInputError(
+                "another turn of this session is being answered; read it to its end or close it"
+            )
+        try:
+            turns, answer, ended = self.messages, "", False
+            responses = self._engine.respond(self._prompt(asked), options, self._memory)
+            try:
+                for response in responses:
+                    answer += response.text
+                    ended = response.finish_reason is not None
+                    yield response
+            finally:
+                responses.close()
+                if ended or answer:
+                    turns += [asked, {"role": "assistant", "content": answer}]
+        finally:
+            self._answering.release()

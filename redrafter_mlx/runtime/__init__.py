@@ -1,0 +1,1 @@
+"""The machine: BLAS, device, wired memory, processes, files."""

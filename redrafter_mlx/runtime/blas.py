@@ -1,0 +1,119 @@
+"""An optimised BLAS for MLX's CPU backend on Linux, loaded before MLX is.
+
+MLX's CPU wheel links the reference BLAS. Its symbols are looked up by name, so a library that
+is already in the process with global visibility answers them instead; hence the order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import metadata
+
+_SYSTEM_LIBRARIES = ("libopenblas.so.0", "libmkl_rt.so.3", "libmkl_rt.so.2")
+
+THREAD_VARIABLES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+"""With any of these in the environment, that many threads are used, always."""
+
+_SETTERS = ("MKL_Set_Num_Threads", "openblas_set_num_threads")
+
+
+@dataclass(frozen=True)
+class BlasStatus:
+    """What answers MLX's matrix products on the CPU.
+
+    library: path or soname that was loaded, None for MLX's own
+    note: one line for `doctor`: where it came from, or why there is none
+    """
+
+    library: str | None
+    note: str
+
+    @contextmanager
+    def threads_by_rows(self) -> Iterator[None]:
+        """Where `prepare_for` may be called: all cores are in use before and behind it."""
+        self.use_all_cores()
+        try:
+            yield
+        finally:
+            self.use_all_cores()
+
+    def prepare_for(self, rows: int) -> None:
+        """From now on use as many threads as suit products of so many rows.
+
+        Two to four rows take as long as reading the matrix does, whatever the threads; so one
+        core is left for the host, which builds and submits the next step meanwhile.
+        """
+        self._use(max(1, self._cores - 1) if 2 <= rows <= 4 else self._cores)
+
+    def use_all_cores(self) -> None:
+        """As it is to begin with: for the long products of prompts and of training."""
+        self._use(self._cores)
+
+    def _use(self, threads: int) -> None:
+        library = self._handle
+        if library is None or any(os.environ.get(name) for name in THREAD_VARIABLES):
+            return
+        for name in _SETTERS:
+            if hasattr(library, name):
+                getattr(library, name)(threads)
+
+    @cached_property
+    def _cores(self) -> int:
+        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+    @cached_property
+    def _handle(self) -> ctypes.CDLL | None:
+        return None if self.library is None else ctypes.CDLL(self.library)
+
+
+def load_optimised_blas() -> BlasStatus:
+    """Load the `cpu` extra's or the system's BLAS into this process, if there is one.
+
+    Harmless elsewhere: on macOS MLX uses Accelerate, and a missing library is only noted.
+    REDRAFTER_BLAS names another library, or `none` to keep MLX's own.
+    """
+    if sys.platform != "linux":
+        return BlasStatus(None, "Accelerate" if sys.platform == "darwin" else "MLX's own")
+    wanted = os.environ.get("REDRAFTER_BLAS")
+    if wanted == "none":
+        return BlasStatus(None, "MLX's own, as REDRAFTER_BLAS=none asks")
+    if "mlx.core" in sys.modules:
+        return BlasStatus(None, "MLX was imported before redrafter_mlx, too late for another BLAS")
+    for candidate in [wanted] if wanted else _candidates():
+        try:
+            ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+        except OSError:
+            continue
+        return BlasStatus(candidate, candidate)
+    if wanted:
+        return BlasStatus(None, f"MLX's own: REDRAFTER_BLAS={wanted} could not be loaded")
+    return BlasStatus(None, f"MLX's own reference BLAS, slow; {remedy()}")
+
+
+def remedy() -> str:
+    """The command that brings an optimised BLAS to this machine."""
+    if platform.machine() == "x86_64":
+        return "pip install 'redrafter-mlx[cpu]', or Debian's libopenblas0, makes it far faster"
+    return "the system's OpenBLAS (Debian: apt install libopenblas0) makes it far faster"
+
+
+def _candidates() -> Iterator[str]:
+    """Where to look: MKL from PyPI beside this interpreter's packages, then the system."""
+    try:
+        for file in metadata.files("mkl") or ():
+            if file.name.startswith("libmkl_rt.so"):
+                yield os.path.realpath(file.locate())
+    except metadata.PackageNotFoundError:
+        pass
+    yield from _SYSTEM_LIBRARIES
+
+
+BLAS = load_optimised_blas()
+"""What computes the CPU's matrix products in this process; `redrafter-mlx doctor` prints it."""

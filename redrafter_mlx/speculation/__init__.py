@@ -1,0 +1,1 @@
+"""Pure functions of arrays: trees, beam search, acceptance, sampling."""

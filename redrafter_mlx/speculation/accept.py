@@ -1,0 +1,122 @@
+"""Which drafts are kept.
+
+`accept` walks from the root along the target's own choices. Every node carries one token that
+the target chose to follow it. A draft is right when it is that token; the path ends at the first
+node none of whose children is, and that node's choice is the bonus token. Whatever the drafts, each
+emitted token is the target's own choice given the tokens before it, so this is lossless, for the
+argmax and for draws alike.
+
+`accept_typical` takes drafts that are likely enough, which changes the distribution. Rejection
+sampling has a module of its own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from redrafter_mlx.speculation.tree import TokenTree
+
+
+class Acceptance(NamedTuple):
+    """What one verification keeps.
+
+    Shapes:
+      path:       [B, L] int32 nodes, root first; 0 behind the accepted ones
+      n_accepted: [B] int32, drafts accepted (the root not counted)
+      last:       [B] int32, the deepest accepted node
+      emitted:    [B, L] int32, the tokens that follow the root: the accepted drafts and, at
+                  place n_accepted, the bonus token; what is behind it means nothing
+      bonus:      [B] int32, the target's choice at the deepest accepted node
+    """
+
+    path: mx.array
+    n_accepted: mx.array
+    last: mx.array
+    emitted: mx.array
+    bonus: mx.array
+
+
+def accept(tree: TokenTree, choices: mx.array) -> Acceptance:
+    """Walk from the root to the child that bears the chosen token, as far as there is one.
+
+    Siblings differ in their token, so at most one child is right and the accepted nodes are one
+    path.
+
+    Shapes:
+      choices: [B, N] int32, the target's token behind each node
+    """
+    if tree.is_chain:
+        return _accept_chain(tree, choices)
+    asked = mx.take_along_axis(choices, mx.maximum(tree.parents, 0), axis=1)
+    accepted = _with_ancestors(tree, tree.tokens == asked)
+    last = mx.argmax(mx.where(accepted, tree.depths, -1), axis=1)
+    bonus = mx.take_along_axis(choices, last[:, None], axis=1)[:, 0]
+    return up_to(tree, last, bonus)
+
+
+def accept_typical(
+    tree: TokenTree, log_probs: mx.array, choices: mx.array, epsilon: float, delta: float
+) -> Acceptance:
+    """Take the longest path of drafts x with p(x) > min(epsilon, delta * exp(-H(p))).
+
+    Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1), with H the entropy in nats. It
+    changes the distribution of the output. Of several longest paths, the one that was drafted
+    as likelier is taken.
+
+    Shapes:
+      log_probs: [B, N, V], what the target draws from behind each node
+      choices:   [B, N] int32, its draw, for the bonus token
+    """
+    B, N, V = log_probs.shape
+    probs = mx.exp(log_probs)
+    surprise = mx.where(probs > 0, probs * log_probs, 0.0)
+    threshold = mx.minimum(epsilon, delta * mx.exp(mx.sum(surprise, axis=-1)))  # [B, N]
+    parent = mx.maximum(tree.parents, 0)
+    p = mx.take_along_axis(probs.reshape(B, N * V), parent * V + tree.tokens, axis=1)
+    right = p > mx.take_along_axis(threshold, parent, axis=1)
+    accepted = _with_ancestors(tree, right)
+    last = mx.argmax(mx.where(accepted, tree.depths * N + N - 1 - mx.arange(N), -1), axis=1)
+    bonus = mx.take_along_axis(choices, last[:, None], axis=1)[:, 0]
+    return up_to(tree, last, bonus)
+
+
+def up_to(tree: TokenTree, last: mx.array, bonus: mx.array) -> Acceptance:
+    """The acceptance whose deepest node is `last` [B], with `bonus` [B] behind it."""
+    N = tree.tokens.shape[1]
+    last = last.astype(mx.int32)
+    n_accepted = mx.take_along_axis(tree.depths, last[:, None], axis=1)
+    on_path = mx.take_along_axis(tree.mask, last[:, None, None], axis=1)  # [B, 1, N]
+    level = mx.arange(tree.max_depth + 1)
+    here = on_path & (tree.depths[:, None, :] == level[None, :, None])  # [B, L, N]
+    path = mx.sum(mx.where(here, mx.arange(N)[None, None], 0), axis=2)
+    following = mx.concatenate([path[:, 1:], path[:, :1]], axis=1)
+    drafts = mx.take_along_axis(tree.tokens, following, axis=1)
+    return Acceptance(
+        path=path,
+        n_accepted=n_accepted[:, 0],
+        last=last,
+        emitted=mx.where(level[None] < n_accepted, drafts, bonus[:, None]),
+        bonus=bonus,
+    )
+
+
+def _accept_chain(tree: TokenTree, choices: mx.array) -> Acceptance:
+    """The same for one candidate: it is kept up to the first draft that was not chosen."""
+    node = mx.arange(tree.tokens.shape[1])[None]
+    right = (tree.tokens[:, 1:] == choices[:, :-1]) & (tree.parents[:, 1:] >= 0)
+    n_accepted = mx.sum(mx.cumprod(right.astype(mx.int32), axis=1), axis=1)
+    return Acceptance(
+        path=mx.where(node <= n_accepted[:, None], node, 0),
+        n_accepted=n_accepted,
+        last=n_accepted,
+        emitted=choices,
+        bonus=mx.take_along_axis(choices, n_accepted[:, None], axis=1)[:, 0],
+    )
+
+
+def _with_ancestors(tree: TokenTree, right: mx.array) -> mx.array:
+    """The nodes [B, N] that are right together with all their ancestors; the root always is."""
+    right = right | (mx.arange(right.shape[1])[None] == 0)
+    return mx.all(mx.logical_not(tree.mask) | right[:, None, :], axis=2) & tree.valid

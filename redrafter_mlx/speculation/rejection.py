@@ -1,0 +1,195 @@
+"""Speculative sampling on a tree: drafts are drawn, tested and, if refused, corrected for.
+
+One beam is the algorithm of Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318):
+a draft x, drawn from q, is kept with probability min(1, p(x) / q(x)), and in place of a refused
+one the next token is drawn from what p has left over q. With several candidates behind a node,
+drawn without replacement, the next one is tested against that rest, and q is normalised without
+those refused (recursive rejection sampling, Jeon et al., arXiv 2402.14160). Candidates are drawn
+by stochastic beam search (Kool et al., arXiv 1903.06059): the sequences with the largest scores
+after adding Gumbel noise are a draw without replacement, and in the order of their scores so are
+the children of each node, among them those that the search went no further from. What ranks them
+depends on the noise alone, never on which token it fell on, so leaving out what scores less, at
+each length and at the tree's capacity, keeps the law.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.speculation.accept import Acceptance, up_to
+from redrafter_mlx.speculation.beam_search import DraftModel, check_width, select, top_k
+from redrafter_mlx.speculation.sampling import (
+    CHOICE,
+    DRAFT,
+    TRIAL,
+    gumbel_at,
+    sampled_log_probs,
+    uniform_at,
+)
+from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_with_places
+
+
+class SampledDrafts(NamedTuple):
+    """A tree of drawn drafts and what they were drawn from.
+
+    Shapes:
+      tree:      siblings stand in the order in which they were drawn
+      log_probs: [B, N, V] float32, the distribution of the children of each node
+    """
+
+    tree: TokenTree
+    log_probs: mx.array
+
+
+class SampledModel(DraftModel, Protocol):
+    """What stochastic beam search asks of a drafter."""
+
+    def over_vocabulary(self, log_probs: mx.array) -> mx.array: ...
+
+
+def draw_drafts(
+    model: SampledModel,
+    context: mx.array,
+    root: mx.array,
+    position: mx.array,
+    keys: mx.array,
+    shape: BeamShape,
+    params: SamplingParams,
+) -> SampledDrafts:
+    """W prefixes of each length drawn without replacement from the drafter, as a tree.
+
+    The drafter's distribution goes through the same temperature and filters as the target's.
+
+    Shapes:
+      context:  [B, D]
+      root:     [B] int32
+      position: [B] int32, the root's place in the text; never the same twice in one answer
+      keys:     [B, 2] uint32
+    """
+    check_width(model.output_size, shape.width)
+    W, L = shape.width, shape.length
+    B, D = context.shape
+    tokens = [mx.broadcast_to(root[:, None], (B, W))]
+    scores = [mx.zeros((B, W))]  # perturbed log-probabilities; the root's is 0 and certain
+    origins = [mx.zeros((B, W), mx.int32)]
+    likelihood = mx.zeros((B, 1))
+    state = model.advance(mx.zeros((B, 1, D), context.dtype), root[:, None])
+    levels = []
+    for level in range(1, L):
+        live = state.shape[1]
+        around = mx.broadcast_to(context[:, None], (B, live, D))
+        q = sampled_log_probs(model.logits(around, state, level), params)  # [B, live, V']
+        levels.append(mx.broadcast_to(q, (B, W, q.shape[-1])) if live == 1 else q)
+        child = likelihood[:, :, None] + q
+        noise = gumbel_at(keys, position[:, None], live * q.shape[-1], DRAFT + level)
+        perturbed = _with_maximum(child + noise.reshape(q.shape), scores[-1][:, :live, None])
+        best, where = top_k(perturbed.reshape(B, -1), W)
+        parent, output = where // q.shape[-1], where % q.shape[-1]
+        likelihood = mx.take_along_axis(child.reshape(B, -1), where, axis=1)
+        tokens.append(model.to_tokens(output))
+        scores.append(best)
+        origins.append(parent)
+        if level < L - 1:
+            state = model.advance(select(state, parent), tokens[-1])
+    drawn = Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, origins)))
+    tree, places = pack_with_places(drawn, shape.nodes)
+    return SampledDrafts(tree, model.over_vocabulary(_at_nodes(levels, places)))
+
+
+def accept_rejection(
+    drafts: SampledDrafts,
+    log_probs: mx.array,
+    position: mx.array,
+    keys: mx.array,
+    width: int,
+) -> Acceptance:
+    """Test the drafts of each node in turn, and go on from the first that is kept.
+
+    Shapes:
+      log_probs: [B, N, V], what the target draws from behind each node
+      position:  [B] int32, where the token behind the root stands in the text
+      keys:      [B, 2] uint32
+    """
+    tree = drafts.tree
+    B, _, V = log_probs.shape
+    children = _children(tree, width)  # [B, N, W], -1 where there are fewer
+    node = mx.zeros((B,), mx.int32)
+    going = mx.ones((B,), mx.bool_)
+    rest = mx.exp(_row(log_probs, node))
+    for depth in range(tree.max_depth):
+        place = (position + depth)[:, None]
+        luck = uniform_at(keys, place, width, TRIAL)[:, 0]  # [B, W]
+        p, q = rest, mx.exp(_row(drafts.log_probs, node))
+        candidates = _row(children, node)  # [B, W]
+        chosen = mx.full((B,), -1, mx.int32)
+        for i in range(width):
+            at = candidates[:, i]
+            token = mx.take_along_axis(tree.tokens, mx.maximum(at, 0)[:, None], axis=1)
+            p_token = mx.take_along_axis(p, token, axis=1)[:, 0]
+            q_token = mx.take_along_axis(q, token, axis=1)[:, 0]
+            open_ = going & (at >= 0) & (chosen < 0)
+            kept = open_ & (luck[:, i] * q_token < p_token)
+            chosen = mx.where(kept, at, chosen)
+            refused = (open_ & mx.logical_not(kept))[:, None]
+            p = mx.where(refused, _normalised(mx.maximum(p - q, 0), p), p)
+            without = mx.where(mx.arange(V)[None] == token, 0, q)
+            q = mx.where(refused, _normalised(without, q), q)
+        going = chosen >= 0
+        node = mx.where(going, chosen, node)
+        rest = mx.where(going[:, None], mx.exp(_row(log_probs, node)), p)
+        # A row that has stopped keeps the rest of the node where it did.
+    noise = gumbel_at(keys, (position + _row(tree.depths, node))[:, None], V, CHOICE)[:, 0]
+    bonus = mx.argmax(mx.log(rest) + noise, axis=1).astype(mx.int32)
+    return up_to(tree, node, bonus)
+
+
+def _with_maximum(perturbed: mx.array, maximum: mx.array) -> mx.array:
+    """Gumbel-perturbed scores [B, W, V] shifted so that each row's largest is `maximum` [B, W, 1].
+
+    -log(exp(-T) - exp(-Z) + exp(-G)) with T the maximum, Z the row's own and G a score, computed
+    as in Kool et al., appendix B.3.
+    """
+    own = mx.max(perturbed, axis=-1, keepdims=True)
+    v = maximum - perturbed + mx.log1p(-mx.exp(mx.minimum(perturbed - own, 0)))
+    shifted = maximum - mx.maximum(v, 0) - mx.log1p(mx.exp(-mx.abs(v)))
+    # The largest itself has log1p(-1) = -inf behind it; -inf stays what it was.
+    shifted = mx.where(perturbed == own, maximum, shifted)
+    return mx.where((perturbed == -mx.inf) | mx.isnan(shifted), -mx.inf, shifted)
+
+
+def _at_nodes(levels: list[mx.array], places: mx.array) -> mx.array:
+    """The draft distribution [B, N, V'] behind each node; any behind the deepest.
+
+    Shapes:
+      levels: L - 1 times [B, W, V'], behind the prefixes of each length
+      places: [B, N], of each node, depth * W + the prefix's number
+    """
+    stacked = mx.concatenate(levels, axis=1)  # [B, (L - 1) * W, V']
+    place = mx.minimum(places, stacked.shape[1] - 1)
+    return mx.take_along_axis(stacked, place[:, :, None], axis=1)
+
+
+def _children(tree: TokenTree, width: int) -> mx.array:
+    """The children [B, N, W] of each node in tree order, -1 behind them."""
+    N = tree.tokens.shape[1]
+    node = mx.arange(N)
+    mine = tree.parents[:, None, :] == node[None, :, None]  # [B, N, N]
+    order = mx.where(mine, node[None, None], N)
+    first = mx.sort(order, axis=2)[:, :, : min(width, N)]
+    first = mx.pad(first, [(0, 0), (0, 0), (0, width - first.shape[2])], constant_values=N)
+    return mx.where(first < N, first, -1)
+
+
+def _row(x: mx.array, node: mx.array) -> mx.array:
+    """x [B, N, ...] at node [B]."""
+    index = node.reshape(-1, *[1] * (x.ndim - 1))
+    return mx.take_along_axis(x, index, axis=1)[:, 0]
+
+
+def _normalised(weights: mx.array, otherwise: mx.array) -> mx.array:
+    """Weights [B, V] to sum 1; where they are all 0, which only rounding causes, `otherwise`."""
+    total = mx.sum(weights, axis=-1, keepdims=True)
+    return mx.where(total > 0, weights / mx.maximum(total, 1e-30), otherwise)

@@ -1,0 +1,150 @@
+"""One layer's keys and values, behind the names that mlx-lm's attention asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.target.cache_slots import gather_rows, with_capacity, write_rows
+
+
+@dataclass(frozen=True)
+class PromptSpan:
+    """A run of prompt tokens at host-known rows; the same slices and mask as mlx-lm's KVCache.
+
+    capacity: rows that the buffers hold from then on
+    """
+
+    start: int
+    count: int
+    capacity: int
+
+
+@dataclass(frozen=True)
+class TreePlan:
+    """Where one tree's rows go and what they attend to.
+
+    Shapes:
+      offset:   [B] for a chain, else [B, N] int32: rotary positions
+      mask:     [B, 1, N, extent] bool, [N, extent] if B = 1; True = may attend
+      write_at: [B] int32, first row written
+      gather:   [B, R] int32 over (previous tree's rows, this tree's rows), or None when the
+                previous path lies in place already
+      keep:     whether the step after may have to put this tree's rows in place
+    """
+
+    offset: mx.array
+    mask: mx.array
+    write_at: mx.array
+    gather: mx.array | None
+    extent: int
+    capacity: int
+    keep: bool
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An accepted path whose rows are still in tree order.
+
+    Shapes:
+      path:       [B, L] int32 nodes, root first
+      n_accepted: [B] int32, drafts accepted (the root not counted)
+      length:     [B] int32, committed length before the path
+    """
+
+    path: mx.array
+    n_accepted: mx.array
+    length: mx.array
+
+
+LayerRows = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
+"""The buffers of one layer: keys, values, tree keys, tree values; see LayerCache."""
+
+
+@dataclass
+class NextCall:
+    """What the next call does; all layers look here. (With a way back to their cache, it would be
+    freed by the garbage collector alone, some time later.)"""
+
+    plan: PromptSpan | TreePlan
+
+
+class LayerCache:
+    """One layer's buffers, behind the three names that an mlx-lm attention layer uses.
+
+    Shapes:
+      keys, values: [B, K, T, head size], rows below the committed length are valid
+      tree_keys, tree_values: [B, K, N, head size], the last tree's rows in tree order; None
+                     behind a chain, whose rows lie in place
+    """
+
+    def __init__(self, call: NextCall) -> None:
+        self._call = call
+        self.keys: mx.array | None = None
+        self.values: mx.array | None = None
+        self.tree_keys: mx.array | None = None
+        self.tree_values: mx.array | None = None
+
+    @property
+    def offset(self) -> int | mx.array:
+        """The rotary position(s) of the rows of this call."""
+        plan = self._call.plan
+        return plan.start if isinstance(plan, PromptSpan) else plan.offset
+
+    def make_mask(
+        self, n: int, return_array: bool = False, window_size: int | None = None
+    ) -> mx.array | str | None:
+        """The mask of this call, as mlx-lm's `create_attention_mask` asks for it."""
+        if window_size is not None:
+            raise UnsupportedModelError("sliding-window attention cannot verify a tree of drafts")
+        plan = self._call.plan
+        if isinstance(plan, TreePlan):
+            return plan.mask
+        if n == 1:
+            return None
+        if return_array:
+            rows = mx.arange(plan.start, plan.start + n)[:, None]
+            return rows >= mx.arange(plan.start + n)[None]
+        return "causal"
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
+        """Write this call's rows [B, K, n, head size] and return all that it may attend to."""
+        plan = self._call.plan
+        if isinstance(plan, PromptSpan):
+            return self._append(plan, keys, values)
+        self.keys = with_capacity(self.keys, keys, plan.capacity)
+        self.values = with_capacity(self.values, values, plan.capacity)
+        new_keys, new_values = keys, values
+        if plan.gather is not None:
+            assert self.tree_keys is not None
+            assert self.tree_values is not None
+            keys = gather_rows(mx.concatenate([self.tree_keys, keys], axis=2), plan.gather)
+            values = gather_rows(mx.concatenate([self.tree_values, values], axis=2), plan.gather)
+        self.tree_keys, self.tree_values = (new_keys, new_values) if plan.keep else (None, None)
+        self.keys = write_rows(self.keys, keys, plan.write_at)
+        self.values = write_rows(self.values, values, plan.write_at)
+        return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
+
+    def settle(self, pending: Pending) -> None:
+        """Put the pending path's rows in place."""
+        if self.keys is None or self.values is None or self.tree_keys is None:
+            return
+        assert self.tree_values is not None
+        self.keys = write_rows(self.keys, gather_rows(self.tree_keys, pending.path), pending.length)
+        self.values = write_rows(
+            self.values, gather_rows(self.tree_values, pending.path), pending.length
+        )
+
+    def _append(
+        self, plan: PromptSpan, keys: mx.array, values: mx.array
+    ) -> tuple[mx.array, mx.array]:
+        end = plan.start + plan.count
+        self.keys = with_capacity(self.keys, keys, plan.capacity)
+        self.values = with_capacity(self.values, values, plan.capacity)
+        at = mx.array([plan.start])
+        # Not `self.keys[...] = keys`: that changes the very array which a snapshot holds.
+        self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
+        self.values = mx.slice_update(self.values, values, at, axes=(2,))
+        return self.keys[:, :, :end], self.values[:, :, :end]

@@ -1,0 +1,90 @@
+"""Whether a model's trees are exact, found out when it is loaded."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import mlx.core as mx
+
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.sampling import log_softmax
+from redrafter_mlx.speculation.tree import Beams, pack_beam
+from redrafter_mlx.target.adapter import unsupported
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.sequential import sequential_log_probs
+
+_NOISES = 4.0
+"""So many times the noise is still taken for rounding: three texts show only a part of what there
+is. Defects are hundreds of times as large."""
+
+_FAILURES = (TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError)
+"""What code raises that was not written for what it is given."""
+
+
+def check_trees(target: Target) -> float:
+    """Compare the leaves of a small tree with mlx-lm's own sequential calls.
+
+    The yardstick is the noise between mlx-lm's own calls of one row and of several on the same
+    texts, whatever arithmetic computes: half precision and TF32 need no tolerance of their own.
+
+    Returns:
+      by how much the leaves' log-probabilities differ, as a part of their spread
+    Raises:
+      UnsupportedModelError: they differ by more than the noise, or the model fails on a tree;
+        so an architecture whose attention works differently is noticed
+      BadInputError: the model's own logits are not finite
+    """
+    V = target.vocab_size
+    prompt = [t % V for t in (1, 5, 2, 7, 23, 81, 46, 13)]
+    candidates = [[t % V for t in row] for row in ((3, 11, 4), (3, 12, 9), (3, 11, 8))]
+    texts = [prompt + candidate for candidate in candidates]
+    single, several = (
+        mx.stack([sequential_log_probs(target.model, t, start, len(t))[-1] for t in texts])
+        for start in (len(texts[0]), 1)
+    )
+    spread = _size(single - mx.mean(single, axis=-1, keepdims=True))
+    if not mx.all(mx.isfinite(spread)).item():
+        raise BadInputError(
+            f"{target.model_type}'s logits are not finite in {str(target.dtype).split('.')[-1]}: "
+            f"its weights are damaged, or it needs another dtype"
+        )
+    try:
+        leaves = _leaves(target, prompt, candidates)
+        mx.eval(leaves)
+    except _FAILURES as failure:  # on texts that the model itself has just read
+        reason = " ".join(f"{type(failure).__name__}: {failure}".split())
+        raise unsupported(target.model_type, f"it fails on a tree ({reason})") from failure
+    # The median: experts that are nearly tied can swap in one leaf; a defect is in all of them.
+    error = mx.median(_size(leaves - single) / spread).item()
+    noise = mx.max(_size(several - single) / spread).item()
+    assert isinstance(error, float)
+    assert isinstance(noise, float)
+    allowed = _NOISES * (noise + mx.finfo(target.dtype).eps)
+    if not error <= allowed:
+        raise unsupported(
+            target.model_type,
+            f"a tree's logits differ from the sequence's by {error:.1e} of their spread; rounding "
+            f"explains {allowed:.1e}",
+        )
+    return error
+
+
+def _leaves(target: Target, prompt: list[int], candidates: list[list[int]]) -> mx.array:
+    """Log-probabilities [W, V] after each candidate [W, L] behind a prompt, from one tree."""
+    W, L = len(candidates), len(candidates[0])
+    scores = -mx.arange(L) - 0.1 * mx.arange(W)[:, None]
+    tree = pack_beam(Beams(mx.array([candidates]), scores[None]), W * (L - 1) + 1)
+    tokens = cast("list[int]", tree.tokens[0].tolist())
+    parents = cast("list[int]", tree.parents[0].tolist())
+    paths: list[list[int]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*(paths[parent] if parent >= 0 else []), token])
+    cache = target.new_cache()
+    target.prefill(mx.array([prompt]), cache, 0, [len(prompt) - 1])
+    _, logits = target.verify(tree, cache, mx.array([len(prompt)]), len(prompt))
+    return log_softmax(logits[0])[mx.array([paths.index(c) for c in candidates])]
+
+
+def _size(x: mx.array) -> mx.array:
+    """The root mean square of each row."""
+    return mx.sqrt(mx.mean(mx.square(x), axis=-1))

@@ -1,0 +1,76 @@
+"""Imports run strictly downwards through the rooms of the house, at the top of a file or within."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOMS = (
+    "version",
+    "errors",
+    "runtime",
+    "config",
+    "weights",
+    "speculation",
+    "target",
+    "drafting",
+    "decoding",
+    "autotune",
+    "response",
+    "engine",
+    "loading",
+    "verification",
+    "distill",
+    "bench",
+    "cli",
+)
+"""From the ground up: a room imports from those before it, and from itself."""
+
+CHECKOUT = Path(__file__).parent.parent
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module's name below redrafter_mlx, such as `target.model`, and its file."""
+    for folder, prefix in (("redrafter_mlx", ""), *((f, f) for f in ("cli", "bench", "weights"))):
+        for path in (CHECKOUT / folder).rglob("*.py"):
+            parts = path.relative_to(CHECKOUT / folder).with_suffix("").parts
+            name = ".".join([*([prefix] if prefix else []), *parts]).removesuffix("__init__")
+            if name and not name.startswith("cli.start"):
+                yield name.rstrip("."), path
+
+
+def imports(path: Path) -> Iterator[str]:
+    """What a file imports of this package, `` for the package root."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names = [node.module]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        for name in names:
+            if name.split(".")[0] == "redrafter_mlx":
+                yield name.removeprefix("redrafter_mlx").lstrip(".")
+
+
+def test_every_module_belongs_to_a_room() -> None:
+    assert {name.split(".")[0] for name, _ in modules()} <= set(ROOMS)
+
+
+def test_imports_run_downwards() -> None:
+    for name, path in modules():
+        here = ROOMS.index(name.split(".")[0])
+        for imported in imports(path):
+            assert imported, f"{name} imports the package root"
+            there = ROOMS.index(imported.split(".")[0])
+            assert there <= here, f"{name} imports {imported} from above"
+
+
+def test_no_circle_within_a_room() -> None:
+    known = dict(modules())
+    graph = {name: {i for i in imports(path) if i in known} for name, path in known.items()}
+    while graph:
+        free = [name for name, below in graph.items() if not below & graph.keys() - {name}]
+        assert free, f"these import each other in a circle: {sorted(graph)}"
+        for name in free:
+            del graph[name]
