@@ -1,0 +1,1 @@
+"""Drafted decoding measured beside plain decoding: measure, analyse, show."""

@@ -20,9 +20,9 @@ from typing import Annotated, TextIO, TypedDict, cast
 
 import typer
 
-from redrafter_mlx.bench.report import markdown_table
-from redrafter_mlx.bench.summary import WHOLE
-from redrafter_mlx.bench.tables import TextTable
+from redrafter_mlx.bench.analyse.summary import WHOLE
+from redrafter_mlx.bench.show.report import markdown_table
+from redrafter_mlx.bench.show.tables import TextTable
 from redrafter_mlx.distill.card import CARD
 from redrafter_mlx.drafting.checkpoint import CONFIG, WEIGHTS, load_drafter, save_drafter
 from redrafter_mlx.loading import load_target

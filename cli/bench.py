@@ -7,17 +7,17 @@ from typing import cast
 
 import typer
 
-from redrafter_mlx.bench.questions import (
+from redrafter_mlx.bench.measure.questions import (
     OWN_QUESTIONS,
     Question,
     choose_questions,
     fetch_mt_bench,
     read_questions,
 )
-from redrafter_mlx.bench.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.cli import bench_options as bo
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench_request import FORMATS, Request, parse_loading
+from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod, Prefixes, check_choice
 from redrafter_mlx.errors import BadInputError
 

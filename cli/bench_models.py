@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import mlx.nn as nn
 
-from redrafter_mlx.bench.methods import check_draft_model
+from redrafter_mlx.bench.measure.methods import check_draft_model
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench_request import Loading, Request
 from redrafter_mlx.cli.progress import progress_bars

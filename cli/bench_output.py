@@ -7,12 +7,12 @@ from typing import TextIO
 
 from rich.console import Console
 
-from redrafter_mlx.bench.compare import compare, read_result
-from redrafter_mlx.bench.grid import grids
-from redrafter_mlx.bench.plot import plot as draw
-from redrafter_mlx.bench.report import markdown, markdown_table, rich_table, show
-from redrafter_mlx.bench.result import Result, changes_to_json
-from redrafter_mlx.bench.tables import compare_table
+from redrafter_mlx.bench.analyse.compare import compare, read_result
+from redrafter_mlx.bench.analyse.grid import grids
+from redrafter_mlx.bench.analyse.result import Result, changes_to_json
+from redrafter_mlx.bench.show.plot import plot as draw
+from redrafter_mlx.bench.show.report import markdown, markdown_table, rich_table, show
+from redrafter_mlx.bench.show.tables import compare_table
 from redrafter_mlx.errors import BadInputError
 
 

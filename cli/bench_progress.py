@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from redrafter_mlx.bench.records import Answer
+from redrafter_mlx.bench.measure.answers import Answer
 
 
 class Progress:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from redrafter_mlx.bench.questions import Question
+from redrafter_mlx.bench.measure.questions import Question
 from redrafter_mlx.config import AcceptMethod, DType, Prefixes, check_choice
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.bench.methods import Method
-    from redrafter_mlx.bench.run import Plan
+    from redrafter_mlx.bench.measure.methods import Method
+    from redrafter_mlx.bench.measure.plan import Plan
     from redrafter_mlx.engine.engine import Redrafter
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
@@ -69,7 +69,7 @@ class Request:
 
     def check(self) -> None:
         """Refuse, before a model is loaded, whatever can be seen to be wrong without one."""
-        from redrafter_mlx.bench.plot import check_plot
+        from redrafter_mlx.bench.show.plot import check_plot
 
         self.plan("", self.methods([None]))
         if self.plot is not None:
@@ -87,7 +87,7 @@ class Request:
 
     def methods(self, drafters: Sequence[str | None]) -> list[Method]:
         """What to measure by each drafter: every width with every length that was asked for."""
-        from redrafter_mlx.bench.run import list_methods
+        from redrafter_mlx.bench.measure.plan import list_methods
 
         widths, lengths = self.widths or (None,), self.lengths or (None,)
         shapes = [(width, length) for width in widths for length in lengths]
@@ -98,7 +98,7 @@ class Request:
 
     def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:
         """The plan for one loading; without a model the prompts are left empty."""
-        from redrafter_mlx.bench.run import Plan, Prepared
+        from redrafter_mlx.bench.measure.plan import Plan, Prepared
 
         def encode(question: Question) -> list[int]:
             message = {"role": "user", "content": question.text}

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from redrafter_mlx.bench.breakdown import Breakdown, break_down
-from redrafter_mlx.bench.machine import LoadedModel, Machine
-from redrafter_mlx.bench.methods import Runner
-from redrafter_mlx.bench.paper import TABLES
-from redrafter_mlx.bench.records import Answer, AnswersFile, Settings
-from redrafter_mlx.bench.result import Protocol, Result
-from redrafter_mlx.bench.run import Plan, measure
-from redrafter_mlx.bench.summary import commonest_drafted, summarise
-from redrafter_mlx.bench.verdict import judge
+from redrafter_mlx.bench.analyse.paper import TABLES
+from redrafter_mlx.bench.analyse.result import Protocol, Result
+from redrafter_mlx.bench.analyse.summary import commonest_drafted, summarise
+from redrafter_mlx.bench.analyse.verdict import judge
+from redrafter_mlx.bench.measure.answers import Answer, AnswersFile, Settings
+from redrafter_mlx.bench.measure.breakdown import Breakdown, break_down
+from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
+from redrafter_mlx.bench.measure.methods import Runner
+from redrafter_mlx.bench.measure.plan import Plan, measure
 from redrafter_mlx.cli.bench_models import load_draft_model, load_drafters
 from redrafter_mlx.cli.bench_progress import Progress
 from redrafter_mlx.cli.bench_request import Request

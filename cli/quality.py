@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from redrafter_mlx.bench.questions import OWN_QUESTIONS, choose_questions, read_questions
-from redrafter_mlx.bench.ranges import parse_integers
+from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, choose_questions, read_questions
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, progress_bars
+from redrafter_mlx.cli.ranges import parse_integers
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import BeamShape, DType, check_choice
 from redrafter_mlx.errors import BadInputError

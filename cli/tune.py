@@ -53,7 +53,7 @@ def command(
     meanwhile.
     """  # fmt: skip
     if plot is not None:
-        from redrafter_mlx.bench.plot import check_plot
+        from redrafter_mlx.bench.show.plot import check_plot
 
         check_plot(plot)
     loaded = opt.load_model(model, drafter, dtype, quantize, offline)
@@ -69,7 +69,7 @@ def command(
             lambda share: report("drafts", int(100 * share), 100) if report else None,
         )  # fmt: skip
     if plot is not None:
-        from redrafter_mlx.bench.curves import plot_curves
+        from redrafter_mlx.bench.show.curves import plot_curves
 
         plot_curves(curves, plot)
     kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
@@ -78,7 +78,7 @@ def command(
         record["cliffs"] = [{"rows": c.rows, "jump": c.jump} for c in curves.cliffs()]
         sys.stdout.write(json.dumps(record) + "\n")
         return
-    from redrafter_mlx.bench.curves import describe_curves
+    from redrafter_mlx.bench.show.curves import describe_curves
 
     on = curves.setup
     lines = [
@@ -128,7 +128,7 @@ def shape_note(usual: BeamShape | None, nodes: float | None) -> str | None:
 
 
 def _prompts(loaded: Redrafter) -> list[list[int]]:
-    from redrafter_mlx.bench.questions import OWN_QUESTIONS
+    from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS
 
     return [loaded.encode(OWN_QUESTIONS[i].text) for i in _QUESTIONS]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from redrafter_mlx.bench.questions import OWN_QUESTIONS, choose_questions, read_questions
+from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, choose_questions, read_questions
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import one_line

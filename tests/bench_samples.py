@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from redrafter_mlx.bench.machine import LoadedModel, Machine
-from redrafter_mlx.bench.methods import Method, Run
-from redrafter_mlx.bench.records import Answer, Settings
+from redrafter_mlx.bench.measure.answers import Answer, Settings
+from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
+from redrafter_mlx.bench.measure.methods import Method, Run
 
 PLAIN = Method("mlx-lm")
 DRAFTED = Method("redrafter", 0.0, "greedy", 2, 4)

@@ -10,7 +10,7 @@ import typer
 
 from redrafter_mlx.bench import ablation
 from redrafter_mlx.bench.ablation import FORMS, GIVEN, UNTRAINED, USUAL, Form, Quality, Speed, table
-from redrafter_mlx.bench.summary import WHOLE
+from redrafter_mlx.bench.analyse.summary import WHOLE
 from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.checkpoint import WEIGHTS
 

@@ -11,8 +11,10 @@ import pytest
 from bench_samples import DRAFTED, PLAIN, SETTINGS, answer
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.bench.methods import Method, Runner, check_draft_model
-from redrafter_mlx.bench.questions import (
+from redrafter_mlx.bench.measure.answers import AnswersFile
+from redrafter_mlx.bench.measure.methods import Method, Runner, check_draft_model
+from redrafter_mlx.bench.measure.plan import Plan, Prepared, list_methods, measure
+from redrafter_mlx.bench.measure.questions import (
     MT_BENCH,
     OWN_QUESTIONS,
     Question,
@@ -20,9 +22,7 @@ from redrafter_mlx.bench.questions import (
     fetch_mt_bench,
     read_questions,
 )
-from redrafter_mlx.bench.ranges import parse_integers, parse_numbers, parse_words
-from redrafter_mlx.bench.records import AnswersFile
-from redrafter_mlx.bench.run import Plan, Prepared, list_methods, measure
+from redrafter_mlx.cli.ranges import parse_integers, parse_numbers, parse_words
 from redrafter_mlx.drafting.oracle import Replay
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DownloadError, MismatchError

@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.bench.breakdown import PARTS, Breakdown, break_down
+from redrafter_mlx.bench.measure.breakdown import PARTS, Breakdown, break_down
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import DraftInput, Proposer
 from redrafter_mlx.drafting.oracle import Replay

@@ -16,19 +16,19 @@ from bench_samples import DRAFTED, MACHINE, PLAIN, SETTINGS, answer, loaded, ran
 from papers_timings import CHIPS, timings
 from rich.console import Console
 
-from redrafter_mlx.bench.breakdown import Breakdown, Part
-from redrafter_mlx.bench.compare import compare, read_result
-from redrafter_mlx.bench.grid import Cell, Grid, grids
-from redrafter_mlx.bench.methods import Method
-from redrafter_mlx.bench.paper import TABLE_1, TABLE_2, TABLES
-from redrafter_mlx.bench.plot import check_plot, plot
-from redrafter_mlx.bench.records import Answer, AnswersFile
-from redrafter_mlx.bench.report import heatmap, markdown, show
-from redrafter_mlx.bench.result import Protocol, Result
+from redrafter_mlx.bench.analyse.compare import compare, read_result
+from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
+from redrafter_mlx.bench.analyse.paper import TABLE_1, TABLE_2, TABLES
+from redrafter_mlx.bench.analyse.result import Protocol, Result
+from redrafter_mlx.bench.analyse.summary import Row, commonest_drafted, summarise
+from redrafter_mlx.bench.analyse.verdict import judge
+from redrafter_mlx.bench.measure.answers import Answer, AnswersFile
+from redrafter_mlx.bench.measure.breakdown import Breakdown, Part
+from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.show.plot import check_plot, plot
+from redrafter_mlx.bench.show.report import heatmap, markdown, show
+from redrafter_mlx.bench.show.tables import acceptance_table, main_table, spread
 from redrafter_mlx.bench.statistics import Percentiles, Spread, ratio, ratio_of_ratios, typical
-from redrafter_mlx.bench.summary import Row, commonest_drafted, summarise
-from redrafter_mlx.bench.tables import acceptance_table, main_table, spread
-from redrafter_mlx.bench.verdict import judge
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import BadInputError
 

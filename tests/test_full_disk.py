@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from tiny import random_drafter
 
-from redrafter_mlx.bench.records import AnswersFile
+from redrafter_mlx.bench.measure.answers import AnswersFile
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import whole_file, write_whole

@@ -27,6 +27,9 @@ ROOMS = (
 )
 """From the ground up: a room imports from those before it, and from itself."""
 
+FLOORS = {"bench": ("statistics", "measure", "analyse", "show", "ablation")}
+"""The same within a room that has folders of its own."""
+
 CHECKOUT = Path(__file__).parent.parent
 
 
@@ -64,6 +67,9 @@ def test_imports_run_downwards() -> None:
             assert imported, f"{name} imports the package root"
             there = ROOMS.index(imported.split(".")[0])
             assert there <= here, f"{name} imports {imported} from above"
+            if there == here and (floors := FLOORS.get(ROOMS[here])):
+                upper, lower = (floors.index(m.split(".")[1]) for m in (name, imported))
+                assert lower <= upper, f"{name} imports {imported} from above"
 
 
 def test_no_circle_within_a_room() -> None:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 
-from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli import options as cli_options
 from redrafter_mlx.config import BeamShape

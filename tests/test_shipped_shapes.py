@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading import draft_with, load_target
 

@@ -11,7 +11,7 @@ import pytest
 from mlx_lm.generate import generate_step
 from test_sampling import chi_square, critical
 
-from redrafter_mlx.bench.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder, DecodeState
 from redrafter_mlx.decoding.step_result import StepResult, read_report

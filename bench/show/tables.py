@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.bench.breakdown import Breakdown
-from redrafter_mlx.bench.compare import Change
-from redrafter_mlx.bench.grid import Grid
-from redrafter_mlx.bench.methods import BASELINE
-from redrafter_mlx.bench.paper import PublishedTable, rows_beside
-from redrafter_mlx.bench.result import Result
+from redrafter_mlx.bench.analyse.compare import Change
+from redrafter_mlx.bench.analyse.grid import Grid
+from redrafter_mlx.bench.analyse.paper import PublishedTable, rows_beside
+from redrafter_mlx.bench.analyse.result import Result
+from redrafter_mlx.bench.analyse.summary import WHOLE, Row
+from redrafter_mlx.bench.measure.breakdown import Breakdown
+from redrafter_mlx.bench.measure.methods import BASELINE
 from redrafter_mlx.bench.statistics import Spread
-from redrafter_mlx.bench.summary import WHOLE, Row
 
 _MOST_DEPTHS = 8
 """Columns of acceptance by depth that a terminal has room for; copies of the text go deeper."""

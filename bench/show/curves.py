@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from redrafter_mlx.autotune.cost_model import CostCurves
-from redrafter_mlx.bench.plot import check_plot
+from redrafter_mlx.bench.show.plot import check_plot
 from redrafter_mlx.errors import BadInputError
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import mlx.core as mx
 
 from redrafter_mlx.autotune.profiler import step_seconds
-from redrafter_mlx.bench.methods import Clock
+from redrafter_mlx.bench.measure.methods import Clock
 from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from redrafter_mlx.bench.methods import BASELINE, Method, Run
-from redrafter_mlx.bench.records import Answer
+from redrafter_mlx.bench.measure.answers import Answer
+from redrafter_mlx.bench.measure.methods import BASELINE, Method, Run
 from redrafter_mlx.bench.statistics import (
     Percentiles,
     Ragged,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from redrafter_mlx.bench.machine import LoadedModel
-from redrafter_mlx.bench.summary import WHOLE, Row
+from redrafter_mlx.bench.analyse.summary import WHOLE, Row
+from redrafter_mlx.bench.measure.machine import LoadedModel
 
 
 class Verdict(NamedTuple):

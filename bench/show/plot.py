@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redrafter_mlx.bench.grid import Cell, Grid
+from redrafter_mlx.bench.analyse.grid import Cell, Grid
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from redrafter_mlx.bench.breakdown import Breakdown
-from redrafter_mlx.bench.compare import Change
-from redrafter_mlx.bench.machine import LoadedModel, Machine
-from redrafter_mlx.bench.methods import BASELINE
-from redrafter_mlx.bench.paper import PublishedTable
-from redrafter_mlx.bench.summary import Row
+from redrafter_mlx.bench.analyse.compare import Change
+from redrafter_mlx.bench.analyse.paper import PublishedTable
+from redrafter_mlx.bench.analyse.summary import Row
+from redrafter_mlx.bench.measure.breakdown import Breakdown
+from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
+from redrafter_mlx.bench.measure.methods import BASELINE
 
 Value = str | int | float | bool | None
 

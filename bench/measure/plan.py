@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.bench.methods import Method, Runner
-from redrafter_mlx.bench.questions import Question
-from redrafter_mlx.bench.records import Answer
+from redrafter_mlx.bench.measure.answers import Answer
+from redrafter_mlx.bench.measure.methods import Method, Runner
+from redrafter_mlx.bench.measure.questions import Question
 from redrafter_mlx.config import AcceptMethod, Prefixes
 from redrafter_mlx.errors import BadInputError
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from redrafter_mlx.bench.summary import WHOLE, Row
+from redrafter_mlx.bench.analyse.summary import WHOLE, Row
 
 
 class Cell(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from redrafter_mlx.bench.summary import WHOLE, Row
+from redrafter_mlx.bench.analyse.summary import WHOLE, Row
 
 PAPER = "Cheng et al., Recurrent Drafter, arXiv 2403.09919"
 

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TextIO
 
-from redrafter_mlx.bench.methods import Method, Run
+from redrafter_mlx.bench.measure.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import naming
 

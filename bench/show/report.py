@@ -8,9 +8,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from redrafter_mlx.bench.grid import Cell, Grid, grids
-from redrafter_mlx.bench.result import Result
-from redrafter_mlx.bench.tables import (
+from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
+from redrafter_mlx.bench.analyse.result import Result
+from redrafter_mlx.bench.show.tables import (
     BEST,
     TextTable,
     header_lines,

@@ -1,0 +1,1 @@
+"""From answers to figures: summaries with their spread, verdicts, comparisons."""
