@@ -55,7 +55,6 @@ FORMS = (
     Form("vocabulary-16k", "16,384 tokens", ("--draft-vocab", "16384")),
     Form("vocabulary-all", "all tokens", ("--draft-vocab", "all")),
     Form("last-state", "reads the last hidden state alone", ("--context", "none")),
-    Form("borrow", "borrows two layers", ("--borrow", "auto")),
     CHOICES,
     Form("answers", "learns from the answers alone", ("--no-learn-prompts",)),
 )

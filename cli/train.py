@@ -36,7 +36,6 @@ def command(
     head: to.Head = "tied",
     draft_vocab: to.DraftVocab = "8192",
     context: to.Context = "auto",
-    borrow: to.Borrow = "none",
     drafter_bits: to.DrafterBits = None,
     paper: to.Paper = False,
     epochs: to.Epochs = 4.0,
@@ -83,7 +82,7 @@ def command(
         raise BadInputError(f"--answers is {answers}; choose 1 to {len(OPENINGS)}")
     form = DrafterForm(
         rnn, layers, exit_dim, cast(Head, head), _vocabulary(draft_vocab),
-        _layers("--context", context), _layers("--borrow", borrow),
+        _layers("--context", context),
     )  # fmt: skip
     if paper:
         form = DrafterForm(rnn, layers, exit_dim, "own", None, context=())

@@ -56,17 +56,6 @@ Context = Annotated[
         "hidden state. auto: at two thirds and nine tenths of the depth.",
     ),
 ]
-Borrow = Annotated[
-    str,
-    typer.Option(
-        "--borrow",
-        metavar="none|auto|I,J",
-        rich_help_panel=_DRAFTER,
-        help="Layers of the target, counted from 0, that the drafter looks back over the text "
-        "with: better guesses, dearer drafting. auto: the last, and one at four fifths of the "
-        "depth.",
-    ),
-]
 DrafterBits = Annotated[
     int | None,
     typer.Option(

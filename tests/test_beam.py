@@ -22,7 +22,7 @@ def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...
     state = mx.zeros((1, 1, HIDDEN))
     for token in path:
         state = bound.advance(state, mx.array([[token]]))
-    row = log_softmax(bound.logits(context[None, None], state, len(path)))[0, 0].tolist()
+    row = log_softmax(bound.logits(context[None, None], state))[0, 0].tolist()
     if bound.tokens is None:
         return row
     full = [-1e9] * VOCAB

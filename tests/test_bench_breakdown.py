@@ -53,10 +53,6 @@ class Slowed:
     def reads_context(self) -> tuple[int, ...]:
         return ()
 
-    @property
-    def reads_layers(self) -> tuple[int, ...]:
-        return ()
-
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         self.meter.work(self.host, self.device)
         self.asked.append(given)
@@ -109,7 +105,6 @@ def test_work_on_the_device_in_drafting_shows_in_its_row_by_the_real_clock() -> 
     class Heavy:
         inner: Proposer
         reads_context: tuple[int, ...] = ()
-        reads_layers: tuple[int, ...] = ()
 
         def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
             # Far more than a tiny step, and joined to the drafts so that it cannot be left out.

@@ -15,13 +15,22 @@ from redrafter_mlx.distill.corpus import Shard, Text, save_shard
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafting.interface import DraftInput
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import DamagedFileError, MismatchError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.speculation.tree import Beams, pack_beam
+from redrafter_mlx.target.adapter import find_backbone, recording
 from redrafter_mlx.target.model import Target
 
 PROMPT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
 LAYERS = (0, 1)
+
+
+def layer_input(target: Target, tokens: mx.array, layer: int) -> mx.array:
+    """What goes into a layer [B, P, D] when the model reads tokens [B, P]."""
+    _, backbone = find_backbone(target.model, target.model_type)
+    record = recording(backbone, [layer], target.model_type)
+    return record(tokens, [None] * target.n_layers)[0][0]
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -37,7 +46,7 @@ def test_a_tree_is_read_as_its_sequences_are(name: str) -> None:
     for draft in drafts:
         tokens = mx.array([PROMPT + draft])
         leaf = mx.argmax(tree.tokens[0] == draft[-1])
-        want = [target.layer_input(tokens, layer)[0, -1] for layer in LAYERS]
+        want = [layer_input(target, tokens, layer)[0, -1] for layer in LAYERS]
         assert mx.allclose(
             hidden[0, leaf, : 2 * target.hidden_size], mx.concatenate(want), atol=1e-3
         )
@@ -52,6 +61,13 @@ def test_reading_more_leaves_the_target_as_it_was() -> None:
     assert mx.array_equal(target.hidden(tokens, plain), before)
     assert target.context_layers == wide.reading(()).context_layers == ()
     assert wide.reading(()).hidden(tokens, plain).shape == before.shape
+
+
+@pytest.mark.parametrize("layers", [[1, 0], [0, 0], [-1], [1.5], "24"])
+def test_layers_that_are_no_rising_numbers_are_refused(layers: object) -> None:
+    given = {"hidden_size": 8, "vocab_size": 9, "exit_dim": 8, "num_draft_layers": 1, "rnn": True}
+    with pytest.raises(BadInputError, match="context_layers"):
+        DrafterConfig.from_dict({**given, "context_layers": layers})
 
 
 def test_a_layer_that_the_target_lacks_is_refused_by_number() -> None:
@@ -101,7 +117,7 @@ def test_what_is_kept_while_writing_is_what_reading_finds() -> None:
         np.testing.assert_allclose(text.contexts, want, atol=5e-3)
         tokens = mx.array([[*text.prompt, *text.answer.tolist()][:-1]])
         for i, layer in enumerate(LAYERS):
-            own = target.layer_input(tokens, layer)[0, len(text.prompt) - 1 :]
+            own = layer_input(target, tokens, layer)[0, len(text.prompt) - 1 :]
             np.testing.assert_allclose(want[:, i * HIDDEN : (i + 1) * HIDDEN], own, atol=5e-3)
 
 

@@ -95,14 +95,14 @@ def test_prompts_that_were_kept_are_not_read_again(
 def test_prompts_are_kept_as_shards_whose_texts_are_no_labels(tmp_path: Path) -> None:
     target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
     said = texts(target)
-    extras = Extras(borrowed=(1,), context=(0,), foreign=(Foreign(),))
+    extras = Extras(context=(0,), foreign=(Foreign(),))
     save_shard(Shard(said, {}), shard, {})
     extras.add(target, byte_tokenizer(), shard, 7)
     assert all(path.exists() for path in extras.files(shard))
     (read,) = extras.foreign_shards(shard)
     loaded = extras.load(shard) + extras.load(read)
     assert [text.own for text in loaded] == [True] * 5 + [False] * 2
-    assert all(text.rows is not None and text.contexts is not None for text in loaded)
+    assert all(text.contexts is not None for text in loaded)
     laid = places(loaded, 2)
     assert laid.own.tolist() == [True] * 30 + [False] * (7 + 4)
     assert laid.states.shape[1] == 2 * target.hidden_size
@@ -111,7 +111,7 @@ def test_prompts_are_kept_as_shards_whose_texts_are_no_labels(tmp_path: Path) ->
 def test_prompts_that_are_not_new_are_not_learnt(tmp_path: Path) -> None:
     target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
     save_shard(Shard(texts(target), {}), shard, {})
-    extras = Extras(borrowed=(1,), context=(0,), foreign=(Foreign(),))
+    extras = Extras(context=(0,), foreign=(Foreign(),))
     extras.add(target, byte_tokenizer(), shard, 7, new_prompts=False)
     (read,) = extras.foreign_shards(shard)
     assert extras.load(read) == []

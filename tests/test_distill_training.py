@@ -68,7 +68,6 @@ def make_trainer(
         seed=5,
         head="tied",
         draft_vocab_size=80,
-        borrowed_layers=extras.borrowed,
         context_layers=extras.context,
     )
     initialise(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
@@ -99,7 +98,7 @@ def losses(trainer: Trainer, until: int | None = None) -> list[float]:
     [
         {},
         {"accumulate": 2},
-        {"extras": Extras((0, 1), (1,))},
+        {"extras": Extras((0, 1))},
         {"optimizer": "adamw"},
         {"keep_start": 0.3},
     ],

@@ -174,7 +174,7 @@ def test_prompts_behind_beginnings_begin_so_and_each_beginning_comes_in_turn() -
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"head": "tied", "borrowed_layers": (0, 1)}, {"context_layers": (0, 1)}],
+    [{}, {"head": "tied"}, {"context_layers": (0, 1)}],
 )
 def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> None:
     """Of every prefix that the search kept, and of its final candidates alone."""

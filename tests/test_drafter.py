@@ -63,7 +63,7 @@ def test_a_tied_head_reads_the_targets_rows_of_the_draft_vocabulary() -> None:
     context, state = mx.random.normal((2, 1, 1, HIDDEN))
     features = drafter.features(context, state)
     want = target.output_rows()(features)[..., mx.array([9, 0, 96])]
-    np.testing.assert_allclose(bound.logits(context, state, 1), want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(bound.logits(context, state), want, rtol=1e-4, atol=1e-5)
     assert bound.to_tokens(mx.array([[2, 0]])).tolist() == [[96, 9]]
 
 

@@ -99,8 +99,6 @@ CONFIGS = {
     "group of 17": {"bits": 7, "group_size": 17},
     "group does not divide": {"bits": 4, "group_size": 64},
     "lookback": {"num_lookback_tokens": "many"},
-    "scale": {"head": "tied", "borrowed_layers": [0], "borrowed_scale": "2"},
-    "scale of 400 digits": {"head": "tied", "borrowed_layers": [0], "borrowed_scale": 10**400},
     "layers": {"context_layers": [[0]]},
     "head": {"head": ["own"]},
     "target": {"target": 7},

@@ -296,8 +296,8 @@ def test_a_drafter_that_knows_the_target_is_never_refused() -> None:
             del tokens
             return state
 
-        def logits(self, context: mx.array, state: mx.array, level: int) -> mx.array:
-            del context, level
+        def logits(self, context: mx.array, state: mx.array) -> mx.array:
+            del context
             return mx.broadcast_to(logits, (*state.shape[:2], V))
 
         def to_tokens(self, outputs: mx.array) -> mx.array:

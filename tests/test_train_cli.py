@@ -31,7 +31,7 @@ from redrafter_mlx.loading import load
 SMALL = [
     "--answer-tokens", "4000", "--batch", "32", "--draft-vocab", "100", "--draft-length", "3",
     "--evaluations", "2", "--workers", "1", "--layers", "1", "--epochs", "2",
-    "--timed-questions", "1", "--borrow", "auto", "--context", "0,1",
+    "--timed-questions", "1", "--context", "0,1",
 ]  # fmt: skip
 
 
@@ -91,7 +91,6 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     config = read_config(output)
     assert config.target_fingerprint is not None
     assert config.draft_vocab_size == 100
-    assert config.borrowed_layers == (0, 1)
     assert config.context_layers == (0, 1)
     (corpus,) = (tmp_path / "cache" / "corpora").iterdir()
     learnt = [bool(load_shard(path).texts) for path in sorted(corpus.glob("prompts/block-*"))]
@@ -218,8 +217,7 @@ def test_dry_run_counts_given_answers_and_texts_that_are_only_read(
     pairs = [{"prompt": f"Question {i}?", "response": f"The answer is {i}."} for i in range(10, 50)]
     given.write_text("\n".join(map(json.dumps, pairs)))
     texts.write_text("\n".join(f"A text of {i} words or more." for i in range(20)))
-    small = [part for part in SMALL if part not in ("--borrow", "auto")]
-    asked = ["train", "--model", str(model), "--output", str(output), "--data", str(given), *small]
+    asked = ["train", "--model", str(model), "--output", str(output), "--data", str(given), *SMALL]
 
     def dry_run(*more: str) -> dict[str, str]:
         assert main.run([*asked, "--labels", "data", "--dry-run", *more]) == 0
@@ -274,7 +272,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         (["--draft-vocab", "many"], "--draft-vocab is many"),
         (["--draft-vocab", "²"], "--draft-vocab is ²"),
         (["--draft-vocab", "9" * 5000], "--draft-vocab is 999"),
-        (["--borrow", "last"], "--borrow is last"),
+        (["--context", "last"], "--context is last"),
         (["--context", "²"], "--context is ²"),
         (["--context", "0.5"], "--context is 0.5"),
         (["--head", "loose"], "--head"),
@@ -323,9 +321,7 @@ def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--borrow", "1,7"], "layers 1, 7"),
-        (["--context", "7"], "layers 7"),
-        (["--borrow", "1", "--head", "own"], "borrowed_layers"),
+        (["--context", "1,7"], "layers 1, 7"),
         (["--drafter-bits", "4"], "rnn_w has 32 columns"),
     ],
 )

@@ -167,15 +167,11 @@ class _Step:
         made = [accepted.n_accepted, accepted.emitted, accepted.path, accepted.bonus]
         if self.last == 1:
             return state, made
-        rows = None
-        if self.proposer.reads_layers:
-            layers, nodes = self.proposer.reads_layers, tree.tokens.shape[1]
-            rows = cache.text_rows(layers, length, nodes, accepted)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, length)
         if self.last == 2:
             return replace(state, length=length), [*made, length]
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
-        given = DraftInput(context, accepted.bonus, length, rows)
+        given = DraftInput(context, accepted.bonus, length)
         beams = self.proposer.propose(given, self.shape)
         if self.last == 3:
             return _State(cache, length, tree), [*made, length, beams.tokens, beams.log_probs]
@@ -189,9 +185,7 @@ def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamSha
     context = target.prefill(mx.array([prompt], mx.int32), cache, 0, [len(prompt) - 1])
     root = mx.argmax(target.logits(context[:, None])[:, 0], axis=-1).astype(mx.int32)
     length = mx.array([len(prompt)], mx.int32)
-    layers = proposer.reads_layers
-    rows = cache.text_rows(layers, length) if layers else None
-    given = DraftInput(context, root, length, rows)
+    given = DraftInput(context, root, length)
     tree = pack_beam(proposer.propose(given, shape), shape.nodes)
     mx.eval(_arrays(tree), length, cache.buffers)
     return _State(cache, length, tree)

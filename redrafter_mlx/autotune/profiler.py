@@ -176,13 +176,7 @@ def verification_call(target: Target, cache: TreeCache, rows: int, context: int)
 def drafting_call(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
     context = mx.random.normal((1, target.context_size), key=mx.random.key(0)).astype(target.dtype)
     root, position = mx.array([1 % target.vocab_size]), mx.array([SHORT_CONTEXT - 1])
-    rows = None
-    if proposer.reads_layers:
-        cache, prompt = target.new_cache(), mx.zeros((1, SHORT_CONTEXT), mx.int32)
-        target.prefill(prompt, cache, 0, [SHORT_CONTEXT - 1])
-        rows = cache.text_rows(proposer.reads_layers, position)
-        mx.eval(rows.layers)
-    given = DraftInput(context, root, position, rows)
+    given = DraftInput(context, root, position)
 
     def call() -> Sequence[mx.array]:
         BLAS.prepare_for(shape.nodes)

@@ -136,9 +136,7 @@ class Decoder:
         logits = self.target.logits(context[:, None])
         before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history)
         accepted, history, logits = self._judge(before, logits)
-        layers = self._reads_layers
-        rows = cache.text_rows(layers, length) if layers else None
-        given = DraftInput(context, accepted.bonus, length, rows)
+        given = DraftInput(context, accepted.bonus, length)
         drafts = self._draft(given, keys, shape, start + width)
         state = DecodeState(cache, length, drafts, keys, history)
         return state, report_step(only, PLAIN, accepted, logits if self.logprobs else None)
@@ -155,13 +153,9 @@ class Decoder:
             tree, cache, state.length, bound, compiled=not state.drafts.copied
         )
         accepted, history, logits = self._judge(state, logits)
-        rows = None
-        if self._reads_layers:
-            nodes = tree.tokens.shape[1]
-            rows = cache.text_rows(self._reads_layers, state.length, nodes, accepted)
         length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
         context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
-        given = DraftInput(context, accepted.bonus, length, rows)
+        given = DraftInput(context, accepted.bonus, length)
         drafts = self._draft(given, keys, shape, bound + tree.max_depth + 1)
         following = DecodeState(cache, length, drafts, keys, history)
         verified, shown = state.drafts, logits if self.logprobs else None
@@ -276,10 +270,6 @@ class Decoder:
         if self.prefixes == "final":
             beams = final_candidates(beams)
         return Drafts(pack_beam(beams, shape.nodes), shape, beams=beams)
-
-    @property
-    def _reads_layers(self) -> tuple[int, ...]:
-        return () if self.proposer is None else self.proposer.reads_layers
 
 
 def _root_alone(root: mx.array, nodes: int = 1) -> TokenTree:

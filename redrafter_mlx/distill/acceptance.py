@@ -14,7 +14,7 @@ import numpy as np
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.examples import Places
-from redrafter_mlx.distill.loss import Batch, behind_texts, draft_logits, output_index
+from redrafter_mlx.distill.loss import Batch, draft_logits, output_index
 from redrafter_mlx.drafting.recurrent import BoundDrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 
@@ -76,7 +76,7 @@ def accepted_lengths(
     for at in range(0, len(held_out), _PLACES):
         batch = held_out.batch(at, _PLACES)
         context = bound.read(batch.states[:_PLACES].astype(mx.float32))
-        beams = beam_search(behind_texts(bound, batch), context, batch.roots, shape)
+        beams = beam_search(bound, context, batch.roots, shape)
         P, W, L = beams.tokens.shape
         right = mx.ones((P, W), mx.bool_)  # prefixes that the text bears out
         run, along = mx.zeros((P,), mx.int32), mx.zeros((P, W), mx.int32)

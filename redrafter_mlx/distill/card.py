@@ -206,9 +206,6 @@ def _form(config: DrafterConfig) -> str:
     if config.context_layers:
         numbers = ", ".join(map(str, config.context_layers))
         kind += f", reading what goes into the model's layers {numbers} (counted from 0) as well"
-    if config.borrowed_layers:
-        numbers = " and ".join(map(str, config.borrowed_layers))
-        blocks += f", the model's own layers {numbers}, counted from 0, behind them"
     return f"{kind}, {blocks}, {head}{stored}"
 
 

@@ -42,8 +42,6 @@ class Text:
 
     Shapes:
       answer: [A] int32, states: [A, D], labels: [A, T + 1] int32 or None
-      rows:   [R, layers, 2, K, head size], what borrowed layers keep of all tokens but the last;
-              None if none are borrowed, see rows.py
       own:    whether the answer is the target's, or is learnt as if it were; else only what the
               target expects at each place is learnt, see foreign.py
       contexts: [A, C - D], inputs of context layers; None without any, see contexts.py
@@ -55,7 +53,6 @@ class Text:
     answer: np.ndarray
     states: np.ndarray
     labels: np.ndarray | None = None
-    rows: np.ndarray | None = None
     contexts: np.ndarray | None = None
     own: bool = True
     before: np.ndarray | None = None

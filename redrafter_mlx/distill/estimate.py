@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,7 +18,6 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.learner import Learner
 from redrafter_mlx.distill.memory_plan import MemoryPlan, drafter_parameters
 from redrafter_mlx.distill.reading import Reader
-from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.workers import CorpusJob
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafting.recurrent import Drafter
@@ -80,8 +79,6 @@ def estimate(
     config = job.form.config(target, job.model, "")
     parameters = drafter_parameters(config)
     per_token = target.dtype.size * config.context_size + 8
-    if config.borrowed_layers:  # rows of the prompts too, which are about as long as the answers
-        per_token += 2 * _row_bytes(target, config.borrowed_layers)
     asked = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
     places = round(answers * (1 + asked)) + read
     corpus_bytes = min(places * per_token, job.cache_bytes)
@@ -105,16 +102,14 @@ def _answers(
     job: TrainingJob, corpus: CorpusJob, source: Writer | Reader, target: Target
 ) -> tuple[int, float]:
     """Answer tokens that the corpus will hold, and seconds for them in one process."""
-    rows = _rows_seconds(target, job.form.borrowed_of(target.n_layers))
     if isinstance(source, Writer):
-        return job.answer_tokens, job.answer_tokens * (
-            _writing_seconds(job, corpus.room, target) + rows
-        )
+        seconds = job.answer_tokens * _writing_seconds(job, corpus.room, target)
+        return job.answer_tokens, seconds
     there = source.count_tokens(job.answer_tokens)
     if not there:
         raise BadInputError(f"{job.data} holds no answer that can be learnt from")
     of_one, _ = _seconds_a_token(source.read_some)
-    return there, there * (of_one + rows)
+    return there, there * of_one
 
 
 def _read_texts(
@@ -128,12 +123,6 @@ def _read_texts(
             read = round(min(answers * _READ_SHARE, in_one * len(foreign.texts)))
             tokens, seconds = tokens + read, seconds + read * of_one
     return tokens, seconds
-
-
-def _row_bytes(target: Target, layers: Sequence[int]) -> int:
-    """Of one token in a corpus' rows."""
-    nothing = Text([1], np.ones(1, np.int32), np.zeros((1, target.hidden_size), np.float16))
-    return read_rows(target, layers, [nothing])[0].nbytes
 
 
 def _seconds_a_token(read: Callable[[int], list[Text]]) -> tuple[float, float]:
@@ -162,17 +151,6 @@ def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> floa
     columns = job.writing.max_answer_tokens + turns * _TURN_TOKENS
     total = short + (long - short) / _TRIED_TOKENS * columns
     return total / (rows * job.writing.max_answer_tokens)
-
-
-def _rows_seconds(target: Target, layers: Sequence[int]) -> float:
-    """For the rows of one answer token, prompts included, in one process."""
-    if not layers:
-        return 0.0
-    nothing = np.zeros((_ANSWER_TOKENS, target.hidden_size), np.float16)
-    text = Text([1] * _PROMPT_TOKENS, np.ones(_ANSWER_TOKENS, np.int32), nothing)
-    began = time.monotonic()
-    read_rows(target, layers, [text])
-    return (time.monotonic() - began) / _ANSWER_TOKENS
 
 
 def _training_seconds(job: TrainingJob, target: Target, drafter: Drafter) -> float:

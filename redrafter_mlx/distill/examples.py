@@ -12,12 +12,8 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus import Text, load_shard
 from redrafter_mlx.distill.extras import Extras
-from redrafter_mlx.distill.look_back import TextRows
 from redrafter_mlx.distill.loss import Batch
 from redrafter_mlx.errors import BadInputError
-
-_RUN = 32
-"""Places of a text that go through borrowed layers as one row; short rows need little padding."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +25,6 @@ class Places:
       own:    [M] bool, whether the labels are what the target says; see Text
       text:   [M] int32, which text a place is in
       root_at: [M] int32, where its root stands in that text, prompt included
-      rows:   [R, layers, 2, K, head size], the texts' rows end to end; None without
-      row_at: [texts + 1] int, where each text's rows begin
     """
 
     states: np.ndarray
@@ -40,8 +34,6 @@ class Places:
     own: np.ndarray
     text: np.ndarray
     root_at: np.ndarray
-    rows: np.ndarray | None
-    row_at: np.ndarray
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -58,30 +50,6 @@ class Places:
             mx.array(self.labels[at]),
             mx.array(self.valid[at] & inside[:, None]),
             mx.array(self.own[at]),
-            None if self.rows is None else self._text_rows(self.rows, at),
-        )
-
-    def _text_rows(self, rows: np.ndarray, at: np.ndarray) -> TextRows:
-        """The rows of the texts that the places `at` [P] are in, in runs of at most _RUN places."""
-        begins = np.concatenate([[True], self.text[at[1:]] != self.text[at[:-1]]])
-        since = np.arange(len(at)) - np.maximum.accumulate(np.where(begins, np.arange(len(at)), 0))
-        run = since % _RUN == 0
-        first = np.flatnonzero(run)  # [B], of each run among the batch's places
-        count = np.diff(np.append(first, len(at)))
-        which = np.cumsum(run) - 1  # [P], the run of each place
-        along = np.minimum(np.arange(count.max())[None], count[:, None] - 1)
-        texts = self.text[at[first]]
-        begin, held = self.row_at[texts], np.diff(self.row_at)[texts]
-        index = begin[:, None] + np.minimum(np.arange(held.max())[None], held[:, None] - 1)
-        padded = mx.array(rows[index])  # [B, R, layers, 2, K, head size]
-        both = padded.transpose(2, 3, 0, 4, 1, 5)
-        return TextRows(
-            layers=tuple((both[i, 0], both[i, 1]) for i in range(both.shape[0])),
-            start=mx.array(self.root_at[at[first]]),
-            gather=mx.array((first[:, None] + along).astype(np.int32)),
-            back=mx.array(
-                (which * count.max() + np.arange(len(at)) - first[which]).astype(np.int32)
-            ),
         )
 
 
@@ -108,7 +76,6 @@ def places(texts: Sequence[Text], length: int) -> Places:
         roots.append(text.answer)
         labels.append(text.answer[np.minimum(ahead, A - 1)])
         valid.append(ahead < A)
-    held = [text.rows for text in texts if text.rows is not None]
     answers = [len(text.answer) for text in texts]
     return Places(
         _states(texts),
@@ -118,8 +85,6 @@ def places(texts: Sequence[Text], length: int) -> Places:
         np.repeat([text.own for text in texts], answers),
         np.repeat(np.arange(len(texts), dtype=np.int32), answers),
         np.concatenate([len(t.prompt) + np.arange(len(t.answer)) for t in texts]).astype(np.int32),
-        np.concatenate(held) if held else None,
-        np.cumsum([0, *(len(rows) for rows in held)]),
     )
 
 
@@ -149,7 +114,7 @@ class Examples:
     extras: what is read with them
     length: T, labels behind each root
     size:   P, places in a batch
-    memory: bytes of hidden states and rows held at once: as they are read, and laid end to end
+    memory: bytes of hidden states held at once: as they are read, and laid end to end
     """
 
     shards: tuple[Path, ...]

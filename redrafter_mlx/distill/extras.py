@@ -6,7 +6,6 @@ it can be added to a corpus that is there already:
 
     prompts/     the prompts' own tokens as texts to learn from, see foreign.py
     read-KEY/    the same and other texts that are only read
-    layers-I-J/  rows of borrowed layers, see rows.py
     states-I-J/  inputs of context layers, see contexts.py
 """
 
@@ -28,7 +27,6 @@ from redrafter_mlx.distill.contexts import (
 )
 from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard
 from redrafter_mlx.distill.foreign import Foreign
-from redrafter_mlx.distill.rows import read_rows, rows_path, save_rows, with_rows, with_saved_rows
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.model import Target
 
@@ -37,23 +35,20 @@ from redrafter_mlx.target.model import Target
 class Extras:
     """What is kept for one form of drafter.
 
-    borrowed: layers whose keys and values are
-    context:  layers whose inputs are
-    foreign:  what others wrote, and is learnt from too
+    context: layers whose inputs are
+    foreign: what others wrote, and is learnt from too
     """
 
-    borrowed: tuple[int, ...] = ()
     context: tuple[int, ...] = ()
     foreign: tuple[Foreign, ...] = ()
 
     @classmethod
     def of(cls, config: DrafterConfig, foreign: Sequence[Foreign] = ()) -> Extras:
-        return cls(config.borrowed_layers, config.context_layers, tuple(foreign))
+        return cls(config.context_layers, tuple(foreign))
 
     def files(self, shard: Path) -> list[Path]:
         """Where it lies for a shard."""
         return [
-            *([rows_path(shard, self.borrowed)] if self.borrowed else []),
             *([contexts_path(shard, self.context)] if self.context else []),
             *(
                 file
@@ -100,9 +95,6 @@ class Extras:
         if all(path.exists() for path in self.files(shard)):
             return
         texts = load_shard(shard).texts
-        if self.borrowed and not rows_path(shard, self.borrowed).exists():
-            rows = read_rows(target, self.borrowed, texts)
-            save_rows(rows, rows_path(shard, self.borrowed), target.dtype)
         if self.context and not contexts_path(shard, self.context).exists():
             found = read_contexts(target.reading(self.context), texts)
             save_contexts(found, contexts_path(shard, self.context), target.dtype)
@@ -120,20 +112,13 @@ class Extras:
         Raises DamagedFileError, naming the file, for what is not whole.
         """
         texts = load_shard(shard).texts
-        if self.borrowed:
-            texts = with_saved_rows(texts, rows_path(shard, self.borrowed))
         if self.context:
             texts = with_saved_contexts(texts, contexts_path(shard, self.context))
         return texts
 
     def read(self, target: Target, texts: Sequence[Text]) -> list[Text]:
         """The same for texts that are in no corpus."""
-        found = list(texts)
-        if self.borrowed:
-            found = with_rows(target, self.borrowed, found)
-        if self.context:
-            found = with_contexts(target.reading(self.context), found)
-        return found
+        return with_contexts(target.reading(self.context), texts) if self.context else list(texts)
 
     def _keep_contexts(self, texts: Sequence[Text], shard: Path, dtype: mx.Dtype) -> None:
         contexts = [text.contexts for text in texts if text.contexts is not None]

@@ -24,8 +24,6 @@ class DrafterForm:
     draft_vocab: how many of the most frequent tokens can be drafted; None is all
     context:     layers of the target whose inputs are read beside the last hidden state; None
                  chooses one at two thirds of the depth and one at nine tenths
-    borrowed:    layers of the target to draft with; None chooses the last one and one at four
-                 fifths of the depth
     """
 
     rnn: bool = True
@@ -34,7 +32,6 @@ class DrafterForm:
     head: Head = "tied"
     draft_vocab: int | None = 8192
     context: tuple[int, ...] | None = None
-    borrowed: tuple[int, ...] | None = ()
 
     def __post_init__(self) -> None:
         """Raises BadInputError for a form that no target's drafter can have."""
@@ -46,21 +43,18 @@ class DrafterForm:
             head=self.head,
             draft_vocab_size=self.draft_vocab,
             context_layers=self.context or (),
-            borrowed_layers=self.borrowed or (),
         )
 
     def context_of(self, n_layers: int) -> tuple[int, ...]:
         """The context layers for a target of so many; BadInputError for one it does not have."""
         if self.context is not None:
-            return _checked(self.context, n_layers, "read")
+            if any(i >= n_layers for i in self.context):
+                raise BadInputError(
+                    f"the drafter cannot read layers {', '.join(map(str, self.context))}; "
+                    f"the target has {n_layers}, counted from 0"
+                )
+            return self.context
         return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
-
-    def borrowed_of(self, n_layers: int) -> tuple[int, ...]:
-        """The borrowed layers for a target of so many; BadInputError for one it does not have."""
-        if self.borrowed is not None:
-            return _checked(self.borrowed, n_layers, "borrow")
-        late = min(n_layers * 4 // 5, n_layers - 2)
-        return tuple(i for i in (late, n_layers - 1) if i >= 0)
 
     def config(
         self, target: Target, source_name: str, fingerprint: str, draft_length: int | None = None
@@ -75,21 +69,11 @@ class DrafterForm:
             rnn=self.rnn,
             head=self.head,
             context_layers=self.context_of(target.n_layers),
-            borrowed_layers=self.borrowed_of(target.n_layers),
             draft_vocab_size=None if size is None else min(size, target.vocab_size),
             target=source_name,
             target_fingerprint=fingerprint,
             draft_length=draft_length,
         )
-
-
-def _checked(layers: tuple[int, ...], n_layers: int, what: str) -> tuple[int, ...]:
-    if any(i >= n_layers for i in layers):
-        raise BadInputError(
-            f"the drafter cannot {what} layers {', '.join(map(str, layers))}; the target has "
-            f"{n_layers}, counted from 0"
-        )
-    return layers
 
 
 @dataclass(frozen=True)

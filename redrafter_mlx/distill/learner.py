@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -20,9 +19,6 @@ from redrafter_mlx.target.model import Target
 _SPREAD = 2.0
 """Of a fresh tied drafter's logits. The factors of a norm grow slowly, by no more than the learning
 rate a step: begun far below what they end at, they hold all the rest back."""
-
-_NORM_SHARE = 0.3
-"""Of the target's last norm, for a start: a drafter is less sure than the target."""
 
 
 class Learner:
@@ -135,21 +131,6 @@ def logit_size(target: Target, tokens: mx.array | None) -> float:
     drawn = mx.random.normal((64, target.hidden_size), key=mx.random.key(0)).astype(target.dtype)
     logits = target.output_rows(tokens)(drawn).astype(mx.float32)
     return _number(mx.sqrt(mx.mean(mx.square(logits))))
-
-
-def prepare_borrowed(drafter: Drafter, target: Target, text: list[int]) -> None:
-    """Give a fresh drafter's guesses the size of what the first borrowed layer is used to.
-
-    text: tokens of the corpus
-    """
-    first = drafter.config.borrowed_layers[0]
-    inputs = target.layer_input(mx.array([text], mx.int32), first)[0].astype(mx.float32)
-    sizes = mx.sort(mx.sqrt(mx.mean(mx.square(inputs), axis=-1)))
-    scale = _number(sizes[len(text) // 2])  # the first token's is hundreds of times the others'
-    drafter.config = replace(drafter.config, borrowed_scale=scale)
-    norm = target.norm_weight()
-    if norm is not None:
-        drafter.output_norm.weight = norm.astype(mx.float32) * _NORM_SHARE
 
 
 def _number(scalar: mx.array) -> float:

@@ -12,7 +12,6 @@ from typing import NamedTuple, cast
 
 import mlx.core as mx
 
-from redrafter_mlx.distill.look_back import TextRows, over_texts
 from redrafter_mlx.drafting.recurrent import BoundDrafter
 
 
@@ -26,7 +25,6 @@ class Batch(NamedTuple):
       labels: [P, T] int32, what the target says behind the root
       valid:  [P, T] bool, False behind the end of a text
       own:    [P] bool, False where the labels are not what the target says, but what was asked
-      rows:   what borrowed layers keep of the texts; None if none are borrowed
     """
 
     states: mx.array
@@ -34,7 +32,6 @@ class Batch(NamedTuple):
     labels: mx.array
     valid: mx.array
     own: mx.array
-    rows: TextRows | None = None
 
 
 def output_index(bound: BoundDrafter, vocab_size: int) -> mx.array:
@@ -46,23 +43,14 @@ def output_index(bound: BoundDrafter, vocab_size: int) -> mx.array:
     return index
 
 
-def behind_texts(bound: BoundDrafter, batch: Batch) -> BoundDrafter:
-    """The drafter, looking back over the texts of a batch if it borrows layers to do so."""
-    if bound.borrowed is None:
-        return bound
-    assert batch.rows is not None, "the corpus was loaded without the rows of borrowed layers"
-    return bound.behind(over_texts(bound.borrowed, batch.rows))
-
-
 def draft_logits(bound: BoundDrafter, batch: Batch) -> list[mx.array]:
     """Logits [P, V'] float32 of each of the T positions, fed with the labels before it."""
-    bound = behind_texts(bound, batch)
     P, T = batch.labels.shape
     context = bound.read(batch.states[:P].astype(mx.float32))
     state = bound.advance(mx.zeros_like(context), batch.roots)
     logits = []
     for depth in range(T):
-        logits.append(bound.logits(context, state, depth + 1))
+        logits.append(bound.logits(context, state))
         if depth < T - 1:
             state = bound.advance(state, batch.labels[:, depth])
     return logits

@@ -21,7 +21,6 @@ from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.drafting.interface import DraftInput
 from redrafter_mlx.drafting.recurrent import Drafter
-from redrafter_mlx.target.borrow import TargetRows
 from redrafter_mlx.target.model import Target
 
 _AT_ONCE = 40
@@ -110,12 +109,5 @@ def _laid(
 
 def _first_place(laid: Places, target: Target) -> DraftInput:
     """What a drafter is given in the first step of the first answer."""
-    position = mx.array(laid.root_at[:1])
-    rows = laid.batch(0, 1).rows
-    kept = None
-    if rows is not None:
-        layers = tuple((k.astype(target.dtype), v.astype(target.dtype)) for k, v in rows.layers)
-        visible = mx.arange(layers[0][0].shape[2])[None] < position[:, None]
-        kept = TargetRows(layers, visible)
     context = mx.array(laid.states[:1]).astype(target.dtype)
-    return DraftInput(context, mx.array(laid.roots[:1]), position, kept)
+    return DraftInput(context, mx.array(laid.roots[:1]), mx.array(laid.root_at[:1]))

@@ -17,7 +17,6 @@ from redrafter_mlx.distill.learner import (
     embedding_size,
     initialise,
     logit_size,
-    prepare_borrowed,
 )
 from redrafter_mlx.drafting.checkpoint import WEIGHTS, check_trained_for, load_drafter, read_config
 from redrafter_mlx.drafting.recurrent import Drafter
@@ -26,7 +25,7 @@ from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
 
 _NOT_FORM = (
-    "target", "target_fingerprint", "borrowed_scale", "draft_length",
+    "target", "target_fingerprint", "draft_length",
 )  # fmt: skip
 """Keys of a drafter that may differ from those of the drafter it begins with."""
 
@@ -69,8 +68,6 @@ def fresh_drafter(
     initialise(
         drafter, context_size(seen), embedding_size(target, counts), logit_size(target, tokens)
     )
-    if config.borrowed_layers:
-        prepare_borrowed(drafter, target, [*texts[0].prompt, *texts[0].answer.tolist()])
     mx.eval(drafter.parameters())
     return drafter
 

@@ -7,7 +7,6 @@ import mlx.core as mx
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import DraftInput, Proposer, SamplingProposer
 from redrafter_mlx.speculation.tree import Beams
-from redrafter_mlx.target.borrow import TargetRows
 from redrafter_mlx.target.compiled import replayed
 
 
@@ -22,12 +21,9 @@ class TracedProposer:
             context: mx.array,
             root: mx.array,
             position: mx.array,
-            rows: tuple[tuple[tuple[mx.array, mx.array], ...], mx.array] | None,
             sizes: tuple[int, int],
         ) -> tuple[mx.array, mx.array, mx.array]:
-            kept = None if rows is None else TargetRows(*rows)
-            given = DraftInput(context, root, position, kept)
-            beams = proposer.propose(given, BeamShape(*sizes))
+            beams = proposer.propose(DraftInput(context, root, position), BeamShape(*sizes))
             return beams.tokens, beams.log_probs, beams.goes_on_from
 
         self._proposer = proposer
@@ -36,10 +32,6 @@ class TracedProposer:
     @property
     def reads_context(self) -> tuple[int, ...]:
         return self._proposer.reads_context
-
-    @property
-    def reads_layers(self) -> tuple[int, ...]:
-        return self._proposer.reads_layers
 
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         return Beams(*self._replay(*given, (shape.width, shape.length)))

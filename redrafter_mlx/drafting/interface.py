@@ -9,7 +9,6 @@ import mlx.core as mx
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.speculation.rejection import SampledDrafts
 from redrafter_mlx.speculation.tree import Beams
-from redrafter_mlx.target.borrow import TargetRows
 
 
 class DraftInput(NamedTuple):
@@ -20,14 +19,11 @@ class DraftInput(NamedTuple):
                 much again for each of the proposer's `reads_context`
       root:     [B] int32, the last token of the text
       position: [B] int32, where the root stands in the text
-      rows:     what the proposer's `reads_layers` keep of the text before the root; None for
-                proposers that read none
     """
 
     context: mx.array
     root: mx.array
     position: mx.array
-    rows: TargetRows | None = None
 
 
 class Proposer(Protocol):
@@ -40,11 +36,6 @@ class Proposer(Protocol):
     @property
     def reads_context(self) -> tuple[int, ...]:
         """The target's layers whose inputs it needs in `DraftInput.context`."""
-        ...
-
-    @property
-    def reads_layers(self) -> tuple[int, ...]:
-        """The target's layers whose keys and values it needs in `DraftInput.rows`."""
         ...
 
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:

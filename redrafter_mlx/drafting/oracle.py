@@ -37,10 +37,6 @@ class Replay:
     def reads_context(self) -> tuple[int, ...]:
         return ()
 
-    @property
-    def reads_layers(self) -> tuple[int, ...]:
-        return ()
-
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         """Candidates for one sequence; at every other place several share a true prefix."""
         root, position = given.root, given.position

@@ -8,7 +8,7 @@ a folder of its weights loads as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -22,7 +22,6 @@ from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.tree import Beams
-from redrafter_mlx.target.borrow import BorrowedLayers, LookBack
 from redrafter_mlx.target.model import Target
 
 
@@ -114,16 +113,10 @@ class Drafter(nn.Module):
             return state + embedding
         return nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
 
-    def features(
-        self,
-        context: mx.array,
-        state: mx.array,
-        borrowed: Callable[[mx.array], mx.array] | None = None,
-    ) -> mx.array:
+    def features(self, context: mx.array, state: mx.array) -> mx.array:
         """What the output layer reads: [..., D] twice -> [..., E], [..., D] for a tied head.
 
         context: as `read` gives it
-        borrowed: the target's layers between output projection and norm
         """
         x = mx.concatenate([context, state], axis=-1)
         if 2 * self.config.hidden_size != self.config.exit_dim:
@@ -134,8 +127,6 @@ class Drafter(nn.Module):
             return x
         if self.config.exit_dim != self.config.hidden_size:
             x = self.output_proj(x)
-        if borrowed is not None:
-            x = borrowed(x * self.config.borrowed_scale)
         normed: mx.array = self.output_norm(x)
         return normed
 
@@ -147,42 +138,28 @@ class Drafter(nn.Module):
         check_target(self.config, target.hidden_size, target.vocab_size)
         tokens = self.draft_vocab if self.config.draft_vocab_size is not None else None
         head = target.output_rows(tokens) if self.config.head == "tied" else self.lm_head[-1]
-        layers = self.config.borrowed_layers
-        borrowed = target.borrow(layers) if layers else None
-        return BoundDrafter(self, target.embedding, head, tokens, borrowed)
+        return BoundDrafter(self, target.embedding, head, tokens)
 
 
 @dataclass(frozen=True)
 class BoundDrafter:
     """A drafter that can propose: its parameters, the target's embedding, an output layer.
 
-    tokens:    [V'] int32, the token of each output; None when outputs are tokens
-    borrowed:  the target's layers that it drafts with, None without any
-    look_back: those layers behind the text that is drafted for; see `behind`
+    tokens: [V'] int32, the token of each output; None when outputs are tokens
     """
 
     drafter: Drafter
     embedding: Callable[[mx.array], mx.array]
     head: Callable[[mx.array], mx.array]
     tokens: mx.array | None
-    borrowed: BorrowedLayers | None = None
-    look_back: LookBack | None = None
 
     @property
     def reads_context(self) -> tuple[int, ...]:
         return self.drafter.config.context_layers
 
-    @property
-    def reads_layers(self) -> tuple[int, ...]:
-        return self.drafter.config.borrowed_layers
-
-    def behind(self, look_back: LookBack | None) -> BoundDrafter:
-        """The same drafter, looking back over one text."""
-        return replace(self, look_back=look_back)
-
     def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
         """Candidates behind the root by beam search; see `beam_search`."""
-        return beam_search(self._behind(given), self.read(given.context), given.root, shape)
+        return beam_search(self, self.read(given.context), given.root, shape)
 
     def read(self, context: mx.array) -> mx.array:
         """The target's hidden states [..., C] as the context [..., D] of drafts."""
@@ -196,21 +173,12 @@ class BoundDrafter:
         self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
     ) -> SampledDrafts:
         """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
-        drafter, context = self._behind(given), self.read(given.context)
-        return draw_drafts(drafter, context, given.root, given.position, keys, shape, params)
+        context = self.read(given.context)
+        return draw_drafts(self, context, given.root, given.position, keys, shape, params)
 
-    def logits(self, context: mx.array, state: mx.array, level: int) -> mx.array:
-        """Logits [B, W, V'] float32 of the token at `level`, counted from the root's 0."""
-        look_back = self.look_back
-        assert (look_back is None) == (self.borrowed is None), "behind() says what to look at"
-        borrowed = None if look_back is None else lambda x: look_back(x, level)
-        return self.head(self.drafter.features(context, state, borrowed)).astype(mx.float32)
-
-    def _behind(self, given: DraftInput) -> BoundDrafter:
-        if self.borrowed is None:
-            return self
-        assert given.rows is not None
-        return self.behind(self.borrowed.behind(given.rows, given.position))
+    def logits(self, context: mx.array, state: mx.array) -> mx.array:
+        """Logits [B, W, V'] float32 of the next token."""
+        return self.head(self.drafter.features(context, state)).astype(mx.float32)
 
     def over_vocabulary(self, log_probs: mx.array) -> mx.array:
         """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""

@@ -10,7 +10,6 @@ from redrafter_mlx.config import (
     MAX_BEAM_LENGTH,
     check_choice,
     check_int,
-    check_number,
     refuse_unknown_keys,
     shown,
 )
@@ -26,7 +25,6 @@ MAX_LAYERS = 128
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUP_SIZES = (32, 64, 128)
-_LAYER_KEYS = ("context_layers", "borrowed_layers")
 
 _TRANSFORMERS_KEYS = (
     "_name_or_path",
@@ -54,9 +52,6 @@ class DrafterConfig:
                       the last hidden state, through a projection; see Target.reading
     head:             `own` output matrix, or `tied` to the target's; behind the blocks then stand
                       an output projection, where exit_dim is not D, and a norm
-    borrowed_layers: layers of the target, counted from 0, between the output projection and the
-                      norm of a tied head; see borrow.py
-    borrowed_scale:  what the output projection is multiplied by in front of them
     draft_vocab_size: only so many tokens can be drafted; None drafts all
     bits, group_size: quantisation of the stored weights, None if not quantised
     target, target_fingerprint: what it was trained for
@@ -71,8 +66,6 @@ class DrafterConfig:
     num_lookback_tokens: int = 0
     context_layers: tuple[int, ...] = ()
     head: Head = "own"
-    borrowed_layers: tuple[int, ...] = ()
-    borrowed_scale: float = 1.0
     draft_vocab_size: int | None = None
     bits: int | None = None
     group_size: int | None = None
@@ -89,17 +82,11 @@ class DrafterConfig:
         if not isinstance(self.rnn, bool):
             raise BadInputError(f"rnn is {shown(self.rnn)}; it must be true or false")
         check_choice("head", self.head, Head)
-        for name in _LAYER_KEYS:
-            layers = getattr(self, name)
-            for layer in layers:
-                check_int(name, layer, 0, None)
-            if sorted({*layers}) != [*layers]:
-                raise BadInputError(f"{name} is {shown([*layers])}; the layers must be rising")
-        check_number("borrowed_scale", self.borrowed_scale, low=0.0, low_excluded=True)
-        if self.borrowed_layers and self.head != "tied":
-            raise BadInputError(
-                f"head is {self.head!r}; a drafter with borrowed_layers needs a tied one"
-            )
+        layers = self.context_layers
+        for layer in layers:
+            check_int("context_layers", layer, 0, None)
+        if sorted({*layers}) != [*layers]:
+            raise BadInputError(f"context_layers is {shown([*layers])}; the layers must be rising")
         if self.draft_vocab_size is not None:
             check_int("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
         if self.draft_length is not None:
@@ -138,19 +125,16 @@ class DrafterConfig:
         for required in ("hidden_size", "vocab_size", "exit_dim", "num_draft_layers", "rnn"):
             if required not in own:
                 raise BadInputError(f"drafter key {required!r} is missing")
-        for name in _LAYER_KEYS:
-            layers = own.get(name, ())
-            if not isinstance(layers, (list, tuple)):
-                raise BadInputError(f"{name} is {shown(layers)}; it must be a list")
-            own[name] = tuple(layers)
+        layers = own.get("context_layers", ())
+        if not isinstance(layers, (list, tuple)):
+            raise BadInputError(f"context_layers is {shown(layers)}; it must be a list")
+        own["context_layers"] = tuple(layers)
         return cls(**own)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
         """The keys to store; extensions that are not used are left out."""
         stored = {"model_type": "recurrent_drafting_drafter", **asdict(self)}
-        for name in _LAYER_KEYS:
-            stored[name] = list(getattr(self, name)) or None
-        stored["borrowed_scale"] = self.borrowed_scale if self.borrowed_layers else None
+        stored["context_layers"] = list(self.context_layers) or None
         return {k: v for k, v in stored.items() if v is not None}
 
     @property

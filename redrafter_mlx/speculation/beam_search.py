@@ -24,7 +24,7 @@ class DraftModel(Protocol):
 
     def advance(self, state: mx.array, tokens: mx.array) -> mx.array: ...
 
-    def logits(self, context: mx.array, state: mx.array, level: int) -> mx.array: ...
+    def logits(self, context: mx.array, state: mx.array) -> mx.array: ...
 
     def to_tokens(self, outputs: mx.array) -> mx.array: ...
 
@@ -54,9 +54,8 @@ def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: Bea
         assert state is not None
         live = state.shape[1]
         around = mx.broadcast_to(context[:, None], (B, live, D))
-        step = _no_better_than_certain(
-            log_softmax(model.logits(around, state, level))
-        )  # [B, live, V']
+        # [B, live, V']
+        step = _no_better_than_certain(log_softmax(model.logits(around, state)))
         total = scores[-1][:, :live, None] + step
         best, where = top_k(total.reshape(B, -1), W)
         parent, output = where // step.shape[-1], where % step.shape[-1]

@@ -81,7 +81,7 @@ def draw_drafts(
     for level in range(1, L):
         live = state.shape[1]
         around = mx.broadcast_to(context[:, None], (B, live, D))
-        q = sampled_log_probs(model.logits(around, state, level), params)  # [B, live, V']
+        q = sampled_log_probs(model.logits(around, state), params)  # [B, live, V']
         levels.append(mx.broadcast_to(q, (B, W, q.shape[-1])) if live == 1 else q)
         child = likelihood[:, :, None] + q
         noise = gumbel_at(keys, position[:, None], live * q.shape[-1], DRAFT + level)

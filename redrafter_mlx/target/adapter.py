@@ -109,7 +109,7 @@ def layers_of(backbone: nn.Module, model_type: str) -> Sequence[Callable[..., mx
     """The layers, first to last."""
     layers = backbone.get(_layers_name(backbone))
     if not isinstance(layers, (list, tuple)):
-        raise unsupported(model_type, "its layers are not a list that a drafter could borrow from")
+        raise unsupported(model_type, "its layers are not a list that a drafter could read from")
     return layers
 
 

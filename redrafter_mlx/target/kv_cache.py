@@ -14,9 +14,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from redrafter_mlx.speculation.accept import Acceptance
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.borrow import TargetRows, rows_of_text
 from redrafter_mlx.target.cache_slots import round_up
 from redrafter_mlx.target.layer_cache import (
     LayerCache,
@@ -138,28 +136,6 @@ class TreeCache:
         """
         self.pending = None if tree.is_chain else Pending(path, n_accepted, length)
         return length + 1 + n_accepted
-
-    def text_rows(
-        self,
-        indices: Sequence[int],
-        length: mx.array,
-        nodes: int = 0,
-        accepted: Acceptance | None = None,
-    ) -> TargetRows:
-        """What some layers hold of the text, straight behind a call.
-
-        Shapes:
-          length: [B] int32, committed before a tree of `nodes` of which `accepted` was kept; of
-                  prompts all of it
-        """
-        plan = self.plan
-        extent = plan.extent if isinstance(plan, TreePlan) else plan.start + plan.count
-        held = []
-        for layer in (self.layers[i] for i in indices):
-            assert layer.keys is not None
-            assert layer.values is not None
-            held.append((layer.keys[:, :, :extent], layer.values[:, :, :extent]))
-        return TargetRows(tuple(held), rows_of_text(length, nodes, accepted, extent))
 
     def settle(self) -> None:
         """Put a pending path in place, so that the rows below the length are all valid."""

@@ -34,7 +34,6 @@ from redrafter_mlx.target.adapter import (
     unsupported,
     with_node_positions,
 )
-from redrafter_mlx.target.borrow import BorrowedLayers
 from redrafter_mlx.target.compiled import traced_call
 from redrafter_mlx.target.kv_cache import TreeCache
 
@@ -95,7 +94,7 @@ class Target:
         """
         if tuple(layers) == self.context_layers:
             return self
-        self._check_layers(layers, "reads")
+        self._check_layers(layers)
         view = copy.copy(self)
         view.context_layers = tuple(layers)
         view._read = self._backbone
@@ -188,31 +187,12 @@ class Target:
         shared: Callable[[mx.array], mx.array] = rows_of(self.embedding, tokens).as_linear
         return shared
 
-    def borrow(self, indices: Sequence[int]) -> BorrowedLayers:
-        """Some of the layers, for a drafter to look back with.
-
-        Raises MismatchError, naming the layer, for one that the model does not have.
-        """
-        layers = self._check_layers(indices, "borrows")
-        return BorrowedLayers(tuple(indices), tuple(layers[i] for i in indices), self.dtype)
-
-    def layer_input(self, tokens: mx.array, index: int) -> mx.array:
-        """What goes into a layer [B, P, D] when the model reads tokens [B, P]."""
-        record = recording(self._backbone, [index], self.model_type)
-        return record(tokens, [None] * self.n_layers)[0][0]
-
-    def _check_layers(self, indices: Sequence[int], what: str) -> Sequence[Callable[..., mx.array]]:
-        """All layers; raises MismatchError if one of `indices` is not among them."""
-        layers = layers_of(self._backbone, self.model_type)
+    def _check_layers(self, indices: Sequence[int]) -> None:
+        """Raises MismatchError, naming the layer, for one that the model does not have."""
+        count = len(layers_of(self._backbone, self.model_type))
         for i in indices:
-            if i >= len(layers):
+            if i >= count:
                 raise MismatchError(
-                    f"the drafter {what} layer {i}, {self.model_type} has {len(layers)}; "
+                    f"the drafter reads layer {i}, {self.model_type} has {count}; "
                     f"train a drafter for this target with `redrafter-mlx train`"
                 )
-        return layers
-
-    def norm_weight(self) -> mx.array | None:
-        """The final norm's factors [D], None where the model has a norm of another kind."""
-        norm = self._backbone.get("norm")
-        return norm.weight if isinstance(norm, nn.RMSNorm) else None
