@@ -11,12 +11,11 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.distill.blocks import Writer, WritingOptions
-from redrafter_mlx.distill.corpus import Shard, Text, save_shard
+from redrafter_mlx.distill.corpus import Shard, save_shard
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reading import Reader
-from redrafter_mlx.distill.rows import read_rows
 from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target.model import Target
@@ -83,11 +82,3 @@ def test_states_that_are_not_finite_stop_a_run_and_name_the_layer(use) -> None: 
     target = loud(byte_model(), mx.float16)
     with pytest.raises(UnsupportedModelError, match=r"layer 1.*float16.*--dtype bfloat16"):
         use(target)
-
-
-def test_keys_that_are_not_finite_stop_a_run_and_name_the_layer() -> None:
-    model = random_model()
-    model.model.layers[1].self_attn.k_proj.weight *= float("inf")
-    text = Text([5, 6], np.array([7, 8], np.int32), np.zeros((2, 32), np.float32))
-    with pytest.raises(UnsupportedModelError, match="layer 1"):
-        read_rows(Target(model), (0, 1), [text])
