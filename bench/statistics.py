@@ -96,7 +96,7 @@ def _spread(ratios: Sequence[tuple[Ragged, Ragged]]) -> Spread | None:
 
 
 def _table(values: Ragged) -> tuple[Floats, Whole]:
-    """[Q, R] with NaN behind a question's last repeat, and how many repeats each has."""
+    """[Q, R] with NaN after a question's last repeat, and how many repeats each has."""
     counts = np.array([len(repeats) for repeats in values], np.int64)
     table = np.full((len(values), int(counts.max())), np.nan)
     for row, repeats in zip(table, values, strict=True):

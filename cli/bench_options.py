@@ -131,10 +131,6 @@ Answers = Annotated[
         "the run goes on where it ends.",
     ),
 ]  # fmt: skip
-Paper = Annotated[
-    bool,
-    typer.Option("--paper", rich_help_panel=_OUT, help="Print the paper's tables beside ours."),
-]  # fmt: skip
 Compare = Annotated[
     tuple[str, str] | None,
     typer.Option(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.plan import Plan
     from redrafter_mlx.engine.engine import Redrafter
 
-FORMATS = ("table", "md", "csv", "json", "jsonl")
+FORMATS = ("table", "json")
 
 _QUANTIZED = {"4bit": 4, "8bit": 8}
 
@@ -61,7 +61,6 @@ class Request:
     breakdown: bool
     plot: str | None
     answers: str | None
-    paper: bool
     drafters: tuple[str, ...]
     model: str | None
     loadings: tuple[Loading, ...]

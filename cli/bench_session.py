@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from redrafter_mlx.bench.analyse.paper import TABLES
-from redrafter_mlx.bench.analyse.result import Protocol, Result
+from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
 from redrafter_mlx.bench.analyse.summary import commonest_drafted, summarise
-from redrafter_mlx.bench.analyse.verdict import judge
 from redrafter_mlx.bench.measure.answers import Answer, AnswersFile, Settings
 from redrafter_mlx.bench.measure.breakdown import Breakdown, break_down
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
@@ -73,7 +71,6 @@ def run_session(request: Request) -> Outcome:
         breakdowns=tuple(breakdowns),
         interrupted=interrupted,
         notes=(*notes, *unequal.notes),
-        paper=TABLES if request.paper else (),
     )  # fmt: skip
     return Outcome(result, INTERRUPTED if interrupted else int(unequal.failed))
 

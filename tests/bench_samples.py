@@ -36,7 +36,7 @@ def answer(
     dtype: str = "float32",
     accepted: Sequence[int] | None = None,
     nodes: Sequence[int] = (),
-    rows: Sequence[int] = (),
+    query_rows: Sequence[int] = (),
 ) -> Answer:
     """One run; the tokens count upwards if none are given."""
     said = list(tokens) if tokens is not None else list(range(1 + sum(lengths)))
@@ -46,7 +46,7 @@ def answer(
         accept_lengths=list(lengths),
         accepted=[n - 1 for n in lengths] if accepted is None else list(accepted),
         nodes=list(nodes),
-        rows=list(rows or nodes),
+        query_rows=list(query_rows or nodes),
         shapes=[[2, 4]] * len(nodes),
         first_token_seconds=0.25,
         decode_seconds=seconds,

@@ -183,7 +183,7 @@ def test_a_run_counts_target_calls_as_the_loop_reports_them() -> None:
     assert sum(run.accept_lengths) / len(run.accept_lengths) == whole.tokens_per_step > 1
     assert 1 + sum(run.accept_lengths) == len(run.token_ids)
     assert run.shapes == [[2, 4, 7]] * whole.steps
-    assert set(run.rows) == {7}
+    assert set(run.query_rows) == {7}
     assert 4 <= min(run.nodes) < max(run.nodes) == 7, "some replayed candidates share a prefix"
     lengths = zip(run.accept_lengths, run.accepted, strict=True)
     cut = [length - 1 - drafts for length, drafts in lengths]

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import statistics
 import sys
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from bench_samples import DRAFTED, MACHINE, PLAIN, SETTINGS, answer, loaded, random_answers
-from papers_timings import CHIPS, timings
+from papers_timings import timings
 from rich.console import Console
 
-from redrafter_mlx.bench.analyse.compare import compare, read_result
+from redrafter_mlx.bench.analyse.compare import compare, read_rows
 from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
-from redrafter_mlx.bench.analyse.paper import TABLE_1, TABLE_2, TABLES
-from redrafter_mlx.bench.analyse.result import Protocol, Result
+from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
 from redrafter_mlx.bench.analyse.summary import Row, commonest_drafted, summarise
-from redrafter_mlx.bench.analyse.verdict import judge
 from redrafter_mlx.bench.measure.answers import Answer, AnswersFile
 from redrafter_mlx.bench.measure.breakdown import Breakdown, Part
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.show.plot import check_plot, plot
-from redrafter_mlx.bench.show.report import heatmap, markdown, show
+from redrafter_mlx.bench.show.report import heatmap, show
 from redrafter_mlx.bench.show.tables import acceptance_table, main_table, spread
 from redrafter_mlx.bench.statistics import Percentiles, Spread, ratio, ratio_of_ratios, typical
 from redrafter_mlx.config import BeamShape
@@ -47,7 +44,7 @@ def made(answers: list[Answer], **changes: object) -> Result:
 
 
 def find(rows: list[Row], method: str, category: str = "all") -> Row:
-    return next(r for r in rows if (r.method, r.category) == (method, category))
+    return next(r for r in rows if (r.method.name, r.category) == (method, category))
 
 
 def printed(result: Result, width: int = 300) -> str:
@@ -75,7 +72,7 @@ def test_figures_are_those_recomputed_from_the_answers_file(seed: int, tmp_path:
     for row in summarise(answers):
         mine = [
             a for a in lines
-            if a["method"]["name"] == row.method and row.category in ("all", a["category"])
+            if a["method"]["name"] == row.method.name and row.category in ("all", a["category"])
         ]  # fmt: skip
         tokens: dict[int, list[int]] = {}
         steps: dict[int, list[int]] = {}
@@ -94,7 +91,7 @@ def test_figures_are_those_recomputed_from_the_answers_file(seed: int, tmp_path:
         assert row.questions == len(tokens)
         assert row.runs == len(mine)
         accepted = [n for a in mine for n in a["accepted"]]
-        if row.method == "redrafter":
+        if row.method.name == "redrafter":
             assert 1 + sum(row.acceptance) == pytest.approx(1 + statistics.mean(accepted))
             assert list(row.acceptance) == sorted(row.acceptance, reverse=True)
             nodes = [n for a in mine for n in a["nodes"]]
@@ -155,19 +152,18 @@ def test_the_automatic_shapes_are_counted() -> None:
     text = printed(made([chosen]))
     assert "redrafter (automatic)" in text
     assert "1 x 1 50%, 2 x 3 25%, 2 x 4 25%" in text
-    assert "1x1:0.5 2x3:0.25 2x4:0.25" in made([chosen]).to_csv()
 
 
 def test_nodes_are_counted_in_the_trees_that_were_verified() -> None:
     """Not in the request: here a shape of 7 nodes, of which drafts filled fewer."""
     answers = [
         answer(PLAIN),
-        answer(DRAFTED, 1, lengths=[1, 2], nodes=[2, 4], rows=[7, 7]),
-        answer(DRAFTED, 2, lengths=[1], nodes=[3], rows=[7]),
+        answer(DRAFTED, 1, lengths=[1, 2], nodes=[2, 4], query_rows=[7, 7]),
+        answer(DRAFTED, 2, lengths=[1], nodes=[3], query_rows=[7]),
     ]
     plain, drafted = summarise(answers)
-    assert (drafted.nodes, drafted.rows) == (3.0, 7.0)
-    assert (plain.nodes, plain.rows) == (None, None)
+    assert (drafted.nodes, drafted.query_rows) == (3.0, 7.0)
+    assert (plain.nodes, plain.query_rows) == (None, None)
     shown = main_table([plain, drafted])
     cells = dict(zip(shown.columns, shown.rows[1], strict=True))
     assert (cells["N"], cells["padded to"]) == ("3", "7")
@@ -283,37 +279,41 @@ def test_the_commonest_drafted_shape_is_that_of_most_steps_that_drafted() -> Non
 # forms
 
 
-def test_json_csv_and_tables_carry_the_same_numbers() -> None:
+def test_json_and_table_carry_the_same_numbers() -> None:
     result = made(random_answers(7))
-    rows = json.loads(result.to_json())["rows"]
-    assert rows == [json.loads(json.dumps(asdict(r))) for r in result.rows]
-    flat = list(csv.DictReader(io.StringIO(result.to_csv())))
-    lines = [json.loads(line) for line in result.to_jsonl().splitlines()]
-    table, down = printed(result), markdown(result)
-    assert len(rows) == len(flat) == len(lines) > 2
-    for row, line, record in zip(rows, flat, lines, strict=True):
-        for figure in ("tps", "speedup", "tokens_per_step", "first_token"):
-            for key in ("median", "low", "high"):
-                assert float(line[f"{figure}_{key}"]) == row[figure][key] == record[figure][key]
-        for name in ("method", "beam_width", "beam_length", "nodes", "category",
-                     "matches_baseline"):  # fmt: skip
-            assert line[name] == ("" if row[name] is None else str(row[name]))
-        if row["category"] == "all":
-            for figure, unit in (("tps", ""), ("speedup", "x"), ("tokens_per_step", "")):
-                shown = spread(Spread(**row[figure]), unit)
+    rows = json.loads(json.dumps(result.to_dict()))["rows"]
+    table = printed(result)
+    assert len(rows) == len(result.rows) > 2
+    for row, record in zip(result.rows, rows, strict=True):
+        assert record["method"] == row.method.name
+        for name in ("beam_width", "beam_length", "drafter", "accept", "temperature", "prefixes"):
+            assert record[name] == getattr(row.method, name)
+        for name in ("category", "nodes", "query_rows", "matches_baseline", "runs"):
+            assert record[name] == getattr(row, name)
+        for figure, unit in (("tps", ""), ("speedup", "x"), ("tokens_per_step", "")):
+            value = getattr(row, figure)
+            assert Spread(**record[figure]) == value
+            if row.category == "all":
+                shown = spread(value, unit)
+                assert f"{value.median:.2f}" in shown
                 assert shown in table
-                assert shown in down
-                assert f"{row[figure]['median']:.2f}" in shown
 
 
 def test_every_form_names_machine_versions_and_weights() -> None:
     result = made(random_answers(7))
-    for form in (result.to_json(), result.to_csv(), result.to_jsonl(), printed(result),
-                 markdown(result)):  # fmt: skip
+    for form in (json.dumps(result.to_dict()), printed(result)):
         for part in ("M0", "macOS 99", "0.32", "Accelerate", "float32", "sha256:1", "sha256:2"):
             assert part in form
     assert "a note" in printed(result)
-    assert "a note" in markdown(result)
+
+
+def test_acceptance_is_shown_down_to_the_deepest_draft() -> None:
+    """Copies of the text go deeper than a terminal has columns for."""
+    table = acceptance_table(summarise([answer(DRAFTED, lengths=[32, 1], nodes=[32, 7])]))
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    depths = [int(name.split()[1]) for name in table.columns if name.startswith("draft ")]
+    assert depths == [1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 31]
+    assert cells["draft 31"] == "50.0%"
 
 
 def test_the_terminals_heatmap_marks_the_fastest_shape_and_leaves_gaps() -> None:
@@ -338,9 +338,9 @@ def test_a_grid_holds_the_rows_figures() -> None:
     (grid,) = grids(rows, least=2)
     assert (grid.widths, grid.lengths, grid.best[:2]) == ([1, 2], [2, 4], (2, 4))
     for row in rows[1:]:
-        assert row.beam_width is not None
-        assert row.beam_length is not None
-        cell = grid.at(row.beam_width, row.beam_length)
+        assert row.method.beam_width is not None
+        assert row.method.beam_length is not None
+        cell = grid.at(row.method.beam_width, row.method.beam_length)
         assert cell is not None
         assert cell[2:] == (median(row.tps), median(row.speedup), median(row.tokens_per_step))
     assert grids(rows, least=4) == []
@@ -352,39 +352,11 @@ def test_the_breakdown_is_shown_part_by_part() -> None:
     shown = Breakdown("float32", 2, 4, 7, (part,), one, one, Spread(0.04, 0.04, 0.04))
     text = printed(made(random_answers(1), breakdowns=(shown,)))
     assert shown.beside_the_call == pytest.approx(1 - 0.0125 / 0.04)
-    for piece in ("drafting", "12.50", "2 x 4, 7 rows", "50.00", "40.00", "68.8%"):
+    for piece in ("drafting", "12.50", "2 x 4, 7 query rows", "50.00", "40.00", "68.8%"):
         assert piece in text
 
 
 # the paper
-
-
-def test_the_papers_speedups_agree_with_its_speeds() -> None:
-    """Speed by speedup is plain decoding's speed, the same for every width: guards the typing."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for entry in TABLE_2.entries:
-        assert entry.tps is not None
-        groups.setdefault((entry.machine, entry.model), []).append(entry.tps / entry.speedup)
-    assert len(groups) == 4
-    for plain in groups.values():
-        assert len(plain) == 4
-        assert max(plain) / min(plain) < 1.015
-    assert len(TABLE_1.entries) == 18
-    for table in TABLES:
-        assert "2403.09919" in table.source
-
-
-def test_our_rows_stand_below_the_papers() -> None:
-    method = Method("redrafter", 0.0, "greedy", 3, 4)
-    other = Method("redrafter", 0.0, "greedy", 3, 5)
-    answers = [answer(PLAIN), answer(method, lengths=[3]), answer(other, lengths=[3])]
-    text = printed(made(answers, paper=TABLES))
-    table_2, table_1 = text[text.index("Table 2:") :].split("Table 1:")
-    assert "60.40" in table_2
-    assert "redrafter 3 x 4" in table_2
-    assert "redrafter 3 x 5" not in table_2
-    assert "redrafter 3 x 5" in table_1
-    assert json.loads(made(answers, paper=TABLES).to_json())["paper"][0]["source"] == TABLE_2.source
 
 
 def papers_grid(chip: str) -> Grid:
@@ -395,29 +367,6 @@ def papers_grid(chip: str) -> Grid:
         for (W, L), (calls, took) in drafted.items()
     ]
     return Grid(f"{chip}, the authors' timings", tuple(cells))
-
-
-def test_the_papers_macs_answered_one_prompt_with_200_tokens() -> None:
-    """So every tokens/step is 200 by a whole number of calls, as no mean over MT-Bench would be."""
-    for entry in TABLE_2.entries:
-        calls = round(200 / entry.tokens_per_step)
-        assert round(200 / calls, 2) == entry.tokens_per_step
-        assert "MT-Bench" not in entry.questions
-        assert "200" in entry.questions
-    assert {entry.questions for entry in TABLE_1.entries} == {"MT-Bench", "AlpacaEval"}
-
-
-def test_the_papers_table_2_is_that_of_the_authors_timings() -> None:
-    for chip, machine in zip(CHIPS, ("M1 Max", "M2 Ultra"), strict=True):
-        grid = papers_grid(chip)
-        for entry in TABLE_2.entries:
-            if (entry.machine, entry.model) != (machine, "Vicuna 7B"):
-                continue
-            assert entry.beam_width is not None
-            cell = grid.at(entry.beam_width, 4)
-            assert cell is not None
-            assert round(cell.tokens_per_step, 2) == entry.tokens_per_step
-            assert (round(cell.tps, 2), round(cell.speedup, 2)) == (entry.tps, entry.speedup)
 
 
 def test_the_authors_timings_are_drawn_with_their_cliff(tmp_path: Path) -> None:
@@ -476,8 +425,8 @@ def saved(tmp_path: Path, name: str, **figures: tuple[float, float, float]) -> P
 
 
 def test_two_results_differ_only_outside_their_intervals(tmp_path: Path) -> None:
-    a = read_result(saved(tmp_path, "a", tps=(100, 98, 102), speedup=(1.5, 1.0, 2.0)))
-    b = read_result(saved(tmp_path, "b", tps=(110, 108, 112), speedup=(1.6, 1.1, 2.1)))
+    a = read_rows(saved(tmp_path, "a", tps=(100, 98, 102), speedup=(1.5, 1.0, 2.0)))
+    b = read_rows(saved(tmp_path, "b", tps=(110, 108, 112), speedup=(1.6, 1.1, 2.1)))
     tps, speedup = compare(a, b)
     assert tps.ratio.median == pytest.approx(1.1)
     assert 1.05 < tps.ratio.low < 1.1 < tps.ratio.high < 1.15
@@ -489,8 +438,8 @@ def test_two_results_differ_only_outside_their_intervals(tmp_path: Path) -> None
 
 
 def test_figures_measured_once_are_not_said_to_differ(tmp_path: Path) -> None:
-    a = read_result(saved(tmp_path, "a", tps=(100, 100, 100), tokens_per_step=(1.5, 1.5, 1.5)))
-    b = read_result(saved(tmp_path, "b", tps=(110, 110, 110), tokens_per_step=(1.5, 1.5, 1.5)))
+    a = read_rows(saved(tmp_path, "a", tps=(100, 100, 100), tokens_per_step=(1.5, 1.5, 1.5)))
+    b = read_rows(saved(tmp_path, "b", tps=(110, 110, 110), tokens_per_step=(1.5, 1.5, 1.5)))
     tps, per_step = compare(a, b)
     assert not tps.certain
     assert (tps.verdict, per_step.verdict) == ("one run each", "within the spread")
@@ -501,8 +450,8 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     for text in ("", "no json", "[1]", "{}"):
         (tmp_path / "bad").write_text(text)
         with pytest.raises(BadInputError, match="bench -o json"):
-            read_result(tmp_path / "bad")
+            read_rows(tmp_path / "bad")
     with pytest.raises(BadInputError, match="cannot read"):
-        read_result(tmp_path / "none")
+        read_rows(tmp_path / "none")
     with pytest.raises(BadInputError, match="no row in common"):
-        compare(read_result(good), {"rows": []})
+        compare(read_rows(good), [])

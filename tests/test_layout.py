@@ -27,7 +27,7 @@ ROOMS = (
 )
 """From the ground up: a room imports from those before it, and from itself."""
 
-FLOORS = {"bench": ("statistics", "measure", "analyse", "show", "ablation")}
+FLOORS = {"bench": ("statistics", "measure", "analyse", "show")}
 """The same within a room that has folders of its own."""
 
 CHECKOUT = Path(__file__).parent.parent

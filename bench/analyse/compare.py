@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from redrafter_mlx.bench.statistics import Spread
@@ -15,7 +15,8 @@ FIGURES = ("tps", "speedup", "tokens_per_step")
 _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width", "beam_length",
              "max_nodes", "draft_tokens", "category")  # fmt: skip
 
-Result = Mapping[str, object]
+Row = Mapping[str, object]
+"""A row of a saved result."""
 
 
 @dataclass(frozen=True)
@@ -25,31 +26,35 @@ class Change:
     ratio: the second by the first, with its 95% interval
     """
 
-    row: Mapping[str, object]
+    row: Row
     figure: str
     before: Spread
     after: Spread
     ratio: Spread
 
     @property
-    def measured_once(self) -> bool:
-        """Whether neither figure has an interval, so that nothing says how far both scatter."""
-        return self.ratio.low == self.ratio.high != 1
-
-    @property
     def certain(self) -> bool:
         """Whether the interval leaves out 1, that is, no change."""
-        return not self.measured_once and not self.ratio.low <= 1 <= self.ratio.high
+        return not self._measured_once and not self.ratio.low <= 1 <= self.ratio.high
 
     @property
     def verdict(self) -> str:
-        if self.measured_once:
+        if self._measured_once:
             return "one run each"
         return "differs" if self.certain else "within the spread"
 
+    @property
+    def _measured_once(self) -> bool:
+        """Whether neither figure has an interval, so that their scatter is unknown."""
+        return self.ratio.low == self.ratio.high != 1
 
-def read_result(path: str | Path) -> Result:
-    """The object that `bench -o json` printed: the last line of a file.
+    def to_dict(self) -> dict[str, object]:
+        """As `--compare -o json` prints it."""
+        return {**asdict(self), "certain": self.certain, "verdict": self.verdict}
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of the object that `bench -o json` printed: the last line of a file.
 
     Raises BadInputError if there is none.
     """
@@ -60,23 +65,23 @@ def read_result(path: str | Path) -> Result:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from None
     except (UnicodeDecodeError, ValueError, IndexError):
         result = None
-    if not isinstance(result, dict) or not isinstance(result.get("rows"), list):
+    rows = result.get("rows") if isinstance(result, dict) else None
+    if not isinstance(rows, list):
         raise BadInputError(f"{path} does not end in what `redrafter-mlx bench -o json` prints")
-    return result
+    return [row for row in rows if isinstance(row, dict)]
 
 
-def compare(before: Result, after: Result) -> list[Change]:
+def compare(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
     """Every figure that both results have, in the first one's order.
 
     The two runs are independent, so the interval of a ratio follows from both intervals: on a
     logarithmic scale half-widths add as squares. Raises BadInputError if nothing can be compared.
     """
-    second = {_identity(row): row for row in _rows(after)}
+    second = {_identity(row): row for row in after}
     changes = []
-    for row in _rows(before):
-        other = second.get(_identity(row))
-        for figure in FIGURES if other is not None else ():
-            assert other is not None
+    for row in before:
+        other = second.get(_identity(row), {})
+        for figure in FIGURES:
             a, b = _spread(row.get(figure)), _spread(other.get(figure))
             if a is not None and b is not None:
                 named = {name: row.get(name) for name in _IDENTITY}
@@ -86,13 +91,7 @@ def compare(before: Result, after: Result) -> list[Change]:
     return changes
 
 
-def _rows(result: Result) -> list[Mapping[str, object]]:
-    rows = result["rows"]
-    assert isinstance(rows, list)
-    return [row for row in rows if isinstance(row, dict)]
-
-
-def _identity(row: Mapping[str, object]) -> tuple[object, ...]:
+def _identity(row: Row) -> tuple[object, ...]:
     return tuple(row.get(name) for name in _IDENTITY)
 
 

@@ -1,4 +1,4 @@
-"""Figures over beam width and length: what both heatmaps, terminal and picture, are drawn from."""
+"""Figures over beam width and length, from which both heatmaps, terminal and picture, are drawn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells of one way to decode; not every width needs every length."""
+    """Cells that differ in beam shape alone; not every width needs every length."""
 
     title: str
     cells: tuple[Cell, ...]
@@ -50,16 +50,17 @@ class Grid:
 
 
 def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
-    """A grid for each dtype, drafter and way of accepting, with at least `least` shapes."""
+    """A grid for each dtype, drafter and acceptance method that has at least `least` shapes."""
     cells: dict[tuple[str, str, str, float], list[Cell]] = {}
     for r in rows:
-        if r.category != WHOLE or r.beam_width is None or r.beam_length is None:
+        m = r.method
+        if r.category != WHOLE or m.beam_width is None or m.beam_length is None:
             continue
         if r.tps is None or r.speedup is None or r.tokens_per_step is None:
             continue
         figures = (r.tps.median, r.speedup.median, r.tokens_per_step.median)
-        key = (r.dtype, r.drafter or "", r.accept or "", r.temperature)
-        cells.setdefault(key, []).append(Cell(r.beam_width, r.beam_length, *figures))
+        key = (r.dtype, m.drafter or "", m.accept or "", m.temperature)
+        cells.setdefault(key, []).append(Cell(m.beam_width, m.beam_length, *figures))
     found = []
     for (dtype, drafter, accept, temperature), group in cells.items():
         by = f", {drafter}" if drafter else ""

@@ -1,26 +1,20 @@
-"""The whole result, and its forms for programs: JSON, JSON lines, CSV."""
+"""The whole result of one `bench`, its JSON, and whether its tokens are what they must be."""
 
 from __future__ import annotations
 
-import csv
-import io
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
-from redrafter_mlx.bench.analyse.compare import Change
-from redrafter_mlx.bench.analyse.paper import PublishedTable
-from redrafter_mlx.bench.analyse.summary import Row
+from redrafter_mlx.bench.analyse.summary import WHOLE, Row
 from redrafter_mlx.bench.measure.breakdown import Breakdown
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE
 
-Value = str | int | float | bool | None
-
 
 @dataclass(frozen=True)
 class Protocol:
-    """How it was measured; `questions` says which ones, in words."""
+    """How it was measured; `questions` names them in words, `asked` counts them."""
 
     questions: str
     asked: int
@@ -34,11 +28,10 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Result:
-    """All that one `bench` found out.
+    """Everything that one `bench` measured.
 
     interrupted: Ctrl-C came before everything was measured
-    notes:       lines that must stand beside the figures
-    paper:       tables to show beside ours
+    notes:       lines that must be shown with the figures
     """
 
     machine: Machine
@@ -48,74 +41,50 @@ class Result:
     breakdowns: tuple[Breakdown, ...]
     interrupted: bool
     notes: tuple[str, ...]
-    paper: tuple[PublishedTable, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """As `-o json` prints it."""
-        found: dict[str, object] = {
+        return {
             "machine": asdict(self.machine),
             "models": [asdict(m) for m in self.models],
             "protocol": asdict(self.protocol),
             "baseline": BASELINE,
             "interrupted": self.interrupted,
             "notes": list(self.notes),
-            "rows": [asdict(row) for row in self.rows],
+            "rows": [row.to_dict() for row in self.rows],
             "breakdown": [asdict(b) for b in self.breakdowns],
         }
-        if self.paper:
-            found["paper"] = [table.to_dict() for table in self.paper]
-        return found
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict())
-
-    def to_jsonl(self) -> str:
-        """A row a line, each with the machine's and the model's fields."""
-        rows = self.to_dict()["rows"]
-        assert isinstance(rows, list)
-        return "\n".join(json.dumps({**row, **self._origin(str(row["dtype"]))}) for row in rows)
-
-    def to_csv(self) -> str:
-        """A row a line under a header; a spread is three columns, `tps_median` and so on."""
-        flat = [{**_flat(asdict(row)), **self._origin(row.dtype)} for row in self.rows]
-        out = io.StringIO()
-        if flat:
-            writer = csv.DictWriter(out, list(flat[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(flat)
-        return out.getvalue().rstrip("\n")
-
-    def _origin(self, dtype: str) -> dict[str, Value]:
-        """What a row belongs to."""
-        model = next((m for m in self.models if m.dtype == dtype), None)
-        loaded = {} if model is None else {k: v for k, v in asdict(model).items() if k != "dtype"}
-        return {**asdict(self.machine), **loaded, "max_tokens": self.protocol.max_tokens}
 
 
-def changes_to_json(changes: list[Change]) -> str:
-    """As `--compare -o json` prints them."""
-    return json.dumps(
-        {"changes": [{**asdict(c), "certain": c.certain, "verdict": c.verdict} for c in changes]}
-    )
+class Verdict(NamedTuple):
+    """Lines to print, and whether something is wrong: tokens differ where float32 promises them."""
+
+    notes: list[str]
+    failed: bool
 
 
-_SPREADS = ("tps", "speedup", "tokens_per_step", "first_token")
-_PERCENTILES = ("nodes_before", "nodes_after")
-
-
-def _flat(row: Mapping[str, object]) -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in row.items():
-        if name in _SPREADS or name in _PERCENTILES:
-            keys = ("p1", "median", "p99") if name in _PERCENTILES else ("median", "low", "high")
-            held = value if isinstance(value, dict) else {}
-            flat.update({f"{name}_{key}": held.get(key) for key in keys})
-        elif name == "acceptance":
-            assert isinstance(value, tuple)
-            flat[name] = " ".join(repr(share) for share in value)
-        elif name == "shapes":
-            assert isinstance(value, tuple)
-            flat[name] = " ".join(f"{W}x{L}:{share!r}" for W, L, share in value)
-        else:
-            flat[name] = value
-    return flat
+def judge(rows: Sequence[Row], models: Sequence[LoadedModel]) -> Verdict:
+    """Our own greedy rows against the baseline; mlx-lm's speculative ones are only marked."""
+    notes, failed = [], False
+    for model in {model.dtype: model for model in models}.values():
+        differing = [
+            r for r in rows
+            if r.category == WHOLE and r.dtype == model.dtype and r.matches_baseline is False
+            and r.method.ours
+        ]  # fmt: skip
+        if not differing:
+            continue
+        share = min(r.agreeing for r in differing if r.agreeing is not None)
+        rows_have = "1 row has" if len(differing) == 1 else f"{len(differing)} rows have"
+        count = f"{model.dtype}: {rows_have} other tokens than mlx-lm"
+        if model.exact:
+            failed = True
+            notes.append(f"{count}, in float32, where they must be equal; please report it")
+            continue
+        tf32 = "TF32 products (MLX_ENABLE_TF32=0 makes them float32)"
+        notes.append(
+            f"{count}; at least {share:.2%} agree up to the first difference of each answer. "
+            f"In {tf32 if model.tf32 else 'reduced precision'} nearly tied tokens can swap: "
+            f"`redrafter-mlx verify` says whether that explains every difference"
+        )
+    return Verdict(notes, failed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean
 
 from redrafter_mlx.bench.measure.answers import Answer
@@ -17,7 +17,7 @@ from redrafter_mlx.bench.statistics import (
     ratio_of_ratios,
     typical,
 )
-from redrafter_mlx.config import BeamShape, Prefixes
+from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 
 WHOLE = "all"
@@ -31,17 +31,15 @@ Runs = Mapping[tuple[int | str, int], Run]
 class Row:
     """One method on one category of questions.
 
-    drafter:          which of several, as in Method
-    max_nodes, prefixes: as asked for, see GenerationOptions
-    nodes:            N, the mean number of nodes verified in a step, padding left out; counted from
-                      the trees, None where the loop does not say
-    rows:             the same with the padding, which the target's call computes as well
+    tps:              tokens a second after the first token
+    speedup:          tps over the baseline's, over the questions and repeats that both have
+    first_token:      seconds
+    nodes:            N, the mean number of nodes verified in a step, padding left out; counted in
+                      the trees, None for mlx-lm's loops
+    query_rows:       the same with the padding, which the target's call computes as well
     shapes:           [W, L, share of the steps], most frequent first; one unless it is automatic
     nodes_before:     W * L, what the beams hold before shared prefixes are merged
-    nodes_after:      what was verified, padding left out
-    tps:              tokens a second behind the first token
-    speedup:          tps by the baseline's, over the questions and repeats that both have
-    first_token:      seconds
+    nodes_after:      nodes verified, padding left out
     acceptance:       share of steps in which the first draft was accepted, the second, ...
     peak_memory:      GB, the most of any run; the weights are in it
     matches_baseline: whether all tokens of all runs are the baseline's; None above temperature 0
@@ -49,17 +47,7 @@ class Row:
     """
 
     dtype: str
-    method: str
-    drafter: str | None
-    accept: str | None
-    temperature: float
-    beam_width: int | None
-    beam_length: int | None
-    max_nodes: int | None
-    prefixes: Prefixes
-    nodes: float | None
-    rows: float | None
-    draft_tokens: int | None
+    method: Method
     category: str
     questions: int
     runs: int
@@ -67,42 +55,45 @@ class Row:
     speedup: Spread | None
     tokens_per_step: Spread | None
     first_token: Spread | None
-    acceptance: tuple[float, ...]
+    nodes: float | None
+    query_rows: float | None
     shapes: tuple[tuple[int, int, float], ...]
     nodes_before: Percentiles | None
     nodes_after: Percentiles | None
+    acceptance: tuple[float, ...]
     peak_memory: float
     matches_baseline: bool | None
     agreeing: float | None
 
+    def to_dict(self) -> dict[str, object]:
+        """As JSON holds it: the method's fields are the row's, its name is `method`."""
+        method = asdict(self.method)
+        name = method.pop("name")
+        return {**asdict(self), **method, "method": name}
+
 
 def summarise(answers: Sequence[Answer]) -> list[Row]:
-    """A row for each dtype, method and category, in the order of first occurrence.
+    """A row for each dtype, category and method, in the order of first occurrence.
 
     There are rows by category where there is more than one.
     """
-    dtypes = list(dict.fromkeys(a.dtype for a in answers))
-    return [row for dtype in dtypes for row in _of_dtype(answers, dtype)]
-
-
-def _of_dtype(answers: Sequence[Answer], dtype: str) -> list[Row]:
-    mine = [a for a in answers if a.dtype == dtype]
-    named = list(dict.fromkeys(a.category for a in mine if a.category))
     rows = []
-    for category in [WHOLE, *(named if len(named) > 1 else [])]:
-        by_method: dict[Method, dict[tuple[int | str, int], Run]] = {}
-        for a in mine:
-            if category in (WHOLE, a.category):
-                by_method.setdefault(a.method, {})[a.question_id, a.repeat] = a.run
-        order = [m for m in dict.fromkeys(a.method for a in mine) if m in by_method]
-        rows += [
-            _row(dtype, category, method, by_method[method], by_method.get(method.baseline(), {}))
-            for method in sorted(order, key=_place)
-        ]
+    for dtype in dict.fromkeys(a.dtype for a in answers):
+        mine = [a for a in answers if a.dtype == dtype]
+        named = list(dict.fromkeys(a.category for a in mine if a.category))
+        for category in [WHOLE, *(named if len(named) > 1 else [])]:
+            by_method: dict[Method, dict[tuple[int | str, int], Run]] = {}
+            for a in mine:
+                if category in (WHOLE, a.category):
+                    by_method.setdefault(a.method, {})[a.question_id, a.repeat] = a.run
+            rows += [
+                _row(dtype, category, m, by_method[m], by_method.get(m.baseline(), {}))
+                for m in sorted(by_method, key=_order)
+            ]
     return rows
 
 
-def _place(method: Method) -> tuple[float, int, str, str, int, int]:
+def _order(method: Method) -> tuple[float, int, str, str, int, int]:
     names = (BASELINE, "autoregressive", "mlx-lm speculative", "redrafter")
     return (
         method.temperature,
@@ -115,26 +106,18 @@ def _place(method: Method) -> tuple[float, int, str, str, int, int]:
 
 
 def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) -> Row:
+    ours = method.name == "redrafter"
     accepted = [n for run in runs.values() for n in run.accepted]
     nodes = [n for run in runs.values() for n in run.nodes]
-    rows = [n for run in runs.values() for n in run.rows]
-    drafting = method.name in ("redrafter", "mlx-lm speculative")
-    shapes = [(W, L) for run in runs.values() for W, L, *_ in run.shapes]
-    ours = method.name == "redrafter"
+    query_rows = [n for run in runs.values() for n in run.query_rows]
+    shapes = Counter((W, L) for run in runs.values() for W, L, *_ in run.shapes if ours)
+    tokens = {key: float(sum(run.accept_lengths)) for key, run in runs.items()}
+    steps = {key: float(len(run.accept_lengths)) for key, run in runs.items()}
+    first_token = {key: run.first_token_seconds for key, run in runs.items()}
     matches, agreeing = _equality(method, runs, baseline)
     return Row(
         dtype=dtype,
-        method=method.name,
-        drafter=method.drafter,
-        accept=method.accept,
-        temperature=method.temperature,
-        beam_width=method.beam_width,
-        beam_length=method.beam_length,
-        max_nodes=method.max_nodes,
-        prefixes=method.prefixes,
-        nodes=fmean(nodes) if nodes else None,
-        rows=fmean(rows) if rows else None,
-        draft_tokens=method.draft_tokens,
+        method=method,
         category=category,
         questions=len({question for question, _ in runs}),
         runs=len(runs),
@@ -142,47 +125,38 @@ def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) 
         speedup=ratio_of_ratios(
             _tokens_and_seconds(runs, baseline), _tokens_and_seconds(baseline, runs)
         ),
-        tokens_per_step=ratio(
-            _by_question(runs, {k: float(sum(r.accept_lengths)) for k, r in runs.items()}),
-            _by_question(runs, {k: float(len(r.accept_lengths)) for k, r in runs.items()}),
-        ),
-        first_token=typical(
-            _by_question(runs, {k: r.first_token_seconds for k, r in runs.items()})
-        ),
-        acceptance=_acceptance(accepted) if drafting else (),
-        shapes=_shares(shapes) if ours else (),
-        nodes_before=Percentiles.of([W * L for W, L in shapes]) if ours else None,
+        tokens_per_step=ratio(_by_question(tokens), _by_question(steps)),
+        first_token=typical(_by_question(first_token)),
+        nodes=fmean(nodes) if nodes else None,
+        query_rows=fmean(query_rows) if query_rows else None,
+        shapes=tuple((W, L, n / shapes.total()) for (W, L), n in shapes.most_common()),
+        nodes_before=Percentiles.of([W * L for W, L in shapes.elements()]),
         nodes_after=Percentiles.of(nodes) if ours else None,
+        acceptance=_acceptance(accepted) if ours or method.draft_tokens is not None else (),
         peak_memory=max(run.peak_memory for run in runs.values()),
         matches_baseline=matches,
         agreeing=agreeing,
     )
 
 
-def _by_question(order: Runs, values: Mapping[tuple[int | str, int], float]) -> Ragged:
-    """Values grouped by question, repeats in order; only where there is a value."""
+def _by_question(values: Mapping[tuple[int | str, int], float]) -> Ragged:
+    """Values grouped by question, repeats in order."""
     grouped: dict[int | str, list[float]] = {}
-    for key in sorted(order, key=lambda k: (str(k[0]), k[1])):
-        if key in values:
-            grouped.setdefault(key[0], []).append(values[key])
+    for key in sorted(values, key=lambda k: (str(k[0]), k[1])):
+        grouped.setdefault(key[0], []).append(values[key])
     return list(grouped.values())
 
 
 def _tokens_and_seconds(runs: Runs, partner: Runs) -> tuple[Ragged, Ragged]:
-    """Tokens behind the first and their seconds, of the runs that `partner` has as well."""
+    """Tokens after the first and their seconds, of the runs that `partner` has as well."""
     tokens = {k: float(sum(r.accept_lengths)) for k, r in runs.items() if k in partner}
     seconds = {k: r.decode_seconds for k, r in runs.items() if k in partner}
-    return _by_question(runs, tokens), _by_question(runs, seconds)
+    return _by_question(tokens), _by_question(seconds)
 
 
 def _acceptance(accepted: Sequence[int]) -> tuple[float, ...]:
     deepest = max(accepted, default=0)
     return tuple(sum(n >= d for n in accepted) / len(accepted) for d in range(1, deepest + 1))
-
-
-def _shares(shapes: Sequence[tuple[int, int]]) -> tuple[tuple[int, int, float], ...]:
-    """Each shape with its share, most frequent first."""
-    return tuple((W, L, n / len(shapes)) for (W, L), n in Counter(shapes).most_common())
 
 
 def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, float | None]:

@@ -1,8 +1,7 @@
 """The answers file: one JSON object a line for each question, method and repeat.
 
-The fields of Spec-Bench's answer files are there under their names, so its tools read the file;
-beside them stand the token ids and what a summary is computed from. A run that was broken off goes
-on where its file ends.
+It has the fields of Spec-Bench's answer files, so Spec-Bench's tools read it, and also the token
+ids and everything that a summary is computed from. An interrupted run resumes where its file ends.
 """
 
 from __future__ import annotations
@@ -10,24 +9,23 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from redrafter_mlx.bench.measure.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import naming
 
-_RUN_FIELDS = ("token_ids", "accepted", "nodes", "rows", "shapes", "first_token_seconds",
-               "decode_seconds", "peak_memory")  # fmt: skip
+_INTEGERS = ("token_ids", "accepted", "nodes", "query_rows")
+_NUMBERS = ("first_token_seconds", "decode_seconds", "peak_memory")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Settings:
     """What two answers must have in common to be summarised together.
 
-    drafts: what drafts, as `LoadedModel.drafts` says it, of all drafters
+    drafts: every drafter, as `LoadedModel.drafts` describes it
     """
 
     model: str
@@ -87,35 +85,32 @@ class Answer:
             "method": asdict(self.method),
             "repeat": self.repeat,
             "prompt_ids": self.prompt_ids,
-            **{name: getattr(run, name) for name in _RUN_FIELDS},
+            **{name: getattr(run, name) for name in (*_INTEGERS, *_NUMBERS)},
+            "shapes": run.shapes,
             "settings": asdict(settings),
         }
 
     @classmethod
-    def from_dict(cls, row: Mapping[str, object]) -> Answer:
+    def from_dict(cls, line: dict[str, Any]) -> Answer:
         """Raises KeyError, TypeError, ValueError or IndexError for what is no answer."""
-        choice = row["choices"][0]  # type: ignore[index]
+        choice = line["choices"][0]
+        measured: dict[str, Any] = {name: _integers(line[name]) for name in _INTEGERS}
+        measured |= {name: _number(line[name]) for name in _NUMBERS}
         run = Run(
             text=choice["turns"][0],
-            accept_lengths=_whole(choice["accept_lengths"]),
-            token_ids=_whole(row["token_ids"]),
-            accepted=_whole(row["accepted"]),
-            nodes=_whole(row["nodes"]),
-            rows=_whole(row.get("rows", [])),
-            shapes=[_whole(shape) for shape in row["shapes"]],  # type: ignore[attr-defined]
-            first_token_seconds=_number(row["first_token_seconds"]),
-            decode_seconds=_number(row["decode_seconds"]),
-            peak_memory=_number(row["peak_memory"]),
+            accept_lengths=_integers(choice["accept_lengths"]),
+            shapes=[_integers(shape) for shape in line["shapes"]],
+            **measured,
         )
         return cls(
-            question_id=row["question_id"],  # type: ignore[arg-type]
-            category=str(row["category"]),
-            dtype=str(row["dtype"]),
-            method=Method(**row["method"]),  # type: ignore[arg-type]
-            repeat=int(row["repeat"]),  # type: ignore[call-overload]
-            prompt_ids=_whole(row["prompt_ids"]),
+            question_id=line["question_id"],
+            category=str(line["category"]),
+            dtype=str(line["dtype"]),
+            method=Method(**line["method"]),
+            repeat=int(line["repeat"]),
+            prompt_ids=_integers(line["prompt_ids"]),
             run=run,
-            tstamp=_number(row["tstamp"]),
+            tstamp=_number(line["tstamp"]),
         )
 
 
@@ -123,9 +118,9 @@ class AnswersFile:
     """Answers on disk, read at the start and appended to as they come."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read what is there; raises BadInputError naming the line that is no answer of ours.
+        """Read what is there; raises BadInputError naming a line that is not an answer.
 
-        Half a last line, left by a process that was killed, is cut off.
+        An incomplete last line, left by a process that was killed, is cut off.
         """
         self.path = Path(path)
         self._lines: list[tuple[Answer, dict[str, object]]] = []
@@ -161,7 +156,7 @@ class AnswersFile:
         return found
 
     def append(self, answer: Answer, settings: Settings) -> None:
-        """Write one answer through to the disk's care."""
+        """Write one answer and flush it."""
         self._append(json.dumps(answer.to_dict(settings)) + "\n")
 
     def _append(self, text: str) -> None:
@@ -185,8 +180,8 @@ class AnswersFile:
 
     def _add(self, n: int, line: str) -> None:
         try:
-            row = json.loads(line)
-            answer, settings = Answer.from_dict(row), dict(row["settings"])
+            content = json.loads(line)
+            answer, settings = Answer.from_dict(content), dict(content["settings"])
         except (ValueError, KeyError, TypeError, IndexError):
             raise BadInputError(
                 f"{self.path}, line {n}, is not an answer of this program; give another file"
@@ -194,7 +189,7 @@ class AnswersFile:
         self._lines.append((answer, settings))
 
 
-def _whole(values: object) -> list[int]:
+def _integers(values: object) -> list[int]:
     if not isinstance(values, list) or not all(type(v) is int for v in values):
         raise TypeError
     return values

@@ -1,14 +1,14 @@
-"""What a step's time is made of, by leaving parts out.
+"""The time of each part of a step, found by adding one part after another.
 
-A step is run five times over, each time with one part more: verification alone, then with
-acceptance, with commit, with drafting, with packing, which is the whole step. A part costs what
-the step takes with it more than without it. Each variant is one graph with one evaluation at its
-end, apart from the timed runs, whose graphs nothing here touches. Shapes are the same in all
-variants, and the bound of the length too, so that attention reads equally much.
+A step is run in five variants: verification alone, then with acceptance, with commit, with
+drafting, with packing, which is the whole step. A part costs what the step takes longer with it
+than without it. Each variant is one graph with one evaluation at its end; the graphs of the timed
+runs are not touched. All variants have the same shapes and the same bound of the length, so that
+attention reads equally much.
 
-Building a graph is the host's time and is kept apart from evaluating it. The loop builds the next
-step while the device works on this one; here they follow each other. So the loop itself takes its
-turn with the variants, behind the same prompt.
+Building a graph takes the host's time and is measured apart from evaluating it. The loop builds the
+next step while the device works on this one; here they follow each other. So the loop itself is
+timed in turn with the variants, after the same prompt.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Part:
 class Breakdown:
     """A greedy step of one shape, part by part.
 
-    drafter:      which of several, as in Method
-    rows:         that the target's call computes, nodes and padding
+    drafter:      which of several, see Method
+    query_rows:   of the target's call: nodes and padding
     device, host: of the whole step
     loop:         seconds of a step in the decoding loop, where host and device overlap
     """
@@ -62,7 +62,7 @@ class Breakdown:
     dtype: str
     beam_width: int
     beam_length: int
-    rows: int
+    query_rows: int
     parts: tuple[Part, ...]
     device: Spread
     host: Spread
@@ -90,10 +90,10 @@ def break_down(
     clock: Clock = time.perf_counter,
     evaluate: Evaluate = mx.eval,
 ) -> Breakdown:
-    """Measure the parts of a greedy step behind `prompt`.
+    """Measure the parts of a greedy step after `prompt`.
 
-    Variants take turns, round by round, so that a machine that drifts drifts for all. What is
-    drafted is not always what belongs to the text: with static shapes that changes no cost.
+    Variants take turns, round by round, so that a machine that drifts drifts for all. The drafts
+    of some variants do not fit the text: with static shapes that changes no cost.
 
     Args:
       shape: with a length of at least 2; a step that drafts nothing has no such parts
@@ -129,7 +129,7 @@ def break_down(
         dtype=dtype,
         beam_width=shape.width,
         beam_length=shape.length,
-        rows=shape.nodes,
+        query_rows=shape.nodes,
         parts=parts,
         device=_range(evaluated[-1]),
         host=_range(built[-1]),
@@ -180,7 +180,7 @@ class _Step:
 
 
 def _start(target: Target, proposer: Proposer, prompt: list[int], shape: BeamShape) -> _State:
-    """The state behind the prompt, its first tree drafted."""
+    """The state after the prompt, its first tree drafted."""
     cache = target.new_cache()
     context = target.prefill(mx.array([prompt], mx.int32), cache, 0, [len(prompt) - 1])
     root = mx.argmax(target.logits(context[:, None])[:, 0], axis=-1).astype(mx.int32)

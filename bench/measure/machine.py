@@ -1,4 +1,4 @@
-"""What a figure belongs to: the machine, the versions, and the weights by their hashes."""
+"""What figures were measured on: the machine, the versions, and the weights by their hashes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from redrafter_mlx.version import __version__
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it was measured.
+    """The machine and the versions.
 
     device: "gpu" or "cpu", what MLX computes on
-    blas:   what multiplies matrices on the CPU
+    blas:   the library of matrix products on the CPU
     """
 
     chip: str
@@ -54,15 +54,15 @@ class Machine:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """One loading of the target, with what drafts for it.
+    """The target as it was loaded, with one of its drafters.
 
     dtype:      as the user asked for it
-    arithmetic: such as "float32"
-    bits:       of quantised weights in memory, None if they are not
-    tf32:       whether float32 products are rounded to TF32 here
     model_hash: see TargetSource; None for a model that was not loaded by name
-    drafter:    what drafts, in words; None if nothing does
-    named:      the name that it was asked for by, where there are several
+    arithmetic: such as "float32"
+    bits:       of quantised weights in memory, None if they are not quantised
+    drafter:    described in words; None if there is none
+    named:      the name that the user gave the drafter, where there are several
+    tf32:       whether float32 products are rounded to TF32 here
     """
 
     dtype: str
@@ -93,17 +93,17 @@ class LoadedModel:
 
     @property
     def drafts(self) -> str:
-        """What drafts: its name if there are several, its kind, and its weights."""
+        """The drafter: its name if there are several, its kind, and its weights' hash."""
         return " ".join(filter(None, (self.named, self.drafter or "none", self.drafter_hash)))
 
     @property
     def exact(self) -> bool:
-        """Whether equal tokens are promised: float32 throughout, its products too."""
+        """Whether the output must equal the baseline's: float32 throughout, products too."""
         return self.arithmetic == "float32" and self.bits is None and not self.tf32
 
 
 def parameters_hash(module: nn.Module) -> str:
-    """SHA-256 over names, shapes and bytes of a module's parameters as they are in memory."""
+    """SHA-256 of names, dtypes, shapes and bytes of a module's parameters in memory."""
     digest = hashlib.sha256()
     leaves = nn.utils.tree_flatten(module.parameters(), destination={})
     assert isinstance(leaves, dict)

@@ -1,8 +1,8 @@
-"""What is measured: two baselines, mlx-lm's own speculative decoding, and drafted decoding.
+"""The methods: two baselines, mlx-lm's own speculative decoding, and drafted decoding.
 
 Every method answers the same prompt's token ids and is timed the same way, token by token as a
-caller gets them: up to the first token, and from there to the last. What else is said of a run
-comes from the records that each loop gives its callers; nothing is evaluated or read for it.
+caller gets them: up to the first token, and from there to the last. All other figures come from
+the records that each loop gives its callers; nothing is evaluated or read for them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import mlx.nn as nn
 from mlx_lm.generate import generation_stream, stream_generate
 from mlx_lm.sample_utils import make_sampler
 
-from redrafter_mlx.config import AcceptMethod, BeamShape, GenerationOptions, Prefixes
+from redrafter_mlx.config import AcceptMethod, GenerationOptions, Prefixes
+from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, MismatchError
 
 MethodName = Literal["mlx-lm", "autoregressive", "mlx-lm speculative", "redrafter"]
 BASELINE: MethodName = "mlx-lm"
-"""What speedups and equality of tokens refer to: mlx-lm's own `stream_generate`."""
+"""mlx-lm's own `stream_generate`: what speedups and equality of tokens refer to."""
 
 Clock = Callable[[], float]
 
@@ -33,8 +34,8 @@ class Method:
     """One way to decode.
 
     drafter:     which of several drafters, by the name it was asked for; None if there is one
-    accept:      how drafts are accepted; None where nothing is drafted by us
-    beam_width, beam_length: of `redrafter`; None leaves it to what promises most here
+    accept:      how drafts are accepted; None where we draft nothing
+    beam_width, beam_length: of `redrafter`; None for the automatic shape
     max_nodes, prefixes: as in GenerationOptions
     draft_tokens: of `mlx-lm speculative`
     """
@@ -76,22 +77,17 @@ class Method:
         )
 
 
-class Piece(NamedTuple):
-    """One token as a loop gives it.
+class Token(NamedTuple):
+    """One token as a loop yields it.
 
-    step: counts target calls, the one that reads the prompt being 0
-    accepted, nodes, rows: of the step, drafts accepted, nodes verified, and nodes with padding; -1
-      where the loop does not say
-    shape: the step's tree was drafted with it; None where there is none
+    call:   the target call that it comes from; the prompt's is 0
+    result: of the step that emitted it; None for mlx-lm's loops
     """
 
-    token: int
+    id: int
     text: str
-    step: int
-    accepted: int
-    nodes: int
-    rows: int
-    shape: BeamShape | None = None
+    call: int
+    result: StepResult | None = None
 
 
 @dataclass
@@ -99,10 +95,12 @@ class Run:
     """One answer and how long it took.
 
     accept_lengths: tokens of each target call after the prompt's that are part of the answer
-    accepted:       drafts accepted in each of them, those behind the answer's end included
-    nodes:          nodes of each verified tree that were not padding; empty where unknown
-    rows:           nodes of each tree with its padding; empty where unknown
-    shapes:         [W, L, capacity N] that each of them was drafted with; empty where unknown
+    accepted:       drafts accepted in each of them, those after the answer's end included
+    nodes:          nodes verified in each of them, padding left out; empty for mlx-lm's loops
+    query_rows:     the same with the padding
+    shapes:         [W, L, capacity N] that each of them was drafted with; empty for mlx-lm's loops
+    first_token_seconds, decode_seconds: up to the first token, and from there to the last
+    peak_memory:    GB
     """
 
     token_ids: list[int] = field(default_factory=list)
@@ -110,7 +108,7 @@ class Run:
     accept_lengths: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
     nodes: list[int] = field(default_factory=list)
-    rows: list[int] = field(default_factory=list)
+    query_rows: list[int] = field(default_factory=list)
     shapes: list[list[int]] = field(default_factory=list)
     first_token_seconds: float = 0.0
     decode_seconds: float = 0.0
@@ -121,7 +119,7 @@ class Runner:
     """Runs methods on one loaded model, one after the other.
 
     redrafters: by the `drafter` of the methods that they are for; the first one also decodes
-      plainly
+      without drafts
     """
 
     def __init__(
@@ -132,7 +130,7 @@ class Runner:
     ) -> None:
         self._redrafters = dict(redrafters)
         self._first = next(iter(self._redrafters.values()))
-        self.draft_model = draft_model
+        self._draft_model = draft_model
         self._clock = clock
 
     def redrafter(self, method: Method) -> Redrafter:
@@ -152,53 +150,63 @@ class Runner:
     def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
         """Answer `prompt` once; the same seed gives the same answer of the same method."""
         mx.reset_peak_memory()
-        pieces = self._pieces(method, prompt, max_tokens, seed)
-        run, texts = Run(), []
-        lengths, step = [0], 0
-        began = self._clock()
-        first = last = began
-        for piece in pieces:
+        run, texts, lengths, call = Run(), [], [0], 0
+        tokens = self._tokens(method, prompt, max_tokens, seed)
+        began = first = last = self._clock()
+        for token in tokens:
             last = self._clock()
             if not run.token_ids:
                 first = last
-            if piece.step != step:
-                step = piece.step
+            if token.call != call:
+                call = token.call
                 lengths.append(0)
-                run.accepted.append(piece.accepted)
-                run.nodes.append(piece.nodes)
-                run.rows.append(piece.rows)
-                if piece.shape is not None:
-                    drafted = piece.shape
-                    run.shapes.append([drafted.width, drafted.length, drafted.nodes])
+                if token.result is not None:
+                    _note_step(run, token.result)
             lengths[-1] += 1
-            run.token_ids.append(piece.token)
-            texts.append(piece.text)
+            run.token_ids.append(token.id)
+            texts.append(token.text)
         run.text = "".join(texts)
         run.accept_lengths = lengths[1:]
-        if -1 in run.accepted:  # the loop names each token's source, but not what it drafted
-            run.accepted = [max(n - 1, 0) for n in run.accept_lengths]
-        if -1 in run.nodes:
-            run.nodes, run.rows = [], []
+        if not run.shapes:  # mlx-lm's loops yield the drafts that they accepted, and the target's
+            run.accepted = [n - 1 for n in run.accept_lengths]
         run.first_token_seconds = first - began
         run.decode_seconds = last - first
         run.peak_memory = mx.get_peak_memory() / 1e9
         return run
 
-    def _pieces(
+    def _tokens(
         self, method: Method, prompt: list[int], max_tokens: int, seed: int
-    ) -> Iterator[Piece]:
+    ) -> Iterator[Token]:
         if method.ours:
-            return _ours(self.redrafter(method), prompt, method.options(max_tokens, seed))
+            options = method.options(max_tokens, seed)
+            for response in self.redrafter(method).stream(prompt, options=options):
+                yield Token(response.token, response.text, response.steps, response.step)
+            return
+        # A token of mlx-lm that is not from a draft is the last one of its target call. Its
+        # speculative loop drafts before the first call already, so that call's tokens count as the
+        # prompt's: they come with the first token, in no time of their own.
         mx.random.seed(seed)
         drafts = method.name == "mlx-lm speculative"
-        return _mlx_lms(
-            self._first,
-            self.draft_model if drafts else None,
+        call = 0
+        for response in stream_generate(
+            self._first.model,
+            self._first.tokenizer,
             prompt,
-            max_tokens,
-            method.temperature,
-            method.draft_tokens,
-        )
+            max_tokens=max_tokens,
+            draft_model=self._draft_model if drafts else None,
+            sampler=make_sampler(temp=method.temperature),
+            stream=_our_stream(),
+            **({"num_draft_tokens": method.draft_tokens} if drafts else {}),
+        ):
+            yield Token(response.token, response.text, call)
+            call += not response.from_draft
+
+
+def _note_step(run: Run, result: StepResult) -> None:
+    run.accepted.append(len(result.tokens) - 1)
+    run.nodes.append(result.nodes)
+    run.query_rows.append(result.rows)
+    run.shapes.append([result.shape.width, result.shape.length, result.shape.nodes])
 
 
 def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) -> None:
@@ -211,50 +219,12 @@ def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) ->
         )
 
 
-def _ours(redrafter: Redrafter, prompt: list[int], options: GenerationOptions) -> Iterator[Piece]:
-    for response in redrafter.stream(prompt, options=options):
-        made = response.step
-        accepted, steps = len(made.tokens) - 1, response.steps
-        yield Piece(
-            response.token, response.text, steps, accepted, made.nodes, made.rows, made.shape
-        )
-
-
-def _mlx_lms(
-    redrafter: Redrafter,
-    draft_model: nn.Module | None,
-    prompt: list[int],
-    max_tokens: int,
-    temperature: float,
-    draft_tokens: int | None,
-) -> Iterator[Piece]:
-    """mlx-lm's loops; a token that is not from a draft is the last one of its target call.
-
-    Its speculative loop drafts before the first target call already, so that call's tokens count
-    as the prompt's: they come with the first token, in no time of their own.
-    """
-    more = {} if draft_model is None else {"num_draft_tokens": draft_tokens}
-    step = 0
-    for response in stream_generate(
-        redrafter.model,
-        redrafter.tokenizer,
-        prompt,
-        max_tokens=max_tokens,
-        draft_model=draft_model,
-        sampler=make_sampler(temp=temperature),
-        stream=_our_stream(),
-        **more,
-    ):
-        yield Piece(response.token, response.text, step, -1 if draft_model else 0, -1, -1)
-        step += not response.from_draft
-
-
 def _our_stream() -> mx.Stream | mx.ThreadLocalStream:
-    """Where mlx-lm's loop computes: on its own stream; on the CPU, on the one that ours uses.
+    """The stream for mlx-lm's loop: its own; on the CPU, the one that ours uses.
 
     A CPU stream is a thread, and the BLAS gives every thread that calls it a pool of workers. Two
-    pools on the same cores get in each other's way and double the time of products of several
-    rows, so whoever is measured would depend on who ran before.
+    pools compete for the same cores and double the time of products of several rows, so a method's
+    time would depend on which ran before.
     """
     device = mx.default_device()
     if device.type == mx.DeviceType.cpu:

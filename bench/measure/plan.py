@@ -1,7 +1,7 @@
 """The order of measuring: question by question, every method in turn.
 
-A machine that grows hot, or is busy for a minute, is so for all methods alike, because the runs of
-one question lie side by side. Who comes first changes from question to question.
+All methods answer a question one right after the other, so a machine that grows hot or is busy for
+a minute slows them all alike. Which method comes first changes from question to question.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Plan:
         return self.repeats * len(self.questions) * len(self.methods)
 
     def order(self) -> Iterator[tuple[int, Prepared, Method, int]]:
-        """Every timed run: the question's place, the question, the method, the repeat."""
+        """Every timed run: the question's index, the question, the method, the repeat."""
         for repeat in range(self.repeats):
             for i, prepared in enumerate(self.questions):
                 first = (repeat + i) % len(self.methods)
@@ -80,32 +80,32 @@ def measure(
     done: Collection[Answer] = (),
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Answer]:
-    """Time what is not `done` yet; each answer comes as soon as it is there.
+    """Time what is not `done` yet; yields each answer as soon as it is complete.
 
     Raises BadInputError when a question that is done had another prompt.
     """
     finished = {answer.key: answer for answer in done}
     todo = []
     for i, prepared, method, repeat in plan.order():
-        question_id = prepared.question.id
-        assert question_id is not None
-        before = finished.get((plan.dtype, method, question_id, repeat))
+        number = prepared.question.id
+        assert number is not None
+        before = finished.get((plan.dtype, method, number, repeat))
         if before is None:
-            todo.append((i, prepared, question_id, method, repeat))
+            todo.append((i, prepared, number, method, repeat))
         elif before.prompt_ids != prepared.prompt_ids:
             raise BadInputError(
-                f"question {question_id} was another one when it was answered; "
+                f"question {number} was another one when it was answered; "
                 f"give another --answers file"
             )
     for method in dict.fromkeys(method for *_, method, _ in todo):
         for _ in range(plan.warmup):
             runner.run(method, plan.questions[0].prompt_ids, plan.max_tokens, plan.seed)
-    for i, prepared, question_id, method, repeat in todo:
+    for i, prepared, number, method, repeat in todo:
         if plan.delay:
             sleep(plan.delay)
         run = runner.run(method, prepared.prompt_ids, plan.max_tokens, plan.seed + i)
         yield Answer(
-            question_id=question_id,
+            question_id=number,
             category=prepared.question.category,
             dtype=plan.dtype,
             method=method,
@@ -117,7 +117,7 @@ def measure(
 
 
 Shape = tuple[int | None, int | None]
-"""Beam width and length; None leaves it to what promises most on this machine."""
+"""Beam width and length; None for the automatic shape."""
 
 
 def list_methods(
@@ -128,14 +128,14 @@ def list_methods(
     draft_tokens: Sequence[int],
     prefixes: Prefixes = "all",
 ) -> list[Method]:
-    """Baselines and drafted methods: temperatures x what fits them x drafters x their shapes.
+    """Baselines and drafted methods: temperatures x acceptance methods x drafters x shapes.
 
     Args:
       shapes:       of each drafter, by name; the key is None where there is only one
-      accepts:      None takes the first that fits: greedy at temperature 0, sample above
+      accepts:      None takes the default: greedy at temperature 0, sample above
       draft_tokens: of mlx-lm's speculative decoding; empty leaves it out
     Raises:
-      BadInputError: a way of accepting that fits no temperature, or an impossible shape
+      BadInputError: an acceptance method that fits no temperature, or an impossible shape
     """
     methods: list[Method] = []
     used: set[AcceptMethod] = set()

@@ -1,4 +1,4 @@
-"""Questions to measure with: our own, and those of the public files people have."""
+"""Questions to measure with: our own, and those of public files."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ MT_BENCH = ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")
 
 @dataclass(frozen=True)
 class Question:
-    """The first turn of a conversation, and what kind it is ("" where a file does not say).
+    """The first turn of a conversation.
 
-    id: as the file names it; None where it does not
+    category: "" where a file does not name it
+    id:       as the file names it; None where it does not
     """
 
     text: str
@@ -68,16 +69,17 @@ def read_questions(path: str | Path) -> list[Question]:
     except UnicodeDecodeError:
         raise BadInputError(f"{path} is not UTF-8 text") from None
     if re.match(r"\s*\[\s*[\]{]", text):
-        rows = _parse(str(path), text)
-        if not isinstance(rows, list) or not rows:
+        items = _parse(str(path), text)
+        if not isinstance(items, list) or not items:
             raise BadInputError(f"{path} holds no question")
-        return [_from_row(f"{path}, element {n}", row) for n, row in enumerate(rows, 1)]
+        return [_from_item(f"{path}, element {n}", item) for n, item in enumerate(items, 1)]
     numbered = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not numbered:
         raise BadInputError(f"{path} holds no question")
     if not numbered[0][1].lstrip().startswith("{"):
         return [Question(line.strip()) for _, line in numbered]
-    return [_from_row(w, _parse(w, line)) for n, line in numbered for w in (f"{path}, line {n}",)]
+    places = [(f"{path}, line {n}", line) for n, line in numbered]
+    return [_from_item(place, _parse(place, line)) for place, line in places]
 
 
 def fetch_mt_bench(*, offline: bool = False) -> list[Question]:
@@ -113,7 +115,7 @@ def choose_questions(
 ) -> list[Question]:
     """Those of `categories` (None: all), `limit` of them evenly spaced, each with an id.
 
-    Question files stand in order of category: their first questions alone would be of one kind.
+    Question files are sorted by category: their first questions alone would be of one category.
 
     Raises BadInputError for a category that does not occur, or a limit below 1.
     """
@@ -142,17 +144,17 @@ def _parse(where: str, text: str) -> object:
         raise BadInputError(f"{where} is not JSON: {error.msg}") from None
 
 
-def _from_row(where: str, row: object) -> Question:
-    if not isinstance(row, dict):
+def _from_item(where: str, item: object) -> Question:
+    if not isinstance(item, dict):
         raise BadInputError(f"{where} is not a JSON object")
-    found = [row[k] for k in ("turns", *_TEXT_KEYS) if k in row]
+    found = [item[k] for k in ("turns", *_TEXT_KEYS) if k in item]
     first = found[0] if found else None
     text = first[0] if isinstance(first, list) and first else first
     if not isinstance(text, str) or not text.strip():
         keys = ", ".join(("turns", *_TEXT_KEYS))
         raise BadInputError(f"{where} holds no question; one of {keys} should")
-    more = row.get("input")
+    more = item.get("input")
     text = f"{text}\n\n{more}" if isinstance(more, str) and more.strip() else text
-    category = row.get("category")
-    number = next((row[k] for k in _ID_KEYS if isinstance(row.get(k), (int, str))), None)
+    category = item.get("category")
+    number = next((item[k] for k in _ID_KEYS if isinstance(item.get(k), (int, str))), None)
     return Question(text, category if isinstance(category, str) else "", number)

@@ -1,8 +1,6 @@
-"""The result for people: in a terminal with colours, or as Markdown."""
+"""The result in a terminal: tables, and heatmaps in colour."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -10,20 +8,15 @@ from rich.text import Text
 
 from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
 from redrafter_mlx.bench.analyse.result import Result
-from redrafter_mlx.bench.show.tables import (
-    BEST,
-    TextTable,
-    header_lines,
-    heat_cell,
-    heat_table,
-    tables_of,
-)
+from redrafter_mlx.bench.show.tables import TextTable, header_lines, tables_of
 
 _VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
 """matplotlib's colours, dark for slow and bright for fast."""
 
 _LIGHT = 0.55
 """From this heat on, dark letters are read more easily than light ones."""
+
+_BEST = "★"
 
 
 def show(result: Result, console: Console) -> None:
@@ -40,28 +33,8 @@ def show(result: Result, console: Console) -> None:
         console.print(Text(note), soft_wrap=True)
 
 
-def markdown(result: Result) -> str:
-    """The same as Markdown."""
-    main, *others = tables_of(result)
-    maps = [heat_table(grid) for grid in grids(result.rows, least=2)]
-    parts = ["\n\n".join(header_lines(result))]
-    parts += [markdown_table(table) for table in (main, *maps, *others)]
-    return "\n\n".join([*parts, *result.notes])
-
-
-def markdown_table(table: TextTable) -> str:
-    """Title, table, note; bars in cells are escaped."""
-    lines = [
-        _markdown_row(table.columns),
-        _markdown_row(["---"] * len(table.columns)),
-        *(_markdown_row(row) for row in table.rows),
-    ]
-    below = [table.note] if table.note else []
-    return "\n\n".join([f"**{table.title}**", "\n".join(lines), *below])
-
-
 def rich_table(table: TextTable) -> RenderableType:
-    """Figures to the right, words to the left; an interval goes below its figure to save width."""
+    """Figures to the right, words to the left."""
     drawn = Table()
     for i, name in enumerate(table.columns):
         column = [row[i] for row in table.rows]
@@ -73,18 +46,15 @@ def rich_table(table: TextTable) -> RenderableType:
 
 
 def heatmap(grid: Grid) -> RenderableType:
-    """Width downwards, length across; tokens a second with the speedup under it."""
+    """Width downwards, length across; tokens a second with the speedup below."""
     drawn = Table(show_lines=True)
     drawn.add_column("")
     for length in grid.lengths:
         drawn.add_column(f"L {length}", justify="center", no_wrap=True)
     for width in grid.widths:
-        cells = [
-            Text(heat_cell(grid, width, length, "\n"), style=_style(grid, grid.at(width, length)))
-            for length in grid.lengths
-        ]
+        cells = [_heat_cell(grid, grid.at(width, length)) for length in grid.lengths]
         drawn.add_row(f"W {width}", *cells)
-    note = f"{BEST} the fastest shape; under the tokens a second, the speedup"
+    note = f"{_BEST} the fastest shape; below the tokens a second, the speedup"
     return _titled(f"Tokens a second by beam shape ({grid.title})", drawn, note)
 
 
@@ -93,9 +63,11 @@ def _titled(title: str, drawn: Table, note: str) -> RenderableType:
     return Group(*parts, Text(note, style="dim"), "") if note else Group(*parts, "")
 
 
-def _style(grid: Grid, cell: Cell | None) -> str:
+def _heat_cell(grid: Grid, cell: Cell | None) -> Text:
+    """`★ 31.42` above `1.25x`; empty where that shape was not measured."""
     if cell is None:
-        return ""
+        return Text("")
+    mark = f"{_BEST} " if cell == grid.best else ""
     heat = grid.heat(cell)
     place = heat * (len(_VIRIDIS) - 1)
     i = min(int(place), len(_VIRIDIS) - 2)
@@ -103,9 +75,5 @@ def _style(grid: Grid, cell: Cell | None) -> str:
         round(a + (b - a) * (place - i)) for a, b in zip(_VIRIDIS[i], _VIRIDIS[i + 1], strict=True)
     )
     letters = "black" if heat >= _LIGHT else "white"
-    bold = "bold " if cell == grid.best else ""
-    return f"{bold}{letters} on rgb({red},{green},{blue})"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    style = f"{'bold ' if mark else ''}{letters} on rgb({red},{green},{blue})"
+    return Text(f"{mark}{cell.tps:.2f}\n{cell.speedup:.2f}x", style=style)
