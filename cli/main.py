@@ -15,7 +15,6 @@ from redrafter_mlx.cli import (
     doctor,
     generate,
     models,
-    push,
     quality,
     train,
     tune,
@@ -73,7 +72,6 @@ app.command("verify")(verify.command)
 app.command("train")(train.command)
 app.command("quality")(quality.command)
 app.command("bench")(bench.command)
-app.command("push")(push.command)
 app.command("tune")(tune.command)
 
 

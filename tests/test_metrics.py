@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.distill.acceptance import DraftQuality
-from redrafter_mlx.distill.metrics import METRICS, MetricsLog, log_events, read_metrics
+from redrafter_mlx.distill.metrics import METRICS, MetricsLog, read_metrics
 from redrafter_mlx.distill.plots import ACCURACY, LOSS, draw_plots, running_mean
 from redrafter_mlx.distill.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
@@ -28,7 +28,7 @@ def step(n: int, loss: float = 5.25) -> Step:
 
 def evaluation(n: int, best: bool = True) -> Evaluation:
     quality = DraftQuality(
-        (0.4, 0.3), (0.7, 0.6), {1: 1.5, 4: 2.0}, {1: (0.5, 0.25), 4: (0.75, 0.5)}
+        (0.4, 0.3), (0.7, 0.6), {1: 1.5, 4: 2.0}, {1: (0.5, 0.25), 4: (0.75, 0.5)}, {1: 1.5}
     )
     return Evaluation(n, quality, best)
 
@@ -86,22 +86,6 @@ def test_resumed_log_equals_the_unbroken_one(tmp_path: Path, checkpoint: int) ->
     write(tmp_path, run(1, 10))
     write(tmp_path, run(checkpoint + 1, 20), steps_made=checkpoint)
     assert read(tmp_path) == run(1, 20)
-
-
-@pytest.mark.parametrize("checkpoint", range(10))
-def test_logged_events_pass_through_and_say_where_a_run_goes_on(
-    tmp_path: Path, checkpoint: int
-) -> None:
-    assert list(log_events(run(1, 10), tmp_path)) == run(1, 10)
-    for event in log_events(run(checkpoint + 1, 12), tmp_path):
-        assert read(tmp_path)[-1] == event  # before the run makes its next step
-    assert read(tmp_path) == run(1, 12)
-
-
-def test_run_that_is_over_leaves_its_log(tmp_path: Path) -> None:
-    write(tmp_path, run(1, 10))
-    assert list(log_events([], tmp_path)) == []
-    assert read(tmp_path) == run(1, 10)
 
 
 def test_new_run_begins_an_empty_log(tmp_path: Path) -> None:
@@ -172,8 +156,6 @@ def test_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
         b"[1, 2]",
         b'{"event": "other", "step": 1}',
         b'{"event": "step", "step": 1}',
-        b'{"event": "step", "step": "1", "steps": 2, "loss": 1, "learning_rate": 1,'
-        b' "places_per_second": 1, "seconds": 1}',
     ],
 )
 def test_log_that_is_not_ours_is_refused_by_line_and_kept(tmp_path: Path, line: bytes) -> None:

@@ -3,8 +3,8 @@
     {"event": "step", "step": 7, "steps": 900, "loss": 5.1, "learning_rate": 1e-4,
      "places_per_second": 830.0, "seconds": 61.2}
     {"event": "evaluation", "step": 90, "top1": [0.3, ...], "top5": [0.5, ...],
-     "tokens_per_step": {"1": 1.4, ...}, "accepted": {"1": [0.3, ...], ...}, "best": true,
-     "seconds": 402.0}
+     "tokens_per_step": {"1": 1.4, ...}, "accepted": {"1": [0.3, ...], ...},
+     "candidates_only": {"1": 1.4, ...}, "best": true, "seconds": 402.0}
 
 `seconds` is time spent in training, the run's earlier parts included. A number that is not
 finite, such as the loss of a run that diverged, is null.
@@ -16,9 +16,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from redrafter_mlx.distill.acceptance import DraftQuality
 from redrafter_mlx.distill.trainer import Evaluation, Event, Step
@@ -79,24 +80,6 @@ class MetricsLog:
         self.close()
 
 
-def log_events(events: Iterable[Event], folder: Path) -> Iterator[Event]:
-    """Pass a run's events on, each in the log of `folder` before the run goes on.
-
-    The first one, a step, says where the run goes on from; a run that is over leaves the log as
-    it is.
-    """
-    log = None
-    try:
-        for event in events:
-            if log is None:
-                log = MetricsLog(folder, event.step - 1)
-            log.append(event)
-            yield event
-    finally:
-        if log is not None:
-            log.close()
-
-
 def read_metrics(folder: Path) -> list[Logged]:
     """The events of a run so far, in order; a half-written last line is left out.
 
@@ -121,7 +104,7 @@ def _lines(path: Path) -> list[tuple[bytes, Logged]]:
             raise _not_ours(path, number) from error
         try:
             found.append((line + b"\n", _read_event(said)))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _not_ours(path, number) from error
     return found
 
@@ -136,81 +119,45 @@ def _not_ours(path: Path, line: int) -> DamagedFileError:
 def _to_line(logged: Logged) -> bytes:
     event = logged.event
     if isinstance(event, Step):
-        said: dict[str, object] = {
-            "event": "step",
-            "step": event.step,
-            "steps": event.steps,
-            "loss": _finite(event.loss),
-            "learning_rate": _finite(event.learning_rate),
-            "places_per_second": _finite(event.places_per_second),
-        }
+        said = {"event": "step", **asdict(event)}
     else:
-        quality = event.quality
-        said = {
-            "event": "evaluation",
-            "step": event.step,
-            "top1": list(map(_finite, quality.top1)),
-            "top5": list(map(_finite, quality.top5)),
-            "tokens_per_step": {str(w): _finite(x) for w, x in quality.tokens_per_step.items()},
-            "accepted": {str(w): list(map(_finite, x)) for w, x in quality.accepted.items()},
-            "best": event.best,
-        }
+        quality = asdict(event.quality)
+        said = {"event": "evaluation", "step": event.step, **quality, "best": event.best}
     said["seconds"] = round(logged.seconds, 3)
-    return json.dumps(said, allow_nan=False).encode() + b"\n"
+    return json.dumps(_without_nan(said), allow_nan=False).encode() + b"\n"
 
 
-def _read_event(given: object) -> Logged:
-    """Raises ValueError, KeyError or TypeError for what `_to_line` never wrote."""
-    said = _object(given)
-    event: Event
-    if said["event"] == "step":
-        event = Step(
-            step=_whole(said["step"]),
-            steps=_whole(said["steps"]),
-            loss=_number(said["loss"]),
-            learning_rate=_number(said["learning_rate"]),
-            places_per_second=_number(said["places_per_second"]),
-        )
-    elif said["event"] == "evaluation":
-        quality = DraftQuality(
-            top1=_numbers(said["top1"]),
-            top5=_numbers(said["top5"]),
-            tokens_per_step={
-                int(w): _number(x) for w, x in _object(said["tokens_per_step"]).items()
-            },
-            accepted={int(w): _numbers(x) for w, x in _object(said["accepted"]).items()},
-        )
-        event = Evaluation(_whole(said["step"]), quality, said["best"] is True)
-    else:
-        raise ValueError(said["event"])
-    return Logged(event, _number(said["seconds"]))
+def _read_event(said: dict[str, Any]) -> Logged:
+    """Raises ValueError, KeyError, TypeError or AttributeError for what `_to_line` never wrote."""
+    kind, seconds = said.pop("event"), float(said.pop("seconds"))
+    if kind == "step":
+        step, steps = int(said.pop("step")), int(said.pop("steps"))
+        rates = {name: _number(value) for name, value in said.items()}
+        return Logged(Step(step, steps, **rates), seconds)
+    if kind != "evaluation":
+        raise ValueError(kind)
+    quality = DraftQuality(
+        top1=_numbers(said["top1"]),
+        top5=_numbers(said["top5"]),
+        tokens_per_step={int(w): _number(x) for w, x in said["tokens_per_step"].items()},
+        accepted={int(w): _numbers(x) for w, x in said["accepted"].items()},
+        candidates_only={int(w): _number(x) for w, x in said["candidates_only"].items()},
+    )
+    return Logged(Evaluation(int(said["step"]), quality, bool(said["best"])), seconds)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _without_nan(value: object) -> object:
+    """The same with None for numbers that are not finite, which JSON cannot hold."""
+    if isinstance(value, dict):
+        return {key: _without_nan(held) for key, held in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(held) for held in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _number(value: object) -> float:
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(value)
-    return float(value)
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
 
 
-def _numbers(value: object) -> tuple[float, ...]:
-    if not isinstance(value, list):
-        raise TypeError(value)
-    return tuple(map(_number, value))
-
-
-def _whole(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(value)
-    return value
-
-
-def _object(value: object) -> dict[str, object]:
-    if not isinstance(value, dict):
-        raise TypeError(value)
-    return value
+def _numbers(values: Iterable[float | None]) -> tuple[float, ...]:
+    return tuple(map(_number, values))
