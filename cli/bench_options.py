@@ -1,148 +1,220 @@
-"""The options that only `bench` has."""
+"""The options of `bench`, and the lists in them as values."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-import typer
+from redrafter_mlx.bench.measure.questions import (
+    OWN_QUESTIONS,
+    Question,
+    choose_questions,
+    fetch_mt_bench,
+    read_questions,
+)
+from redrafter_mlx.cli.options import (
+    LIMIT,
+    MAX_NODES,
+    MAX_TOKENS,
+    MODEL,
+    OFFLINE,
+    TARGET,
+    Flag,
+    flag,
+)
+from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
+from redrafter_mlx.config import AcceptMethod, DType, Prefixes, check_choice
+from redrafter_mlx.errors import BadInputError
 
-from redrafter_mlx.cli.bench_request import FORMATS
+if TYPE_CHECKING:
+    from redrafter_mlx.bench.measure.methods import Method
+    from redrafter_mlx.bench.measure.plan import Plan
+    from redrafter_mlx.engine.engine import Redrafter
 
-_SHAPE, _ASK, _OUT, _MODEL = "Shapes and methods", "Questions", "Output", "Model"
+_SHAPE, _ASK, _OUT = "Shapes and methods", "Questions", "Output"
+_FORMATS = ("table", "json")
+_QUANTIZED = {"4bit": 4, "8bit": 8}
 
-BeamWidth = Annotated[
-    str | None,
-    typer.Option(
-        "--beam-width", metavar="W", rich_help_panel=_SHAPE, show_default=False,
-        help="Candidates: 3, 1..4, 1-4 or 1,2,4. [default: the automatic shape]",
-    ),
-]  # fmt: skip
-BeamLength = Annotated[
-    str | None,
-    typer.Option(
-        "--beam-length", metavar="L", rich_help_panel=_SHAPE, show_default=False,
-        help="Tokens in a candidate, the first included; as --beam-width.",
-    ),
-]  # fmt: skip
-Prefixes = Annotated[
-    str,
-    typer.Option(
-        "--prefixes", metavar="all|final", rich_help_panel=_SHAPE,
-        help="Verify all prefixes that the beam search kept, or those of its final candidates "
-        "alone, as the paper does: how many nodes merging leaves then is its figure 6.",
-    ),
-]  # fmt: skip
-Accept = Annotated[
-    str | None,
-    typer.Option(
-        "--accept", metavar="METHOD,...", rich_help_panel=_SHAPE, show_default=False,
-        help="greedy, sample, rejection, typical; several are measured in turn. "
-        "[default: greedy at temperature 0, else sample]",
-    ),
-]  # fmt: skip
-Temperature = Annotated[
-    str,
-    typer.Option(
-        "--temperature", metavar="T,...", rich_help_panel=_SHAPE,
-        help="One or several, such as 0,0.7,1.",
-    ),
-]  # fmt: skip
-DraftModel = Annotated[
-    str | None,
-    typer.Option(
-        "--draft-model", metavar="NAME|REPO|PATH", rich_help_panel=_SHAPE, show_default=False,
-        help="Also measure mlx-lm's own speculative decoding with this model.",
-    ),
-]  # fmt: skip
-NumDraftTokens = Annotated[
-    str,
-    typer.Option(
-        "--num-draft-tokens", metavar="N", rich_help_panel=_SHAPE,
-        help="Drafts a call with --draft-model; as --beam-width.",
-    ),
-]  # fmt: skip
-Questions = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--questions", metavar="FILE", rich_help_panel=_ASK, show_default=False,
-        help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines; may be given several times. "
-        "[default: our own 16]",
-    ),
-]  # fmt: skip
-MtBench = Annotated[
-    bool,
-    typer.Option(
-        "--mt-bench", rich_help_panel=_ASK, help="MT-Bench's 80 questions, from the Hub."
-    ),
-]  # fmt: skip
-Drafters = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--drafter", metavar="auto|trained|lookup|random|none|PATH", rich_help_panel=_MODEL,
-        show_default=False,
-        help="As in generate; random is the model's drafter before it learnt anything. Given "
-        "several times, all are measured in turn. [default: auto]",
-    ),
-]  # fmt: skip
-Categories = Annotated[
-    str | None,
-    typer.Option(
-        "--categories", metavar="NAME,...", rich_help_panel=_ASK, show_default=False,
-        help="Only these.",
-    ),
-]  # fmt: skip
-Limit = Annotated[
-    int | None,
-    typer.Option(
-        "--limit", metavar="N", rich_help_panel=_ASK, show_default=False,
-        help="Only N of them, evenly spaced.",
-    ),
-]  # fmt: skip
-Repeats = Annotated[
-    int, typer.Option("--repeats", "-r", metavar="N", help="Answers of each by each method.")
-]  # fmt: skip
-Warmup = Annotated[
-    int, typer.Option("--warmup", metavar="N", help="Answers by each method before timing.")
-]  # fmt: skip
-Delay = Annotated[
-    float, typer.Option("--delay", metavar="S", help="Seconds of rest before each answer.")
-]  # fmt: skip
-Breakdown = Annotated[
-    bool,
-    typer.Option("--breakdown/--no-breakdown", help="Measure what a step is made of, too."),
-]  # fmt: skip
-Output = Annotated[
-    str,
-    typer.Option("--output", "-o", metavar="|".join(FORMATS), rich_help_panel=_OUT,
-                 help="On standard output; with json its last line is one object."),
-]  # fmt: skip
-Plot = Annotated[
-    str | None,
-    typer.Option(
-        "--plot", metavar="FILE.png", rich_help_panel=_OUT, show_default=False,
-        help="The heatmap, tokens/step and speedup as a picture.",
-    ),
-]  # fmt: skip
-Answers = Annotated[
-    str | None,
-    typer.Option(
-        "--answers", metavar="FILE", rich_help_panel=_OUT, show_default=False,
-        help="Every answer as a JSON line, in Spec-Bench's form. If the file is there, "
-        "the run goes on where it ends.",
-    ),
-]  # fmt: skip
-Compare = Annotated[
-    tuple[str, str] | None,
-    typer.Option(
-        "--compare", metavar="A.json B.json", rich_help_panel=_OUT, show_default=False,
-        help="Measure nothing; compare two results of -o json.",
-    ),
-]  # fmt: skip
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype", metavar="TYPE,...", rich_help_panel=_MODEL,
-        help="auto, float16, bfloat16, float32, 4bit, 8bit; several are loaded in turn.",
-    ),
-]  # fmt: skip
-Seed = Annotated[int, typer.Option("--seed", metavar="N", help="Of sampled answers.")]
+
+class Loading(NamedTuple):
+    """One way to load the target: its label, and what that means to the loader."""
+
+    label: str
+    dtype: str
+    quantize: int | None
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What is measured, and what is done with it."""
+
+    # fmt: off
+    beam_width: str | None = flag(None, Flag(
+        "Candidates: 3, 1..4, 1-4 or 1,2,4. [default: the automatic shape]", "W", _SHAPE))
+    beam_length: str | None = flag(None, Flag(
+        "Tokens in a candidate, the first included; as --beam-width.", "L", _SHAPE))
+    max_nodes: int | None = flag(None, Flag(MAX_NODES.help, "N", _SHAPE))
+    prefixes: str = flag("all", Flag(
+        "Verify all prefixes that the beam search kept, or only those of its final candidates, as "
+        "the paper does: how many nodes merging leaves then is its figure 6.",
+        "all|final", _SHAPE))
+    accept: str | None = flag(None, Flag(
+        "greedy, sample, rejection, typical; several are measured in turn. "
+        "[default: greedy at temperature 0, else sample]", "METHOD,...", _SHAPE))
+    temperature: str = flag("0", Flag("One or several, such as 0,0.7,1.", "T,...", _SHAPE))
+    draft_model: str | None = flag(None, Flag(
+        "Also measure mlx-lm's own speculative decoding with this model.", "NAME|REPO|PATH",
+        _SHAPE))
+    num_draft_tokens: str = flag("3", Flag(
+        "Drafts a call with --draft-model; as --beam-width.", "N", _SHAPE))
+    questions: tuple[str, ...] = flag((), Flag(
+        "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines; may be given several times. "
+        "[default: our own 16]", "FILE", _ASK))
+    mt_bench: bool = flag(False, Flag("MT-Bench's 80 questions, from the Hub.", panel=_ASK))
+    categories: str | None = flag(None, Flag("Only these.", "NAME,...", _ASK))
+    limit: int | None = flag(None, Flag(LIMIT.help, "N", _ASK))
+    max_tokens: int = flag(128, MAX_TOKENS)
+    repeats: int = flag(3, Flag(
+        "Answers to each question by each method.", "N", names=("--repeats", "-r")))
+    warmup: int = flag(1, Flag("Answers by each method before timing.", "N"))
+    delay: float = flag(0.0, Flag("Seconds of rest before each answer.", "S"))
+    seed: int = flag(0, Flag("Of sampled answers.", "N"))
+    breakdown: bool = flag(True, Flag(
+        "Measure the parts of a step, too.", names=("--breakdown/--no-breakdown",)))
+    output: str = flag("table", Flag(
+        "On standard output; with json its last line is one object.", "|".join(_FORMATS), _OUT,
+        ("--output", "-o")))
+    plot: str | None = flag(None, Flag(
+        "The heatmap, tokens/step and speedup as a picture.", "FILE.png", _OUT))
+    answers: str | None = flag(None, Flag(
+        "Every answer as a JSON line, in Spec-Bench's form. If the file is there, the run resumes "
+        "where it ends.", "FILE", _OUT))
+    compare: tuple[str, str] | None = flag(None, Flag(
+        "Measure nothing; compare two results of -o json.", "A.json B.json", _OUT))
+    drafter: tuple[str, ...] = flag((), Flag(
+        "As in generate; random is the model's drafter with its initial weights. Given several "
+        "times, all are measured in turn. [default: auto]",
+        "auto|trained|lookup|random|none|PATH", MODEL))
+    model: str | None = flag(None, TARGET)
+    dtype: str = flag("auto", Flag(
+        "auto, float16, bfloat16, float32, 4bit, 8bit; several are loaded in turn.", "TYPE,...",
+        MODEL))
+    offline: bool = flag(False, OFFLINE)
+    # fmt: on
+
+    def check_output(self) -> None:
+        """Raise BadInputError for an output that does not exist."""
+        if self.output not in _FORMATS:
+            raise BadInputError(f"--output is {self.output!r}; choose one of {', '.join(_FORMATS)}")
+
+    def check(self) -> None:
+        """Raise BadInputError for everything that is wrong without a model being loaded."""
+        from redrafter_mlx.bench.show.plot import check_plot
+
+        check_choice("--prefixes", self.prefixes, Prefixes)
+        self.plan("", self.methods([None]))
+        assert self.loadings
+        if self.plot is not None:
+            check_plot(self.plot)
+        if "none" in self.drafters:
+            if self.widths or self.lengths:
+                raise BadInputError(
+                    "--beam-width and --beam-length need a drafter; --drafter is none"
+                )
+            if len(self.drafters) > 1:
+                raise BadInputError(
+                    "--drafter none beside others measures nothing more, for plain decoding is "
+                    "always measured; leave it out"
+                )
+
+    @cached_property
+    def widths(self) -> list[int]:
+        return _integers("--beam-width", self.beam_width)
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        return _integers("--beam-length", self.beam_length)
+
+    @property
+    def drafters(self) -> list[str]:
+        return each_once(self.drafter or ["auto"])
+
+    @cached_property
+    def loadings(self) -> list[Loading]:
+        return [_parse_loading(label) for label in parse_words("--dtype", self.dtype)]
+
+    @cached_property
+    def chosen(self) -> list[Question]:
+        """The questions, from every file that is named and from the Hub."""
+        found: list[Question] = fetch_mt_bench(offline=self.offline) if self.mt_bench else []
+        for path in self.questions:
+            found += read_questions(path)
+        wanted = None if self.categories is None else parse_words("--categories", self.categories)
+        return choose_questions(found or OWN_QUESTIONS, wanted, self.limit)
+
+    @property
+    def asked_for(self) -> str:
+        """Where the questions come from, in words."""
+        named = [*(["MT-Bench"] if self.mt_bench else []), *self.questions]
+        return " and ".join(named) or "our own"
+
+    def methods(self, drafters: Sequence[str | None]) -> list[Method]:
+        """What to measure by each drafter: every width with every length that was asked for."""
+        from redrafter_mlx.bench.measure.plan import list_methods
+
+        shapes = [(w, length) for w in self.widths or (None,) for length in self.lengths or (None,)]
+        draft_tokens = parse_integers("--num-draft-tokens", self.num_draft_tokens)
+        if min(draft_tokens) < 1:
+            raise BadInputError("--num-draft-tokens holds 0; it must be at least 1")
+        return list_methods(
+            dict.fromkeys(drafters, shapes),
+            self.max_nodes,
+            self._accepts(),
+            parse_numbers("--temperature", self.temperature),
+            draft_tokens if self.draft_model is not None else (),
+            cast(Prefixes, self.prefixes),
+        )
+
+    def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:
+        """The plan for one loading; without a model the prompts are left empty."""
+        from redrafter_mlx.bench.measure.plan import Plan, Prepared
+
+        def encode(question: Question) -> list[int]:
+            message = {"role": "user", "content": question.text}
+            return [] if loaded is None else loaded.encode([message])
+
+        return Plan(
+            questions=[Prepared(q, encode(q)) for q in self.chosen],
+            methods=methods,
+            dtype=dtype,
+            max_tokens=self.max_tokens,
+            repeats=self.repeats,
+            warmup=self.warmup,
+            delay=self.delay,
+            seed=self.seed,
+        )
+
+    def _accepts(self) -> list[AcceptMethod] | None:
+        if self.accept is None:
+            return None
+        words = parse_words("--accept", self.accept)
+        for word in words:
+            check_choice("--accept", word, AcceptMethod)
+        return cast(list[AcceptMethod], words)
+
+
+def _integers(name: str, text: str | None) -> list[int]:
+    return [] if text is None else parse_integers(name, text)
+
+
+def _parse_loading(label: str) -> Loading:
+    """`float16`, `4bit`, ...; raises BadInputError for anything else."""
+    if label in _QUANTIZED:
+        return Loading(label, "auto", _QUANTIZED[label])
+    try:
+        check_choice("--dtype", label, DType)
+    except BadInputError as error:
+        raise BadInputError(f"{error}, {', '.join(_QUANTIZED)}") from None
+    return Loading(label, label, None)

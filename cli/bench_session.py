@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
+
+import mlx.core as mx
+import mlx.nn as nn
 
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
 from redrafter_mlx.bench.analyse.summary import commonest_drafted, summarise
 from redrafter_mlx.bench.measure.answers import Answer, AnswersFile, Settings
 from redrafter_mlx.bench.measure.breakdown import Breakdown, break_down
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
-from redrafter_mlx.bench.measure.methods import Runner
+from redrafter_mlx.bench.measure.methods import Runner, check_draft_model
 from redrafter_mlx.bench.measure.plan import Plan, measure
-from redrafter_mlx.cli.bench_models import load_draft_model, load_drafters
-from redrafter_mlx.cli.bench_progress import Progress
-from redrafter_mlx.cli.bench_request import Request
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.bench_options import BenchOptions, Loading
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.loading import LoadedTarget, check_drafter, draft_with, load_target
 
 INTERRUPTED = 130
 """128 + SIGINT."""
+
+RANDOM = "random"
+"""The name of the model's drafter with its initial weights: what useless drafts cost."""
 
 
 class Outcome(NamedTuple):
@@ -29,13 +37,12 @@ class Outcome(NamedTuple):
     status: int
 
 
-def run_session(request: Request) -> Outcome:
+def run_session(options: BenchOptions) -> Outcome:
     """Measure every loading in turn; Ctrl-C ends it with what was finished.
 
     Raises KeyboardInterrupt if nothing was.
     """
-
-    file = None if request.answers is None else AnswersFile(request.answers)
+    file = None if options.answers is None else AnswersFile(options.answers)
     machine = Machine.here()
     models: list[LoadedModel] = []
     notes: list[str] = []
@@ -43,40 +50,88 @@ def run_session(request: Request) -> Outcome:
     breakdowns: list[Breakdown] = []
     interrupted = False
     try:
-        for loading in request.loadings:
-            drafters = load_drafters(request, loading)
+        for loading in options.loadings:
+            drafters = load_drafters(options, loading)
             here = [LoadedModel.of(r, loading.label, name) for name, r in drafters.items()]
             models += here
             notes += [
                 f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note
             ]
-            _measure(request, drafters, file, machine, here, answers, breakdowns)
+            _measure(options, drafters, file, machine, here, answers, breakdowns)
             del drafters  # two models at once may not fit
     except KeyboardInterrupt:
         if not answers:
             raise
         interrupted = True
-        on = f"; the same command goes on where {request.answers} ends" if file else ""
+        on = f"; the same command resumes where {options.answers} ends" if file else ""
         notes.append(f"interrupted: the figures are of what was finished{on}")
     rows = summarise(answers)
-    unequal = judge(rows, models)
+    verdict = judge(rows, models)
     result = Result(
         machine=machine,
         models=tuple(models),
         protocol=Protocol(
-            request.asked_for, len(request.questions), request.max_tokens, request.repeats,
-            request.warmup, request.delay, request.seed, request.draft_model,
+            options.asked_for, len(options.chosen), options.max_tokens, options.repeats,
+            options.warmup, options.delay, options.seed, options.draft_model,
         ),
         rows=tuple(rows),
         breakdowns=tuple(breakdowns),
         interrupted=interrupted,
-        notes=(*notes, *unequal.notes),
+        notes=(*notes, *verdict.notes),
     )  # fmt: skip
-    return Outcome(result, INTERRUPTED if interrupted else int(unequal.failed))
+    return Outcome(result, INTERRUPTED if interrupted else int(verdict.failed))
+
+
+def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
+    """The target with each drafter that was asked for; the key of a single one is None."""
+    first, *others = [name for name in options.drafters if name != RANDOM] or ["trained"]
+    for name in others:
+        check_drafter(name)
+    loaded = opt.load_model(
+        opt.ModelOptions(options.model, loading.dtype, loading.quantize, options.offline, first)
+    )
+    by_name = {first: loaded} | {name: _again(loaded, name) for name in others}
+    if RANDOM in options.drafters:
+        trained = (r for r in by_name.values() if r.drafter is not None)
+        by_name[RANDOM] = _untrained(next(trained, None) or _again(loaded, "trained"))
+    found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
+    for redrafter in found.values():
+        if redrafter.drafting is None and (options.widths or options.lengths):
+            raise BadInputError(
+                redrafter.drafter_note
+                or "--beam-width and --beam-length need a drafter; there is none"
+            )
+    return {None: next(iter(found.values()))} if len(found) == 1 else found
+
+
+class Progress:
+    """`37 of 960 · 12 min left · redrafter 2 x 4: 31.4 tok/s`."""
+
+    def __init__(self, size: int, before: int) -> None:
+        self.done = before
+        self._size, self._before = size, before
+        self._began = time.monotonic()
+        self._last = ""
+
+    def advance(self, answer: Answer) -> None:
+        self.done += 1
+        run, method = answer.run, answer.method
+        shape = "" if method.beam_width is None else f" {method.beam_width} x {method.beam_length}"
+        if run.decode_seconds > 0:
+            speed = sum(run.accept_lengths) / run.decode_seconds
+            self._last = f" · {method.name}{shape}: {speed:.1f} tok/s"
+
+    def describe(self, done: int, total: float | None) -> str:
+        if total is None:
+            return ""
+        fresh = self.done - self._before
+        left = (time.monotonic() - self._began) / fresh * (self._size - self.done) if fresh else 0
+        rest = f" · {left / 60:.0f} min left" if left >= 60 else f" · {left:.0f} s left"
+        return f"{done} of {int(total)}{rest if fresh else ''}{self._last}"
 
 
 def _measure(
-    request: Request,
+    options: BenchOptions,
     drafters: Mapping[str | None, Redrafter],
     file: AnswersFile | None,
     machine: Machine,
@@ -86,33 +141,33 @@ def _measure(
 ) -> None:
     """One loading: what the file has already, what is missing, and the breakdown."""
     first, dtype = next(iter(drafters.values())), models[0].dtype
-    methods = request.methods([name for name, r in drafters.items() if r.drafting is not None])
-    for name in {m.drafter for m in methods if m.name == "redrafter" and m.automatic}:
+    methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
+    for name in {m.drafter for m in methods if m.automatic}:
         _measure_machine(drafters[name])
-    plan = request.plan(dtype, methods, first)
-    runner = Runner(drafters, load_draft_model(request, first))
-    runner.check(methods, request.max_tokens)
-    settings = _settings(request, machine, models)
+    plan = options.plan(dtype, methods, first)
+    runner = Runner(drafters, _load_draft_model(options, first))
+    runner.check(methods, options.max_tokens)
+    settings = _settings(options, machine, models)
     wanted = {(m, p.question.id, r) for _, p, m, r in plan.order()}
     before = [a for a in (file.matching(dtype, settings) if file else ())
               if a.key[1:] in wanted]  # fmt: skip
     answers += before
-    progress_of = Progress(plan.size, len(before))
-    with progress_bars(f"measuring {models[0].model}, {dtype}", progress_of.describe) as bars:
+    progress = Progress(plan.size, len(before))
+    with progress_bars(f"measuring {models[0].model}, {dtype}", progress.describe) as bars:
         for answer in measure(plan, runner, before):
             answers.append(answer)
             if file is not None:
                 file.append(answer, settings)
-            progress_of.advance(answer)
+            progress.advance(answer)
             if bars is not None:
-                bars("answers", progress_of.done, plan.size)
-    if request.breakdown and any(r.proposer is not None for r in drafters.values()):
+                bars("answers", progress.done, plan.size)
+    if options.breakdown and any(r.proposer is not None for r in drafters.values()):
         with progress_bars("measuring the parts of a step"):
             _break_down(runner, plan, dtype, answers, breakdowns)
 
 
 def _measure_machine(redrafter: Redrafter) -> None:
-    """Have the cost curves measured before anything is timed, not bit by bit after answers."""
+    """Measure the cost curves before anything is timed, not bit by bit after answers."""
     tuning = redrafter.tuning
     if tuning is not None and not tuning.measured:
         with progress_bars("measuring this machine", lambda done, _: f"{done}%") as bars:
@@ -138,29 +193,49 @@ def _break_down(
         one = method.drafter, shape
         if redrafter.proposer is not None and shape.length > 1 and one not in done:
             done.add(one)
+            prompt = plan.questions[0].prompt_ids
             breakdowns.append(
-                break_down(
-                    redrafter,
-                    plan.questions[0].prompt_ids,
-                    shape,
-                    dtype=dtype,
-                    drafter=method.drafter,
-                )
+                break_down(redrafter, prompt, shape, dtype=dtype, drafter=method.drafter)
             )
 
 
-def _settings(request: Request, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
+def _settings(options: BenchOptions, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
     model = models[0]
     return Settings(
         model=model.model,
         model_hash=model.model_hash,
         drafts=", ".join(m.drafts for m in models),
-        draft_model=request.draft_model,
+        draft_model=options.draft_model,
         arithmetic=model.arithmetic,
         bits=model.bits,
-        max_tokens=request.max_tokens,
-        seed=request.seed,
+        max_tokens=options.max_tokens,
+        seed=options.seed,
         chip=machine.chip,
         mlx=machine.mlx,
         mlx_lm=machine.mlx_lm,
     )
+
+
+def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> nn.Module | None:
+    """mlx-lm's draft model, if one was asked for."""
+    if options.draft_model is None:
+        return None
+    with progress_bars(f"loading {options.draft_model}") as progress:
+        draft = load_target(options.draft_model, offline=options.offline, progress=progress)
+    vocabulary = int(draft.model(mx.array([[0]])).shape[-1])
+    check_draft_model(loaded, vocabulary, options.draft_model)
+    return draft.model
+
+
+def _again(loaded: Redrafter, drafter: str) -> Redrafter:
+    """The same target with another drafter."""
+    assert loaded.source is not None, "was loaded by name"
+    return draft_with(drafter, LoadedTarget(loaded.model, loaded.tokenizer, loaded.source))
+
+
+def _untrained(loaded: Redrafter) -> Redrafter:
+    assert loaded.drafter is not None
+    drafter = loaded.drafter.untrained(loaded.target.dtype)
+    redrafter = Redrafter(loaded.model, loaded.tokenizer, drafter, source=loaded.source)
+    redrafter.warm_up()
+    return redrafter

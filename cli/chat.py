@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import typer
 
-from redrafter_mlx.cli import commands
+from redrafter_mlx.cli import chat_commands
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
@@ -24,37 +24,15 @@ from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.cli.generate import Token
+    from redrafter_mlx.engine.engine import Redrafter
+    from redrafter_mlx.engine.session import Session
+    from redrafter_mlx.response import Response
 
 PROMPT = ">>> "
 MORE = "... "
 QUOTES = '"""'
-_MAX_TOKENS = 1024
+_DEFAULTS = GenerationOptions(max_tokens=1024)
 _HISTORY_LINES = 1000
-
-
-class Conversation(Protocol):
-    """What the loop needs of a `Session`."""
-
-    system: str | None
-    messages: list[dict[str, str]]
-
-    def stream(
-        self, text: str, *, options: GenerationOptions | None = None
-    ) -> Generator[Token, None, None]: ...
-    def clear(self) -> None: ...
-
-
-class ChatModel(Protocol):
-    """What the loop needs of a `Redrafter`; `source` is a TargetSource or None."""
-
-    @property
-    def source(self) -> Any: ...
-    @property
-    def drafting(self) -> str | None: ...
-    @property
-    def drafter_note(self) -> str | None: ...
-    def session(self, system: str | None = None) -> Conversation: ...
 
 
 @dataclass
@@ -67,7 +45,7 @@ class Totals:
     steps: int = 0
     tokens_of_steps: float = 0.0
 
-    def add(self, last: Token) -> None:
+    def add(self, last: Response) -> None:
         """Count one answer by its last token."""
         self.answers += 1
         self.tokens += last.generation_tokens
@@ -85,13 +63,13 @@ class Totals:
 
 @dataclass
 class Chat:
-    """All that a running chat is: who talks, under which options, and what was counted.
+    """A running chat.
 
-    failed: whether anything was refused; a pipe learns of it by the exit status
+    failed: whether anything was refused; in a pipe the exit status says so
     """
 
-    model: ChatModel
-    session: Conversation
+    model: Redrafter
+    session: Session
     options: GenerationOptions
     terminal: Terminal
     show_statistics: bool = True
@@ -100,42 +78,22 @@ class Chat:
     totals: Totals = field(default_factory=Totals)
 
 
+@opt.with_options
 def command(
+    *,
     system: opt.System = None,
-    max_tokens: opt.MaxTokens = _MAX_TOKENS,
-    stop: opt.Stop = None,
-    temperature: opt.Temperature = GenerationOptions.temperature,
-    top_p: opt.TopP = GenerationOptions.top_p,
-    top_k: opt.TopK = GenerationOptions.top_k,
-    min_p: opt.MinP = GenerationOptions.min_p,
-    repetition_penalty: opt.RepetitionPenalty = GenerationOptions.repetition_penalty,
-    seed: opt.Seed = None,
-    drafter: opt.DrafterName = "auto",
-    no_draft: opt.NoDraft = False,
-    beam_width: opt.BeamWidth = None,
-    beam_length: opt.BeamLength = None,
-    max_nodes: opt.MaxNodes = None,
-    accept: opt.Accept = None,
-    epsilon: opt.Epsilon = GenerationOptions.epsilon,
-    delta: opt.Delta = GenerationOptions.delta,
-    model: opt.Model = None,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = None,
-    offline: opt.Offline = False,
+    generation: GenerationOptions = _DEFAULTS,
+    loading: opt.ModelOptions,
 ) -> None:
     """Talk with a model; /help inside lists what can be done.
 
     Without a terminal, each line of stdin is a turn: answers go to stdout, all else to stderr.
     """
-    options = opt.generation_options(
-        max_tokens, temperature, top_p, top_k, min_p, seed, stop, beam_width, beam_length,
-        max_nodes, accept, epsilon, delta, repetition_penalty, draft=not no_draft,
-    )  # fmt: skip
     if system is not None:
         check_text("--system", system)
-    loaded = opt.load_model(model, drafter, dtype, quantize, offline)
-    chat = Chat(loaded, loaded.session(system), options, Terminal.standard())
-    if loaded.drafter_note and not no_draft:
+    loaded = opt.load_model(loading)
+    chat = Chat(loaded, loaded.session(system), generation, Terminal.standard())
+    if loaded.drafter_note and generation.draft:
         chat.terminal.note(loaded.drafter_note)
     raise typer.Exit(run_chat(chat))
 
@@ -144,7 +102,9 @@ def run_chat(chat: Chat) -> int:
     """Turn after turn until /exit or the end of input; returns the exit status."""
     terminal = chat.terminal
     if terminal.interactive:
-        terminal.say(f"{commands.describe_model(chat)}; /help lists the commands, Ctrl-D leaves")
+        terminal.say(
+            f"{chat_commands.describe_model(chat)}; /help lists the commands, Ctrl-D leaves"
+        )
     with line_editing(terminal.interactive):
         while not chat.leaving:
             try:
@@ -166,7 +126,7 @@ def run_chat(chat: Chat) -> int:
 def take_turn(chat: Chat, text: str, quoted: bool) -> None:
     """Carry out a command or answer a message; an empty line is neither."""
     if text.startswith("/") and not quoted:
-        commands.run_command(chat, text)
+        chat_commands.run_command(chat, text)
     elif text.strip():
         answer(chat, check_text("the message", text))
 
@@ -216,7 +176,7 @@ def answer(chat: Chat, text: str) -> None:
     finish_answer(chat, last, key.pressed)
 
 
-def finish_answer(chat: Chat, last: Token | None, stopped: bool) -> None:
+def finish_answer(chat: Chat, last: Response | None, stopped: bool) -> None:
     """Count an answer and show its statistics line."""
     note = "stopped" if stopped else None
     if last is None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Generator
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Protocol
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,57 +19,19 @@ from redrafter_mlx.cli.terminal import (
     statistics_line,
 )
 from redrafter_mlx.cli.tune import shape_note
-from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.response import Completion
+    from redrafter_mlx.engine.engine import Redrafter
+    from redrafter_mlx.response import Response
 
 Prompt = str | list[dict[str, str]]
 
 
-class Token(Protocol):
-    """What is shown of a `Response`."""
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def prompt_tokens(self) -> int: ...
-    @property
-    def prompt_tps(self) -> float: ...
-    @property
-    def generation_tokens(self) -> int: ...
-    @property
-    def generation_tps(self) -> float: ...
-    @property
-    def peak_memory(self) -> float: ...
-    @property
-    def finish_reason(self) -> str | None: ...
-    @property
-    def steps(self) -> int: ...
-    @property
-    def tokens_per_step(self) -> float: ...
-    @property
-    def usual_shape(self) -> BeamShape | None: ...
-
-    @property
-    def usual_nodes(self) -> float | None: ...
-
-
-class Model(Protocol):
-    """What this command needs of a `Redrafter`."""
-
-    @property
-    def drafter_note(self) -> str | None: ...
-    def stream(
-        self, prompt: Prompt, *, raw: bool = False, options: GenerationOptions | None = None
-    ) -> Generator[Token, None, None]: ...
-    def generate(
-        self, prompt: Prompt, *, raw: bool = False, options: GenerationOptions | None = None
-    ) -> Completion: ...
-
-
+@opt.with_options
 def command(
+    *,
     prompt: Annotated[
         str,
         typer.Option("--prompt", "-p", metavar="TEXT|-", help="The message; - reads stdin."),
@@ -82,44 +43,23 @@ def command(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: ids, text and statistics.")
     ] = False,
-    max_tokens: opt.MaxTokens = GenerationOptions.max_tokens,
-    stop: opt.Stop = None,
-    temperature: opt.Temperature = GenerationOptions.temperature,
-    top_p: opt.TopP = GenerationOptions.top_p,
-    top_k: opt.TopK = GenerationOptions.top_k,
-    min_p: opt.MinP = GenerationOptions.min_p,
-    repetition_penalty: opt.RepetitionPenalty = GenerationOptions.repetition_penalty,
-    seed: opt.Seed = None,
-    drafter: opt.DrafterName = "auto",
-    no_draft: opt.NoDraft = False,
-    beam_width: opt.BeamWidth = None,
-    beam_length: opt.BeamLength = None,
-    max_nodes: opt.MaxNodes = None,
-    accept: opt.Accept = None,
-    epsilon: opt.Epsilon = GenerationOptions.epsilon,
-    delta: opt.Delta = GenerationOptions.delta,
-    model: opt.Model = None,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = None,
-    offline: opt.Offline = False,
+    generation: GenerationOptions,
+    loading: opt.ModelOptions,
 ) -> None:
     """Answer one prompt: the text goes to stdout, the statistics to stderr.
 
     Example: redrafter-mlx generate -p "Why is the sky blue?" --max-tokens 60
     """
-    options = opt.generation_options(
-        max_tokens, temperature, top_p, top_k, min_p, seed, stop, beam_width, beam_length,
-        max_nodes, accept, epsilon, delta, repetition_penalty, draft=not no_draft,
-    )  # fmt: skip
     asked = read_prompt(prompt, system, raw)
-    loaded = opt.load_model(model, "none" if no_draft else drafter, dtype, quantize, offline)
+    loaded = opt.load_model(loading if generation.draft else replace(loading, drafter="none"))
     terminal = Terminal.standard()
     if loaded.drafter_note:
         terminal.note(loaded.drafter_note)
     if as_json:
-        print_json(loaded, asked, raw, options, terminal)
+        answer = loaded.generate(asked, raw=raw, options=generation)
+        print(json.dumps(asdict(answer)), flush=True)  # ASCII, so that it is safe to show
     else:
-        print_answer(loaded, asked, raw, options, terminal)
+        print_answer(loaded, asked, raw, generation, terminal)
 
 
 def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
@@ -150,19 +90,10 @@ def read_stdin() -> str:
         ) from None
 
 
-def print_json(
-    model: Model, prompt: Prompt, raw: bool, options: GenerationOptions, terminal: Terminal
-) -> None:
-    """The whole answer as one JSON object on a line; ASCII, so that it is safe to show."""
-    answer = model.generate(prompt, raw=raw, options=options)
-    terminal.stdout.write(json.dumps(asdict(answer)) + "\n")
-    terminal.stdout.flush()
-
-
 def print_answer(
-    model: Model, prompt: Prompt, raw: bool, options: GenerationOptions, terminal: Terminal
+    model: Redrafter, prompt: Prompt, raw: bool, options: GenerationOptions, terminal: Terminal
 ) -> None:
-    """The answer as it comes, and one line of statistics behind it."""
+    """The answer as it comes, and then one line of statistics."""
     last, end = None, ""
     with contextlib.closing(model.stream(prompt, raw=raw, options=options)) as tokens:
         try:
@@ -176,7 +107,7 @@ def print_answer(
         terminal.note(_statistics(last, options))
 
 
-def _statistics(last: Token, options: GenerationOptions) -> str:
+def _statistics(last: Response, options: GenerationOptions) -> str:
     note, loss = None, loss_note(options)
     if last.finish_reason == "length":
         full = last.generation_tokens < options.max_tokens

@@ -1,217 +1,306 @@
-"""Command-line options that several commands share, and what they mean to the library."""
+"""Command-line options, each declared once: a command takes a dataclass, its fields are options."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, cast
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import typer
 
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import check_text
-from redrafter_mlx.config import AcceptMethod, DType, GenerationOptions, check_choice
+from redrafter_mlx.config import DType, GenerationOptions, check_choice
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
+    from redrafter_mlx.bench.measure.questions import Question
     from redrafter_mlx.engine.engine import Redrafter
 
-_MODEL, _SAMPLING, _DRAFTS = "Model", "Sampling", "Drafts"
+_KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text",
+          tuple: "a list of strings"}  # fmt: skip
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", metavar="NAME|REPO|PATH", rich_help_panel=_MODEL, show_default=False,
-        help="A name that `list` shows, a Hub repository, a folder or a GGUF file. "
-        "[default: smollm2-135m]",
+MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How a field looks on the command line.
+
+    panel: the heading below which `--help` lists it; None for the first one
+    names: `--beam-width` for a field `beam_width` if empty; `--no-draft` sets `draft` to False
+    """
+
+    help: str
+    metavar: str | None = None
+    panel: str | None = None
+    names: tuple[str, ...] = ()
+
+    def option(self, name: str, default: object) -> Any:
+        """typer's option for a field of that name."""
+        default = not default if self.negated else None if default == () else default
+        return typer.Option(default, *self._names(name), **self._shown(default is not None))
+
+    def alone(self, name: str) -> Any:
+        """The same for `Annotated`, where the parameter has the default."""
+        return typer.Option(*self._names(name), **self._shown(True))
+
+    @property
+    def negated(self) -> bool:
+        return self.names[:1] != () and self.names[0].startswith("--no-")
+
+    def _names(self, name: str) -> tuple[str, ...]:
+        return self.names or (f"--{name.replace('_', '-')}",)
+
+    def _shown(self, default: bool) -> dict[str, Any]:
+        return {"help": self.help, "metavar": self.metavar, "rich_help_panel": self.panel,
+                "show_default": default}  # fmt: skip
+
+
+def flag(default: Any, shown: Flag) -> Any:
+    """A dataclass field that is an option."""
+    return field(default=default, metadata={"flag": shown})
+
+
+MAX_TOKENS = Flag("Most tokens in an answer.", "N")
+MAX_NODES = Flag(
+    "Most tokens verified in one model call. [default: chosen step by step]", "N", DRAFTS
+)
+
+GENERATION: Mapping[str, Flag] = {
+    "max_tokens": MAX_TOKENS,
+    "stop": Flag("End the answer before this text; may be given several times.", "TEXT"),
+    "temperature": Flag("0 is the likeliest token.", "T", SAMPLING),
+    "top_p": Flag("Keep this much probability.", "P", SAMPLING),
+    "top_k": Flag("Keep K tokens; 0 keeps all.", "K", SAMPLING),
+    "min_p": Flag("Drop tokens below P times the likeliest one's probability.", "P", SAMPLING),
+    "repetition_penalty": Flag("Above 1, the last 20 tokens become less likely.", "R", SAMPLING),
+    "seed": Flag("The same seed gives the same answer. [default: a fresh one]", "N", SAMPLING),
+    "draft": Flag("Decode without drafts: one token per model call.", None, DRAFTS,
+                  ("--no-draft",)),
+    "beam_width": Flag(
+        "How many candidates are drafted. [default: chosen step by step]", "W", DRAFTS
     ),
-]  # fmt: skip
-DrafterName = Annotated[
-    str,
-    typer.Option(
-        "--drafter", metavar="auto|trained|lookup|none|PATH", rich_help_panel=_DRAFTS,
-        help="The drafter's folder; trained is the one for this model, lookup drafts what "
-        "followed the text's last words before. auto and PATH+lookup take both.",
+    "beam_length": Flag(
+        "Tokens in a candidate, the first included. [default: chosen step by step]", "L", DRAFTS
     ),
-]  # fmt: skip
-Dtype = Annotated[
-    str,
-    typer.Option(
-        "--dtype", metavar="TYPE", rich_help_panel=_MODEL,
-        help="float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU.",
+    "max_nodes": MAX_NODES,
+    "accept": Flag(
+        "How drafts are accepted; typical is not lossless; rejection of drafts copied from the "
+        "text is sample. [default: greedy at temperature 0, else sample]",
+        "greedy|sample|rejection|typical", DRAFTS,
     ),
-]  # fmt: skip
-Quantize = Annotated[
-    int | None,
-    typer.Option(
-        "--quantize", metavar="4|8", rich_help_panel=_MODEL, show_default=False,
-        help="Quantise the weights to so many bits while loading.",
-    ),
-]  # fmt: skip
-Offline = Annotated[
-    bool,
-    typer.Option("--offline", rich_help_panel=_MODEL, help="Use only what is on this machine."),
-]
-NoDraft = Annotated[
-    bool,
-    typer.Option(
-        "--no-draft", rich_help_panel=_DRAFTS, help="Decode plainly: one token per model call."
-    ),
-]
-BeamWidth = Annotated[
-    int | None,
-    typer.Option(
-        "--beam-width", metavar="W", rich_help_panel=_DRAFTS, show_default=False,
-        help="How many candidates are drafted. [default: chosen step by step]",
-    ),
-]  # fmt: skip
-BeamLength = Annotated[
-    int | None,
-    typer.Option(
-        "--beam-length", metavar="L", rich_help_panel=_DRAFTS, show_default=False,
-        help="Tokens in a candidate, the first included. [default: chosen step by step]",
-    ),
-]  # fmt: skip
-MaxNodes = Annotated[
-    int | None,
-    typer.Option(
-        "--max-nodes", metavar="N", rich_help_panel=_DRAFTS, show_default=False,
-        help="Most tokens checked in one model call. [default: chosen step by step]",
-    ),
-]  # fmt: skip
-Questions = Annotated[
-    str | None,
-    typer.Option(
-        "--questions", metavar="FILE", show_default=False,
-        help="MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]",
-    ),
-]  # fmt: skip
-Limit = Annotated[
-    int | None,
-    typer.Option("--limit", metavar="N", show_default=False, help="Only N of them, evenly spaced."),
-]
-MaxTokens = Annotated[
-    int, typer.Option("--max-tokens", metavar="N", help="Most tokens in an answer.")
-]
-Temperature = Annotated[
-    float,
-    typer.Option(
-        "--temperature", metavar="T", rich_help_panel=_SAMPLING, help="0 is the likeliest token."
-    ),
-]
-TopP = Annotated[
-    float,
-    typer.Option(
-        "--top-p", metavar="P", rich_help_panel=_SAMPLING, help="Keep this much probability."
-    ),
-]
-TopK = Annotated[
-    int,
-    typer.Option(
-        "--top-k", metavar="K", rich_help_panel=_SAMPLING, help="Keep K tokens; 0 keeps all."
-    ),
-]
-MinP = Annotated[
-    float,
-    typer.Option(
-        "--min-p", metavar="P", rich_help_panel=_SAMPLING,
-        help="Drop tokens below P times the likeliest one's probability.",
-    ),
-]  # fmt: skip
-Accept = Annotated[
-    str | None,
-    typer.Option(
-        "--accept", metavar="greedy|sample|rejection|typical", rich_help_panel=_DRAFTS,
-        show_default=False,
-        help="How drafts are accepted; typical is not lossless; rejection of looked-up drafts "
-        "is sample. "
-        "[default: greedy at temperature 0, else sample]",
-    ),
-]  # fmt: skip
-Epsilon = Annotated[
-    float,
-    typer.Option(
-        "--epsilon", metavar="E", rich_help_panel=_DRAFTS,
-        help="Typical: a draft of at least this probability is taken.",
-    ),
-]  # fmt: skip
-Delta = Annotated[
-    float,
-    typer.Option(
-        "--delta", metavar="D", rich_help_panel=_DRAFTS,
-        help="Typical: so is one above D * exp(-entropy).",
-    ),
-]  # fmt: skip
-RepetitionPenalty = Annotated[
-    float,
-    typer.Option(
-        "--repetition-penalty", metavar="R", rich_help_panel=_SAMPLING,
-        help="Above 1, the last 20 tokens become less likely.",
-    ),
-]  # fmt: skip
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        "--seed", metavar="N", rich_help_panel=_SAMPLING, show_default=False,
-        help="The same seed gives the same answer. [default: a fresh one]",
-    ),
-]  # fmt: skip
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--stop", metavar="TEXT", show_default=False,
-        help="End the answer before this text; may be given several times.",
-    ),
-]  # fmt: skip
+    "epsilon": Flag("Typical: a draft of at least this probability is accepted.", "E", DRAFTS),
+    "delta": Flag("Typical: so is one above D * exp(-entropy).", "D", DRAFTS),
+}  # fmt: skip
+"""The fields of GenerationOptions that are options, in the order of `--help`."""
+
+TARGET = Flag(
+    "A name that `list` shows, a Hub repository, a folder or a GGUF file. [default: smollm2-135m]",
+    "NAME|REPO|PATH", MODEL, ("--model", "-m"),
+)  # fmt: skip
+DTYPE = Flag(
+    "float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU.", "TYPE", MODEL
+)
+QUANTIZE = Flag("Quantise the weights to this many bits while loading.", "4|8", MODEL)
+OFFLINE = Flag("Use only what is on this machine.", panel=MODEL)
+QUESTIONS = Flag(
+    "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]", "FILE"
+)
+LIMIT = Flag("Only N of them, evenly spaced.", "N")
+JSON = Flag("Print one JSON object.")
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """Which target is loaded, and how."""
+
+    model: str | None = flag(None, TARGET)
+    dtype: str = flag("auto", DTYPE)
+    quantize: int | None = flag(None, QUANTIZE)
+    offline: bool = flag(False, OFFLINE)
+
+
+@dataclass(frozen=True)
+class ModelOptions(TargetOptions):
+    """Which target and drafter are loaded, and how."""
+
+    drafter: str = flag("auto", Flag(
+        "The drafter's folder; trained is the one for this model, lookup drafts what followed the "
+        "text's last words before. auto and PATH+lookup use both.",
+        "auto|trained|lookup|none|PATH", DRAFTS,
+    ))  # fmt: skip
+
+
+@dataclass(frozen=True)
+class QuestionOptions:
+    """Which questions are asked."""
+
+    questions: str | None = flag(None, QUESTIONS)
+    limit: int | None = flag(None, LIMIT)
+
+    def chosen(self) -> list[Question]:
+        """Raises BadInputError for a file that holds no questions, or a limit below 1."""
+        from redrafter_mlx.bench.measure.questions import (
+            OWN_QUESTIONS,
+            choose_questions,
+            read_questions,
+        )
+
+        asked = OWN_QUESTIONS if self.questions is None else read_questions(self.questions)
+        return choose_questions(asked, None, self.limit)
+
+
 System = Annotated[
     str | None,
     typer.Option("--system", metavar="TEXT", show_default=False, help="The system message."),
 ]
 
 
-def load_model(
-    model: str | None, drafter: str, dtype: str, quantize: int | None, offline: bool
-) -> Redrafter:
-    """Load target and drafter with progress on stderr; the options' words, checked."""
-    check_choice("--dtype", dtype, DType)
-    if quantize not in (None, 4, 8):
-        raise BadInputError(f"--quantize is {quantize}; choose 4 or 8")
-    if model is not None and not model.strip():
+def load_model(options: ModelOptions) -> Redrafter:
+    """Load target and drafter with progress on stderr."""
+    check_choice("--dtype", options.dtype, DType)
+    if options.quantize not in (None, 4, 8):
+        raise BadInputError(f"--quantize is {options.quantize}; choose 4 or 8")
+    if options.model is not None and not options.model.strip():
         raise BadInputError("--model is empty; give a name that `redrafter-mlx list` shows")
-    if not drafter.strip():
+    if not options.drafter.strip():
         raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a folder")
-    with progress_bars(f"loading {model or 'the model'}") as progress:
+    with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading import load
 
         return load(
-            model,
-            drafter=None if drafter == "none" else drafter,
-            dtype=cast(DType, dtype),
-            quantize=quantize,
-            offline=offline,
+            options.model,
+            drafter=None if options.drafter == "none" else options.drafter,
+            dtype=cast(DType, options.dtype),
+            quantize=options.quantize,
+            offline=options.offline,
             progress=progress,
         )
 
 
-def generation_options(
-    max_tokens: int, temperature: float, top_p: float, top_k: int, min_p: float, seed: int | None,
-    stop: list[str] | None, beam_width: int | None, beam_length: int | None,
-    max_nodes: int | None, accept: str | None, epsilon: float, delta: float,
-    repetition_penalty: float, draft: bool,
-) -> GenerationOptions:  # fmt: skip
-    """The library's options; raises BadInputError in the first value that cannot be used."""
-    return GenerationOptions(
-        accept=cast(AcceptMethod | None, accept),
-        epsilon=epsilon,
-        delta=delta,
-        repetition_penalty=repetition_penalty,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        stop=tuple(check_text("--stop", text) for text in stop or ()),
-        beam_width=beam_width,
-        beam_length=beam_length,
-        max_nodes=max_nodes,
-        draft=draft,
-    )
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` the options of its dataclass parameters, for typer.
+
+    Each parameter whose type is a dataclass becomes one option for each of the dataclass's options;
+    the command gets the dataclass filled. The parameter's default, if any, is an instance that
+    holds the options' defaults; `Annotated[T, ("a", "b")]` takes those fields alone.
+    """
+    signature = inspect.signature(command, eval_str=True)
+    expanded: list[inspect.Parameter] = []
+    groups: dict[str, tuple[type, Mapping[str, Flag]]] = {}
+    for parameter in signature.parameters.values():
+        kind, *only = get_args(parameter.annotation) or (parameter.annotation,)
+        if not is_dataclass(kind):
+            expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        assert isinstance(kind, type)
+        flags = {n: f for n, f in flags_of(kind).items() if not only or n in only[0]}
+        groups[parameter.name] = kind, flags
+        base = None if parameter.default is parameter.empty else parameter.default
+        expanded += _parameters(kind, flags, base)
+
+    def run(**given: Any) -> None:
+        for name, (kind, flags) in groups.items():
+            filled = {n: _value(n, f, given.pop(n)) for n, f in flags.items()}
+            given[name] = kind(**{n: v for n, v in filled.items() if v is not None})
+        command(**given)
+
+    run.__doc__ = command.__doc__
+    run.__name__ = command.__name__
+    run.__signature__ = signature.replace(parameters=expanded)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in expanded}
+    return run
+
+
+def flags_of(kind: type) -> Mapping[str, Flag]:
+    """The options that a dataclass has, by field name."""
+    if kind is GenerationOptions:
+        return GENERATION
+    return {f.name: f.metadata["flag"] for f in fields(kind)}
+
+
+def option_names() -> list[str]:
+    """Every field of GenerationOptions that a person can type, in its order.
+
+    A logit bias names tokens by their ids, and log-probabilities are arrays; both are for the
+    library's callers. `prefixes` is for measuring.
+    """
+    library_only = ("logit_bias", "logprobs", "prefixes")
+    return [f.name for f in fields(GenerationOptions) if f.name not in library_only]
+
+
+def kinds_of_option(name: str) -> tuple[type, ...]:
+    """The types of a field of GenerationOptions, see `kinds_of`."""
+    return kinds_of(get_type_hints(GenerationOptions)[name])
+
+
+def describe_kinds(kinds: tuple[type, ...]) -> str:
+    """`a whole number or none`, for a message."""
+    named = [_KINDS[kind] for kind in kinds if kind is not NoneType]
+    return " or ".join([*named, "none"] if NoneType in kinds else named)
+
+
+def kinds_of(hint: object) -> tuple[type, ...]:
+    """The types that an option of that type hint may have; `tuple` stands for several strings."""
+    if hint == tuple[str, ...]:
+        return (tuple,)
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return tuple(str if get_origin(h) is Literal else h for h in hints)
+
+
+def _parameters(
+    kind: type, flags: Mapping[str, Flag], base: object | None
+) -> list[inspect.Parameter]:
+    hints = get_type_hints(kind)
+    defaults = {f.name: f.default for f in fields(kind)}
+    made = []
+    for name, shown in flags.items():
+        default = defaults[name] if base is None else getattr(base, name)
+        assert default is not MISSING
+        kinds = kinds_of(hints[name])
+        annotation = (
+            list[str] | None if kinds == (tuple,) else functools.reduce(operator.or_, kinds)
+        )
+        made.append(
+            inspect.Parameter(
+                name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=shown.option(name, default),
+                annotation=annotation,
+            )
+        )
+    return made
+
+
+def _value(name: str, shown: Flag, given: object) -> object:
+    """The value of a field, for what the command line gave."""
+    what = f"--{name.replace('_', '-')}"
+    if isinstance(given, str):
+        return check_text(what, given)
+    if isinstance(given, list):
+        return tuple(check_text(what, text) for text in given)
+    return not given if shown.negated else given
+
+
+Model = Annotated[str | None, TARGET.alone("model")]
+Dtype = Annotated[str, DTYPE.alone("dtype")]
+Quantize = Annotated[int | None, QUANTIZE.alone("quantize")]
+Offline = Annotated[bool, OFFLINE.alone("offline")]
+Questions = Annotated[str | None, QUESTIONS.alone("questions")]
+Limit = Annotated[int | None, LIMIT.alone("limit")]
+MaxTokens = Annotated[int, MAX_TOKENS.alone("max_tokens")]

@@ -26,7 +26,9 @@ _CONTEXT = 256
 """Tokens of text at which a shape is named."""
 
 
+@opt.with_options
 def command(
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     plot: Annotated[
         str | None,
@@ -40,11 +42,7 @@ def command(
     again: Annotated[
         bool, typer.Option("--again", help="Measure, though it was measured before.")
     ] = False,
-    drafter: opt.DrafterName = "auto",
-    model: opt.Model = None,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = None,
-    offline: opt.Offline = False,
+    loading: opt.ModelOptions,
 ) -> None:
     """Measure what drafting costs here: calls of 1 to 32 rows, drafts of every shape.
 
@@ -56,7 +54,7 @@ def command(
         from redrafter_mlx.bench.show.plot import check_plot
 
         check_plot(plot)
-    loaded = opt.load_model(model, drafter, dtype, quantize, offline)
+    loaded = opt.load_model(loading)
     tuning = loaded.tuning
     if tuning is None:
         raise BadInputError("nothing drafts; tune needs a drafter, or --drafter lookup")

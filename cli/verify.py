@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, choose_questions, read_questions
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import one_line
@@ -18,32 +17,25 @@ from redrafter_mlx.config import GenerationOptions
 if TYPE_CHECKING:
     from redrafter_mlx.verification import Receipt
 
+_DEFAULTS = GenerationOptions(max_tokens=128)
+_GENERATION = ("max_tokens", "beam_width", "beam_length", "max_nodes")
 
+
+@opt.with_options
 def command(
-    questions: opt.Questions = None,
-    limit: opt.Limit = None,
-    max_tokens: opt.MaxTokens = 128,
+    *,
+    asked: opt.QuestionOptions,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    drafter: opt.DrafterName = "auto",
-    beam_width: opt.BeamWidth = None,
-    beam_length: opt.BeamLength = None,
-    max_nodes: opt.MaxNodes = None,
-    model: opt.Model = None,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = None,
-    offline: opt.Offline = False,
+    generation: Annotated[GenerationOptions, _GENERATION] = _DEFAULTS,
+    loading: opt.ModelOptions,
 ) -> None:
     """Compare drafted decoding with mlx-lm's own loop, token by token.
 
     Exits 0 if all tokens agree, or if every difference is explained by rounding. Where auto finds
-    no drafter, the drafts are mlx-lm's own answer, spoilt here and there: the harder test.
+    no drafter, the drafts are mlx-lm's own answer, changed here and there: the harder test.
     """
-    asked = GenerationOptions(
-        max_tokens=max_tokens, beam_width=beam_width, beam_length=beam_length, max_nodes=max_nodes
-    )
-    chosen = list(OWN_QUESTIONS) if questions is None else read_questions(questions)
-    chosen = choose_questions(chosen, None, limit)
-    loaded = opt.load_model(model, drafter, dtype, quantize, offline)
+    chosen = asked.chosen()
+    loaded = opt.load_model(loading)
     from redrafter_mlx.verification import verify
 
     prompts = [loaded.encode([{"role": "user", "content": q.text}]) for q in chosen]
@@ -51,9 +43,9 @@ def command(
         receipt = verify(
             loaded,
             prompts,
-            max_tokens=max_tokens,
-            shape=loaded.shape_of(asked) or loaded.beam_shape,
-            replay=drafter == "auto" and loaded.drafter is None,
+            max_tokens=generation.max_tokens,
+            shape=loaded.shape_of(generation) or loaded.beam_shape,
+            replay=loading.drafter == "auto" and loaded.drafter is None,
             done=progress and (lambda n: progress("questions", n, len(prompts))),
         )
     text = json.dumps(receipt.to_dict()) if as_json else describe(receipt, loaded.tokenizer.decode)

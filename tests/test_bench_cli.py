@@ -26,11 +26,11 @@ class Loader:
     """Stands for loading; remembers what was asked for."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[object, ...]] = []
+        self.asked: list[options.ModelOptions] = []
 
-    def __call__(self, *asked: object) -> Redrafter:
+    def __call__(self, asked: options.ModelOptions) -> Redrafter:
         self.asked.append(asked)
-        drafter = None if asked[1] == "none" else random_drafter(seed=1, vocab_size=258)
+        drafter = None if asked.drafter == "none" else random_drafter(seed=1, vocab_size=258)
         return Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE)
 
 
@@ -126,7 +126,11 @@ def test_several_dtypes_are_loaded_in_turn(
     loader: Loader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = result(capsys, "--dtype", "float32,4bit", *SHAPES)
-    assert [asked[2:4] for asked in loader.asked] == [("float32", None), ("auto", 4)]
+    given = [(asked.dtype, asked.quantize) for asked in loader.asked]
+    assert given == [
+        ("float32", None),
+        ("auto", 4),
+    ]
     assert [r["dtype"] for r in found["rows"]] == ["float32"] * 4 + ["4bit"] * 4  # type: ignore[attr-defined]
     assert [m["dtype"] for m in found["models"]] == ["float32", "4bit"]  # type: ignore[attr-defined]
 

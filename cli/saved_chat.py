@@ -1,4 +1,4 @@
-"""A conversation as a JSON file: written whole or not at all, and checked before it is used."""
+"""A conversation as a JSON file: written atomically, and checked before it is used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from redrafter_mlx.cli.settings import option_names, options_from_json
+from redrafter_mlx.cli.options import describe_kinds, kinds_of_option, option_names
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError
@@ -84,8 +84,26 @@ def _checked(content: object, base: GenerationOptions) -> SavedChat:
         model=_text_or_none("model", content.get("model")),
         system=_text_or_none("system", content.get("system")),
         messages=_messages(content.get("messages")),
-        options=options_from_json(content.get("options", {}), base),
+        options=_options(content.get("options", {}), base),
     )
+
+
+def _options(given: object, base: GenerationOptions) -> GenerationOptions:
+    """`base` with what the file says."""
+    if not isinstance(given, dict):
+        raise BadInputError("options is not a JSON object")
+    refuse_unknown_keys(given, option_names(), "option")
+    return base.updated({name: _option(name, value) for name, value in given.items()})
+
+
+def _option(name: str, value: object) -> object:
+    kinds = kinds_of_option(name)
+    if kinds == (tuple,):
+        if isinstance(value, list) and all(isinstance(v, str) for v in value):
+            return tuple(check_text(name, v) for v in value)
+    elif type(value) in kinds or (float in kinds and type(value) is int):
+        return value
+    raise BadInputError(f"{name} is {value!r}; it must be {describe_kinds(kinds)}")
 
 
 def _messages(given: object) -> list[dict[str, str]]:

@@ -7,15 +7,20 @@ import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING
 
-from redrafter_mlx.cli.saved import SavedChat, read_chat, shown_turns, write_chat
-from redrafter_mlx.cli.settings import option_names, parse_setting
+from redrafter_mlx.cli.options import describe_kinds, kinds_of_option, option_names
+from redrafter_mlx.cli.saved_chat import SavedChat, read_chat, shown_turns, write_chat
 from redrafter_mlx.cli.terminal import check_text
+from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat import Chat
+
+_BOOLS = {"on": True, "true": True, "yes": True, "1": True,
+          "off": False, "false": False, "no": False, "0": False}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -131,11 +136,10 @@ def _load(chat: Chat, rest: str) -> None:
     chat.session.messages = saved.messages
     chat.options = saved.options
     source = chat.model.source
-    other = saved.model is not None and source is not None and saved.model != source.name
-    chat.terminal.say(
-        f"loaded {shown_turns(saved.messages)} from {path}"
-        + (f"; they were with {saved.model}, this is {source.name}" if other else "")
-    )
+    note = ""
+    if saved.model is not None and source is not None and saved.model != source.name:
+        note = f"; they were with {saved.model}, this is {source.name}"
+    chat.terminal.say(f"loaded {shown_turns(saved.messages)} from {path}{note}")
 
 
 def _exit(chat: Chat, rest: str) -> None:
@@ -150,16 +154,47 @@ COMMANDS = (
     Command("/system TEXT", "set the system message; none removes it, nothing shows it", _system),
     Command("/set NAME VALUE", "set an option; default resets it, nothing shows them", _set),
     Command("/show", "model, drafter and options", _show),
-    Command("/stats on|off", "the line behind each answer; nothing shows the totals", _stats),
+    Command("/stats on|off", "the line after each answer; nothing shows the totals", _stats),
     Command("/save FILE", "write the conversation as JSON", _save),
     Command("/load FILE", "go on with a saved conversation", _load),
     Command("/exit", "leave", _exit),
 )
 
 
+def parse_setting(name: str, text: str) -> object:
+    """The value of option `name` that `text` spells.
+
+    `default` is the default; `none` is None where that is allowed; `stop` takes several words,
+    quoted where they hold spaces.
+
+    Raises:
+      BadInputError: no such option, or no such value
+    """
+    refuse_unknown_keys({name: text}, option_names(), "option")
+    if text == "default":
+        return getattr(GenerationOptions(), name)
+    kinds = kinds_of_option(name)
+    if tuple in kinds:
+        return () if text == "none" else _words(name, text)
+    if text == "none" and NoneType in kinds:
+        return None
+    kind = next(k for k in kinds if k is not NoneType)
+    try:
+        return _BOOLS[text.lower()] if kind is bool else kind(text)
+    except (KeyError, ValueError):
+        raise BadInputError(f"{name} cannot be {text!r}; give {describe_kinds(kinds)}") from None
+
+
+def _words(name: str, text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError:
+        raise BadInputError(f"{name} has an open quotation mark: {text}") from None
+
+
 def _refuse_words(name: str, rest: str) -> None:
     if rest:
-        raise BadInputError(f"{name} takes nothing behind it, not {rest!r}")
+        raise BadInputError(f"{name} takes nothing after it, not {rest!r}")
 
 
 def _path(name: str, rest: str) -> Path:
