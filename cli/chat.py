@@ -207,7 +207,7 @@ def line_editing(wanted: bool) -> Iterator[None]:
     if not wanted:
         yield
         return
-    from redrafter_mlx.weights.cache import cache_dir
+    from redrafter_mlx.runtime.paths import cache_dir
 
     history = cache_dir() / "chat_history"
     with contextlib.suppress(OSError):

@@ -228,7 +228,7 @@ def _hub_cache(report: Report) -> Facts:
 
 
 def _our_cache(report: Report) -> Facts:
-    from redrafter_mlx.weights.cache import cache_dir
+    from redrafter_mlx.runtime.paths import cache_dir
 
     return _folder(report, cache_dir(), "REDRAFTER_CACHE")
 
@@ -277,7 +277,7 @@ def _label(name: str) -> str:
 
 
 def _shown(name: str, value: str | int | bool | None) -> str:
-    from redrafter_mlx.weights.cache import human_size
+    from redrafter_mlx.runtime.paths import human_size
 
     if value is None:
         return "no"

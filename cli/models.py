@@ -93,7 +93,7 @@ def _rows(model: ModelStatus) -> list[tuple[str, str]]:
 
 
 def _size(size: int | None) -> str:
-    from redrafter_mlx.weights.cache import human_size
+    from redrafter_mlx.runtime.paths import human_size
 
     return "" if size is None else human_size(size)
 

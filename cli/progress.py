@@ -57,7 +57,7 @@ def progress_bars(
 
 def describe_bytes(done: int, total: float | None) -> str:
     """`12 MB of 98 MB`, or what is known of it."""
-    from redrafter_mlx.weights.cache import human_size
+    from redrafter_mlx.runtime.paths import human_size
 
     if not done and not total:
         return ""

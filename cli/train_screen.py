@@ -31,7 +31,7 @@ from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.trainer import Step
 from redrafter_mlx.distill.training_report import MeasuredRow, verdict
 from redrafter_mlx.distill.workers import CorpusSize
-from redrafter_mlx.weights.cache import human_size
+from redrafter_mlx.runtime.paths import human_size
 
 _INTERRUPTED = 130
 

@@ -20,14 +20,13 @@ from redrafter_mlx.errors import (
     ModelNotFoundError,
     RedrafterError,
 )
+from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.source import TargetSource
-from redrafter_mlx.weights import SHIPPED_DRAFTERS
-from redrafter_mlx.weights.cache import cache_dir
+from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
 from redrafter_mlx.weights.precision import check_quantize, settle
-from redrafter_mlx.weights.progress import Progress, no_progress
 from redrafter_mlx.weights.resolve import LocalModel, resolve
 
 

@@ -24,7 +24,7 @@ from redrafter_mlx.distill.training_report import (
 )
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.loading import TargetSource
-from redrafter_mlx.weights.conventions import hub_licence, hub_repo
+from redrafter_mlx.weights.hub import hub_licence, hub_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
 NASTY = [

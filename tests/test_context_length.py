@@ -11,7 +11,7 @@ from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import load
-from redrafter_mlx.weights.context import context_length
+from redrafter_mlx.weights.raw_model import context_length
 
 CONTEXT = 40
 DRAFTS = [{"draft": False}, {"beam_width": 2, "beam_length": 4}, {"temperature": 1.0, "seed": 3}]

@@ -15,7 +15,7 @@ from redrafter_mlx.bench.measure.answers import AnswersFile
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import whole_file, write_whole
-from redrafter_mlx.weights.cache import cache_dir
+from redrafter_mlx.runtime.paths import cache_dir
 
 
 @contextmanager

@@ -9,8 +9,8 @@ import pytest
 from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.loading import find_drafters
 from redrafter_mlx.weights import SHIPPED_DRAFTERS
+from redrafter_mlx.weights.folder_files import read_safetensors_header
 from redrafter_mlx.weights.registry import REGISTRY
-from redrafter_mlx.weights.safetensors_header import read_safetensors_header
 
 SHELF = SHIPPED_DRAFTERS
 SHIPPED = sorted(path.parent for path in SHELF.glob("*/config.json"))

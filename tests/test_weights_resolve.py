@@ -27,8 +27,8 @@ from huggingface_hub import constants
 from redrafter_mlx.cli import main
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
 from redrafter_mlx.loading import load_target
+from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, human_size
 from redrafter_mlx.weights import registry, wheel
-from redrafter_mlx.weights.cache import cache_dir, check_free_disk, human_size
 from redrafter_mlx.weights.resolve import find_local, pull, resolve
 from redrafter_mlx.weights.status import list_models, show_model
 

@@ -4,7 +4,15 @@
 `chat` turns messages into token ids. Nothing here knows how tokens are drafted.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 
 SHIPPED_DRAFTERS = Path(__file__).parent / "drafters"
 """The folder of the drafters that come with the package."""
+
+Progress = Callable[[str, int, "int | None"], None]
+"""Called with (label, bytes done, bytes in all or None where unknown), any number of times."""
+
+
+def no_progress(label: str, done: int, total: int | None) -> None:
+    """Ignore progress."""

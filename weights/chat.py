@@ -6,14 +6,38 @@ as the token that would end the turn.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from jinja2.exceptions import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.runtime.json_file import read_object
+
+VICUNA_TEMPLATE = """\
+{{ bos_token }}\
+{% if messages[0]['role'] == 'system' %}\
+{% set system = messages[0]['content'] %}{% set turns = messages[1:] %}\
+{% else %}\
+{% set system = "A chat between a curious user and an artificial intelligence assistant. \
+The assistant gives helpful, detailed, and polite answers to the user's questions." %}\
+{% set turns = messages %}\
+{% endif %}\
+{{ system + ' ' }}\
+{% for message in turns %}\
+{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) \
+or message['role'] not in ['user', 'assistant'] %}\
+{{ raise_exception('after an optional system message, user and assistant must take turns') }}\
+{% endif %}\
+{% if message['role'] == 'user' %}{{ 'USER: ' + message['content'] + ' ' }}\
+{% else %}{{ 'ASSISTANT: ' + message['content'] + eos_token }}{% endif %}\
+{% endfor %}\
+{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
+"""What Vicuna's folders leave out: FastChat's conversation `vicuna_v1.1`, for v1.1 and later."""
 
 # transformers keeps "are control tokens text?" as state of the tokenizer, set by each call.
 _TOKENIZER_LOCK = threading.RLock()
@@ -70,6 +94,18 @@ def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
     with _TOKENIZER_LOCK:
         ids = tokenizer.encode(text, add_special_tokens=bos is None or not text.startswith(bos))
     return [int(i) for i in ids]
+
+
+def is_vicuna(folder: Path, name: str) -> bool:
+    """Whether a folder without a chat template is a Vicuna, by name alone.
+
+    The name is what the user asked for, the folder's own, the Hub repository in whose cache it
+    lies, or `_name_or_path` of its config.json. Weights say nothing: Vicuna's shapes are LLaMA's.
+    """
+    names = [name, folder.name, *(p.name for p in folder.parents if p.name.startswith("models--"))]
+    with contextlib.suppress(FileNotFoundError, DamagedFileError):
+        names.append(str(read_object(folder / "config.json").get("_name_or_path", "")))
+    return any("vicuna" in n.lower() for n in names)
 
 
 def _check(message: Mapping[str, str]) -> dict[str, str]:

@@ -12,8 +12,8 @@ import json
 from pathlib import Path
 
 from redrafter_mlx.runtime.atomic_write import write_whole
-from redrafter_mlx.weights.cache import cache_dir
-from redrafter_mlx.weights.progress import Progress, no_progress
+from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.weights import Progress, no_progress
 
 _BLOCK = 1 << 20
 _WORTH_REMEMBERING = 16 * _BLOCK

@@ -24,10 +24,14 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
 )
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.weights.context import context_length
-from redrafter_mlx.weights.folder_files import check_tokenizer, read_config, read_headers
-from redrafter_mlx.weights.raw import RawModel
-from redrafter_mlx.weights.safetensors_header import SafetensorsHeader
+from redrafter_mlx.weights.chat import VICUNA_TEMPLATE, is_vicuna
+from redrafter_mlx.weights.folder_files import (
+    SafetensorsHeader,
+    check_tokenizer,
+    read_config,
+    read_headers,
+)
+from redrafter_mlx.weights.raw_model import RawModel, context_length
 from redrafter_mlx.weights.spm import (
     CONTROL,
     USER_DEFINED,
@@ -35,7 +39,6 @@ from redrafter_mlx.weights.spm import (
     read_pieces,
     spm_tokenizer,
 )
-from redrafter_mlx.weights.vicuna import VICUNA_TEMPLATE, is_vicuna
 
 _LLAMA_TOKENIZERS = ("LlamaTokenizer", "LlamaTokenizerFast")
 

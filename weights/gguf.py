@@ -14,13 +14,12 @@ import mlx.nn as nn
 from mlx_lm.models import llama
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.checksum import sha256_of
-from redrafter_mlx.weights.context import context_length
 from redrafter_mlx.weights.gguf_header import GGUFHeader, read_header
 from redrafter_mlx.weights.gguf_tensors import BITS, GROUP_SIZE, READABLE, read_tensors
 from redrafter_mlx.weights.gguf_tokenizer import tokenizer_from_gguf
-from redrafter_mlx.weights.progress import Progress, no_progress
-from redrafter_mlx.weights.raw import RawModel
+from redrafter_mlx.weights.raw_model import RawModel, context_length
 
 _IGNORED = ("rope_freqs.weight",)
 _LAYER_NAMES = {

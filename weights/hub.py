@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -23,11 +24,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 from huggingface_hub.utils import logging as hub_logging
+from huggingface_hub.utils.tqdm import tqdm
 
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.weights.cache import NoRoomError, check_free_disk
-from redrafter_mlx.weights.progress import Progress, tqdm_reporting
+from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
+from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0
 """Seconds until a Hub that does not answer counts as out of reach."""
@@ -36,6 +39,23 @@ _WEIGHTS = "model*.safetensors"
 _SMALL_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",
                 "*.jsonl", "*.jinja")  # fmt: skip
 _INDEX = "model.safetensors.index.json"
+
+
+_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+
+_LICENCES = """
+afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m
+bigscience-bloom-rail-1.0 bigscience-openrail-m bsd bsd-2-clause bsd-3-clause
+bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0
+cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0
+cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0
+cdla-permissive-2.0 cdla-sharing-1.0 creativeml-openrail-m deepfloyd-if-license ecl-2.0
+epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 fair-noncommercial-research-license gemma gfdl
+gpl gpl-2.0 gpl-3.0 h-research intel-research isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2
+llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by
+ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 pddl postgresql unlicense wtfpl zlib
+"""
+"""The Hub's identifiers; it refuses a card with any other word."""
 
 
 class HubOutOfReachError(Exception):
@@ -159,6 +179,24 @@ def download_repo(listing: Listing, remedy: str, progress: Progress) -> Path:
     return paths["config.json"].parent
 
 
+def hub_licence(licence: str | None) -> dict[str, str]:
+    """The licence fields of a card: an identifier, or `other` with the licence's own name."""
+    given = (licence or "").strip().lower()
+    if given in _LICENCES.split():
+        return {"license": given}
+    name = re.sub(r"[^a-z0-9.]+", "-", given).strip("-.")
+    return {"license": "other", "license_name": name} if name else {"license": "unknown"}
+
+
+def hub_repo(name: str) -> str | None:
+    """The Hub repository of a model by its name, None for files of the user's own."""
+    if name in REGISTRY:
+        return REGISTRY[name].repo
+    if not _REPO.fullmatch(name) or name.endswith(".gguf"):
+        return None
+    return None if Path(name).exists() else name
+
+
 def _download(listing: Listing, name: str, progress: Progress, again: bool) -> Path:
     try:
         with _quiet():
@@ -169,11 +207,31 @@ def _download(listing: Listing, name: str, progress: Progress, again: bool) -> P
                 endpoint=_endpoint(),
                 etag_timeout=ANSWER_TIMEOUT,
                 force_download=again,
-                tqdm_class=tqdm_reporting(progress, name),
+                tqdm_class=_tqdm_reporting(progress, name),
             )
     except Exception as error:  # as in list_repo
         raise HubOutOfReachError(_reason(error)) from error
     return Path(path)
+
+
+def _tqdm_reporting(progress: Progress, label: str) -> type[tqdm]:
+    """A tqdm class that draws nothing and reports to `progress`; what huggingface-hub takes."""
+
+    class Reporting(tqdm):
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            total, initial = kwargs.get("total"), kwargs.get("initial")
+            kwargs["disable"] = True
+            super().__init__(*args, **kwargs)
+            self._all = int(total) if isinstance(total, (int, float)) else None
+            self._done = int(initial) if isinstance(initial, (int, float)) else 0
+            progress(label, self._done, self._all)
+
+        def update(self, n: float | None = 1) -> bool | None:
+            self._done += int(n or 0)
+            progress(label, self._done, self._all)
+            return None
+
+    return Reporting
 
 
 def _nothing_to_load(listing: Listing) -> str:

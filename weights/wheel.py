@@ -19,9 +19,9 @@ import zipfile
 from pathlib import Path
 
 from redrafter_mlx.errors import DownloadError
-from redrafter_mlx.weights.cache import cache_dir, check_free_disk, make_folder
+from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, make_folder
+from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.checksum import remember
-from redrafter_mlx.weights.progress import Progress
 from redrafter_mlx.weights.registry import Registered
 
 _PIP = (

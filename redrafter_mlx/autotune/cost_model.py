@@ -19,7 +19,7 @@ from pathlib import Path
 from redrafter_mlx.config import BeamShape, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import write_whole
-from redrafter_mlx.weights.cache import cache_dir
+from redrafter_mlx.runtime.paths import cache_dir
 
 _LEAST_JUMP = 0.1
 """A rise below this share of the call is no cliff, however quiet the machine; nor is a fall below

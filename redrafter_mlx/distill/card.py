@@ -14,7 +14,7 @@ from redrafter_mlx.distill.plots import ACCURACY, LOSS
 from redrafter_mlx.distill.training_report import TrainingReport, verdict
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.runtime.atomic_write import whole_file
-from redrafter_mlx.weights.conventions import hub_licence, hub_repo
+from redrafter_mlx.weights.hub import hub_licence, hub_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
 CARD = "README.md"

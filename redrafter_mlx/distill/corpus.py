@@ -28,7 +28,7 @@ import numpy as np
 from redrafter_mlx.distill.states import to_host
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import whole_file
-from redrafter_mlx.weights.safetensors_header import read_safetensors_header
+from redrafter_mlx.weights.folder_files import read_safetensors_header
 
 FORMAT = "redrafter-mlx corpus 2"
 

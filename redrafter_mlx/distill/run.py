@@ -41,10 +41,10 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.runtime.device import chip_name, system_name
+from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
-from redrafter_mlx.weights.cache import cache_dir
-from redrafter_mlx.weights.progress import Progress
+from redrafter_mlx.weights import Progress
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
 """The beams that a drafter is judged by."""

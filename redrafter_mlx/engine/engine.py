@@ -35,7 +35,7 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.target.tree_check import check_trees
-from redrafter_mlx.weights.context import context_length
+from redrafter_mlx.weights.raw_model import context_length
 
 
 class Redrafter:

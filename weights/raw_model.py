@@ -1,9 +1,33 @@
-"""How many tokens a model was made for, prompt and answer together."""
+"""A model as its files store it, whichever their format."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeGuard
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+
+@dataclass(frozen=True)
+class RawModel:
+    """Model and tokenizer, the weights not evaluated yet.
+
+    model_type:  mlx-lm's name of the architecture
+    fingerprint: "sha256:..." of what was read, see TargetSource
+    context_length: in tokens, see `context_length`; None if the files name none
+    stored:      the arithmetic that `auto` means on a GPU; None leaves every array as it is
+    """
+
+    model: nn.Module
+    tokenizer: TokenizerWrapper
+    model_type: str
+    fingerprint: str
+    context_length: int | None
+    stored: mx.Dtype | None = None
+    licence: str | None = None
 
 
 def context_length(config: Mapping[str, object]) -> int | None:
@@ -14,7 +38,7 @@ def context_length(config: Mapping[str, object]) -> int | None:
     `original_max_position_embeddings`. For the other kinds the number includes the scaling.
     """
     length = config.get("max_position_embeddings")
-    if not _is_whole(length):
+    if not _is_length(length):
         return None
     scaling = config.get("rope_scaling")
     if not isinstance(scaling, Mapping):
@@ -24,8 +48,8 @@ def context_length(config: Mapping[str, object]) -> int | None:
     if kind not in ("linear", "yarn") or not isinstance(factor, (int, float)):
         return length
     original = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
-    return max(length, int((original if _is_whole(original) else length) * factor))
+    return max(length, int((original if _is_length(original) else length) * factor))
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
+def _is_length(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
