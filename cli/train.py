@@ -4,153 +4,177 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import cast
+from typing import Annotated
 
-from redrafter_mlx.cli import corpus_options as co
+import typer
+
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli import train_options as to
-from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.errors import BadInputError
 
+_CORPUS, _DRAFTER, _TRAINING, _MODEL = "Corpus", "Drafter", "Training", "Model"
 _NUMBER = re.compile(r"[0-9]{1,9}")
+
+Output = Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(
+        "--config", metavar="FILE", show_default=False,
+        help="An options file, such as the train.toml that is written beside each drafter. "
+        "Options of the command win over it.",
+    ),
+]  # fmt: skip
+Prompts = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--prompts", metavar="FILE", rich_help_panel=_CORPUS, show_default=False,
+        help="Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI "
+        "chat. The target answers them beside prompts that it writes itself. Several times for "
+        "several files.",
+    ),
+]  # fmt: skip
+Data = Annotated[
+    Path | None,
+    typer.Option(
+        "--data", metavar="FILE", rich_help_panel=_CORPUS, show_default=False,
+        help="Conversations with finished answers to train on instead.",
+    ),
+]  # fmt: skip
+Labels = Annotated[
+    str | None,
+    typer.Option(
+        "--labels", metavar="target|data", rich_help_panel=_CORPUS, show_default=False,
+        help="With --data: train on what the target would answer at each position, or on the "
+        "answers. [default: target]",
+    ),
+]  # fmt: skip
+AnswerTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--answer-tokens", metavar="N", rich_help_panel=_CORPUS, show_default=False,
+        help="Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]",
+    ),
+]  # fmt: skip
+Layers = Annotated[
+    int | None,
+    typer.Option(
+        "--layers", metavar="N", rich_help_panel=_DRAFTER, show_default=False,
+        help="Residual blocks. [default: 2]",
+    ),
+]  # fmt: skip
+DraftVocab = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-vocab", metavar="N|all", rich_help_panel=_DRAFTER, show_default=False,
+        help="Only the N most frequent tokens can be drafted, which is faster. [default: 8192]",
+    ),
+]  # fmt: skip
+DraftLength = Annotated[
+    int | None,
+    typer.Option(
+        "--draft-length", metavar="T", rich_help_panel=_DRAFTER, show_default=False,
+        help="Tokens that it is trained to draft in a row. [default: 5]",
+    ),
+]  # fmt: skip
+Epochs = Annotated[
+    float | None,
+    typer.Option(
+        "--epochs", metavar="X", rich_help_panel=_TRAINING, show_default=False,
+        help="Passes over the corpus. [default: 4]",
+    ),
+]  # fmt: skip
+StartFrom = Annotated[
+    Path | None,
+    typer.Option(
+        "--start-from", metavar="DIR", rich_help_panel=_TRAINING, show_default=False,
+        help="A drafter of the same form, which is trained further on this corpus.",
+    ),
+]  # fmt: skip
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed", metavar="N", rich_help_panel=_TRAINING, show_default=False,
+        help="Of the corpus and of training: another one brings other texts. [default: 0]",
+    ),
+]  # fmt: skip
+Memory = Annotated[
+    int | None,
+    typer.Option(
+        "--memory", metavar="BYTES", rich_help_panel=_TRAINING, show_default=False,
+        help="Most memory that writing and training take, all processes together. "
+        "[default: half of the machine's]",
+    ),
+]  # fmt: skip
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print sizes and a time estimate, and do nothing.")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", metavar="TYPE", rich_help_panel=_MODEL, show_default=False,
+        help="float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU. "
+        "[default: auto]",
+    ),
+]  # fmt: skip
 
 
 def command(
-    output: to.Output,
+    output: Output,
+    config: Config = None,
     model: opt.Model = None,
-    prompts: co.Prompts = None,
-    data: co.Data = None,
-    labels: co.Labels = "target",
-    own_prompts: co.OwnPrompts = None,
-    begun_prompts: co.BegunPrompts = 0.75,
-    answers: co.Answers = None,
-    read: co.Read = None,
-    without: co.Without = None,
-    learn_prompts: co.LearnPrompts = True,
-    answer_tokens: co.AnswerTokens = 2_000_000,
-    cache_bytes: co.CacheBytes = 40_000_000_000,
-    workers: co.Workers = None,
-    rnn: to.Rnn = True,
-    layers: to.Layers = 2,
-    exit_dim: to.ExitDim = None,
-    head: to.Head = "tied",
-    draft_vocab: to.DraftVocab = "8192",
-    context: to.Context = "auto",
-    drafter_bits: to.DrafterBits = None,
-    paper: to.Paper = False,
-    epochs: to.Epochs = 4.0,
-    draft_length: to.DraftLength = 5,
-    batch: to.Batch = 1024,
-    accumulate: to.Accumulate = 1,
-    optimizer: to.Optimizer = "muon",
-    learning_rate: to.LearningRate = 1e-3,
-    final_rate: to.FinalRate = 0.1,
-    soft_share: to.SoftShare = None,
-    depth_decay: to.DepthDecay = 0.8,
-    evaluations: to.Evaluations = 10,
-    memory: to.Memory = None,
-    seed: to.Seed = 0,
-    start_from: to.StartFrom = None,
-    keep_start: to.KeepStart = 0.0,
-    timed: to.Timed = 8,
-    dry_run: to.DryRun = False,
-    dtype: opt.Dtype = "auto",
+    prompts: Prompts = None,
+    data: Data = None,
+    labels: Labels = None,
+    answer_tokens: AnswerTokens = None,
+    layers: Layers = None,
+    draft_vocab: DraftVocab = None,
+    draft_length: DraftLength = None,
+    epochs: Epochs = None,
+    start_from: StartFrom = None,
+    seed: Seed = None,
+    memory: Memory = None,
+    dry_run: DryRun = False,
+    dtype: Dtype = None,
     quantize: opt.Quantize = None,
     offline: opt.Offline = False,
 ) -> None:
-    """Train a drafter for a model, from text that the model writes itself.
+    """Train a drafter for a model, on text that the model writes itself.
 
     Ctrl-C saves and stops; the same command goes on where it stopped. At the end the drafter is
-    timed beside plain decoding, and a line says whether it is faster on this machine.
+    timed beside plain decoding, and a line says whether it is faster on this machine. All options
+    are written to train.toml beside the drafter; --config repeats or changes a run.
     """
     from redrafter_mlx.cli.train_screen import run_training
-    from redrafter_mlx.distill.blocks import OPENINGS, WritingOptions
-    from redrafter_mlx.distill.job import DrafterForm, TrainingJob
-    from redrafter_mlx.distill.options import Optimizer, TrainOptions
-    from redrafter_mlx.distill.reading import Labels
-    from redrafter_mlx.drafting.recurrent_config import Head
+    from redrafter_mlx.distill.options_file import make_job, read_options
 
-    check_choice("--dtype", dtype, DType)
-    check_choice("--head", head, Head)
-    check_choice("--labels", labels, Labels)
-    check_choice("--optimizer", optimizer, Optimizer)
-    if own_prompts is None:
-        own_prompts = 0.5 if prompts else 1.0
-    if answers is None:
-        answers = len(OPENINGS) if prompts else 1
-    if not 1 <= answers <= len(OPENINGS):
-        raise BadInputError(f"--answers is {answers}; choose 1 to {len(OPENINGS)}")
-    form = DrafterForm(
-        rnn, layers, exit_dim, cast(Head, head), _vocabulary(draft_vocab),
-        _layers("--context", context),
-    )  # fmt: skip
-    if paper:
-        form = DrafterForm(rnn, layers, exit_dim, "own", None, context=())
-    if soft_share is None:
-        soft_share = 0.0 if data is not None and labels == "target" else 0.5
-    job = TrainingJob(
-        model=model or "smollm2-135m",
-        output=_folder(output),
-        dtype=cast(DType, dtype),
-        quantize=quantize,
-        offline=offline,
-        prompts=tuple(prompts or ()),
-        data=data,
-        labels=cast(Labels, labels),
-        answer_tokens=answer_tokens,
-        cache_bytes=cache_bytes,
-        workers=workers,
-        memory=memory,
-        read=tuple(read or ()),
-        without=tuple(without or ()),
-        learn_prompts=learn_prompts,
-        writing=WritingOptions(
-            own_share=own_prompts,
-            begun_share=begun_prompts,
-            openings=OPENINGS[:answers],
-            seed=seed,
-        ),
-        form=form,
-        training=TrainOptions(
-            draft_length=draft_length,
-            epochs=epochs,
-            batch=batch,
-            accumulate=accumulate,
-            optimizer=cast(Optimizer, optimizer),
-            learning_rate=learning_rate,
-            final_rate=final_rate,
-            soft_share=soft_share,
-            depth_decay=depth_decay,
-            evaluations=evaluations,
-            keep_start=keep_start,
-            seed=seed,
-        ),
-        timed=timed,
-        bits=drafter_bits,
-        start=start_from,
-    )
-    run_training(job, dry_run=dry_run)
-
-
-def _folder(given: str) -> Path:
-    if not given.strip():
+    if not output.strip():
         raise BadInputError("--output is empty; give a folder")
-    return Path(given)
+    given = {"model": "smollm2-135m", **({} if config is None else read_options(config))}
+    for key, value in {
+        "model": model or None,
+        "prompts": [str(path) for path in prompts or ()] or None,
+        "data": None if data is None else str(data),
+        "labels": labels,
+        "answer_tokens": answer_tokens,
+        "drafter.layers": layers,
+        "drafter.draft_vocab": None if draft_vocab is None else _vocabulary(draft_vocab),
+        "training.draft_length": draft_length,
+        "training.epochs": epochs,
+        "start_from": None if start_from is None else str(start_from),
+        "writing.seed": seed,
+        "training.seed": seed,
+        "memory": memory,
+        "dtype": dtype,
+        "quantize": quantize,
+    }.items():
+        if value is not None:
+            table, _, name = key.rpartition(".")
+            part = given.setdefault(table, {}) if table else given
+            if isinstance(part, dict):
+                part[name] = value
+    run_training(make_job(given, Path(output), offline=offline), dry_run=dry_run)
 
 
-def _vocabulary(given: str) -> int | None:
-    if given == "all":
-        return None
-    if not _NUMBER.fullmatch(given) or int(given) < 1:
+def _vocabulary(given: str) -> int | str:
+    if given != "all" and (not _NUMBER.fullmatch(given) or int(given) < 1):
         raise BadInputError(f"--draft-vocab is {given}; give a number of tokens, or all")
-    return int(given)
-
-
-def _layers(option: str, given: str) -> tuple[int, ...] | None:
-    if given == "auto":
-        return None
-    if given == "none":
-        return ()
-    if not all(_NUMBER.fullmatch(part.strip()) for part in given.split(",")):
-        raise BadInputError(f"{option} is {given}; give none, auto, or layers such as 20,27")
-    return tuple(sorted({int(part) for part in given.split(",")}))
+    return given if given == "all" else int(given)

@@ -106,8 +106,8 @@ def shortfall(corpus: CorpusSize, job: TrainingJob) -> str | None:
     """Why a corpus that the target writes is smaller than was asked; None if it is not."""
     if job.data is not None or corpus.answer_tokens >= job.answer_tokens:
         return None
-    room = f"--cache-bytes {job.cache_bytes} holds no more of the {job.answer_tokens} asked for"
-    return room if job.form.context == () else f"{room}; without context layers it would"
+    room = f"cache_bytes {job.cache_bytes} holds no more of the {job.answer_tokens} asked for"
+    return room if job.drafter.context_layers == () else f"{room}; without context layers it would"
 
 
 def _fit(run: TrainingRun, console: Console) -> bool:

@@ -12,9 +12,10 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.distill import turns
-from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.blocks import Writer
 from redrafter_mlx.distill.given import read_given
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reserved import LEFT_OUT, Reserved
 from redrafter_mlx.errors import BadInputError
@@ -22,6 +23,7 @@ from redrafter_mlx.target.model import Target
 
 LONG = "Tell me how a ship can sail against the wind, and why it does not tip over."
 WORDS = LONG.split()
+HALF = WritingOptions(own_share=0.5)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_prompts_answers_and_texts_with_a_reserved_question_are_left_out(tmp_pat
         (tmp_path / name).write_text("\n".join(lines))
     job = TrainingJob(
         "tiny", tmp_path, prompts=(tmp_path / "first.txt", tmp_path / "second.txt"),
-        read=(tmp_path / "read.txt",), without=(tmp_path / "reserved.txt",),
+        read=(tmp_path / "read.txt",), exclude=(tmp_path / "reserved.txt",), writing=HALF,
     )  # fmt: skip
     given = read_given(job)
     assert [c.turns for c in given.conversations] == [
@@ -76,7 +78,7 @@ def test_prompts_answers_and_texts_with_a_reserved_question_are_left_out(tmp_pat
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"prompt": "Go on", "response": LONG}))
     truth = replace(job, prompts=(), data=data, labels="data")
-    with pytest.raises(BadInputError, match="--without"):
+    with pytest.raises(BadInputError, match="exclude"):
         read_given(truth)
 
 
@@ -94,7 +96,9 @@ def test_each_part_of_the_texts_that_are_read_is_of_all_files(tmp_path: Path) ->
 def test_the_target_answers_prompts_itself_where_a_file_has_answers(tmp_path: Path) -> None:
     file = tmp_path / "alpaca.json"
     file.write_text(json.dumps([{"instruction": "Say it", "input": "twice", "output": "It. It."}]))
-    (asked,) = read_given(TrainingJob("tiny", tmp_path, prompts=(file,))).conversations
+    (asked,) = read_given(
+        TrainingJob("tiny", tmp_path, prompts=(file,), writing=HALF)
+    ).conversations
     assert asked == Conversation(("Say it\n\ntwice",))
     truth = TrainingJob("tiny", tmp_path, data=file, labels="data")
     assert read_given(truth).conversations == (replace(asked, answers=("It. It.",)),)

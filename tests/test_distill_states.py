@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.blocks import Writer
 from redrafter_mlx.distill.corpus import Shard, save_shard
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reading import Reader
 from redrafter_mlx.distill.writing import write_answers

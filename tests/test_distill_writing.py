@@ -21,11 +21,12 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill import reading
 from redrafter_mlx.distill.acceptance import accepted_lengths, walk
 from redrafter_mlx.distill.beginnings import BEGINNINGS, draw_beginnings
-from redrafter_mlx.distill.blocks import OPENINGS, Writer, WritingOptions
+from redrafter_mlx.distill.blocks import Writer
 from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard, summarise_shard
 from redrafter_mlx.distill.examples import places
 from redrafter_mlx.distill.extras import Extras
 from redrafter_mlx.distill.filters import loop_start
+from redrafter_mlx.distill.options import OPENINGS, WritingOptions
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Reader, continuations
 from redrafter_mlx.distill.reserved import NOTHING

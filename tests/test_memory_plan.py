@@ -23,10 +23,10 @@ VICUNA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_hea
 
 def planned(target: Target, memory: int | None, workers: int = 1, **changes: object) -> MemoryPlan:
     job = TrainingJob(
-        "tiny", Path("out"), memory=memory, form=DrafterForm(exit_dim=32),
+        "tiny", Path("out"), memory=memory, drafter=DrafterForm(exit_dim=32),
         training=TrainOptions(batch=64), **changes,  # type: ignore[arg-type]
     )  # fmt: skip
-    return plan_memory(job, job.form.config(target, "tiny", ""), target, 1_000_000, workers)
+    return plan_memory(job, job.drafter.config(target, "tiny", ""), target, 1_000_000, workers)
 
 
 def test_a_token_of_vicunas_cache_shape_counts_half_a_mebibyte() -> None:

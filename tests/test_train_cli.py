@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -22,17 +22,22 @@ from redrafter_mlx.distill.corpus import load_shard
 from redrafter_mlx.distill.job import DrafterForm, TrainingJob
 from redrafter_mlx.distill.metrics import read_metrics
 from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.trainer import Evaluation, Step
 from redrafter_mlx.distill.workers import CorpusSize
 from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.loading import load
 
-SMALL = [
-    "--answer-tokens", "4000", "--batch", "32", "--draft-vocab", "100", "--draft-length", "3",
-    "--evaluations", "2", "--workers", "1", "--layers", "1", "--epochs", "2",
-    "--timed-questions", "1", "--context", "0,1",
-]  # fmt: skip
+Keys = dict[str, dict[str, object]]
+
+SMALL: Keys = {
+    "": {"answer_tokens": 600, "workers": 1, "timed_questions": 0},
+    "writing": {"own_share": 0.0, "batch": 15, "openings": [0], "max_answer_tokens": 40},
+    "drafter": {"draft_vocab": 100, "layers": 1, "context_layers": [0, 1]},
+    "training": {"batch": 32, "draft_length": 3, "evaluations": 1, "epochs": 2},
+}
+"""A run of a few seconds: four blocks of prompts, one of them held out."""
 
 
 SHIPPED = Path(main.__file__).parents[1] / "weights" / "drafters" / "smollm2-135m"
@@ -68,11 +73,33 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
 
 
-def arguments(model: Path, prompts: Path, output: Path) -> list[str]:
+def options_file(path: Path, keys: Keys) -> Path:
+    """An options file of SMALL with these keys over it; None leaves a key out."""
+    lines = []
+    for table in SMALL:
+        own = {**SMALL[table], **keys.get(table, {})}
+        lines += [f"[{table}]"] if table else []
+        lines += [f"{key} = {json.dumps(value)}" for key, value in own.items() if value is not None]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def arguments(model: Path, prompts: Path, output: Path, keys: Keys | None = None) -> list[str]:
+    """`train` on a file of prompts, with an options file of its own for each output."""
+    config = options_file(model.parent / f"{output.name}.toml", keys or {})
     return [
-        "train", "--model", str(model), "--output", str(output), "--prompts", str(prompts),
-        "--own-prompts", "0", *SMALL,
+        "train", "--config", str(config), "--model", str(model), "--output", str(output),
+        "--prompts", str(prompts),
     ]  # fmt: skip
+
+
+def said_in(captured: str) -> str:
+    """What was said, whatever lines it is wrapped to."""
+    return " ".join(captured.split())
+
+
+def losses(folder: Path) -> list[float]:
+    return [at.event.loss for at in read_metrics(folder) if isinstance(at.event, Step)]
 
 
 def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
@@ -80,13 +107,17 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
 ) -> None:
     output, texts = tmp_path / "drafter", tmp_path / "texts.txt"
     texts.write_text("\n".join(f"A text of {i} words or more." for i in range(20)))
-    assert main.run([*arguments(model, prompts, output), "--read", str(texts)]) == 0
+    keys: Keys = {
+        "": {"read": [str(texts)], "timed_questions": 1},
+        "training": {"evaluations": 2, "epochs": 4},
+    }
+    assert main.run(arguments(model, prompts, output, keys)) == 0
     said = capsys.readouterr()
     assert "On this machine it" in said.out
     assert "tokens/step" in said.out
     assert "corpus:" in said.err
     assert {p.name for p in output.iterdir()} >= {
-        "config.json", "model.safetensors", "metrics.jsonl", "README.md",
+        "config.json", "model.safetensors", "metrics.jsonl", "README.md", "train.toml",
     }  # fmt: skip
     config = read_config(output)
     assert config.target_fingerprint is not None
@@ -98,13 +129,10 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     assert any(learnt)
     (first, *_) = sorted(corpus.glob("read-*/block-*"))
     assert len(load_shard(first).texts) == 20
-    assert main.run(arguments(model, prompts, output)) == 1  # other texts, another run
-    assert "run with read" in " ".join(capsys.readouterr().err.split())
     assert " 0 tokens read" not in (output / "README.md").read_text()
     events = [at.event for at in read_metrics(output)]
     assert sum(isinstance(e, Evaluation) for e in events) >= 2
-    losses = [e.loss for e in events if isinstance(e, Step)]
-    assert losses[-1] < losses[0]
+    assert losses(output)[-1] < losses(output)[0]
 
     drafted = load(model, output)
     plain = load(model, None)
@@ -112,43 +140,53 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     answer = drafted.generate(prompt, max_tokens=48, draft=True)
     assert answer.token_ids == plain.generate(prompt, max_tokens=48).token_ids
 
-    # The same command once more has nothing left to do.
+    # The same options once more have nothing left to do; with other texts it is another run.
     before = (output / "model.safetensors").read_bytes()
-    assert main.run([*arguments(model, prompts, output), "--read", str(texts)]) == 0
+    again = ["train", "--config", str(output / "train.toml"), "--output"]
+    assert main.run([*again, str(output)]) == 0
     assert (output / "model.safetensors").read_bytes() == before
+    keys[""]["read"] = []
+    assert main.run(arguments(model, prompts, output, keys)) == 1
+    assert "run with read" in said_in(capsys.readouterr().err)
+
+    # In another folder they make the same drafter.
+    assert main.run([*again, str(tmp_path / "twin")]) == 0
+    assert (tmp_path / "twin" / "model.safetensors").read_bytes() == before
+    written = [(folder / "train.toml").read_text() for folder in (output, tmp_path / "twin")]
+    assert written[0] == written[1]
 
 
-def test_a_drafter_goes_on_learning_from_other_text(
+def test_a_drafter_is_trained_further_on_other_text(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    quick = ["--answer-tokens", "3000", "--evaluations", "1", "--timed-questions", "0"]
-    assert main.run([*arguments(model, prompts, first), *quick]) == 0
-    go_on = [*arguments(model, prompts, second), *quick, "--start-from", str(first), "--seed", "1"]
+    assert main.run(arguments(model, prompts, first)) == 0
+    go_on = [*arguments(model, prompts, second), "--start-from", str(first), "--seed", "1"]
     assert main.run([*go_on, "--layers", "2"]) == 1
-    said = capsys.readouterr()
-    assert "num_draft_layers 1" in " ".join(said.err.split())
+    assert "num_draft_layers 1" in said_in(capsys.readouterr().err)
     assert not second.exists()
     assert len(list((tmp_path / "cache/corpora").iterdir())) == 1
     assert main.run(go_on) == 0
     assert len(list((tmp_path / "cache/corpora").iterdir())) == 2
-    afresh, further = (
-        [at.event.loss for at in read_metrics(run) if isinstance(at.event, Step)][:20]
-        for run in (first, second)
-    )
-    assert sum(further) / 20 < sum(afresh) / 20 - 0.2
+    afresh, further = (losses(run)[:10] for run in (first, second))
+    assert sum(further) / 10 < sum(afresh) / 10 - 0.1
     assert "random weights" in (first / "README.md").read_text()
     assert "had learnt before, `sha256:" in (second / "README.md").read_text()
-    assert main.run([*arguments(model, prompts, second), *quick, "--seed", "1"]) == 1
-    assert "begun_with" in " ".join(capsys.readouterr().err.split())
+    assert main.run([*arguments(model, prompts, second), "--seed", "1"]) == 1
+    assert "begun_with" in said_in(capsys.readouterr().err)
 
 
 def test_another_architecture_is_trained_for_by_the_same_command(
     prompts: Path, tmp_path: Path
 ) -> None:
+    """In the paper's own form."""
     qwen = save_folder(tmp_path / "qwen", "qwen3")
     output = tmp_path / "drafter"
-    assert main.run([*arguments(qwen, prompts, output), "--paper", "--soft-share", "0"]) == 0
+    paper: Keys = {
+        "drafter": {"head": "own", "draft_vocab": "all", "context_layers": []},
+        "training": {"soft_share": 0},
+    }
+    assert main.run(arguments(qwen, prompts, output, paper)) == 0
     stored = json.loads((output / "config.json").read_text())
     assert "draft_vocab_size" not in stored
     assert stored["head"] == "own"
@@ -166,11 +204,11 @@ def test_a_corpus_that_the_disk_cut_short_says_so() -> None:
     assert shortfall(whole, job) is None
     given = replace(job, data=Path("given.jsonl"), labels="data")
     assert shortfall(cut, given) is None
-    alone = replace(job, form=DrafterForm(context=()))
+    alone = replace(job, drafter=DrafterForm(context_layers=()))
     with_layers, without = shortfall(cut, job), shortfall(cut, alone)
     for note in (with_layers, without):
         assert note is not None
-        assert "--cache-bytes 5000" in note
+        assert "cache_bytes 5000" in note
         assert "1000" in note
     assert "context layers" in str(with_layers)
     assert "context layers" not in str(without)
@@ -191,7 +229,9 @@ def test_dry_run_says_sizes_and_writes_nothing(
 def test_a_model_without_row_masks_is_written_one_text_at_a_time_and_says_so(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = TrainingJob(model=str(model), output=tmp_path / "out", form=DrafterForm(context=()))
+    job = TrainingJob(
+        model=str(model), output=tmp_path / "out", drafter=DrafterForm(context_layers=())
+    )
     run = TrainingRun(job)
     assert run.notes == []
     monkeypatch.setattr("redrafter_mlx.distill.run.batch_cache", lambda _: None)
@@ -204,7 +244,7 @@ def test_too_little_memory_is_refused_before_anything_is_written(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run([*arguments(model, prompts, tmp_path / "out"), "--memory", "1000000"]) == 1
-    said = " ".join(capsys.readouterr().err.split())
+    said = said_in(capsys.readouterr().err)
     assert "1000000" in said
     assert "--memory" in said
     assert not (tmp_path / "cache" / "corpora").exists()
@@ -217,27 +257,32 @@ def test_dry_run_counts_given_answers_and_texts_that_are_only_read(
     pairs = [{"prompt": f"Question {i}?", "response": f"The answer is {i}."} for i in range(10, 50)]
     given.write_text("\n".join(map(json.dumps, pairs)))
     texts.write_text("\n".join(f"A text of {i} words or more." for i in range(20)))
-    asked = ["train", "--model", str(model), "--output", str(output), "--data", str(given), *SMALL]
+    many: Keys = {"": {"answer_tokens": 4000}}
+    read: Keys = {"": {"answer_tokens": 4000, "read": [str(texts)]}}
+    asked = ["train", "--model", str(model), "--output", str(output), "--data", str(given)]
 
-    def dry_run(*more: str) -> dict[str, str]:
-        assert main.run([*asked, "--labels", "data", "--dry-run", *more]) == 0
+    def dry_run(keys: Keys) -> dict[str, str]:
+        config = options_file(tmp_path / "options.toml", keys)
+        said = [*asked, "--config", str(config), "--labels", "data"]
+        assert main.run([*said, "--dry-run"]) == 0
         lines = capsys.readouterr().out.splitlines()
         return {line[:20].strip(): line[20:].strip() for line in lines}
 
-    said = dry_run()
+    said = dry_run(many)
     each = len(byte_tokenizer().encode("The answer is 10.<|im_end|>"))
     assert said["answers"] == f"{40 * each} tokens"
     assert "writing the corpus" not in said
     assert "less what is there" in said["reading the answers"]
-    steps = [int(of["training"].split()[-2]) for of in (said, dry_run("--read", str(texts)))]
+    steps = [int(of["training"].split()[-2]) for of in (said, dry_run(read))]
     assert steps[0] < steps[1] < 3 * steps[0]
 
     given.write_text(json.dumps({"prompt": "A question?", "response": ""}))
     for more in ([], ["--dry-run"]):
-        assert main.run([*asked, "--labels", "data", *more]) == 1
-        said_so = " ".join(capsys.readouterr().err.split())
+        config = str(options_file(tmp_path / "options.toml", many))
+        assert main.run([*asked, "--config", config, "--labels", "data", *more]) == 1
+        said_so = said_in(capsys.readouterr().err)
         assert "given.jsonl" in said_so
-        assert "--cache-bytes" not in said_so
+        assert "cache_bytes" not in said_so
     assert not output.exists()
 
 
@@ -245,11 +290,11 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
     model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "drafter"
-    given = [*arguments(model, prompts, output), "--epochs", "40"]
+    given = [*arguments(model, prompts, output), "--epochs", "12"]
     command = [sys.executable, "-m", "redrafter_mlx.cli.main", *given]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 120
-    while not (output / "metrics.jsonl").exists() or len(read_metrics(output)) < 20:
+    while not (output / "metrics.jsonl").exists() or len(read_metrics(output)) < 5:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -272,31 +317,15 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         (["--draft-vocab", "many"], "--draft-vocab is many"),
         (["--draft-vocab", "²"], "--draft-vocab is ²"),
         (["--draft-vocab", "9" * 5000], "--draft-vocab is 999"),
-        (["--context", "last"], "--context is last"),
-        (["--context", "²"], "--context is ²"),
-        (["--context", "0.5"], "--context is 0.5"),
-        (["--head", "loose"], "--head"),
-        (["--labels", "mine"], "--labels"),
-        (["--own-prompts", "2"], "own share of prompts is 2"),
-        (["--begun-prompts", "-1"], "share of prompts behind a beginning is -1"),
-        (["--answers", "4"], "--answers is 4; choose 1 to 3"),
-        (["--drafter-bits", "3"], "bits are 3"),
-        (["--workers", "0"], "workers is 0"),
+        (["--labels", "mine"], "labels is 'mine'"),
+        (["--dtype", "float8"], "dtype is 'float8'"),
         (["--data", "x.jsonl"], "--prompts or --data"),
-        (["--read", "x.txt", "--soft-share", "0"], "soft_share is 0"),
-        (["--keep-start", "0.5"], "keep_start is 0.5"),
-        (["--keep-start", "1", "--start-from", "x"], "keep_start is 1.0"),
         (["--epochs", "inf"], "epochs is inf"),
-        (["--learning-rate", "1e30"], "learning_rate is 1e+30"),
-        (["--depth-decay", "inf"], "depth_decay is inf"),
-        (["--evaluations", "1000000000"], "evaluations is 1000000000"),
         (["--seed", "-1"], "seed is -1"),
         (["--seed", str(2**64)], f"seed is {2**64}"),
         (["--layers", "100000"], "num_draft_layers is 100000"),
         (["--layers", "-1"], "num_draft_layers is -1"),
-        (["--exit-dim", "0"], "exit_dim is 0"),
         (["--draft-length", "100"], "draft_length is 100"),
-        (["--workers", "100000"], "workers is 100000"),
         (["--labels", "data"], "give --data"),
         (["--answer-tokens", "63"], "answer_tokens is 63"),
         (["--output", ""], "--output is empty"),
@@ -304,7 +333,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
         (["--output", f"{__file__}/out"], f"{__file__} is a file"),
         (["--output", str(SHIPPED)], "config.json"),
         pytest.param(["--output", "/proc/out"], "nothing can be written", marks=LINUX),
-        (["--read", "no-such-texts.txt"], "no-such-texts.txt cannot be read"),
+        (["--config", "no-such-options.toml"], "no-such-options.toml cannot be read"),
+        (["--config", __file__], "test_train_cli.py is not a TOML file"),
     ],
 )
 def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
@@ -319,10 +349,104 @@ def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("table", "key", "value", "said"),
     [
-        (["--context", "1,7"], "layers 1, 7"),
-        (["--drafter-bits", "4"], "rnn_w has 32 columns"),
+        ("", "epochs", 2, "unknown option 'epochs'"),
+        ("", "answer_token", 2, "did you mean 'answer_tokens'"),
+        ("", "output", "elsewhere", "output is an option of the command"),
+        ("", "training", 3, "it must be a table"),
+        ("", "workers", 0, "workers is 0"),
+        ("", "workers", 100000, "workers is 100000"),
+        ("", "workers", "two", "workers is 'two'; it must be a whole number"),
+        ("", "learn_prompts", "no", "it must be true or false"),
+        ("", "read", "x.txt", "read is 'x.txt'; it must be a list"),
+        ("", "read", ["no-such-texts.txt"], "no-such-texts.txt cannot be read"),
+        ("", "labels", "mine", "labels is 'mine'"),
+        ("writing", "own_share", 2, "own_share is 2"),
+        ("writing", "own_share", 1, "own_share is 1, so none of the given prompts"),
+        ("writing", "starter_share", -1, "starter_share is -1"),
+        ("writing", "starters", 1, "did you mean 'starter_share'"),
+        ("writing", "openings", [], "openings is []"),
+        ("drafter", "head", "loose", 'head is \'loose\'; it must be "own" or "tied"'),
+        ("drafter", "context_layers", "last", "context_layers is 'last'; it must be a list"),
+        ("drafter", "context_layers", [0.5], "context_layers is 0.5"),
+        ("drafter", "bits", 3, "bits are 3"),
+        ("drafter", "exit_dim", 0, "exit_dim is 0"),
+        ("drafter", "draft_vocab", 0, "draft_vocab is 0"),
+        ("training", "keep_start", 0.5, "keep_start is 0.5"),
+        ("training", "learning_rate", 1e30, "learning_rate is 1e+30"),
+        ("training", "depth_decay", True, "depth_decay is True; it must be a number"),
+        ("training", "evaluations", 10**9, "evaluations is 1000000000"),
+        ("training", "optimiser", "muon", "did you mean 'optimizer'"),
+    ],
+)
+def test_bad_keys_of_an_options_file_are_refused_in_one_line_before_anything_is_loaded(
+    prompts: Path,
+    tmp_path: Path,
+    table: str,
+    key: str,
+    value: object,
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    keys: Keys = {table: {key: value}}
+    if (table, key) == ("", "training"):
+        config = tmp_path / "options.toml"
+        config.write_text("training = 3")
+        given = ["train", "--config", str(config), "--output", str(tmp_path / "out")]
+    else:
+        given = arguments(tmp_path / "nowhere", prompts, tmp_path / "out", keys)
+    assert main.run(given) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_soft_labels_that_are_not_there_are_refused(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of texts that are only read, and of the target's continuations of given answers."""
+    hard: Keys = {"": {"read": ["x.txt"]}, "training": {"soft_share": 0}}
+    assert main.run(arguments(tmp_path, prompts, tmp_path / "out", hard)) == 1
+    assert "soft_share is 0" in capsys.readouterr().err
+    soft: Keys = {"": {"data": "x.jsonl"}, "training": {"soft_share": 0.5}}
+    config = options_file(tmp_path / "options.toml", soft)
+    assert main.run(["train", "--config", str(config), "-o", str(tmp_path / "out")]) == 1
+    assert "soft_share is 0.5" in capsys.readouterr().err
+
+
+def test_an_options_file_reads_back_equal(tmp_path: Path) -> None:
+    given = {
+        "model": 'a "quoted"\tm\u00f6del \U0001f600 \x7f', "prompts": ["a.txt", "b\\c"],
+        "quantize": 4, "learn_prompts": False, "memory": 2**40,
+        "writing": {"openings": [0, 3], "own_share": 0.25},
+        "drafter": {"draft_vocab": "all", "context_layers": [20, 27], "rnn": False},
+        "training": {"learning_rate": 1e-05, "epochs": 3},
+    }  # fmt: skip
+    for job in (make_job(given, tmp_path), make_job({"model": "tiny"}, tmp_path)):
+        path = tmp_path / "train.toml"
+        path.write_text(to_toml(job), encoding="utf-8")
+        assert make_job(read_options(path), tmp_path) == job
+
+
+def test_options_of_the_command_win_over_those_of_the_file(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps = []
+    for more in ([], ["--epochs", "1"]):
+        given = [*arguments(model, prompts, tmp_path / "out"), *more, "--dry-run"]
+        assert main.run(given) == 0
+        (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("training"))
+        steps.append(int(line.split()[-2]))
+    assert steps[0] == pytest.approx(2 * steps[1], abs=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("context_layers", [1, 7], "layers 1, 7"),
+        ("bits", 4, "rnn_w has 32 columns"),
     ],
 )
 def test_forms_that_cannot_be_used_are_refused_before_anything_is_written(
@@ -330,12 +454,13 @@ def test_forms_that_cannot_be_used_are_refused_before_anything_is_written(
     prompts: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    options: list[str],
+    key: str,
+    value: object,
     said: str,
 ) -> None:
     output = tmp_path / "out"
-    assert main.run([*arguments(model, prompts, output), *options]) == 1
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert main.run(arguments(model, prompts, output, {"drafter": {key: value}})) == 1
+    assert said in said_in(capsys.readouterr().err)
     assert not output.exists()
 
 
@@ -349,7 +474,7 @@ def test_files_of_another_run_or_of_none_are_not_written_over(
     (none / "README.md").write_text("mine")
     for output, named in ((other, "a run with target 'sha256:0'"), (none, "README.md")):
         assert main.run(arguments(model, prompts, output)) == 1
-        assert named in " ".join(capsys.readouterr().err.split())
+        assert named in said_in(capsys.readouterr().err)
     assert not (tmp_path / "cache" / "corpora").exists()
 
 
@@ -359,12 +484,13 @@ def test_prompts_too_few_to_hold_some_out_are_refused_before_anything_is_written
     few, output = tmp_path / "few.txt", tmp_path / "out"
     few.write_text("\n".join(f"Question {i}?" for i in range(10)))
     assert main.run(arguments(model, few, output)) == 1
-    assert "few.txt holds 10 prompts" in " ".join(capsys.readouterr().err.split())
+    assert "few.txt holds 10 prompts" in said_in(capsys.readouterr().err)
     pairs = [{"prompt": f"Question {i}?", "response": f"The answer is {i}."} for i in range(32)]
     few.write_text("\n".join(map(json.dumps, pairs)))
-    given = ["train", "--model", str(model), "-o", str(output), "--data", str(few), *SMALL]
-    assert main.run(given) == 1
-    assert "few.txt holds 32 conversations" in " ".join(capsys.readouterr().err.split())
+    config = options_file(tmp_path / "options.toml", {})
+    given = ["train", "--model", str(model), "-o", str(output), "--data", str(few)]
+    assert main.run([*given, "--config", str(config)]) == 1
+    assert "few.txt holds 32 conversations" in said_in(capsys.readouterr().err)
     assert not output.exists()
 
 
@@ -372,8 +498,8 @@ def test_the_smallest_run_that_is_accepted_holds_some_out_and_ends_with_a_drafte
     model: Path, prompts: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "drafter"
-    smallest = ["--answer-tokens", "64", "--draft-length", "1", "--timed-questions", "0"]
-    assert main.run([*arguments(model, prompts, output), *smallest, "--epochs", "0.1"]) == 0
+    smallest = ["--answer-tokens", "64", "--draft-length", "1", "--epochs", "0.1"]
+    assert main.run([*arguments(model, prompts, output), *smallest]) == 0
     assert (output / "model.safetensors").exists()
 
 
@@ -386,10 +512,10 @@ def test_given_answers_are_learnt_as_they_stand_or_as_the_target_would_go_on(
     steps = []
     for labels in ("data", "target"):
         output = tmp_path / labels
-        given = ["train", "--model", str(model), "-o", str(output), "--data", str(data),
-                 "--labels", labels, *SMALL, "--answer-tokens", "1000",
-                 "--no-learn-prompts"]  # fmt: skip
-        assert main.run(given) == 0
+        keys: Keys = {"": {"learn_prompts": False, "answer_tokens": 1000}}
+        config = options_file(tmp_path / "options.toml", keys)
+        given = ["train", "--config", str(config), "--model", str(model), "-o", str(output)]
+        assert main.run([*given, "--data", str(data), "--labels", labels]) == 0
         assert read_config(output).draft_vocab_size == 100
         steps.append(sum(isinstance(at.event, Step) for at in read_metrics(output)))
     assert steps[0] == steps[1] > 20, "as many passes over as many places"
@@ -402,8 +528,11 @@ def test_quality_gives_the_steps_of_decoding(
     assert main.run(arguments(model, prompts, output)) == 0
     capsys.readouterr()
     twin = shutil.copytree(output, tmp_path / "twin")
-    given = ["quality", str(output), str(twin), "--model", str(model), "--questions", str(prompts),
-             "--limit", "3", "--beam-width", "2", "--max-tokens", "40"]  # fmt: skip
+    questions = prompts.read_text().splitlines()[:3]
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(questions))
+    given = ["quality", str(output), str(twin), "--model", str(model), "--questions", str(few),
+             "--beam-width", "2", "--max-tokens", "40"]  # fmt: skip
     assert main.run([*given, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     row, other = said["drafters"]
@@ -412,7 +541,7 @@ def test_quality_gives_the_steps_of_decoding(
     assert row["draft_seconds"]["2"] > 0 < other["draft_seconds"]["2"]
     drafted = load(model, output)
     steps = tokens = 0
-    for line in prompts.read_text().splitlines()[:3]:
+    for line in questions:
         answer = drafted.generate(line, max_tokens=40, beam_width=2, beam_length=4)
         steps += answer.steps
         tokens += len(answer.token_ids) - 1
@@ -422,3 +551,12 @@ def test_quality_gives_the_steps_of_decoding(
     assert "right at position" in capsys.readouterr().out
     assert main.run(["quality", str(tmp_path / "none")]) != 0
     assert "no drafter at" in capsys.readouterr().err
+
+
+def test_every_key_of_the_options_file_is_documented() -> None:
+    documented = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
+    job = make_job({"model": "tiny", "memory": 1, "workers": 1, "quantize": 4}, Path("out"))
+    for part in (job, job.writing, job.drafter, job.training):
+        for option in fields(part):
+            if option.name not in ("output", "offline"):
+                assert f"`{option.name}`" in documented or f"[{option.name}]`" in documented

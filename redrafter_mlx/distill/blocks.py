@@ -16,16 +16,14 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import check_int
 from redrafter_mlx.distill.beginnings import draw_beginnings
 from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.filters import MIN_ANSWER, loop_start
-from redrafter_mlx.distill.options import MAX_SEED
+from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.distill.turns import Opening, draw_user_turns
 from redrafter_mlx.distill.writing import Written, write_answers
-from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
@@ -39,54 +37,8 @@ _SYSTEM_MESSAGES = (
 )
 """Instead of the template's own in one of eight blocks, so that a drafter meets others too."""
 
-OPENINGS = (0, 6, 12)
-"""Of a prompt's first, second and third answer: so many tokens drawn at random."""
-
 _SORTED_BLOCKS = 8
 """Prompts are sorted by length within so many blocks: little padding, and still a mixture."""
-
-
-@dataclass(frozen=True)
-class WritingOptions:
-    """How the corpus is written.
-
-    own_share:         of the blocks, those whose prompts the target writes itself
-    begun_share:       of those blocks, those with prompts behind common beginnings of requests;
-                       see beginnings.py
-    batch:             texts written at once
-    openings:          one answer for each: so many tokens at random, the rest the likeliest
-    temperature:       at which the target writes prompts
-    begun_temperature: the same behind a beginning, which makes prompts differ already
-    opening_temperature: and the openings of answers
-    max_answer_tokens: an answer is cut there
-    max_prompt_tokens: longer prompts are left out
-    """
-
-    own_share: float = 1.0
-    begun_share: float = 0.75
-    batch: int = 126
-    openings: tuple[int, ...] = OPENINGS
-    temperature: float = 1.0
-    begun_temperature: float = 0.8
-    opening_temperature: float = 0.7
-    max_answer_tokens: int = 160
-    max_prompt_tokens: int = 256
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for share, said in (
-            (self.own_share, "own share of prompts"),
-            (self.begun_share, "share of prompts behind a beginning"),
-        ):
-            if not 0 <= share <= 1:
-                raise BadInputError(f"{said} is {share}; choose 0 to 1")
-        for name in (
-            "batch", "temperature", "begun_temperature", "opening_temperature",
-            "max_answer_tokens", "max_prompt_tokens",
-        ):  # fmt: skip
-            if getattr(self, name) <= 0:
-                raise BadInputError(f"{name} is {getattr(self, name)}; it must be above 0")
-        check_int("seed", self.seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True)
@@ -172,14 +124,14 @@ class Writer:
         message = _SYSTEM_MESSAGES[earlier // 8 % len(_SYSTEM_MESSAGES)]
         system = message if earlier % 8 == 5 else None
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
-        if _falls_in(earlier, opt.begun_share):
+        if _falls_in(earlier, opt.starter_share):
             openings = [
                 Opening([], system, count, beginning)
                 for beginning, count in draw_beginnings(
                     wanted * 5 // 4, f"{opt.seed} {block}"
                 ).items()
             ]
-            temperature = opt.begun_temperature
+            temperature = opt.starter_temperature
         else:
             openings = [Opening([], system, wanted * 3 // 2)]
             temperature = opt.temperature

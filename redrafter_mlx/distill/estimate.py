@@ -76,8 +76,9 @@ def estimate(
     """
     answers, answer_seconds = _answers(job, corpus, corpus.source(target, tokenizer), target)
     read, read_seconds = _read_texts(answers, corpus.extras, target, tokenizer)
-    config = job.form.config(target, job.model, "")
+    config = job.drafter.config(target, job.model, "")
     parameters = drafter_parameters(config)
+    bits = job.drafter.bits
     per_token = target.dtype.size * config.context_size + 8
     asked = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
     places = round(answers * (1 + asked)) + read
@@ -87,7 +88,7 @@ def estimate(
     return Estimate(
         answer_tokens=answers,
         parameters=parameters,
-        drafter_bytes=parameters * 2 if job.bits is None else parameters * (job.bits + 1) // 8,
+        drafter_bytes=parameters * 2 if bits is None else parameters * (bits + 1) // 8,
         corpus_bytes=corpus_bytes,
         memory_bytes=held.most,
         steps=steps,

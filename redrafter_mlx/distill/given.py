@@ -7,9 +7,9 @@ import json
 import random
 from dataclasses import asdict, dataclass, replace
 
-from redrafter_mlx.distill.blocks import WritingOptions
 from redrafter_mlx.distill.corpus import FORMAT
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distill.prompts import Conversation, read_conversations
 from redrafter_mlx.distill.reading import Labels
 from redrafter_mlx.distill.reserved import Reserved
@@ -41,14 +41,14 @@ def read_given(job: TrainingJob) -> Given:
         raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
     read = [text for file in job.read for text in read_conversations(file)]
     random.Random(job.writing.seed).shuffle(read)  # each block reads some of every file
-    reserved = Reserved.read(job.without)
+    reserved = Reserved.read(job.exclude)
     if job.data is None:
         asked = [replace(conversation, answers=()) for conversation in asked]
     conversations, texts = reserved.without(asked), reserved.without(read)
     for given, kept in ((asked, conversations), (read, texts)):
         if given and not kept:
             raise BadInputError(
-                "nothing is left to learn from: all that was given is in the files of --without"
+                "nothing is left to learn from: all that was given is in the files to exclude"
             )
     left_out = len(asked) + len(read) - len(conversations) - len(texts)
     only_read = tuple(texts) if job.read else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from redrafter_mlx.config import DType, check_choice, check_int
-from redrafter_mlx.distill.blocks import WritingOptions
-from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.options import TrainOptions, WritingOptions
 from redrafter_mlx.distill.reading import Labels
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig, Head
+from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, Head
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
@@ -18,42 +18,50 @@ _MAX_WORKERS = 256
 
 @dataclass(frozen=True)
 class DrafterForm:
-    """The drafter's shape, before the target's sizes are known.
+    """The drafter's form, before the target's sizes are known.
 
-    exit_dim:    width of the residual blocks; None is twice the target's hidden size
-    draft_vocab: how many of the most frequent tokens can be drafted; None is all
-    context:     layers of the target whose inputs are read beside the last hidden state; None
-                 chooses one at two thirds of the depth and one at nine tenths
+    rnn:         the paper's recurrence; without it, tokens are summed up
+    layers:      residual blocks
+    exit_dim:    their width; None is twice the target's hidden size
+    head:        the output layer: the target's, or the drafter's own as in the paper
+    draft_vocab: how many of the most frequent tokens can be drafted
+    context_layers: layers of the target, counted from 0, whose inputs are read beside the last
+                 hidden state; auto chooses one at two thirds of the depth and one at nine tenths
+    bits:        quantise the weights to so many when saving; None saves float16
     """
 
     rnn: bool = True
-    num_draft_layers: int = 2
+    layers: int = 2
     exit_dim: int | None = None
     head: Head = "tied"
-    draft_vocab: int | None = 8192
-    context: tuple[int, ...] | None = None
+    draft_vocab: int | Literal["all"] = 8192
+    context_layers: tuple[int, ...] | Literal["auto"] = "auto"
+    bits: int | None = None
 
     def __post_init__(self) -> None:
         """Raises BadInputError for a form that no target's drafter can have."""
         DrafterConfig(
             hidden_size=1,
-            vocab_size=self.draft_vocab or 1,
+            vocab_size=1,
             exit_dim=2 if self.exit_dim is None else self.exit_dim,
-            num_draft_layers=self.num_draft_layers,
+            num_draft_layers=self.layers,
             head=self.head,
-            draft_vocab_size=self.draft_vocab,
-            context_layers=self.context or (),
+            context_layers=() if self.context_layers == "auto" else self.context_layers,
         )
+        if self.draft_vocab != "all":
+            check_int("draft_vocab", self.draft_vocab, 1, MAX_SIZE)
+        if self.bits not in (None, 4, 8):
+            raise BadInputError(f"the drafter's bits are {self.bits}; choose 4 or 8")
 
     def context_of(self, n_layers: int) -> tuple[int, ...]:
         """The context layers for a target of so many; BadInputError for one it does not have."""
-        if self.context is not None:
-            if any(i >= n_layers for i in self.context):
+        if self.context_layers != "auto":
+            if any(i >= n_layers for i in self.context_layers):
                 raise BadInputError(
-                    f"the drafter cannot read layers {', '.join(map(str, self.context))}; "
+                    f"the drafter cannot read layers {', '.join(map(str, self.context_layers))}; "
                     f"the target has {n_layers}, counted from 0"
                 )
-            return self.context
+            return self.context_layers
         return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
 
     def config(
@@ -65,11 +73,11 @@ class DrafterForm:
             hidden_size=target.hidden_size,
             vocab_size=target.vocab_size,
             exit_dim=2 * target.hidden_size if self.exit_dim is None else self.exit_dim,
-            num_draft_layers=self.num_draft_layers,
+            num_draft_layers=self.layers,
             rnn=self.rnn,
             head=self.head,
             context_layers=self.context_of(target.n_layers),
-            draft_vocab_size=None if size is None else min(size, target.vocab_size),
+            draft_vocab_size=None if size == "all" else min(size, target.vocab_size),
             target=source_name,
             target_fingerprint=fingerprint,
             draft_length=draft_length,
@@ -81,19 +89,20 @@ class TrainingJob:
     """What `redrafter-mlx train` is asked to do.
 
     model, dtype, quantize, offline: as in `load_target`
-    output:        the drafter's folder
-    prompts:       files of the user's own prompts
-    data, labels:  a file of conversations with answers instead, and what is learnt from them
-    answer_tokens: size of the corpus
-    cache_bytes:   most that the corpus may take on disk
-    workers:       writing processes; None is one on a GPU, one a core on a CPU
-    memory:        bytes that all processes may take together; None is half of the machine's
-    read:          files of texts that are only read
-    without:       files of questions that nothing is learnt from; see `Reserved`
-    learn_prompts: learn what the target expects along the prompts too
-    timed:         held-out questions on which the drafter is timed at the end
-    bits:          quantise the drafter's weights to so many when saving
-    start:         the folder of a drafter of the same form that goes on learning; None begins anew
+    output:           the drafter's folder
+    prompts:          files of the user's own prompts
+    data, labels:     a file of conversations with answers instead, and whether the target's
+                      continuations or the answers are the labels
+    read:             files of texts that are only read: the target's probabilities are the labels
+    exclude:          files of questions that nothing is trained on, see `Reserved`
+    learn_prompts:    train on the target's probabilities along the prompts too
+    answer_tokens:    size of the corpus
+    cache_bytes:      most that the corpus may take on disk
+    workers:          writing processes; None is one on a GPU, one a core on a CPU
+    memory:           bytes that all processes may take together; None is half of the machine's
+    timed_questions:  held-out questions on which the drafter is timed at the end
+    start_from:       the folder of a drafter of the same form that is trained further
+    writing, drafter, training: see there
     """
 
     model: str
@@ -104,54 +113,56 @@ class TrainingJob:
     prompts: tuple[Path, ...] = ()
     data: Path | None = None
     labels: Labels = "target"
+    read: tuple[Path, ...] = ()
+    exclude: tuple[Path, ...] = ()
+    learn_prompts: bool = True
     answer_tokens: int = 2_000_000
     cache_bytes: int = 40_000_000_000
     workers: int | None = None
     memory: int | None = None
-    read: tuple[Path, ...] = ()
-    without: tuple[Path, ...] = ()
-    learn_prompts: bool = True
+    timed_questions: int = 8
+    start_from: Path | None = None
     writing: WritingOptions = field(default_factory=WritingOptions)
-    form: DrafterForm = field(default_factory=DrafterForm)
+    drafter: DrafterForm = field(default_factory=DrafterForm)
     training: TrainOptions = field(default_factory=TrainOptions)
-    timed: int = 8
-    bits: int | None = None
-    start: Path | None = None
 
     def __post_init__(self) -> None:
-        for name in ("answer_tokens", "cache_bytes"):
-            if getattr(self, name) < 1:
-                raise BadInputError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        """Raises BadInputError naming a value out of range, or two that exclude each other."""
+        check_choice("dtype", self.dtype, DType)
         check_choice("labels", self.labels, Labels)
-        if self.answer_tokens < 2 * self.training.batch:
+        least = 2 * self.training.batch
+        if self.answer_tokens < least:
             raise BadInputError(
                 f"answer_tokens is {self.answer_tokens}, and a batch takes {self.training.batch}; "
-                f"ask for {2 * self.training.batch} at least (--answer-tokens)"
+                f"ask for {least} at least (--answer-tokens)"
             )
+        check_int("cache_bytes", self.cache_bytes, 1, None)
+        check_int("timed_questions", self.timed_questions, 0, None)
+        for name, most in (("workers", _MAX_WORKERS), ("memory", None)):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1, most)
         if self.labels == "data" and self.data is None:
             raise BadInputError("labels is 'data', and there are no given answers; give --data")
         if self.prompts and self.data is not None:
             raise BadInputError("give --prompts or --data, not both")
-        if self.data is not None and self.labels == "target" and self.training.soft_share > 0:
+        if self.prompts and self.writing.own_share == 1:
             raise BadInputError(
-                f"soft_share is {self.training.soft_share}; the target's probabilities along its "
-                f"own continuations of given answers are not kept, so it must be 0 (--soft-share 0)"
+                "own_share is 1, so none of the given prompts would be asked; make it less than 1, "
+                "or leave out --prompts"
             )
-        if self.read and self.training.soft_share == 0:
+        soft_share = self.training.soft_share
+        if self.data is not None and self.labels == "target" and soft_share > 0:
             raise BadInputError(
-                "soft_share is 0; of texts that are only read, nothing but the target's "
-                "probabilities is learnt (leave out --read, or give --soft-share above 0)"
+                f"soft_share is {soft_share}; the target's probabilities along its "
+                f"own continuations of given answers are not kept, so it must be 0"
             )
-        if self.training.keep_start and self.start is None:
+        if self.read and soft_share == 0:
             raise BadInputError(
-                f"keep_start is {self.training.keep_start}, and the drafter begins with random "
-                f"weights; give the one it begins with (--start-from)"
+                "soft_share is 0, and texts that are only read have no labels but the target's "
+                "probabilities; make it more than 0, or leave out `read`"
             )
-        if self.workers is not None:
-            check_int("workers", self.workers, 1, _MAX_WORKERS)
-        if self.memory is not None:
-            check_int("memory", self.memory, 1, None)
-        if self.timed < 0:
-            raise BadInputError(f"timed questions are {self.timed}; give 0 or more")
-        if self.bits not in (None, 4, 8):
-            raise BadInputError(f"the drafter's bits are {self.bits}; choose 4 or 8")
+        if self.training.keep_start and self.start_from is None:
+            raise BadInputError(
+                f"keep_start is {self.training.keep_start}, and there is no drafter to start from "
+                f"(--start-from)"
+            )

@@ -1,9 +1,8 @@
-"""How a drafter is trained, as one record."""
+"""How a corpus is written and how a drafter is trained on it, as records."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from redrafter_mlx.config import (
@@ -11,16 +10,60 @@ from redrafter_mlx.config import (
     check_choice,
     check_int,
     check_number,
-    refuse_unknown_keys,
 )
 from redrafter_mlx.errors import BadInputError
 
 Optimizer = Literal["muon", "adamw"]
 """What the drafter's matrices are moved by; see `drafter_optimizer`."""
 
+OPENINGS = (0, 6, 12)
+"""Of a prompt's first, second and third answer: so many tokens drawn at random."""
 
 MAX_SEED = 2**32 - 1
 """Each block of a corpus has a key of its own: the seed and its number, within 64 bits."""
+
+
+@dataclass(frozen=True)
+class WritingOptions:
+    """How the target writes a corpus, block by block.
+
+    own_share:           of the blocks, those whose prompts the target writes itself
+    starter_share:       of those blocks, those whose prompts continue a common prompt starter
+    batch:               texts written at once
+    openings:            one answer for each: so many tokens at random, the rest the likeliest
+    temperature:         at which the target writes prompts
+    starter_temperature: the same after a starter, which makes prompts differ already
+    opening_temperature: and the openings of answers
+    max_answer_tokens:   longer answers are cut
+    max_prompt_tokens:   longer prompts are left out
+    """
+
+    own_share: float = 1.0
+    starter_share: float = 0.75
+    batch: int = 126
+    openings: tuple[int, ...] = OPENINGS
+    temperature: float = 1.0
+    starter_temperature: float = 0.8
+    opening_temperature: float = 0.7
+    max_answer_tokens: int = 160
+    max_prompt_tokens: int = 256
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises BadInputError naming a value out of range."""
+        for name in ("own_share", "starter_share"):
+            check_number(name, getattr(self, name), low=0, high=1)
+        for name in ("temperature", "starter_temperature", "opening_temperature"):
+            check_number(name, getattr(self, name), low=0, low_excluded=True)
+        for name in ("batch", "max_answer_tokens", "max_prompt_tokens"):
+            check_int(name, getattr(self, name), 1, 2**20)
+        if not 1 <= len(self.openings) <= self.batch:
+            raise BadInputError(
+                f"openings is {[*self.openings]}; give 1 to {self.batch} numbers of tokens"
+            )
+        for tokens in self.openings:
+            check_int("openings", tokens, 0, 2**20)
+        check_int("seed", self.seed, 0, MAX_SEED)
 
 
 @dataclass(frozen=True)
@@ -41,7 +84,6 @@ class TrainOptions:
     evaluations:   looks at held-out texts, evenly spread
     keep_start:    of the weights that are judged and saved, the share that training began with; the
                    rest is what was learnt (Wortsman et al., arXiv 2109.01903)
-    memory_bytes:  of hidden states read at once
     """
 
     draft_length: int = 5
@@ -58,7 +100,6 @@ class TrainOptions:
     depth_decay: float = 0.8
     evaluations: int = 10
     keep_start: float = 0.0
-    memory_bytes: int = 4_000_000_000
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -67,7 +108,6 @@ class TrainOptions:
             ("batch", 1, 2**20),
             ("accumulate", 1, 2**20),
             ("evaluations", 1, 1000),
-            ("memory_bytes", 1, 2**50),
             ("seed", 0, MAX_SEED),
         ):
             check_int(name, getattr(self, name), least, most)
@@ -88,12 +128,6 @@ class TrainOptions:
     def steps(self, places: int) -> int:
         """Steps of the optimiser over a corpus of so many places."""
         return max(1, round(self.epochs * places / (self.batch * self.accumulate)))
-
-    @classmethod
-    def from_dict(cls, given: Mapping[str, object]) -> TrainOptions:
-        """Raises BadInputError for an unknown key, naming it."""
-        refuse_unknown_keys(given, [f.name for f in fields(cls)], "training option")
-        return cls(**given)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)

@@ -13,6 +13,7 @@ from redrafter_mlx.distill.card import CARD
 from redrafter_mlx.distill.checkpoint import CHECKPOINT
 from redrafter_mlx.distill.corpus import HELD_OUT_EVERY
 from redrafter_mlx.distill.metrics import METRICS
+from redrafter_mlx.distill.options_file import OPTIONS
 from redrafter_mlx.distill.reading import Reader
 from redrafter_mlx.drafting.checkpoint import CONFIG, WEIGHTS
 from redrafter_mlx.drafting.recurrent import Drafter
@@ -36,7 +37,7 @@ def check_output(folder: Path) -> None:
             f"--output is {folder}, where nothing can be written: {error.strerror}"
         ) from None
     if not any((folder / name).exists() for name in (CHECKPOINT, METRICS)):
-        for name in (CONFIG, WEIGHTS, CARD):
+        for name in (CONFIG, WEIGHTS, CARD, OPTIONS):
             if (folder / name).exists():
                 raise BadInputError(
                     f"--output is {folder}, which holds a {name} that no training run wrote; "
@@ -62,7 +63,7 @@ def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
         )
     raise BadInputError(
         f"{given} holds {len(source.prompts)} prompts, too few to hold some out and to learn "
-        f"from others; give more, or let the target write some (--own-prompts 0.5)"
+        f"from others; give more, or let the target write some (own_share)"
     )
 
 

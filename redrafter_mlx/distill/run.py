@@ -26,6 +26,7 @@ from redrafter_mlx.distill.given import corpus_key, read_given
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
+from redrafter_mlx.distill.options_file import OPTIONS, to_toml
 from redrafter_mlx.distill.plots import draw_plots
 from redrafter_mlx.distill.preflight import check_bits, check_output, least_blocks
 from redrafter_mlx.distill.reserved import LEFT_OUT
@@ -40,6 +41,7 @@ from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import LoadedTarget, load_target
+from redrafter_mlx.runtime.atomic_write import whole_file
 from redrafter_mlx.runtime.device import chip_name, system_name
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.model import Target
@@ -82,25 +84,26 @@ class TrainingRun:
         target = Target(self.loaded.model)
         check_trees(target)
         source = self.loaded.source
-        self.config = job.form.config(
+        self.config = job.drafter.config(
             target, source.name, source.fingerprint, job.training.draft_length
         )
         self.extras = Extras.of(self.config, foreign)
         self.target = target.reading(self.config.context_layers)
         self.job = job
         self.plan = self._plan()
-        held = dataclasses.replace(job.training, memory_bytes=self.plan.states)
-        self.job = job = dataclasses.replace(job, training=held)
         labels = (job.labels, job.training.draft_length) if job.data else None
         self.corpus_key = corpus_key(
             source.fingerprint, source.dtype, job.writing, self.given, labels
         )
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self.corpus: CorpusSize | None = None
-        self.begun_with = None if job.start is None else check_start(job.start, self.config)
+        self.begun_with = (
+            None if job.start_from is None else check_start(job.start_from, self.config)
+        )
         self.coverage: float | None = None
-        if job.bits is not None:
-            check_bits(self.config, job.bits, _GROUP)
+        if job.drafter.bits is not None:
+            check_bits(self.config, job.drafter.bits, _GROUP)
+        self._options = to_toml(job)
         source_of_texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
         self.least_blocks = least_blocks(source_of_texts, [job.data] if job.data else job.prompts)
         found = load_checkpoint(job.output)
@@ -159,7 +162,7 @@ class TrainingRun:
             raise BadInputError(
                 f"the corpus holds {self.corpus.answer_tokens} answer tokens in "
                 f"{self.corpus.bytes} bytes, too few to learn from; "
-                + ("raise --cache-bytes" if full else f"{job.data} has no more of use")
+                + ("raise cache_bytes" if full else f"{job.data} has no more of use")
             )
         return self.corpus
 
@@ -173,11 +176,11 @@ class TrainingRun:
         answered = sum(summarise_shard(path).answer_tokens for path in learnt)
         paths = [self.corpus_job.path(block) for block in range(self.corpus.blocks)]
         learnt += [read for path in paths for read in self.extras.foreign_shards(path)]
-        if job.start is None:
+        if job.start_from is None:
             texts = self.extras.load(learnt[0])
             drafter = fresh_drafter(config, target, counts, texts, job.training.seed)
         else:
-            drafter = taught_drafter(job.start, target)
+            drafter = taught_drafter(job.start_from, target)
         if config.draft_vocab_size is not None:
             self.coverage = covered(counts, np.array(drafter.draft_vocab))
         job.output.mkdir(parents=True, exist_ok=True)
@@ -186,7 +189,7 @@ class TrainingRun:
             self.extras.each,
             job.training.draft_length,
             job.training.batch,
-            job.training.memory_bytes,
+            self.plan.states,
             job.training.seed,
         )
         trainer = Trainer(
@@ -201,6 +204,8 @@ class TrainingRun:
             {**self._made_by(), "blocks": self.corpus.blocks},
         )
         with MetricsLog(job.output, trainer.steps_made) as log:
+            with whole_file(job.output / OPTIONS) as partial:
+                partial.write_text(self._options, encoding="utf-8")
             for event in trainer.run(stop):
                 log.append(event)
                 yield event
@@ -210,7 +215,7 @@ class TrainingRun:
         assert self.corpus is not None
         _, held_out = self._split(self.corpus.blocks)
         texts = sorted(held_out, key=lambda text: len(text.prompt))
-        timed = self.job.timed
+        timed = self.job.timed_questions
         return [text.prompt for text in texts[:: max(1, len(texts) // max(1, timed))][:timed]]
 
     def measure(
@@ -230,11 +235,10 @@ class TrainingRun:
         """
         job, folder = self.job, self.job.output
         drafter = load_drafter(folder, self.target)
-        changes: dict[str, object] = {}
-        if job.bits is not None and drafter.config.bits is None:
-            nn.quantize(drafter, group_size=_GROUP, bits=job.bits)
-            changes |= {"bits": job.bits, "group_size": _GROUP}
-        drafter.config = dataclasses.replace(drafter.config, **changes)  # type: ignore[arg-type]
+        bits = job.drafter.bits
+        if bits is not None and drafter.config.bits is None:
+            nn.quantize(drafter, group_size=_GROUP, bits=bits)
+            drafter.config = dataclasses.replace(drafter.config, bits=bits, group_size=_GROUP)
         save_drafter(drafter, folder, dtype=mx.float16)
         note = draw_plots(folder)
         write_card(self._report(drafter.config, measured, command), folder)
@@ -267,8 +271,8 @@ class TrainingRun:
             seconds=log[-1].seconds,
             quality=best_look.quality,
             measured=measured,
-            protocol=f"{job.timed} held-out prompts, {_MEASURED_TOKENS} tokens each, greedy; "
-            f"medians, interleaved with plain decoding",
+            protocol=f"{job.timed_questions} held-out prompts, {_MEASURED_TOKENS} tokens each, "
+            f"greedy; medians, interleaved with plain decoding",
             coverage=self.coverage,
             begun_with=self.begun_with,
         )
@@ -302,6 +306,7 @@ class TrainingRun:
             "read": [foreign.folder for foreign in self.extras.foreign],
             "drafter": self.config.to_dict(),
             "training": self.job.training.to_dict(),
+            "memory": self.plan.states,
             "begun_with": self.begun_with,
         }
 

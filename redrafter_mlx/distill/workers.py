@@ -21,10 +21,11 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType
-from redrafter_mlx.distill.blocks import Writer, WritingOptions
+from redrafter_mlx.distill.blocks import Writer
 from redrafter_mlx.distill.child import start_child
 from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_shard
 from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distill.prompts import Conversation
 from redrafter_mlx.distill.reading import Labels, Reader
 from redrafter_mlx.distill.reserved import NOTHING, Reserved

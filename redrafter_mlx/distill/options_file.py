@@ -1,0 +1,152 @@
+"""The options file of a training run: TOML whose keys are the fields of `TrainingJob`.
+
+    model = "smollm2-135m"
+    answer_tokens = 2000000
+
+    [training]
+    epochs = 4.0
+
+The fields of `writing`, `drafter` and `training` are tables; what is left out has its default.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+
+from redrafter_mlx.config import refuse_unknown_keys, shown
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.options import OPENINGS
+from redrafter_mlx.errors import BadInputError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+OPTIONS = "train.toml"
+"""The name of the file that is written beside a drafter."""
+
+_NOT_IN_FILE = ("output", "offline")
+_NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
+_T = TypeVar("_T")
+
+
+def read_options(path: Path) -> dict[str, object]:
+    """The tables of an options file; raises BadInputError, naming it, for what is no TOML."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise BadInputError(f"{path} is not a TOML file: {error}") from None
+
+
+def make_job(given: Mapping[str, object], output: Path, *, offline: bool = False) -> TrainingJob:
+    """The job that the keys and tables of `given` describe.
+
+    Three defaults follow from where the texts are from: half of the prompts are the target's own
+    where some are given; those given are answered three times; and soft labels are left out where
+    the target continues given answers, since its probabilities there are not kept.
+
+    Raises BadInputError naming an unknown key, or a value of the wrong type or out of range.
+    """
+    openings = list(OPENINGS) if given.get("prompts") else [0]
+    writing = {"own_share": 0.5 if given.get("prompts") else 1.0, "openings": openings}
+    continued = given.get("data") and given.get("labels", "target") == "target"
+    training = {"soft_share": 0.0 if continued else 0.5}
+    filled = dict(given)
+    for table, defaults in (("writing", writing), ("training", training)):
+        own = given.get(table, {})
+        filled[table] = {**defaults, **own} if isinstance(own, dict) else own
+    for name in _NOT_IN_FILE:
+        if name in filled:
+            raise BadInputError(f"{name} is an option of the command, not of its file")
+    return _build(TrainingJob, {**filled, "output": str(output), "offline": offline}, "option")
+
+
+def to_toml(job: TrainingJob) -> str:
+    """The job as an options file; raises BadInputError for a path that TOML cannot hold."""
+    lines = ["# Repeat this run with: redrafter-mlx train --config train.toml --output DIR"]
+    lines += _lines(job)
+    for name in ("writing", "drafter", "training"):
+        lines += ["", f"[{name}]", *_lines(getattr(job, name))]
+    text = "\n".join(lines) + "\n"
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInputError(f"{shown(error.object[error.start :])} is not a UTF-8 path") from None
+    return text
+
+
+def _lines(options: object) -> list[str]:
+    assert is_dataclass(options)
+    held = {field.name: getattr(options, field.name) for field in fields(options)}
+    return [
+        f"{name} = {_to_toml(value)}"
+        for name, value in held.items()
+        if name not in _NOT_IN_FILE and value is not None and not is_dataclass(value)
+    ]
+
+
+def _to_toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (int, float)):
+        return repr(value)
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(_to_toml, value))}]"
+    # JSON's strings are TOML's, but for the one control character that JSON leaves as it is.
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _build(kind: type[_T], given: Mapping[str, object], what: str) -> _T:
+    """A dataclass from a table; `what` names a key of it in an error."""
+    hints = get_type_hints(kind)
+    refuse_unknown_keys(given, list(hints), what)
+    values: dict[str, object] = {}
+    for name, value in given.items():
+        hint = hints[name]
+        if not is_dataclass(hint):
+            values[name] = _typed(name, value, hint)
+        elif isinstance(value, dict):
+            values[name] = _build(cast(type[object], hint), value, f"option of [{name}]")
+        else:
+            raise BadInputError(f"{name} is {shown(value)}; it must be a table, [{name}]")
+    return kind(**values)
+
+
+def _typed(name: str, value: object, hint: object) -> object:
+    """A value of a TOML file as a field of type `hint` has it."""
+    for kind in _alternatives(hint):
+        if get_origin(kind) is tuple and isinstance(value, list):
+            return tuple(_typed(name, held, get_args(kind)[0]) for held in value)
+        if kind is Path and isinstance(value, str):
+            return Path(value)
+        if type(value) is kind or (kind is float and type(value) is int):
+            return value
+        if get_origin(kind) is Literal and value in get_args(kind):
+            return value
+    raise BadInputError(f"{name} is {shown(value)}; it must be {_described(hint)}")
+
+
+def _alternatives(hint: object) -> list[object]:
+    """The types of a union, without None, which TOML does not have."""
+    union = get_origin(hint) not in (None, tuple, Literal)
+    return [kind for kind in (get_args(hint) if union else (hint,)) if kind is not type(None)]
+
+
+def _described(hint: object) -> str:
+    names = []
+    for kind in _alternatives(hint):
+        if get_origin(kind) is Literal:
+            names.append(" or ".join(map(json.dumps, get_args(kind))))
+        elif get_origin(kind) is tuple:
+            names.append(f"a list, each {_described(get_args(kind)[0])}")
+        else:
+            names.append(next((said for known, said in _NAMES.items() if kind is known), "text"))
+    return " or ".join(names)
