@@ -1,4 +1,4 @@
-"""`redrafter-mlx verify`: a receipt that says whether the output is exact."""
+"""`redrafter-mlx verify`: a report that says whether the output is exact."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import GenerationOptions
 
 if TYPE_CHECKING:
-    from redrafter_mlx.verification import Receipt
+    from redrafter_mlx.verification import VerificationReport
 
 _DEFAULTS = GenerationOptions(max_tokens=128)
 _GENERATION = ("max_tokens", "beam_width", "beam_length", "max_nodes")
@@ -40,40 +40,40 @@ def command(
 
     prompts = [loaded.encode([{"role": "user", "content": q.text}]) for q in chosen]
     with progress_bars(f"comparing {len(prompts)} answers", describe_count) as progress:
-        receipt = verify(
+        report = verify(
             loaded,
             prompts,
             max_tokens=generation.max_tokens,
             shape=loaded.shape_of(generation) or loaded.beam_shape,
-            replay=loading.drafter == "auto" and loaded.drafter is None,
+            oracle=loading.drafter == "auto" and loaded.drafter is None,
             done=progress and (lambda n: progress("questions", n, len(prompts))),
         )
-    text = json.dumps(receipt.to_dict()) if as_json else describe(receipt, loaded.tokenizer.decode)
+    text = json.dumps(report.to_dict()) if as_json else describe(report, loaded.tokenizer.decode)
     sys.stdout.write(text + "\n")
-    raise typer.Exit(0 if receipt.explained else 1)
+    raise typer.Exit(0 if report.explained else 1)
 
 
-def describe(receipt: Receipt, decode: Callable[[list[int]], str]) -> str:
-    """The receipt for people: what was compared, each difference, and the verdict."""
-    weights = f", {receipt.bits}-bit weights" if receipt.bits else ""
-    drafts = "mlx-lm's own answers, spoilt" if receipt.drafter == "replay" else receipt.drafter
+def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> str:
+    """The report for people: what was compared, each difference, and the verdict."""
+    weights = f", {report.bits}-bit weights" if report.bits else ""
+    drafts = "mlx-lm's own answers, with errors" if report.drafter == "oracle" else report.drafter
     lines = [
-        f"{receipt.model}, {receipt.dtype}{weights}; drafts from {drafts}; "
-        f"W {receipt.beam_width}, L {receipt.beam_length}, N {receipt.nodes:.3g}",
-        f"{receipt.agreeing} of {receipt.tokens} tokens agree with mlx-lm's own loop, "
-        f"{receipt.questions} questions, {receipt.tokens_per_step:.2f} tokens/step",
+        f"{report.model}, {report.dtype}{weights}; drafts from {drafts}; "
+        f"W {report.beam_width}, L {report.beam_length}, N {report.nodes:.3g}",
+        f"{report.agreeing} of {report.tokens} tokens agree with mlx-lm's own loop, "
+        f"{report.questions} questions, {report.tokens_per_step:.2f} tokens/step",
     ]
-    for d in receipt.differences:
+    for d in report.differences:
         expected, got = (one_line(repr(decode([token]))) for token in (d.expected, d.got))
         why = "explained by rounding" if d.explained else "NOT explained by rounding"
         lines.append(
-            f"question {d.question + 1}, token {d.place + 1}: {expected} became {got}; margin "
+            f"question {d.question + 1}, token {d.position + 1}: {expected} became {got}; margin "
             f"{d.margin:.2g} nats, rounding moves {d.noise:.2g}: {why}"
         )
-    if receipt.exact:
+    if report.exact:
         lines.append("exact: every token agrees")
-    elif receipt.explained:
+    elif report.explained:
         lines.append("exact up to rounding: every difference is a near-tie")
     else:
-        lines.append("NOT exact: some difference is no near-tie; please report it")
+        lines.append("NOT exact: some difference is not a near-tie; please report it")
     return "\n".join(lines)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.errors import RedrafterError
     from redrafter_mlx.loading import load
     from redrafter_mlx.response import Completion, Response
-    from redrafter_mlx.verification import Receipt, verify
+    from redrafter_mlx.verification import VerificationReport, verify
 
 _HOME = {
     "BeamShape": "config",
@@ -37,11 +37,11 @@ _HOME = {
     "RedrafterError": "errors",
     "Completion": "response",
     "Redrafter": "engine.engine",
-    "Receipt": "verification",
     "Response": "response",
     "Session": "engine.session",
     "stream_generate": "engine.engine",
     "load": "loading",
+    "VerificationReport": "verification",
     "verify": "verification",
 }
 
@@ -52,12 +52,12 @@ __all__ = [
     "Drafter",
     "DrafterConfig",
     "GenerationOptions",
-    "Receipt",
     "Redrafter",
     "RedrafterError",
     "Response",
     "SamplingParams",
     "Session",
+    "VerificationReport",
     "load",
     "stream_generate",
     "verify",

@@ -1,10 +1,10 @@
-"""The receipt: does drafted decoding say what mlx-lm's own loop says, and where not, why not.
+"""Verification: are drafted tokens those of mlx-lm's own loop, and is rounding why some are not.
 
-Greedy, drafted, against `mlx_lm.generate.generate_step` on the same model, which shares nothing
-with our loop. Where a token differs, the target's margin between the two tokens is compared with
-rounding: by how much mlx-lm's own logits for that very text differ between calls of one row and
-calls of as many rows as a tree has. That noise is measured without a tree, a mask or a cache of
-ours, so a defect in those cannot excuse itself.
+Greedy drafted decoding is compared with `mlx_lm.generate.generate_step` on the same model, which
+shares nothing with our loop. Where a token differs, the target's margin between the two tokens is
+compared with rounding: by how much mlx-lm's own logits for that very text differ between calls of
+one query row and calls of as many rows as a tree has. That noise is measured without a tree, a mask
+or a cache of ours, so a defect in those cannot excuse itself.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.sequential import sequential_log_probs
 
 _WATCHED = 8
-"""Noise is looked for in so many of the likeliest tokens; the others are never chosen."""
+"""Noise is measured in this many of the likeliest tokens; the others are never chosen."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where an answer departs from mlx-lm's; what follows cannot be compared.
+    """The first difference of an answer from mlx-lm's; later tokens cannot be compared.
 
-    question:  which one, from 0
-    place:     which token of the answer, from 0
+    question:  its index, from 0
+    position:  index of the token in the answer, from 0
     expected, got: mlx-lm's token and ours
     margin:    by how much the target prefers mlx-lm's token, in nats
     noise:     how far rounding alone moves a log-probability on this text, in nats
     """
 
     question: int
-    place: int
+    position: int
     expected: int
     got: int
     margin: float
@@ -50,18 +50,18 @@ class Difference:
 
     @property
     def explained(self) -> bool:
-        """Two tokens can swap if rounding moves each by half of what parts them."""
+        """Two tokens can swap if rounding moves each by half of their margin."""
         return self.margin <= 2 * self.noise
 
 
 @dataclass(frozen=True)
-class Receipt:
-    """What was compared, and what came of it.
+class VerificationReport:
+    """What was compared, and the differences.
 
-    tokens, agreeing: compared, and equal; behind a difference nothing is compared
-    drafter:          what drafted; "replay" are drafts from mlx-lm's own answer, spoilt
-    nodes:            the mean number that a step verified, padding left out
-    tokens_per_step:  of all answers together; says something of a drafter only if there is one
+    tokens, agreeing: compared, and equal; after a difference nothing is compared
+    drafter:          described in words; "oracle" drafts from mlx-lm's own answer, with errors
+    nodes:            mean number verified in a step, padding left out
+    tokens_per_step:  of all answers together; measures a drafter only if there is one
     """
 
     model: str
@@ -88,7 +88,7 @@ class Receipt:
         return all(d.explained for d in self.differences)
 
     def to_dict(self) -> dict[str, object]:
-        """The record as JSON can hold it, with what follows from it."""
+        """The report as JSON holds it, with the verdicts."""
         differences = [{**asdict(d), "explained": d.explained} for d in self.differences]
         verdict = {"exact": self.exact, "explained": self.explained}
         return {**asdict(self), "differences": differences, **verdict}
@@ -100,61 +100,61 @@ def verify(
     *,
     max_tokens: int = 128,
     shape: BeamShape | None = None,
-    replay: bool = False,
+    oracle: bool = False,
     done: Callable[[int], None] | None = None,
-) -> Receipt:
+) -> VerificationReport:
     """Decode each prompt with drafts and with mlx-lm's own loop, and compare token by token.
 
     Args:
       prompts: token ids
       shape: the drafter's own if None
-      replay: draft from mlx-lm's own answer, spoilt, so that every accepted length occurs; this
-        is also what is done where nothing drafts
-      done: told how many prompts are finished
+      oracle: draft from mlx-lm's own answer, with errors, so that every accepted length occurs;
+        also done where there is no drafter
+      done: called with the number of finished prompts
     """
     MLX_PROCESS.check()
     shape = shape or redrafter.beam_shape
-    if shape == PLAIN:  # nothing drafts; the oracle's drafts make the harder test
+    if shape == PLAIN:  # there is no drafter; the oracle's drafts make the harder test
         shape = DEFAULT_BEAM_SHAPE
     source = redrafter.source
-    compared = agreeing = said = 0
+    compared = agreeing = emitted = 0
     nodes: list[int] = []
     differences = []
     for i, prompt in enumerate(prompts):
         expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.model,
                                                      max_tokens=max_tokens)]  # fmt: skip
         decoder = redrafter.decoder(GenerationOptions(), shape)
-        if replay or redrafter.drafting is None:
-            oracle = Replay(prompt + expected, redrafter.target.vocab_size, seed=i)
-            decoder = replace(decoder, proposer=oracle, lookup=None)
+        if oracle or redrafter.drafting is None:
+            drafts = Replay(prompt + expected, redrafter.target.vocab_size, seed=i)
+            decoder = replace(decoder, proposer=drafts, lookup=None)
         got, verified = _drafted(decoder, prompt, expected)
-        said += len(got) - 1
+        emitted += len(got) - 1
         nodes += verified
-        place = common_prefix(expected, got)
-        agreeing += place
-        compared += min(place + 1, len(expected))
-        if place < len(expected):
-            text = prompt + expected[:place]
+        same = common_prefix(expected, got)
+        agreeing += same
+        compared += min(same + 1, len(expected))
+        if same < len(expected):
+            text = prompt + expected[:same]
             margin, noise = _margin_and_noise(
-                redrafter.model, text, len(prompt), expected[place], got[place], shape.nodes
+                redrafter.model, text, len(prompt), expected[same], got[same], shape.nodes
             )
-            differences.append(Difference(i, place, expected[place], got[place], margin, noise))
+            differences.append(Difference(i, same, expected[same], got[same], margin, noise))
         if done is not None:
             done(i + 1)
     dtype = str(redrafter.target.dtype).rsplit(".", 1)[-1]
-    return Receipt(
+    return VerificationReport(
         model=source.name if source else redrafter.target.model_type,
         fingerprint=source.fingerprint if source else None,
         dtype=source.dtype if source else dtype,
         bits=source.bits if source else None,
-        drafter="replay" if replay else redrafter.drafting or "replay",
+        drafter="oracle" if oracle else redrafter.drafting or "oracle",
         beam_width=shape.width,
         beam_length=shape.length,
         nodes=sum(nodes) / len(nodes) if nodes else 1.0,
         questions=len(prompts),
         tokens=compared,
         agreeing=agreeing,
-        tokens_per_step=said / len(nodes) if nodes else 1.0,
+        tokens_per_step=emitted / len(nodes) if nodes else 1.0,
         differences=tuple(differences),
     )
 
@@ -163,20 +163,20 @@ def _drafted(
     decoder: Decoder, prompt: list[int], expected: list[int]
 ) -> tuple[list[int], list[int]]:
     """As many tokens as were expected, end-of-text or not, and the nodes of each target call."""
-    said: list[int] = []
+    emitted: list[int] = []
 
     def finished(result: StepResult) -> bool:
-        said.extend(result.tokens)
-        return len(said) >= len(expected)
+        emitted.extend(result.tokens)
+        return len(emitted) >= len(expected)
 
     results = list(decoder.run(decoder.target.new_cache(), 0, prompt, sequence_keys(0), finished))
-    return said[: len(expected)], [result.nodes for result in results[1:]]
+    return emitted[: len(expected)], [result.nodes for result in results[1:]]
 
 
 def _margin_and_noise(
     model: nn.Module, text: list[int], start: int, expected: int, got: int, rows: int
 ) -> tuple[float, float]:
-    """The target's margin behind `text`, and the noise between one-row and N-row calls before it.
+    """The target's margin after `text`, and the noise between one-row and N-row calls before it.
 
     Both from mlx-lm's own model and cache. The prompt, up to `start`, is read as mlx-lm reads it.
     """

@@ -32,23 +32,23 @@ def make(drafter: Drafter | None = None) -> Redrafter:
 @pytest.mark.parametrize("drafter", [None, random_drafter(vocab_size=258)])
 def test_float32_is_exact(drafter: Drafter | None) -> None:
     seen: list[int] = []
-    receipt = verify(make(drafter), PROMPTS, max_tokens=30, shape=SHAPE, done=seen.append)
-    assert receipt.exact
-    assert receipt.explained
-    assert receipt.tokens == receipt.agreeing == 30 * len(PROMPTS)
-    assert receipt.drafter == ("replay" if drafter is None else "drafter")
+    report = verify(make(drafter), PROMPTS, max_tokens=30, shape=SHAPE, done=seen.append)
+    assert report.exact
+    assert report.explained
+    assert report.tokens == report.agreeing == 30 * len(PROMPTS)
+    assert report.drafter == ("oracle" if drafter is None else "drafter")
     assert seen == list(range(1, 9))
-    assert receipt.nodes == 10 if drafter is not None else 4 < receipt.nodes < 10
-    assert drafter is not None or receipt.tokens_per_step > 1.5, "a replay is accepted often"
+    assert report.nodes == 10 if drafter is not None else 4 < report.nodes < 10
+    assert drafter is not None or report.tokens_per_step > 1.5, "the oracle is accepted often"
 
 
-def test_lookups_are_exact_and_a_replay_can_be_asked_for_in_their_place() -> None:
+def test_lookups_are_exact_and_the_oracle_can_be_asked_for_instead() -> None:
     redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), "lookup")
-    for replay, drafter in ((False, "lookup"), (True, "replay")):
-        receipt = verify(redrafter, PROMPTS, max_tokens=30, shape=SHAPE, replay=replay)
-        assert receipt.exact
-        assert receipt.drafter == drafter
-        assert receipt.tokens_per_step > 1, "some drafts are accepted"
+    for oracle, drafter in ((False, "lookup"), (True, "oracle")):
+        report = verify(redrafter, PROMPTS, max_tokens=30, shape=SHAPE, oracle=oracle)
+        assert report.exact
+        assert report.drafter == drafter
+        assert report.tokens_per_step > 1, "some drafts are accepted"
 
 
 def test_differences_by_rounding_are_found_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,11 +63,11 @@ def test_differences_by_rounding_are_found_and_explained(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(kind, "__call__", coarse)
     prompts = [[i, i + 1, 3] for i in range(20)]
-    receipt = verify(redrafter, prompts, max_tokens=20, shape=SHAPE)
-    assert receipt.differences
-    assert receipt.explained
-    assert receipt.agreeing < receipt.tokens
-    for d in receipt.differences:
+    report = verify(redrafter, prompts, max_tokens=20, shape=SHAPE)
+    assert report.differences
+    assert report.explained
+    assert report.agreeing < report.tokens
+    for d in report.differences:
         assert 0 <= d.margin <= 2 * d.noise
 
 
@@ -78,9 +78,9 @@ def test_a_broken_mask_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None
         return honest(mx.ones_like(tree_mask), length, extent)
 
     monkeypatch.setattr(kv_cache, "attention_mask", everything)
-    receipt = verify(make(), PROMPTS, max_tokens=30, shape=SHAPE)
-    assert not receipt.exact
-    assert not receipt.explained
+    report = verify(make(), PROMPTS, max_tokens=30, shape=SHAPE)
+    assert not report.exact
+    assert not report.explained
 
 
 def test_a_path_that_is_kept_wrongly_is_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
