@@ -18,7 +18,7 @@ from redrafter_mlx.config import BeamShape, DType, check_choice
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.distill.questions import DrafterQuality
+    from redrafter_mlx.distill.evaluation.questions import DrafterQuality
 
 
 def command(
@@ -55,7 +55,7 @@ def command(
         raise BadInputError(f"--max-tokens is {max_tokens}; give at least 8")
     asked = list(OWN_QUESTIONS) if questions is None else read_questions(questions)
     chosen = choose_questions(asked, None, limit)
-    from redrafter_mlx.distill.questions import answer_questions, quality_on
+    from redrafter_mlx.distill.evaluation.questions import answer_questions, quality_on
     from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
     from redrafter_mlx.loading import load_target
     from redrafter_mlx.target.model import Target

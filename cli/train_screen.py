@@ -24,13 +24,13 @@ from rich.table import Table
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.progress_lines import Stage, duration, progress_lines
 from redrafter_mlx.cli.terminal import one_line
-from redrafter_mlx.distill.acceptance import DraftQuality
+from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.estimate import Estimate
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.report.records import MeasuredRow, verdict
 from redrafter_mlx.distill.run import TrainingRun
-from redrafter_mlx.distill.trainer import Step
-from redrafter_mlx.distill.training_report import MeasuredRow, verdict
-from redrafter_mlx.distill.workers import CorpusSize
+from redrafter_mlx.distill.training.trainer import Step
 from redrafter_mlx.runtime.paths import human_size
 
 _INTERRUPTED = 130

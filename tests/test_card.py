@@ -12,11 +12,11 @@ import yaml
 from huggingface_hub import ModelCard
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.acceptance import DraftQuality
-from redrafter_mlx.distill.card import render_card, write_card
-from redrafter_mlx.distill.markdown import block, code, plain, table
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.training_report import (
+from redrafter_mlx.distill.report.card import render_card, write_card
+from redrafter_mlx.distill.report.markdown import block, code, plain, table
+from redrafter_mlx.distill.report.records import (
     CorpusReport,
     MeasuredRow,
     TrainingReport,

@@ -10,10 +10,10 @@ import pytest
 from tiny import ARCHITECTURES, HIDDEN, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.contexts import contexts_path, read_contexts, save_contexts
-from redrafter_mlx.distill.corpus import Shard, Text, save_shard
-from redrafter_mlx.distill.extras import Extras
-from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.layer_inputs import contexts_path, read_contexts, save_contexts
+from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.drafting.interface import DraftInput
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill.along import states_along
-from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard
-from redrafter_mlx.distill.examples import places
-from redrafter_mlx.distill.extras import Extras
-from redrafter_mlx.distill.foreign import Foreign
-from redrafter_mlx.distill.prompts import Conversation
-from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.distill.corpus.conversations import Conversation
+from redrafter_mlx.distill.corpus.examples import places
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard
+from redrafter_mlx.distill.corpus.soft_labels import Foreign
+from redrafter_mlx.distill.corpus.teacher_forcing import states_along
 from redrafter_mlx.target.model import Target
 
 HEAD = [90, 91, 92]

@@ -13,12 +13,12 @@ from references import prefixes
 from tiny import ARCHITECTURES, HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.acceptance import accepted_lengths, measure_quality, walk
-from redrafter_mlx.distill.corpus import Text
-from redrafter_mlx.distill.examples import choose_vocabulary, covered, places
-from redrafter_mlx.distill.learner import Learner
-from redrafter_mlx.distill.loss import distillation_loss, draft_logits, output_index
+from redrafter_mlx.distill.corpus.examples import choose_vocabulary, covered, places
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, measure_quality, walk
 from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.training.learner import Learner
+from redrafter_mlx.distill.training.loss import distillation_loss, draft_logits, output_index
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.target.model import Target

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from redrafter_mlx.distill.contexts import contexts_path, save_contexts
-from redrafter_mlx.distill.corpus import Shard, Text, save_shard
-from redrafter_mlx.distill.examples import Examples
-from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.corpus.examples import Examples
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.layer_inputs import contexts_path, save_contexts
+from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 
 LAYERS, D, TOKENS = (1, 2), 256, 50
 

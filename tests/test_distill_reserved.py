@@ -11,13 +11,13 @@ import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill import turns
-from redrafter_mlx.distill.blocks import Writer
-from redrafter_mlx.distill.given import read_given
+from redrafter_mlx.distill.corpus import user_turns as turns
+from redrafter_mlx.distill.corpus.conversations import Conversation
+from redrafter_mlx.distill.corpus.exclusions import LEFT_OUT, Reserved
+from redrafter_mlx.distill.corpus.given_texts import read_given
+from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
-from redrafter_mlx.distill.prompts import Conversation
-from redrafter_mlx.distill.reserved import LEFT_OUT, Reserved
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 

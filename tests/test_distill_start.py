@@ -11,10 +11,10 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import random_drafter, random_model
 
-from redrafter_mlx.distill.examples import places
-from redrafter_mlx.distill.loss import draft_logits
-from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
-from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.distill.corpus.examples import places
+from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.training.loss import draft_logits
+from redrafter_mlx.distill.training.start import check_start, fresh_drafter, taught_drafter
 from redrafter_mlx.drafting.checkpoint import WEIGHTS, read_config, save_drafter
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill.blocks import Writer
-from redrafter_mlx.distill.corpus import Shard, save_shard
-from redrafter_mlx.distill.examples import places
-from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.corpus.conversations import Conversation
+from redrafter_mlx.distill.corpus.examples import places
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.reader import Reader
+from redrafter_mlx.distill.corpus.shards import Shard, save_shard
+from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.options import WritingOptions
-from redrafter_mlx.distill.prompts import Conversation
-from redrafter_mlx.distill.reading import Reader
-from redrafter_mlx.distill.writing import write_answers
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target.model import Target
 

@@ -17,15 +17,15 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.acceptance import measure_quality
-from redrafter_mlx.distill.checkpoint import CHECKPOINT, load_checkpoint
-from redrafter_mlx.distill.corpus import Shard, Text, save_shard
-from redrafter_mlx.distill.examples import Examples, places
-from redrafter_mlx.distill.extras import Extras
-from redrafter_mlx.distill.learner import Learner, initialise
+from redrafter_mlx.distill.corpus.examples import Examples, places
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
+from redrafter_mlx.distill.evaluation.acceptance import measure_quality
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.trainer import Evaluation, Step, Trainer
-from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, load_checkpoint
+from redrafter_mlx.distill.training.learner import Learner, initialise
+from redrafter_mlx.distill.training.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target.model import Target

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
 from redrafter_mlx.distill.options import WritingOptions
-from redrafter_mlx.distill.workers import CorpusJob, write_corpus
 from redrafter_mlx.runtime.atomic_write import remove_abandoned, whole_file
 
 PARENT = """
 import sys
 from pathlib import Path
 from redrafter_mlx.distill.options import WritingOptions
-from redrafter_mlx.distill.workers import CorpusJob, write_corpus
+from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
 
 class Job(CorpusJob):
     def __reduce__(self):

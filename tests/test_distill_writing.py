@@ -18,22 +18,22 @@ from tiny import (
 )
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill import reading
-from redrafter_mlx.distill.acceptance import accepted_lengths, walk
-from redrafter_mlx.distill.beginnings import BEGINNINGS, draw_beginnings
-from redrafter_mlx.distill.blocks import Writer
-from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard, summarise_shard
-from redrafter_mlx.distill.examples import places
-from redrafter_mlx.distill.extras import Extras
-from redrafter_mlx.distill.filters import loop_start
+from redrafter_mlx.distill.corpus import reader as reading
+from redrafter_mlx.distill.corpus.batch_cache import batch_cache
+from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.examples import places
+from redrafter_mlx.distill.corpus.exclusions import NOTHING
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.filters import loop_start
+from redrafter_mlx.distill.corpus.generation import write_answers, write_turns
+from redrafter_mlx.distill.corpus.prompt_starters import BEGINNINGS, draw_beginnings
+from redrafter_mlx.distill.corpus.reader import Reader, continuations
+from redrafter_mlx.distill.corpus.row_bytes import row_bytes
+from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard, summarise_shard
+from redrafter_mlx.distill.corpus.user_turns import Opening, draw_user_turns
+from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, walk
 from redrafter_mlx.distill.options import OPENINGS, WritingOptions
-from redrafter_mlx.distill.prompts import Conversation, read_conversations
-from redrafter_mlx.distill.reading import Reader, continuations
-from redrafter_mlx.distill.reserved import NOTHING
-from redrafter_mlx.distill.row_bytes import row_bytes
-from redrafter_mlx.distill.row_masks import batch_cache
-from redrafter_mlx.distill.turns import Opening, draw_user_turns
-from redrafter_mlx.distill.writing import write_answers, write_turns
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target.model import Target

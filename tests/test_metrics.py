@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from redrafter_mlx.distill.acceptance import DraftQuality
-from redrafter_mlx.distill.metrics import METRICS, MetricsLog, read_metrics
-from redrafter_mlx.distill.plots import ACCURACY, LOSS, draw_plots, running_mean
-from redrafter_mlx.distill.trainer import Evaluation, Event, Step
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
+from redrafter_mlx.distill.report.metrics import METRICS, MetricsLog, read_metrics
+from redrafter_mlx.distill.report.plots import ACCURACY, LOSS, draw_plots, running_mean
+from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import whole_file, write_whole
 
@@ -105,7 +105,7 @@ def test_seconds_go_on_where_the_run_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [1000.0]
-    monkeypatch.setattr("redrafter_mlx.distill.metrics.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("redrafter_mlx.distill.report.metrics.time.monotonic", lambda: now[0])
     with MetricsLog(tmp_path) as log:
         for n in (1, 2, 3):
             now[0] += 10
@@ -176,8 +176,8 @@ def test_run_without_a_log_has_no_events(tmp_path: Path) -> None:
 def test_log_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from redrafter_mlx.distill.metrics import MetricsLog\n"
-        "from redrafter_mlx.distill.trainer import Step\n"
+        "from redrafter_mlx.distill.report.metrics import MetricsLog\n"
+        "from redrafter_mlx.distill.training.trainer import Step\n"
         "log = MetricsLog(Path(sys.argv[1]))\n"
         "for n in range(1, 51): log.append(Step(n, 50, 1.0, 1.0, 1.0))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -251,7 +251,7 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
 def test_pictures_show_every_position_and_width() -> None:
     """The lines drawn are the log's numbers."""
     pytest.importorskip("matplotlib")
-    from redrafter_mlx.distill.plots import _accuracy, _loss
+    from redrafter_mlx.distill.report.plots import _accuracy, _loss
 
     left, right = _accuracy([evaluation(10), evaluation(20, best=False)]).axes
     assert [list(line.get_ydata()) for line in left.lines] == [[0.4, 0.4], [0.3, 0.3]]

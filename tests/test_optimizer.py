@@ -9,9 +9,9 @@ from mlx.utils import tree_flatten
 from test_distill_training import texts
 from tiny import HIDDEN, random_drafter, random_model
 
-from redrafter_mlx.distill.examples import places
-from redrafter_mlx.distill.learner import Learner
+from redrafter_mlx.distill.corpus.examples import places
 from redrafter_mlx.distill.options import Optimizer, TrainOptions
+from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.recurrent_config import Head
 from redrafter_mlx.target.model import Target
 

@@ -17,15 +17,15 @@ from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_screen import shortfall
-from redrafter_mlx.distill.checkpoint import Checkpoint, save_checkpoint
-from redrafter_mlx.distill.corpus import load_shard
+from redrafter_mlx.distill.corpus.shards import load_shard
+from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.job import DrafterForm, TrainingJob
-from redrafter_mlx.distill.metrics import read_metrics
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
+from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.distill.run import TrainingRun
-from redrafter_mlx.distill.trainer import Evaluation, Step
-from redrafter_mlx.distill.workers import CorpusSize
+from redrafter_mlx.distill.training.checkpoint import Checkpoint, save_checkpoint
+from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.loading import load
 

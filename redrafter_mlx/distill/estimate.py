@@ -10,16 +10,16 @@ from functools import partial
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.blocks import Writer
-from redrafter_mlx.distill.corpus import Text
-from redrafter_mlx.distill.examples import places
-from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.corpus.examples import places
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.reader import Reader
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.corpus.workers import CorpusJob
+from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.learner import Learner
 from redrafter_mlx.distill.memory_plan import MemoryPlan, drafter_parameters
-from redrafter_mlx.distill.reading import Reader
-from redrafter_mlx.distill.workers import CorpusJob
-from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from redrafter_mlx.config import DType, check_choice, check_int
+from redrafter_mlx.distill.corpus.reader import Labels
 from redrafter_mlx.distill.options import TrainOptions, WritingOptions
-from redrafter_mlx.distill.reading import Labels
 from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, Head
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from mlx.utils import tree_flatten
 
+from redrafter_mlx.distill.corpus.hidden_states import host_size
+from redrafter_mlx.distill.corpus.row_bytes import row_bytes
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.row_bytes import row_bytes
-from redrafter_mlx.distill.states import host_size
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError

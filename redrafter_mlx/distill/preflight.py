@@ -8,13 +8,13 @@ from pathlib import Path
 
 import mlx.nn as nn
 
-from redrafter_mlx.distill.blocks import Writer
-from redrafter_mlx.distill.card import CARD
-from redrafter_mlx.distill.checkpoint import CHECKPOINT
-from redrafter_mlx.distill.corpus import HELD_OUT_EVERY
-from redrafter_mlx.distill.metrics import METRICS
+from redrafter_mlx.distill.corpus.reader import Reader
+from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY
+from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.options_file import OPTIONS
-from redrafter_mlx.distill.reading import Reader
+from redrafter_mlx.distill.report.card import CARD
+from redrafter_mlx.distill.report.metrics import METRICS
+from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.drafting.checkpoint import CONFIG, WEIGHTS
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig

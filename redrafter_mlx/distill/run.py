@@ -15,27 +15,27 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.card import write_card
-from redrafter_mlx.distill.checkpoint import check_same_run, load_checkpoint
-from redrafter_mlx.distill.corpus import Text, summarise_shard
+from redrafter_mlx.distill.corpus.batch_cache import batch_cache
+from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, covered, places
+from redrafter_mlx.distill.corpus.exclusions import LEFT_OUT
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.given_texts import corpus_key, read_given
+from redrafter_mlx.distill.corpus.shards import Text, summarise_shard
+from redrafter_mlx.distill.corpus.soft_labels import Foreign
+from redrafter_mlx.distill.corpus.workers import CorpusJob, CorpusSize, write_corpus
 from redrafter_mlx.distill.estimate import Estimate, estimate
-from redrafter_mlx.distill.examples import Examples, count_tokens, covered, places
-from redrafter_mlx.distill.extras import Extras
-from redrafter_mlx.distill.foreign import Foreign
-from redrafter_mlx.distill.given import corpus_key, read_given
+from redrafter_mlx.distill.evaluation.speed import measure_speed
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
-from redrafter_mlx.distill.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
-from redrafter_mlx.distill.plots import draw_plots
 from redrafter_mlx.distill.preflight import check_bits, check_output, least_blocks
-from redrafter_mlx.distill.reserved import LEFT_OUT
-from redrafter_mlx.distill.row_masks import batch_cache
-from redrafter_mlx.distill.speed import measure_speed
-from redrafter_mlx.distill.start import check_start, fresh_drafter, taught_drafter
-from redrafter_mlx.distill.trainer import Evaluation, Event, Trainer
-from redrafter_mlx.distill.training_report import CorpusReport, MeasuredRow, TrainingReport
-from redrafter_mlx.distill.workers import CorpusJob, CorpusSize, write_corpus
+from redrafter_mlx.distill.report.card import write_card
+from redrafter_mlx.distill.report.metrics import MetricsLog, read_metrics
+from redrafter_mlx.distill.report.plots import draw_plots
+from redrafter_mlx.distill.report.records import CorpusReport, MeasuredRow, TrainingReport
+from redrafter_mlx.distill.training.checkpoint import check_same_run, load_checkpoint
+from redrafter_mlx.distill.training.start import check_start, fresh_drafter, taught_drafter
+from redrafter_mlx.distill.training.trainer import Evaluation, Event, Trainer
 from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter

@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus import damaged, load_arrays
-from redrafter_mlx.distill.states import to_host
+from redrafter_mlx.distill.corpus.hidden_states import to_host
+from redrafter_mlx.distill.corpus.shards import damaged, load_arrays
 from redrafter_mlx.runtime.atomic_write import whole_file
 
 

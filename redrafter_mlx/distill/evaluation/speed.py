@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.training_report import MeasuredRow
+from redrafter_mlx.distill.report.records import MeasuredRow
 from redrafter_mlx.engine.engine import Redrafter
 
 

@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from redrafter_mlx.distill.acceptance import DraftQuality
-from redrafter_mlx.distill.trainer import Evaluation, Event, Step
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
+from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import naming, whole_file
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.reserved import LEFT_OUT, Reserved
-from redrafter_mlx.distill.writing import write_turns
+from redrafter_mlx.distill.corpus.exclusions import LEFT_OUT, Reserved
+from redrafter_mlx.distill.corpus.generation import write_turns
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 

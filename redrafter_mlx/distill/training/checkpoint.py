@@ -9,7 +9,7 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from redrafter_mlx.distill.corpus import load_arrays
+from redrafter_mlx.distill.corpus.shards import load_arrays
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.atomic_write import remove_abandoned, whole_file
 

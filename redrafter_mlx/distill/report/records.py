@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from redrafter_mlx.distill.acceptance import DraftQuality
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.source import TargetSource

@@ -13,8 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.examples import Places
-from redrafter_mlx.distill.loss import Batch, draft_logits, output_index
+from redrafter_mlx.distill.corpus.examples import Places
+from redrafter_mlx.distill.training.loss import Batch, draft_logits, output_index
 from redrafter_mlx.drafting.recurrent import BoundDrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 

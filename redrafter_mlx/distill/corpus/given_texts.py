@@ -7,12 +7,12 @@ import json
 import random
 from dataclasses import asdict, dataclass, replace
 
-from redrafter_mlx.distill.corpus import FORMAT
+from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.exclusions import Reserved
+from redrafter_mlx.distill.corpus.reader import Labels
+from redrafter_mlx.distill.corpus.shards import FORMAT
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
-from redrafter_mlx.distill.prompts import Conversation, read_conversations
-from redrafter_mlx.distill.reading import Labels
-from redrafter_mlx.distill.reserved import Reserved
 from redrafter_mlx.errors import BadInputError
 
 

@@ -21,18 +21,18 @@ import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType
-from redrafter_mlx.distill.blocks import Writer
-from redrafter_mlx.distill.child import start_child
-from redrafter_mlx.distill.corpus import ShardSummary, save_shard, summarise_shard
-from redrafter_mlx.distill.extras import Extras
+from redrafter_mlx.distill.corpus.conversations import Conversation
+from redrafter_mlx.distill.corpus.exclusions import NOTHING, Reserved
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.reader import Labels, Reader
+from redrafter_mlx.distill.corpus.shards import ShardSummary, save_shard, summarise_shard
+from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.options import WritingOptions
-from redrafter_mlx.distill.prompts import Conversation
-from redrafter_mlx.distill.reading import Labels, Reader
-from redrafter_mlx.distill.reserved import NOTHING, Reserved
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import remove_abandoned
 from redrafter_mlx.runtime.blas import THREAD_VARIABLES
+from redrafter_mlx.runtime.child_process import start_child
 from redrafter_mlx.target.model import Target
 
 _POLL = 1.0

@@ -16,11 +16,11 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import BatchKVCache
 
-from redrafter_mlx.distill.corpus import Text
-from redrafter_mlx.distill.filters import loop_start
-from redrafter_mlx.distill.row_bytes import row_bytes
-from redrafter_mlx.distill.row_masks import batch_cache
-from redrafter_mlx.distill.states import check_finite, to_host
+from redrafter_mlx.distill.corpus.batch_cache import batch_cache
+from redrafter_mlx.distill.corpus.filters import loop_start
+from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
+from redrafter_mlx.distill.corpus.row_bytes import row_bytes
+from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.target.model import Target
 
 _PREFILL_TOKENS = 8192

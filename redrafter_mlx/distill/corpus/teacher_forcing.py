@@ -9,7 +9,7 @@ import numpy as np
 from mlx_lm.models.cache import KVCache
 
 from redrafter_mlx.decoding.prefix_cache import common_prefix
-from redrafter_mlx.distill.states import check_finite, to_host
+from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
 from redrafter_mlx.target.model import Target
 
 

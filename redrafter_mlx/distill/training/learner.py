@@ -10,9 +10,9 @@ import mlx.optimizers as optim
 import numpy as np
 from mlx.utils import tree_map
 
-from redrafter_mlx.distill.loss import Batch, distillation_loss, output_index
-from redrafter_mlx.distill.optimizer import drafter_optimizer
 from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.training.loss import Batch, distillation_loss, output_index
+from redrafter_mlx.distill.training.optimizer import drafter_optimizer
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.target.model import Target
 

@@ -12,17 +12,17 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.distill.checkpoint import (
+from redrafter_mlx.distill.corpus.examples import Examples, Places
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.training.checkpoint import (
     Checkpoint,
     check_same_run,
     load_checkpoint,
     save_checkpoint,
 )
-from redrafter_mlx.distill.examples import Examples, Places
-from redrafter_mlx.distill.learner import Learner
-from redrafter_mlx.distill.loss import Batch
-from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.training.learner import Learner
+from redrafter_mlx.distill.training.loss import Batch
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.errors import BadInputError

@@ -25,7 +25,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.states import to_host
+from redrafter_mlx.distill.corpus.hidden_states import to_host
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import whole_file
 from redrafter_mlx.weights.folder_files import read_safetensors_header

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.distill.prompts import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
 
 RUN = 13
 """Words in a row that two texts do not share by chance."""

@@ -10,9 +10,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus import Text, load_shard
-from redrafter_mlx.distill.extras import Extras
-from redrafter_mlx.distill.loss import Batch
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.shards import Text, load_shard
+from redrafter_mlx.distill.training.loss import Batch
 from redrafter_mlx.errors import BadInputError
 
 

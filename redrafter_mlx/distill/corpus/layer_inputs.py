@@ -15,9 +15,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.along import states_along
-from redrafter_mlx.distill.beside import load_beside, save_beside
-from redrafter_mlx.distill.corpus import Text
+from redrafter_mlx.distill.corpus.beside import load_beside, save_beside
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.corpus.teacher_forcing import states_along
 from redrafter_mlx.target.model import Target
 
 FORMAT = "redrafter-mlx contexts 1"

@@ -7,11 +7,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from redrafter_mlx.distill.acceptance import DraftQuality
-from redrafter_mlx.distill.markdown import block, code, plain, table
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.plots import ACCURACY, LOSS
-from redrafter_mlx.distill.training_report import TrainingReport, verdict
+from redrafter_mlx.distill.report.markdown import block, code, plain, table
+from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
+from redrafter_mlx.distill.report.records import TrainingReport, verdict
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.runtime.atomic_write import whole_file
 from redrafter_mlx.weights.hub import hub_licence, hub_repo

@@ -10,9 +10,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.distill.corpus import Text
-from redrafter_mlx.distill.examples import choose_vocabulary, places
-from redrafter_mlx.distill.learner import (
+from redrafter_mlx.distill.corpus.examples import choose_vocabulary, places
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.training.learner import (
     context_size,
     embedding_size,
     initialise,

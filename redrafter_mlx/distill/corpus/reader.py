@@ -17,10 +17,10 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
-from redrafter_mlx.distill.filters import MIN_ANSWER
-from redrafter_mlx.distill.prompts import Conversation
-from redrafter_mlx.distill.states import check_finite, to_host
+from redrafter_mlx.distill.corpus.conversations import Conversation
+from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
+from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
+from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 

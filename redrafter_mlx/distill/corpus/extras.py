@@ -18,15 +18,15 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.contexts import (
+from redrafter_mlx.distill.corpus.layer_inputs import (
     contexts_path,
     read_contexts,
     save_contexts,
     with_contexts,
     with_saved_contexts,
 )
-from redrafter_mlx.distill.corpus import Shard, Text, load_shard, save_shard
-from redrafter_mlx.distill.foreign import Foreign
+from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard
+from redrafter_mlx.distill.corpus.soft_labels import Foreign
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.model import Target
 

@@ -16,14 +16,14 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.beginnings import draw_beginnings
-from redrafter_mlx.distill.corpus import HELD_OUT_EVERY, Shard, Text
-from redrafter_mlx.distill.filters import MIN_ANSWER, loop_start
+from redrafter_mlx.distill.corpus.conversations import Conversation
+from redrafter_mlx.distill.corpus.exclusions import NOTHING, Reserved
+from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, loop_start
+from redrafter_mlx.distill.corpus.generation import Written, write_answers
+from redrafter_mlx.distill.corpus.prompt_starters import draw_beginnings
+from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
+from redrafter_mlx.distill.corpus.user_turns import Opening, draw_user_turns
 from redrafter_mlx.distill.options import WritingOptions
-from redrafter_mlx.distill.prompts import Conversation
-from redrafter_mlx.distill.reserved import NOTHING, Reserved
-from redrafter_mlx.distill.turns import Opening, draw_user_turns
-from redrafter_mlx.distill.writing import Written, write_answers
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from redrafter_mlx.distill.metrics import read_metrics
-from redrafter_mlx.distill.trainer import Evaluation, Step
+from redrafter_mlx.distill.report.metrics import read_metrics
+from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.runtime.atomic_write import whole_file
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.distill.corpus import Text
-from redrafter_mlx.distill.examples import Places, places
-from redrafter_mlx.distill.extras import Extras
-from redrafter_mlx.distill.writing import write_answers
+from redrafter_mlx.distill.corpus.examples import Places, places
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.drafting.interface import DraftInput
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.target.model import Target

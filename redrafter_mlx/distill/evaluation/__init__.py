@@ -1,0 +1,1 @@
+"""How good a drafter is: on held-out texts, on questions, and timed."""
