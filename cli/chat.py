@@ -1,4 +1,4 @@
-"""`redrafter-mlx chat`: read a turn, stream the answer, until the reader leaves."""
+"""`redrafter-mlx chat`: read a turn, stream the answer, until the user leaves."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def run_chat(chat: Chat) -> int:
 
 
 def take_turn(chat: Chat, text: str, quoted: bool) -> None:
-    """Carry out a command or answer a message; an empty line is neither."""
+    """Run a command or answer a message; ignore an empty line."""
     if text.startswith("/") and not quoted:
         chat_commands.run_command(chat, text)
     elif text.strip():
@@ -153,7 +153,7 @@ def read_turn(terminal: Terminal) -> tuple[str, bool]:
 
 
 def answer(chat: Chat, text: str) -> None:
-    """Stream one answer; Ctrl-C ends it and the conversation keeps its text so far, if any."""
+    """Stream one answer; Ctrl-C ends it, and the conversation keeps its text so far."""
     last, end = None, "\n"
     with StopKey() as key:
         responses = chat.session.stream(text, options=chat.options)
@@ -187,9 +187,9 @@ def finish_answer(chat: Chat, last: Response | None, stopped: bool) -> None:
     if last.finish_reason == "length":
         full = last.generation_tokens < chat.options.max_tokens
         note = (
-            f"{CONTEXT_IS_FULL}, /clear begins anew"
+            f"{CONTEXT_IS_FULL}; /clear starts a new conversation"
             if full
-            else "ended by max_tokens, /set max_tokens N allows more"
+            else "ended by max_tokens; /set max_tokens N allows more"
         )
     if chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
@@ -199,7 +199,7 @@ def finish_answer(chat: Chat, last: Response | None, stopped: bool) -> None:
 
 @contextlib.contextmanager
 def line_editing(wanted: bool) -> Iterator[None]:
-    """readline with its history from and to our cache folder, as far as there is one."""
+    """Line editing with a history in our cache folder, where readline is available."""
     try:
         import readline
     except ImportError:

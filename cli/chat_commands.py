@@ -25,7 +25,7 @@ _BOOLS = {"on": True, "true": True, "yes": True, "1": True,
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed, what it does in a few words, and the function that gets the rest."""
+    """What is typed, a summary, and the function that gets the rest of the line."""
 
     usage: str
     summary: str
@@ -37,7 +37,7 @@ class Command:
 
 
 def run_command(chat: Chat, line: str) -> None:
-    """Carry out a line that begins with `/`; raises BadInputError for what cannot be done."""
+    """Run a line that begins with `/`; raises BadInputError for a bad one."""
     name, _, rest = line.strip().partition(" ")
     command = {c.name: c for c in COMMANDS}.get(name)
     if command is None:
@@ -50,7 +50,7 @@ def run_command(chat: Chat, line: str) -> None:
 
 
 def describe_model(chat: Chat) -> str:
-    """The model in a few words: name, arithmetic, and what drafts."""
+    """The model in a few words: name, arithmetic, drafter."""
     source = chat.model.source
     words = [] if source is None else [source.name, source.dtype]
     if source is not None and source.bits:
@@ -74,7 +74,7 @@ def _help(chat: Chat, rest: str) -> None:
 def _clear(chat: Chat, rest: str) -> None:
     _refuse_words("/clear", rest)
     chat.session.clear()
-    chat.terminal.say("the conversation is forgotten; system message and options stay")
+    chat.terminal.say("conversation cleared; system message and options stay")
 
 
 def _system(chat: Chat, rest: str) -> None:
@@ -82,7 +82,7 @@ def _system(chat: Chat, rest: str) -> None:
         chat.terminal.say(_shown_system(chat))
         return
     chat.session.system = None if rest == "none" else rest
-    chat.terminal.say("from the next message on: " + _shown_system(chat))
+    chat.terminal.say("from the next message: " + _shown_system(chat))
 
 
 def _set(chat: Chat, rest: str) -> None:
@@ -150,13 +150,13 @@ def _exit(chat: Chat, rest: str) -> None:
 QUOTED = '""" ... """'
 COMMANDS = (
     Command("/help", "this list", _help),
-    Command("/clear", "forget the conversation", _clear),
+    Command("/clear", "start a new conversation", _clear),
     Command("/system TEXT", "set the system message; none removes it, nothing shows it", _system),
     Command("/set NAME VALUE", "set an option; default resets it, nothing shows them", _set),
     Command("/show", "model, drafter and options", _show),
     Command("/stats on|off", "the line after each answer; nothing shows the totals", _stats),
     Command("/save FILE", "write the conversation as JSON", _save),
-    Command("/load FILE", "go on with a saved conversation", _load),
+    Command("/load FILE", "resume a saved conversation", _load),
     Command("/exit", "leave", _exit),
 )
 

@@ -1,4 +1,4 @@
-"""`redrafter-mlx doctor`: what this machine has, what is wrong with it, and the remedy."""
+"""`redrafter-mlx doctor`: facts about this machine, problems, and the remedy of each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Facts = dict[str, str | int | bool | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """Something found wrong; `unusable` if nothing can be generated until it is mended."""
+    """A problem; `unusable` if nothing can be generated until it is solved."""
 
     what: str
     remedy: str
@@ -45,7 +45,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """Facts by section and name, in the order they are shown, and what was found wrong."""
+    """Facts by section and name, in the order they are shown, and the problems."""
 
     facts: dict[str, Facts] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -58,11 +58,11 @@ class Report:
 def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Look at this machine: what answers, what is missing, and how to mend it.
+    """Examine this machine: versions, device, memory, caches, problems and their remedies.
 
-    The exit status is not zero only if something makes the program unusable.
+    The exit status is non-zero only if a problem makes the program unusable.
     """
-    with progress_bars("looking at this machine"):
+    with progress_bars("examining this machine"):
         report = examine()
     if as_json:
         print(json.dumps({**report.facts, "problems": [asdict(p) for p in report.problems]}))
@@ -72,7 +72,7 @@ def command(
 
 
 def examine() -> Report:
-    """Everything, one section after the other; a section that fails is itself a finding."""
+    """Every section in turn; a section that fails is itself a problem."""
     report = Report()
     sections: tuple[tuple[str, Callable[[Report], Facts]], ...] = (
         ("system", _system),
@@ -83,12 +83,16 @@ def examine() -> Report:
         ("hub cache", _hub_cache),
         ("our cache", _our_cache),
     )
-    for name, look in sections:
+    for name, examine_section in sections:
+        report.facts[name] = {}
         try:
-            report.facts[name] = look(report)
+            report.facts[name] = examine_section(report)
+        except RedrafterError as error:  # it names its remedy after the last semicolon
+            what, _, remedy = str(error).rpartition("; ")
+            if (problem := Problem(what, remedy)) not in report.problems:
+                report.problems.append(problem)
         except Exception as error:
-            report.facts[name] = {}
-            what = f"{name} could not be looked at: {type(error).__name__}: {error}"
+            what = f"{name} could not be examined: {type(error).__name__}: {error}"
             report.problems.append(Problem(one_line(what), _REINSTALL))
     return report
 
@@ -104,7 +108,7 @@ def print_report(report: Report) -> None:
         print(f"{'unusable' if problem.unusable else 'problem'}: {one_line(problem.what)}")
         print(f"  remedy: {one_line(problem.remedy)}")
     if not report.problems:
-        print("nothing wrong was found")
+        print("no problems found")
 
 
 def _system(report: Report) -> Facts:
@@ -130,32 +134,29 @@ def _packages(report: Report) -> Facts:
             report.problems.append(Problem(f"{name} is not installed", _REINSTALL, unusable=True))
     hidden = overwritten_backend()
     if hidden is not None:
-        what = f"another MLX backend lies over {hidden}, whose library has the same path"
+        what = f"another MLX backend has overwritten the library of {hidden}"
         remedy = f"pip install --force-reinstall --no-deps {hidden}"
         report.problems.append(Problem(what, remedy))
     return versions
 
 
 def overwritten_backend() -> str | None:
-    """The CUDA backend that is installed but whose library another backend has replaced.
+    """The installed CUDA backend whose library another backend has overwritten.
 
     mlx-cpu and mlx-cuda-* both bring `mlx/lib/libmlx.so`; the one that pip installed last is used.
     """
     for name in _CUDA_BACKENDS:
         with contextlib.suppress(metadata.PackageNotFoundError):
             for file in metadata.files(name) or ():
-                if (
-                    file.name == "libmlx.so"
-                    and Path(str(file.locate())).stat().st_size != file.size
-                ):
+                here = Path(str(file.locate()))
+                if file.name == "libmlx.so" and here.stat().st_size != file.size:
                     return name
     return None
 
 
 def _mlx(report: Report) -> Facts:
-    """The device, whether it computes, and what multiplies matrices on the CPU."""
-    blas = BLAS
-    facts: Facts = {"blas": blas.note}
+    """The device, whether it computes, and the BLAS of the CPU."""
+    facts: Facts = {"blas": BLAS.note}
     try:
         import mlx.core as mx
 
@@ -174,7 +175,7 @@ def _mlx(report: Report) -> Facts:
     if not facts["computes"]:
         what = f"MLX computes wrongly on {facts['device']}"
         report.problems.append(Problem(what, _REINSTALL, unusable=True))
-    if sys.platform == "linux" and device.type == mx.DeviceType.cpu and blas.library is None:
+    if sys.platform == "linux" and device.type == mx.DeviceType.cpu and BLAS.library is None:
         what = "matrix products run on MLX's own reference BLAS, many times slower"
         report.problems.append(Problem(what, remedy()))
     if sys.platform == "darwin" and device.type == mx.DeviceType.cpu:
@@ -199,26 +200,17 @@ def _memory(report: Report) -> Facts:  # noqa: ARG001
 
 
 def _model(report: Report) -> Facts:
-    """Whether the default model is here, whole and of the right checksum."""
+    """Whether the default model is on disk with the right checksum."""
     from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
     from redrafter_mlx.weights.resolve import find_local
     from redrafter_mlx.weights.wheel import wheel_path
 
-    facts: Facts = {"default": DEFAULT_MODEL, "path": None}
-    fetch = f"redrafter-mlx pull {DEFAULT_MODEL}"
-    try:
-        local = find_local(DEFAULT_MODEL)
-    except RedrafterError as error:
-        report.problems.append(Problem(str(error), fetch))
-        return facts
-    if local is not None:
-        facts["path"] = str(local.path)
-        return facts
-    kept = wheel_path(REGISTRY[DEFAULT_MODEL])
-    damaged = kept.exists()
-    what = f"{kept} is damaged" if damaged else f"{DEFAULT_MODEL} is not on disk yet"
-    report.problems.append(Problem(what, fetch))
-    return facts
+    local = find_local(DEFAULT_MODEL)
+    if local is None:
+        file = wheel_path(REGISTRY[DEFAULT_MODEL])
+        what = f"{file} is damaged" if file.exists() else f"{DEFAULT_MODEL} is not on disk yet"
+        report.problems.append(Problem(what, f"redrafter-mlx pull {DEFAULT_MODEL}"))
+    return {"default": DEFAULT_MODEL, "path": None if local is None else str(local.path)}
 
 
 def _hub_cache(report: Report) -> Facts:
@@ -234,7 +226,7 @@ def _our_cache(report: Report) -> Facts:
 
 
 def _folder(report: Report, folder: Path, variable: str) -> Facts:
-    """Path, size and free disk of a cache; a problem if nothing can be put there."""
+    """Path, size and free disk of a cache; a problem if it cannot be written or is full."""
     place = folder
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -248,7 +240,7 @@ def _folder(report: Report, folder: Path, variable: str) -> Facts:
 
 
 def _bytes_below(folder: Path) -> int:
-    """What a folder takes; links, of which the Hub's cache is full, are not counted twice."""
+    """Size of a folder without symbolic links, of which the Hub's cache is full."""
     total = 0
     for root, _, files in os.walk(folder):
         for name in files:

@@ -54,9 +54,9 @@ def _root(
         ),
     ] = False,
 ) -> None:
-    """Local language models, faster and word for word the same, by recurrent drafting on MLX.
+    """Local language models on MLX, faster and with the same output, by speculative decoding.
 
-    Start with `redrafter-mlx chat`; `redrafter-mlx doctor` looks at this machine.
+    Start with `redrafter-mlx chat`; `redrafter-mlx doctor` examines this machine.
     """
     if context.invoked_subcommand is None:
         print(context.get_help())
@@ -114,7 +114,7 @@ def run(arguments: list[str]) -> int:
 
 
 def quieten_libraries() -> None:
-    """Keep advice and progress bars that are not ours off the terminal; errors stay."""
+    """Silence the libraries' advice and progress bars; errors stay."""
     for name, value in (
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
@@ -131,7 +131,7 @@ def _fail(message: str, status: int = 1) -> int:
 
 
 def _reader_left() -> int:
-    """End quietly, and keep Python from flushing into the closed pipe once more."""
+    """End quietly, and keep Python from flushing into the closed pipe again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     return 1

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.weights.status import ModelStatus
 
 _WIDE = 200
-"""Columns where no terminal says how many: a pipe gets every name whole."""
+"""Columns for output that is not a terminal, so that no name is cut."""
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME|REPO|PATH", help="As in --model.", show_default=False)
@@ -24,9 +24,9 @@ Name = Annotated[
 
 
 def pull(name: Name, offline: opt.Offline = False) -> None:
-    """Bring a model here and check it; prints where it is.
+    """Download a model and check it; prints its path.
 
-    An interrupted download goes on where it stopped.
+    An interrupted download resumes where it stopped.
     """
     wanted = _checked(name)
     with progress_bars(f"pulling {wanted}") as progress:
@@ -39,7 +39,7 @@ def pull(name: Name, offline: opt.Offline = False) -> None:
 
 
 def list_all() -> None:
-    """List the models that have a name of their own, and which of them are on this machine.
+    """List the named models, and which of them are on this machine.
 
     Any Hub repository or folder that mlx-lm loads works as well.
     """
@@ -65,7 +65,7 @@ def list_all() -> None:
 
 
 def show(name: Name) -> None:
-    """Show what is known of one model; uses no network."""
+    """Show one model: source, licence, size, path, architecture; uses no network."""
     wanted = _checked(name)
     with progress_bars(f"looking at {wanted}"):
         from redrafter_mlx.weights.status import show_model
@@ -77,7 +77,7 @@ def show(name: Name) -> None:
 
 
 def _rows(model: ModelStatus) -> list[tuple[str, str]]:
-    """Label and value of everything that is known, in reading order."""
+    """Label and value of every known fact, in reading order."""
     remedy = f"not here; fetch it with: redrafter-mlx pull {model.name}"
     known = [
         ("name", model.name),

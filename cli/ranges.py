@@ -1,4 +1,4 @@
-"""Lists as people type them: `3`, `1..4`, `1-4`, `1,2,4`, `0,0.3,0.7`, `sample,typical`."""
+"""Lists on the command line: `3`, `1..4`, `1-4`, `1,2,4`, `0,0.3,0.7`, `sample,typical`."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ from pathlib import Path
 from redrafter_mlx.cli.options import describe_kinds, kinds_of_option, option_names
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.runtime.atomic_write import write_whole
+from redrafter_mlx.runtime.json_file import read_object
 
 _KIND = "redrafter-mlx chat"
 _ROLES = ("user", "assistant")
@@ -18,7 +20,7 @@ _ROLES = ("user", "assistant")
 
 @dataclass(frozen=True)
 class SavedChat:
-    """What a file holds: the model's name, the system message, the turns, the options."""
+    """The content of a file."""
 
     model: str | None
     system: str | None
@@ -31,11 +33,9 @@ def write_chat(path: Path, chat: SavedChat) -> None:
 
     Raises BadInputError where that cannot be done; the file is then as it was.
     """
-    from redrafter_mlx.runtime.atomic_write import write_whole
-
     try:
         if path.exists() and not _is_chat(path):
-            raise BadInputError(f"{path} is there and no saved chat; choose another name")
+            raise BadInputError(f"{path} is not a saved chat; choose another name")
         if not path.parent.is_dir():
             raise BadInputError(f"there is no folder {path.parent}; create it first")
         options = {name: getattr(chat.options, name) for name in option_names()}
@@ -53,31 +53,15 @@ def read_chat(path: Path, base: GenerationOptions) -> SavedChat:
     Raises BadInputError naming the file and what is wrong with it.
     """
     try:
-        return _checked(_read_json(path), base)
-    except BadInputError as error:
+        return _checked(read_object(path), base)
+    except FileNotFoundError:
+        raise BadInputError(f"cannot load {path}: No such file") from None
+    except (BadInputError, DamagedFileError) as error:
         raise BadInputError(f"cannot load {path}: {error}") from None
 
 
-def _read_json(path: Path) -> object:
-    try:
-        special = path.exists() and not path.is_file()
-        text = "" if special else path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise BadInputError(f"{error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise BadInputError("it is not UTF-8 text") from None
-    if special:
-        raise BadInputError("it is not a file")
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInputError(f"it is not JSON (line {error.lineno}: {error.msg})") from None
-    except (RecursionError, ValueError):
-        raise BadInputError("it is not JSON that a chat could be") from None
-
-
-def _checked(content: object, base: GenerationOptions) -> SavedChat:
-    if not isinstance(content, dict) or content.get("kind") != _KIND:
+def _checked(content: dict[str, object], base: GenerationOptions) -> SavedChat:
+    if content.get("kind") != _KIND:
         raise BadInputError("it is not a chat that /save wrote")
     refuse_unknown_keys(content, ["kind", "model", "system", "messages", "options"], "key")
     return SavedChat(

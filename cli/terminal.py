@@ -20,10 +20,10 @@ _BIDI = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u206
 
 
 def sanitise(text: str) -> str:
-    """`text` with every character that could command a terminal made visible.
+    """`text` with every character that could control a terminal made visible.
 
-    C0 and DEL become caret notation (ESC is `^[`); C1, lone surrogates and what turns the writing
-    direction become U+FFFD. Newline and tab stay. One character at a time, so that an escape
+    C0 and DEL become caret notation (ESC is `^[`); C1, lone surrogates and bidirectional controls
+    become U+FFFD. Newline and tab stay. One character at a time, so that an escape
     sequence that arrives in pieces is caught as well.
     """
     return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
@@ -44,7 +44,7 @@ def check_text(what: str, text: str) -> str:
 
 
 def loss_note(options: SamplingParams) -> str | None:
-    """What must stand beside an answer whose distribution is not the target's."""
+    """The note for an answer whose distribution is not the target's."""
     return None if options.lossless else f"{options.method} (not lossless)"
 
 
@@ -54,9 +54,9 @@ CONTEXT_IS_FULL = "ended where the model's context does"
 def statistics_line(
     tokens: int, tokens_per_second: float, tokens_per_step: float, *notes: str | None
 ) -> str:
-    """`128 tokens · 14.2 tok/s · 2.31 tokens/step`, and notes behind it.
+    """`128 tokens · 14.2 tok/s · 2.31 tokens/step`, then notes.
 
-    A rate of 0 is one that an answer was too short to have.
+    A rate of 0 is left out: the answer was too short for one.
     """
     parts = [f"{tokens} token{'' if tokens == 1 else 's'}"]
     if tokens_per_second > 0:
@@ -68,9 +68,9 @@ def statistics_line(
 
 @dataclass
 class Terminal:
-    """Where words come from and go to.
+    """Standard input, output and error.
 
-    interactive: a person types and reads: prompts are shown, and messages stand beside answers
+    interactive: a person types and reads: prompts are shown, and messages go to stdout
     """
 
     stdin: TextIO
@@ -85,7 +85,7 @@ class Terminal:
         return cls(sys.stdin, sys.stdout, sys.stderr, interactive)
 
     def read_line(self, prompt: str) -> str:
-        """The next line without its end; raises EOFError behind the last one."""
+        """The next line without its end; raises EOFError after the last one."""
         if self.interactive:
             return input(prompt)
         line = self.stdin.readline()
@@ -94,21 +94,21 @@ class Terminal:
         return line.rstrip("\r\n")
 
     def write(self, text: str) -> None:
-        """Part of an answer, at once; a file or pipe gets it as it is, a terminal sanitised."""
+        """Write part of an answer and flush; sanitised on a terminal, unchanged elsewhere."""
         self.stdout.write(sanitise(text) if self.stdout.isatty() else text)
         self.stdout.flush()
 
     def say(self, text: str) -> None:
-        """A line that is no answer: beside the answers for a person, on stderr otherwise."""
+        """Print a message: to stdout for a person, to stderr otherwise."""
         stream = self.stdout if self.interactive else self.stderr
         print(sanitise(text), file=stream, flush=True)
 
     def error(self, message: str) -> None:
-        """One line on stderr that says what was wrong."""
+        """Print an error as one line on stderr."""
         print(f"error: {one_line(message)}", file=self.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """One line on stderr beside the answer, dimmed where that is possible."""
+        """Print one line on stderr, dimmed where that is possible."""
         line = one_line(text)
         if self.stderr.isatty() and "NO_COLOR" not in os.environ:
             line = f"\x1b[2m{line}\x1b[0m" if os.environ.get("TERM") != "dumb" else line
@@ -116,12 +116,12 @@ class Terminal:
 
 
 class StopKey:
-    """Ctrl-C while an answer is on its way.
+    """Ctrl-C while an answer is generated.
 
-    Before the first token it raises KeyboardInterrupt, as ever: reading a long prompt stops at
+    Before the first token it raises KeyboardInterrupt as usual: reading a long prompt stops at
     once. From then on it only sets `pressed`, so that the answer ends between two tokens and the
-    conversation's cache stays usable; pressed again, it raises. While the answer is being put
-    away it does nothing: the turn is kept.
+    conversation's cache stays usable; pressed again, it raises. While the turn is being stored
+    (`closing`) it does nothing.
     """
 
     def __init__(self) -> None:

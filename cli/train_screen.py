@@ -21,8 +21,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.cli.progress_lines import Stage, duration, progress_lines
+from redrafter_mlx.cli.progress import Stage, duration, progress_bars, progress_lines
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.estimate import Estimate

@@ -168,7 +168,7 @@ def test_quotes_that_are_never_closed_send_nothing() -> None:
         ("/save", "/save needs a file"),
         ("/load", "/load needs a file"),
         ("/load /nowhere/at/all", "/nowhere/at/all: No such file"),
-        ("/load /dev/zero", "/dev/zero: it is not a file"),
+        ("/load /dev/zero", "/dev/zero is not a file"),
         ("/save /nowhere/at/all", "no folder /nowhere/at"),
         ("bad \udcff byte", "not UTF-8"),
         ("refuse", "too long"),
@@ -249,7 +249,7 @@ def test_save_replaces_a_chat_and_nothing_else(tmp_path: Path) -> None:
     got = piped("one", f"/save {chat}", "two", f"/save {chat}", f"/save {other}")
     assert len(json.loads(chat.read_text())["messages"]) == 4
     assert other.read_text() == "dear diary"
-    assert "no saved chat" in got.err
+    assert "is not a saved chat" in got.err
 
 
 SAVED: dict[str, object] = {
@@ -396,7 +396,7 @@ def test_a_terminal_session_survives_ctrl_c_and_clear(typist: Typist) -> None:
     typist.expect(">>> ")
 
     typist.type("/clear\n")
-    typist.expect("forgotten")
+    typist.expect("conversation cleared")
     typist.expect(">>> ")
     typist.type("anew\n")
     typist.expect('turn 1: "anew"')

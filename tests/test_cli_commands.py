@@ -315,6 +315,16 @@ def test_a_doctors_section_that_breaks_is_itself_a_finding(
     assert not report.unusable
 
 
+def test_doctor_says_that_the_cache_folder_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", "~nobody-of-that-name/cache")
+    assert main.run(["doctor", "--json"]) == 0
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    (found,) = (p for p in problems if "~nobody-of-that-name" in p["what"])
+    assert found["remedy"] == "set REDRAFTER_CACHE to a folder"
+
+
 def test_list_and_show_need_no_network_and_name_the_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

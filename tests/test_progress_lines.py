@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from inspect import signature
 
-from redrafter_mlx.cli.progress_lines import Stage, duration, progress_lines
+from redrafter_mlx.cli.progress import Stage, duration, progress_lines
 
 
 def test_a_line_has_what_is_done_and_the_time_to_go() -> None:
