@@ -1,9 +1,10 @@
-"""`redrafter-mlx tune`: what steps cost on this machine, and the shape that follows from it."""
+"""`redrafter-mlx tune`: profile the target's forward cost and pick a beam shape."""
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,14 +15,17 @@ from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
+    from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
     from redrafter_mlx.autotune.policy import ShapePolicy
     from redrafter_mlx.engine.engine import Redrafter
 
 _QUESTIONS = (0, 8, 13)
-"""Of our own: a letter, a function and an explanation, to hear how drafts fare."""
+"""Of our own: a letter, a function and an explanation, to sample acceptance."""
 
 _TOKENS = 32
-_NOT_KEPT = "not kept: this machine was too busy to be measured; run tune again when it is idle"
+_LENGTH = 5
+"""Of the beams that acceptance is sampled with; for longer ones it is extrapolated."""
+
 _CONTEXT = 256
 """Tokens of text at which a shape is named."""
 
@@ -44,16 +48,17 @@ def command(
     ] = False,
     loading: opt.ModelOptions,
 ) -> None:
-    """Measure what drafting costs here: calls of 1 to 32 rows, drafts of every shape.
+    """Profile the target's forward cost (1 to 32 query rows) and drafting, and pick a beam shape.
 
-    The shape of the drafts is chosen by this, step by step. Without it, the times are assumed at
-    first and measured bit by bit after answers. Takes some seconds on a machine that is left alone
-    meanwhile.
+    The shape of the drafts is chosen by this, step by step. Without it, times are assumed at first
+    and measured bit by bit after answers. Takes some seconds; leave the machine alone meanwhile.
     """  # fmt: skip
     if plot is not None:
         from redrafter_mlx.bench.show.plot import check_plot
 
         check_plot(plot)
+    from redrafter_mlx.autotune.policy import ShapePolicy
+
     loaded = opt.load_model(loading)
     tuning = loaded.tuning
     if tuning is None:
@@ -61,49 +66,51 @@ def command(
     with progress_bars("measuring this machine", lambda done, _: f"{done}%") as report:
         if again or not tuning.measured:
             tuning.measure(lambda share: report("calls", int(100 * share), 100) if report else None)
-        curves = tuning.curves()
-        policy = tuning.listen(
-            _prompts(loaded), _TOKENS,
-            lambda share: report("drafts", int(100 * share), 100) if report else None,
-        )  # fmt: skip
+        costs, acceptance = tuning.costs(), tuning.statistics()
+        prompts = _prompts(loaded)
+        for i, prompt in enumerate(prompts):
+            _sample_acceptance(loaded, tuning.widest, prompt, acceptance)
+            if report is not None:
+                report("drafts", 100 * (i + 1) // len(prompts), 100)
+    policy = ShapePolicy(costs, acceptance)
     if plot is not None:
         from redrafter_mlx.bench.show.curves import plot_curves
 
-        plot_curves(curves, plot)
+        plot_curves(costs, plot)
     kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
     if as_json:
-        record = {**curves.to_dict(), **_choice(policy), "file": kept}
-        record["cliffs"] = [{"rows": c.rows, "jump": c.jump} for c in curves.cliffs()]
+        record = {**asdict(costs), **_choice(policy), "file": kept}
+        record["cliffs"] = [{"rows": c.rows, "jump": c.jump} for c in costs.cliffs()]
         sys.stdout.write(json.dumps(record) + "\n")
         return
     from redrafter_mlx.bench.show.curves import describe_curves
 
-    on = curves.setup
+    on = costs.setup
     lines = [
         f"{on.chip} · {on.dtype} · mlx {on.mlx} · drafts by {loaded.drafting}",
-        describe_curves(curves),
+        describe_curves(costs),
         "",
         describe_choice(policy),
-        f"kept in {kept}" if kept else _NOT_KEPT,
+        f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} cannot be written",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
 
 
 def describe_choice(policy: ShapePolicy) -> str:
     """The shape that promises most, and how much, in a sentence."""
-    rates = policy.rates(_CONTEXT)
-    if {*rates} == {PLAIN}:
+    promises = policy.promises(_CONTEXT)
+    if {*promises} == {PLAIN}:
         return "drafts copies of the text alone, each as long as its match promises to hold"
-    best, drafted = _best(rates), _best({s: r for s, r in rates.items() if s != PLAIN})
-    gain = rates[drafted] / rates[PLAIN]
-    tokens = policy.odds.tokens()[drafted]
-    if best == PLAIN:
+    drafted = _best({s: p for s, p in promises.items() if s != PLAIN})
+    tokens, rate = promises[drafted]
+    gain = rate / promises[PLAIN][1]
+    if _best(promises) == PLAIN:
         return (
             f"decodes plainly: at this drafter's acceptance the best drafts, {in_words(drafted)}, "
             f"promise {tokens:.2f} tokens/step and {gain:.2f} times the speed"
         )
     return (
-        f"drafts {in_words(best)}: at this drafter's acceptance {tokens:.2f} tokens/step, "
+        f"drafts {in_words(drafted)}: at this drafter's acceptance {tokens:.2f} tokens/step, "
         f"{gain:.2f} times the speed of plain decoding"
     )
 
@@ -131,16 +138,30 @@ def _prompts(loaded: Redrafter) -> list[list[int]]:
     return [loaded.encode(OWN_QUESTIONS[i].text) for i in _QUESTIONS]
 
 
+def _sample_acceptance(
+    loaded: Redrafter, widest: int, prompt: list[int], acceptance: AcceptanceStatistics
+) -> None:
+    """Learn from an answer whose drafts were verified as large trees."""
+    for response in loaded.stream(
+        prompt, max_tokens=_TOKENS, beam_width=widest, beam_length=_LENGTH
+    ):
+        step = response.step
+        if response.steps > 0 and response.place == 0 and not step.copied and step.shape != PLAIN:
+            acceptance.learn(step)
+
+
 def _choice(policy: ShapePolicy) -> dict[str, object]:
     """The same for programs: the shape, its tokens a step and its speed beside plain decoding."""
-    rates, tokens = policy.rates(_CONTEXT), policy.odds.tokens()
-    best = _best(rates)
+    promises = policy.promises(_CONTEXT)
+    best = _best(promises)
+    tokens, rate = promises[best]
     return {
         "shape": {"beam_width": best.width, "beam_length": best.length, "nodes": best.nodes},
-        "tokens_per_step": tokens.get(best, 1.0),
-        "speedup": rates[best] / rates[PLAIN],
+        "tokens_per_step": tokens,
+        "speedup": rate / promises[PLAIN][1],
     }
 
 
-def _best(rates: dict[BeamShape, float]) -> BeamShape:
-    return max(rates, key=lambda shape: rates[shape])
+def _best(promises: dict[BeamShape, tuple[float, float]]) -> BeamShape:
+    """The shape of the most tokens a second."""
+    return max(promises, key=lambda shape: promises[shape][1])

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulated import cliff, machine
+from simulated import cliff, timings
 
 import redrafter_mlx  # noqa: F401
-from redrafter_mlx.autotune.cost_model import CostCurves, Setup
+from redrafter_mlx.autotune.cost_model import Setup, Timings
 
 
 @pytest.fixture(autouse=True)
 def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up machine: no test waits for measurements, or leaves them in the user's cache."""
-    curves = machine(cliff(8))
+    known = timings(cliff(8))
 
-    def saved(setup: Setup) -> CostCurves:
-        return replace(curves, setup=setup)
+    def saved(setup: Setup) -> Timings:
+        return replace(known, setup=setup)
 
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_curves", saved)
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved)

@@ -1,20 +1,43 @@
-"""A machine and a text made up: what steps cost and what they accept, in pure Python."""
+"""A simulated machine and text: what steps cost and what they accept."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
 
-from redrafter_mlx.autotune.cost_model import CostCurves, Setup
+from redrafter_mlx.autotune.acceptance import accepted_within, bounds
+from redrafter_mlx.autotune.cost_model import Case, CostModel, Setup, Timings, cost_model
 from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.step_result import StepResult
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 ROWS = (*range(1, 18), 20, 24, 28, 32)
-_VOCAB = 6
+_VOCAB, _WORDS = 6, 60
+"""Tokens that are drafted, and those of the text where it does not follow the drafter."""
+
+_CONTEXTS = 100
+"""Positions of a text with distributions of their own; steps fall on them at random."""
+
 _LATE = 2
-"""Steps between a choice and the first look at what came of it, as in the decoding loop."""
+"""Steps between the choice of a shape and the first result with it, as in the decoding loop."""
+
+
+def timings(
+    call: Callable[[int], float],
+    drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
+    widest: int = 4,
+    longest: int = 8,
+) -> Timings:
+    """Complete times from functions of query rows and of (width, length), in milliseconds."""
+    seconds: dict[Case, float] = {("call", r, 128): call(r) / 1e3 for r in ROWS}
+    seconds |= {("call", r, 2048): 1.2 * call(r) / 1e3 for r in ROWS}
+    shapes = [(w, n) for w in range(1, widest + 1) for n in range(2, longest + 1)]
+    seconds |= {("draft", w, n): drafting(w, n) / 1e3 for w, n in shapes}
+    seconds |= {("overhead", 1, 1): 0.5e-3, ("overhead", 1, 2): 1e-3, ("overhead", 2, 4): 1e-3}
+    return Timings(SETUP, seconds, spread=0.02, complete=True)
 
 
 def machine(
@@ -22,42 +45,86 @@ def machine(
     drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
     widest: int = 4,
     longest: int = 8,
-    rows: Iterable[int] = ROWS,
-) -> CostCurves:
-    """Curves from functions of rows and of (width, length), in milliseconds."""
-    points = [(r, call(r) / 1e3) for r in rows]
-    return CostCurves(
-        setup=SETUP,
-        short_context=128,
-        long_context=2048,
-        short=tuple(points),
-        long=tuple((r, 1.2 * s) for r, s in points),
-        draft=tuple(
-            (w, n, drafting(w, n) / 1e3)
-            for w in range(1, widest + 1)
-            for n in range(2, longest + 1)
-        ),
-        plain_rest=0.5e-3,
-        chain_rest=1e-3,
-        drafted_rest=1e-3,
-        spread=0.02,
-    )
+) -> CostModel:
+    """The cost model of `timings`."""
+    return cost_model(timings(call, drafting, widest, longest), "cpu", widest)
 
 
 def cliff(at: int, height: float = 20.0) -> Callable[[int], float]:
-    """20 ms, a little more for each row, and `height` more from the row behind `at` on."""
+    """20 ms, a little more for each row, and `height` more from the row after `at` on."""
     return lambda rows: 20.0 + 0.2 * rows + (height if rows > at else 0.0)
 
 
-@dataclass(frozen=True)
-class Step:
+def step_result(
+    shape: BeamShape,
+    beams: list[int],
+    depths: list[int],
+    path: list[int],
+    copied: bool = False,
+) -> StepResult:
     """A verified tree, as the policy sees it."""
+    return StepResult([0] * len(path), path, beams, depths, shape, shape.nodes, copied)
 
-    shape: BeamShape
+
+def told(step: StepResult, shapes: Sequence[BeamShape]) -> dict[BeamShape, int]:
+    """Accepted drafts by shape, of those that a step tells of."""
+    known, accepted = (found.tolist() for found in accepted_within(step, bounds(shapes)))
+    return {s: n for s, n, is_known in zip(shapes, accepted, known, strict=True) if is_known}
+
+
+Prefix = tuple[int, ...]
+
+
+class Drafted(NamedTuple):
+    """The packed tree of a beam search: of each node, its index, beam and depth."""
+
+    nodes: dict[Prefix, int]
     beams: list[int]
     depths: list[int]
-    path: list[int]
-    copied: bool = False
+
+
+class Context:
+    """A position of a text: a random distribution after each prefix, and the trees drafted here."""
+
+    def __init__(self, number: int, sharpness: float) -> None:
+        self._rng = random.Random(number)
+        self._sharpness = sharpness
+        self._distributions: dict[Prefix, list[float]] = {}
+        self._drafted: dict[BeamShape, Drafted] = {}
+
+    def distribution(self, prefix: Prefix) -> list[float]:
+        if prefix not in self._distributions:
+            raw = [2.718 ** (self._sharpness * self._rng.gauss(0, 1)) for _ in range(_VOCAB)]
+            self._distributions[prefix] = [x / sum(raw) for x in raw]
+        return self._distributions[prefix]
+
+    def draft(self, shape: BeamShape) -> Drafted:
+        if shape not in self._drafted:
+            self._drafted[shape] = self._search(shape)
+        return self._drafted[shape]
+
+    def _search(self, shape: BeamShape) -> Drafted:
+        beams: list[tuple[float, Prefix]] = [(1.0, ())]
+        owner: dict[Prefix, int] = {(): 0}
+        scores: dict[Prefix, float] = {(): 1.0}
+        for _ in range(shape.length - 1):
+            longer = [
+                (p * q, (*prefix, token))
+                for p, prefix in beams
+                for token, q in enumerate(self.distribution(prefix))
+            ]
+            beams = sorted(longer, reverse=True)[: shape.width]
+            for number, (score, tokens) in enumerate(beams):
+                owner[tokens] = max(number, owner[tokens[:-1]])
+                scores[tokens] = score
+        order = sorted(owner, key=lambda prefix: (-scores[prefix], len(prefix)))
+        nodes = {prefix: i for i, prefix in enumerate(order[: shape.nodes])}
+        return Drafted(nodes, [owner[n] for n in nodes], [len(n) for n in nodes])
+
+
+@cache
+def context(number: int, sharpness: float) -> Context:
+    return Context(number, sharpness)
 
 
 class Text:
@@ -72,78 +139,73 @@ class Text:
         self._sharpness = sharpness
         self._rng = random.Random(seed)
 
-    def step(self, shape: BeamShape) -> Step:
-        """Draft, pack and accept behind a fresh place of the text."""
+    def step(self, shape: BeamShape) -> StepResult:
+        """Draft, pack and accept at a random position of the text."""
         if shape.length == 1:
-            return Step(shape, [0], [0], [0])
-        known: dict[tuple[int, ...], list[float]] = {}
-        beams: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
-        owner: dict[tuple[int, ...], int] = {(): 0}
-        for _ in range(shape.length - 1):
-            longer = [
-                (p * q, (*prefix, token))
-                for p, prefix in beams
-                for token, q in enumerate(self._distribution(known, prefix))
-            ]
-            beams = sorted(longer, reverse=True)[: shape.width]
-            for number, (_, tokens) in enumerate(beams):
-                owner[tokens] = max(number, owner[tokens[:-1]])
-        order = sorted(owner, key=lambda prefix: (-self._likelihood(known, prefix), len(prefix)))
-        nodes = order[: shape.nodes]
+            return step_result(shape, [0], [0], [0])
+        here = context(self._rng.randrange(_CONTEXTS), self._sharpness)
+        drafted = here.draft(shape)
         path, prefix = [0], ()
         while True:
-            prefix = (*prefix, self._say(self._distribution(known, prefix)))
-            if prefix not in nodes:
+            prefix = (*prefix, self._next(here.distribution(prefix)))
+            if prefix not in drafted.nodes:
                 break
-            path.append(nodes.index(prefix))
-        return Step(shape, [owner[n] for n in nodes], [len(n) for n in nodes], path)
+            path.append(drafted.nodes[prefix])
+        return step_result(shape, drafted.beams, drafted.depths, path)
 
-    def tokens(self, shape: BeamShape, steps: int) -> float:
-        """Tokens per step of one shape, by trying it."""
-        return sum(len(self.step(shape).path) for _ in range(steps)) / steps
+    def tokens(self, shape: BeamShape) -> float:
+        """Expected tokens per step of one shape."""
+        if shape.length == 1:
+            return 1.0
+        return expected_tokens(shape, self.skill, self._sharpness)
 
-    def _distribution(
-        self, known: dict[tuple[int, ...], list[float]], prefix: tuple[int, ...]
-    ) -> list[float]:
-        if prefix not in known:
-            raw = [2.718 ** (self._sharpness * self._rng.gauss(0, 1)) for _ in range(_VOCAB)]
-            known[prefix] = [x / sum(raw) for x in raw]
-        return known[prefix]
-
-    def _likelihood(
-        self, known: dict[tuple[int, ...], list[float]], prefix: tuple[int, ...]
-    ) -> float:
-        product = 1.0
-        for depth, token in enumerate(prefix):
-            product *= self._distribution(known, prefix[:depth])[token]
-        return product
-
-    def _say(self, distribution: list[float]) -> int:
+    def _next(self, distribution: list[float]) -> int:
         if self._rng.random() < self.skill:
             return self._rng.choices(range(_VOCAB), distribution)[0]
-        return self._rng.randrange(10 * _VOCAB)
+        return self._rng.randrange(_WORDS)
+
+
+@cache
+def expected_tokens(shape: BeamShape, skill: float, sharpness: float) -> float:
+    """Exactly, over all positions: the chances of all nodes of their trees."""
+    total = 0.0
+    for number in range(_CONTEXTS):
+        here = context(number, sharpness)
+        chances: dict[Prefix, float] = {(): 1.0}
+        for node in here.draft(shape).nodes:
+            if node:
+                q = here.distribution(node[:-1])[node[-1]]
+                chances[node] = chances[node[:-1]] * (skill * q + (1 - skill) / _WORDS)
+        total += sum(chances.values())
+    return total / _CONTEXTS
+
+
+class Taken(NamedTuple):
+    """A step's shape, its seconds, and the tokens to be expected of it."""
+
+    shape: BeamShape
+    seconds: float
+    tokens: float
 
 
 def decode(
-    policy: ShapePolicy, curves: CostCurves, texts: Iterable[Text], context: int = 128
-) -> tuple[list[BeamShape], list[float], list[int]]:
-    """Let the policy choose the shape of a step behind each of `texts`.
-
-    Returns:
-      the shapes, the seconds and the tokens of each step
-    """
-    shapes, seconds, tokens = [], [], []
-    unread: list[Step] = []
+    policy: ShapePolicy, costs: CostModel, texts: Iterable[Text], length: int = 128
+) -> list[Taken]:
+    """Let the policy choose the shape of a step in each of `texts`."""
+    taken = []
+    unread: list[StepResult] = []
     for text in texts:
-        shape = policy.next_shape(context)
-        step = text.step(shape)
-        shapes.append(shape)
-        seconds.append(curves.step(shape, context))
-        tokens.append(len(step.path))
-        unread.append(step)
+        shape = policy.next_shape(length)
+        taken.append(Taken(shape, costs.step(shape, length), text.tokens(shape)))
+        unread.append(text.step(shape))
         if len(unread) > _LATE:
             policy.learn(unread.pop(0))
-    return shapes, seconds, tokens
+    return taken
+
+
+def pace(steps: Sequence[Taken]) -> float:
+    """Tokens a second: of the choices that were made, whatever luck a step had."""
+    return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
 
 
 def every_shape(widest: int = 4, longest: int = 8, most_rows: int = 32) -> list[BeamShape]:

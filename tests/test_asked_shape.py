@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import mlx.nn as nn
 import pytest
-from simulated import cliff, machine
+from simulated import cliff, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.autotune.cost_model import CostCurves, Setup
+from redrafter_mlx.autotune.cost_model import Setup, Timings
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
@@ -70,16 +70,16 @@ def test_a_capacity_that_was_asked_for_is_not_exceeded(drafters: dict[str, Redra
     assert {r.step.nodes for r in answer if r.steps > 0} == {6}
 
 
-CHEAP, DEAR = machine(cliff(8)), machine(lambda rows: 20.0 * rows)
+CHEAP, DEAR = timings(cliff(8)), timings(lambda rows: 20.0 * rows)
 
 
-def on_machine(curves: CostCurves, monkeypatch: pytest.MonkeyPatch, drafter: str) -> Redrafter:
-    """A drafted model on a machine whose measured curves are `curves`."""
+def on_machine(known: Timings, monkeypatch: pytest.MonkeyPatch, drafter: str) -> Redrafter:
+    """A drafted model on a machine where `known` was measured."""
 
-    def saved(setup: Setup) -> CostCurves:
-        return replace(curves, setup=setup)
+    def saved(setup: Setup) -> Timings:
+        return replace(known, setup=setup)
 
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_curves", saved)
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved)
     return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
 
 
@@ -95,8 +95,8 @@ def test_what_a_shape_leaves_open_is_what_promises_most_on_this_machine(
 ) -> None:
     """The same drafter, told half of a shape on two machines."""
     chosen = {}
-    for name, curves in (("cheap", CHEAP), ("dear", DEAR)):
-        redrafter = on_machine(curves, monkeypatch, folder)
+    for name, known in (("cheap", CHEAP), ("dear", DEAR)):
+        redrafter = on_machine(known, monkeypatch, folder)
         for asked in ({"beam_width": 2}, {"beam_length": 4}, {"max_nodes": 5}):
             (shape,) = set(redrafter.generate(PROMPT, max_tokens=20, **asked).shapes)  # type: ignore[arg-type]
             options = GenerationOptions(**asked)  # type: ignore[arg-type]
@@ -116,8 +116,8 @@ def test_a_seed_gives_the_same_text_whatever_the_machine_measures(
 ) -> None:
     """Shapes are chosen by the clock where no seed is given, or draws belong to positions."""
     texts = set()
-    for curves in (CHEAP, DEAR, machine(lambda _: 20.0)):
-        redrafter = on_machine(curves, monkeypatch, folder + lookup)
+    for known in (CHEAP, DEAR, timings(lambda _: 20.0)):
+        redrafter = on_machine(known, monkeypatch, folder + lookup)
         for _ in range(2):
             answer = redrafter.generate(
                 PROMPT, max_tokens=60, temperature=0.8, accept=accept, seed=5

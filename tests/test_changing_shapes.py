@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 import pytest
+from simulated import told
 from test_decode import counted_reads
 from test_lossless import N_TOKENS, PROMPT, ROWS, V, exact_joint, tiny_target
 from test_sampling import chi_square, critical
 from tiny import plain_tokens, random_drafter, random_model
 
-from redrafter_mlx.autotune.acceptance import accepted_within
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.loop import Decoder, one_row
@@ -137,7 +137,7 @@ def test_results_carry_the_shape_that_they_were_drafted_with() -> None:
         assert [r.depths[node] for node in r.path] == list(range(len(r.path)))
         assert all(beam < r.shape.width for beam in r.beams)
         if r.shape != PLAIN:
-            assert accepted_within(r, [r.shape]) == {r.shape: len(r.tokens) - 1}
+            assert told(r, [r.shape]) == {r.shape: len(r.tokens) - 1}
     known = 3  # rows of the cache: the prompt's, and those of what was read since
     for length, result in zip(shapes.lengths[2:], results, strict=False):
         known += 0 if result is results[0] else len(result.tokens)

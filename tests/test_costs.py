@@ -1,4 +1,4 @@
-"""Cost curves: they keep the stairs, say where they are, and survive the disk or are refused."""
+"""The cost model: it keeps the stairs and says where they are; times survive the disk."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from simulated import ROWS, SETUP, cliff, machine
+from simulated import ROWS, SETUP, cliff, machine, timings
 
-from redrafter_mlx.autotune.cost_model import CostCurves, saved_curves
+from redrafter_mlx.autotune.cost_model import CostModel, Timings, cost_model, saved_timings
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.errors import BadInputError
 
-CURVES = machine(cliff(8))
+COSTS, TIMINGS = machine(cliff(8)), timings(cliff(8))
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +23,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("at", range(1, 32))
 def test_a_cliff_stays_as_steep_as_it_was_measured(at: int) -> None:
-    """Up to 17 rows each is measured; behind that, the foot of a cliff is the last row measured."""
+    """Up to 17 rows each is measured; after that, the foot of a cliff is the last row measured."""
     curves = machine(cliff(at))
     foot = max(r for r in ROWS if r <= at)
     head = min(r for r in ROWS if r > at)
@@ -49,26 +48,26 @@ def test_no_cliff_is_found_where_measurements_scatter_as_much() -> None:
 
 def test_a_longer_context_costs_in_proportion_and_never_less() -> None:
     """The long context was measured at 2048 tokens and costs a fifth more than at 128."""
-    short, middle, long = (CURVES.verify(4, c) for c in (128, 1088, 2048))
+    short, middle, long = (COSTS.verify(4, c) for c in (128, 1088, 2048))
     assert long == pytest.approx(1.2 * short)
     assert middle == pytest.approx((short + long) / 2)
-    assert CURVES.verify(4, 0) == short
-    noisy = replace(CURVES, long=tuple((r, 0.9 * s) for r, s in CURVES.short))
+    assert COSTS.verify(4, 0) == short
+    noisy = replace(COSTS, long=tuple((r, 0.9 * s) for r, s in COSTS.short))
     assert noisy.verify(4, 2048) == short
 
 
 def test_few_rows_at_the_long_context_are_enough() -> None:
     """What context adds to a row count is what it adds to the next one that was measured."""
-    sparse = replace(CURVES, long=tuple(p for p in CURVES.long if p[0] in (1, 8, 32)))
+    sparse = replace(COSTS, long=tuple(p for p in COSTS.long if p[0] in (1, 8, 32)))
     added = sparse.verify(8, 2048) - sparse.verify(8, 128)
     assert sparse.verify(5, 2048) - sparse.verify(5, 128) == pytest.approx(added)
 
 
 def test_drafting_lies_on_straight_lines_between_lengths() -> None:
-    few = replace(CURVES, draft=tuple(p for p in CURVES.draft if p[1] in (2, 3, 8)))
+    few = replace(COSTS, draft=tuple(p for p in COSTS.draft if p[1] in (2, 3, 8)))
     for width in range(1, 5):
         for length in range(2, 9):
-            want = CURVES.drafting(width, length)
+            want = COSTS.drafting(width, length)
             assert few.drafting(width, length) == pytest.approx(want)
     assert few.drafting(1, 1) == 0.0
     assert few.drafting(8, 4) == pytest.approx(2 * few.drafting(4, 4))
@@ -76,17 +75,17 @@ def test_drafting_lies_on_straight_lines_between_lengths() -> None:
 
 def test_a_step_is_the_call_the_drafting_and_the_rest() -> None:
     shape = BeamShape(2, 4)
-    want = CURVES.verify(7, 300) + CURVES.drafting(2, 4) + CURVES.drafted_rest
-    assert CURVES.step(shape, 300) == want
-    assert CURVES.step(PLAIN, 300) == CURVES.verify(1, 300) + CURVES.plain_rest
-    assert CURVES.step(BeamShape(2, 4, 5), 300) < want
+    want = COSTS.verify(7, 300) + COSTS.drafting(2, 4) + COSTS.tree_overhead
+    assert COSTS.step(shape, 300) == want
+    assert COSTS.step(PLAIN, 300) == COSTS.verify(1, 300) + COSTS.plain_overhead
+    assert COSTS.step(BeamShape(2, 4, 5), 300) < want
 
 
 def test_plain_decoding_is_padded_where_more_rows_are_clearly_cheaper() -> None:
-    def cheap(seconds: float) -> CostCurves:
+    def cheap(seconds: float) -> CostModel:
         return machine(lambda rows: {1: 20.0, 2: seconds}.get(rows, 30.0 + rows))
 
-    assert CURVES.plain_rows(128) == 1
+    assert COSTS.plain_rows(128) == 1
     assert cheap(19.0).plain_rows(128) == 1
     assert replace(cheap(15.0), spread=0.3).plain_rows(128) == 2  # who scatters more is no worse
     assert cheap(15.0).plain_rows(128) == 2
@@ -96,39 +95,93 @@ def test_plain_decoding_is_padded_where_more_rows_are_clearly_cheaper() -> None:
 def test_padding_ends_where_its_attention_costs_more_than_it_saves() -> None:
     """Two rows cost 15 ms and 20 at the long context, one 20 and 20."""
     short = ((1, 20e-3), (2, 15e-3), (4, 30e-3))
-    curves = replace(CURVES, short=short, long=((1, 20e-3), (2, 20e-3), (4, 60e-3)))
+    curves = replace(COSTS, short=short, long=((1, 20e-3), (2, 20e-3), (4, 60e-3)))
     assert [curves.plain_rows(c) for c in (128, 1000, 2048, 8000)] == [2, 2, 1, 1]
     assert curves.step(PLAIN, 8000) == pytest.approx(20.5e-3)
     always = replace(curves, long=((1, 25e-3), (2, 15e-3), (4, 60e-3)))
     assert [always.plain_rows(c) for c in (2048, 2049)] == [2, 1], "not known to be so any longer"
 
 
-def test_curves_survive_the_disk(cache: Path) -> None:
-    assert saved_curves(SETUP) is None
-    CURVES.save()
-    assert saved_curves(SETUP) == CURVES
+def test_a_measured_time_replaces_the_assumed_one_and_no_other() -> None:
+    """Without a measured one-row call, the unit is that call's time."""
+    assumed = cost_model(Timings(SETUP), "cpu", 4)
+    seconds = {("call", 1, 128): 2.0, ("call", 4, 128): 9.0, ("draft", 2, 4): 3.0}
+    known = cost_model(Timings(SETUP, seconds), "cpu", 4)
+    assert (known.verify(4, 128), known.drafting(2, 4)) == (9.0, 3.0)
+    for rows in (1, 2, 3, 8, 32):
+        assert known.verify(rows, 128) == pytest.approx(2 * assumed.verify(rows, 128))
+    assert cost_model(replace(TIMINGS, setup=SETUP), "cpu", 4) == COSTS
+
+
+def test_drafting_is_assumed_as_a_share_of_a_call_until_any_of_it_is_measured() -> None:
+    dear = cost_model(Timings(SETUP), "cuda", 4, level_cost=0.5)
+    assert dear.drafting(1, 5) == pytest.approx(4 * 0.5 * dear.verify(1, 128))
+    known = cost_model(Timings(SETUP, {("draft", 1, 2): 1.0}), "cuda", 4, level_cost=0.5)
+    for width, length in ((1, 8), (4, 2), (4, 8)):
+        assert known.drafting(width, length) == pytest.approx(2 * dear.drafting(width, length))
+
+
+def test_what_context_adds_is_measured_with_few_calls() -> None:
+    seconds = {("call", 1, 128): 1.0, ("call", 1, 2048): 3.0}
+    known = cost_model(Timings(SETUP, seconds), "cuda", 4)
+    for rows in (1, 4, 32):
+        assert known.verify(rows, 2048) == pytest.approx(known.verify(rows, 128) + 2.0)
+
+
+def test_times_survive_the_disk(cache: Path) -> None:
+    assert saved_timings(SETUP) == Timings(SETUP)
+    TIMINGS.save()
+    assert saved_timings(SETUP) == TIMINGS
     assert [p.parent.name for p in cache.rglob("*.json")] == ["costs"]
-    assert CostCurves.from_dict(json.loads(json.dumps(CURVES.to_dict()))) == CURVES
 
 
 @pytest.mark.parametrize("field", ["chip", "model", "drafter", "dtype", "mlx", "blas"])
-def test_curves_of_another_setup_are_not_used(field: str) -> None:
-    CURVES.save()
-    assert saved_curves(replace(SETUP, **{field: "another"})) is None
+def test_times_of_another_setup_are_not_used(field: str) -> None:
+    TIMINGS.save()
+    other = replace(SETUP, **{field: "another"})
+    assert saved_timings(other) == Timings(other)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"setup": 1}', "\x00"])
 def test_a_damaged_file_counts_as_none(content: str) -> None:
-    CURVES.save()
+    TIMINGS.save()
     SETUP.path.write_text(content)
-    assert saved_curves(SETUP) is None
+    assert saved_timings(SETUP) == Timings(SETUP)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"spred": 1.0},
+        {"setup": {"chip": "x"}},
+        {"setup": 3},
+        {"seconds": []},
+        {"seconds": [["call", 2, 128, 0.1]]},
+        {"seconds": [["call", 1, 128, -0.1]]},
+        {"seconds": [["call", 1, 128, "fast"]]},
+        {"seconds": [["call", 1, 128, 0.0]]},
+        {"seconds": [["call", 1, 128]]},
+        {"seconds": [["call", 1, 128, 0.1], ["draft", "x", 2, 0.1]]},
+        {"seconds": [["call", 1, 128, 0.1], ["walk", 1, 2, 0.1]]},
+        {"seconds": 7},
+        {"spread": None},
+        {"budget": "much"},
+    ],
+)
+def test_values_that_are_no_times_count_as_none(changes: dict[str, object]) -> None:
+    TIMINGS.save()
+    stored = json.loads(SETUP.path.read_text())
+    SETUP.path.write_text(json.dumps({**stored, **changes}))
+    assert saved_timings(SETUP) == Timings(SETUP)
+    SETUP.path.write_text(json.dumps(stored))
+    assert saved_timings(SETUP) == TIMINGS
 
 
 def test_a_file_under_the_wrong_name_counts_as_none() -> None:
-    replace(CURVES, setup=replace(SETUP, chip="another")).save()
     other = replace(SETUP, chip="another")
+    replace(TIMINGS, setup=other).save()
     other.path.rename(SETUP.path)
-    assert saved_curves(SETUP) is None
+    assert saved_timings(SETUP) == Timings(SETUP)
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(
@@ -136,33 +189,5 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file"))
-    CURVES.save()
-    assert saved_curves(SETUP) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"spred": 1.0}, "unknown cost key 'spred'; did you mean 'spread'"),
-        ({"setup": {"chip": "x"}}, "cost key 'model' is missing"),
-        ({"setup": 3}, "setup is 3"),
-        ({"short": [[2, 0.1]]}, r"short has rows \[2\]"),
-        ({"short": [[1, 0.1], [1, 0.2]]}, "must rise from 1"),
-        ({"short": [[1, -0.1]]}, "holds -0.1"),
-        ({"short": [[1, "fast"]]}, "holds 'fast'"),
-        ({"short": [[1.5, 0.1]]}, "is 1.5; it must be a whole number"),
-        ({"short": [[1, 0.0]]}, "holds 0.0"),
-        ({"short": [[1]]}, "list of 2"),
-        ({"long": 7}, "a cost curve is 7"),
-        ({"draft": [[0, 2, 0.1]]}, "beam_width is 0"),
-        ({"long_context": 1}, "contexts are 128 and 1"),
-        ({"spread": None}, "spread holds None"),
-    ],
-)
-def test_values_that_are_no_times_are_refused_by_name(changes: dict[str, object], why: str) -> None:
-    with pytest.raises(BadInputError, match=why):
-        CostCurves.from_dict({**CURVES.to_dict(), **changes})
-    missing = CURVES.to_dict()
-    del missing["draft"]
-    with pytest.raises(BadInputError, match="cost key 'draft' is missing"):
-        CostCurves.from_dict(missing)
+    TIMINGS.save()
+    assert saved_timings(SETUP) == Timings(SETUP)

@@ -1,4 +1,4 @@
-"""Measuring the machine: once, by itself, and what answers make of it."""
+"""Measuring the machine: once, after answers, and what answers make of it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,26 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from simulated import cliff, machine
+from simulated import cliff, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx.autotune import profiler as measure_module
-from redrafter_mlx.autotune import slices
-from redrafter_mlx.autotune.assumed import assumed_curves, to_time
-from redrafter_mlx.autotune.cost_model import CostCurves, Setup, saved_curves
-from redrafter_mlx.autotune.profiler import LENGTHS, ROWS, measure, random_tree, setup_of
-from redrafter_mlx.autotune.slices import SlicedMeasurement
+from redrafter_mlx.autotune import profiler
+from redrafter_mlx.autotune.cost_model import (
+    DRAFT_LENGTHS,
+    FEW_ROWS,
+    CostModel,
+    Setup,
+    Timings,
+    cost_model,
+    saved_timings,
+)
+from redrafter_mlx.autotune.profiler import ROWS, Profiler, random_tree, setup_of
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.drafting.interface import Proposer
 from redrafter_mlx.drafting.oracle import Replay
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target.model import Target
@@ -35,42 +39,32 @@ from redrafter_mlx.target.model import Target
 PROMPT = [72, 101, 108]
 HEL = [39, 68, 75]
 """The tokens of "Hel"."""
-CHEAP = machine(cliff(8))
-DEAR = machine(lambda rows: 20.0 * rows)
+CHEAP = timings(cliff(8))
+DEAR = timings(lambda rows: 20.0 * rows)
 """Each row costs as much as a call: drafting cannot pay."""
 
 
 class Bench:
-    """Stands for measuring: says what it is told to, and counts how often it was asked."""
+    """Stands for measuring everything: finds what it is told to, and counts how often."""
 
-    def __init__(self, curves: CostCurves) -> None:
-        self.curves = curves
+    def __init__(self, timings: Timings) -> None:
+        self.timings = timings
         self.asked = 0
 
-    def __call__(
-        self,
-        target: Target,
-        proposer: Proposer,
-        setup: Setup,
-        *,
-        widest: int,
-        done: Callable[[float], None] | None,
-    ) -> CostCurves:
-        del target, proposer, widest
-        time.sleep(0.02)
+    def measure_all(self, profiler: Profiler, done: Callable[[float], None] | None = None) -> None:
         self.asked += 1
         if done is not None:
             done(1.0)
-        return replace(self.curves, setup=setup)
+        profiler.timings = replace(self.timings, setup=profiler.timings.setup)
 
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
-    """Measuring is made up, and remembered in a folder of the test's own."""
+    """Measuring is simulated, and kept in a folder of the test's own."""
     stand_in = Bench(CHEAP)
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_curves", saved_curves)
-    monkeypatch.setattr("redrafter_mlx.autotune.tuner.measure", stand_in)
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved_timings)
+    monkeypatch.setattr(Profiler, "measure_all", lambda *args: stand_in.measure_all(*args))
     return stand_in
 
 
@@ -164,56 +158,60 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock.now += 1.0
         return 0.5
 
-    monkeypatch.setattr(slices, "time", clock)
-    monkeypatch.setattr(slices, "seconds_of", seconds_of)
+    monkeypatch.setattr(profiler, "time", clock)
+    monkeypatch.setattr(profiler, "seconds_of", seconds_of)
     return clock
 
 
-def sliced(model: nn.Module, on_disk: bool = True) -> SlicedMeasurement:
+def in_use(model: nn.Module) -> Profiler:
+    """A process's profiler, with what earlier processes have measured."""
     target = Target(model)
     setup = setup_of(model, target, random_drafter(vocab_size=258), "drafter")
     drafter = random_drafter(vocab_size=258).bind(target)
-    return SlicedMeasurement(target, drafter, setup, 4, on_disk=on_disk)
+    return Profiler(target, drafter, saved_timings(setup), 4)
 
 
 def test_measuring_takes_two_percent_of_the_time_at_most(
     bench: Bench, model: nn.Module, clock: Clock
 ) -> None:
-    measurement, answered = sliced(model), 0.0
+    measurement, answered = in_use(model), 0.0
     while not measurement.finished:
-        measurement.earn(25.0, step=1.0)
+        measurement.after_answer(25.0, step=1.0)
         answered += 25.0
         assert clock.now <= 0.02 * answered
     assert clock.now > 0.018 * answered, "what is allowed for is used"
-    assert measurement.curves().verify(1, 128) == 0.5
+    assert measurement.timings.seconds["call", 1, 128] == 0.5
     assert bench.asked == 0
 
 
-def test_what_was_measured_in_slices_is_measured_once_over_all_processes(
+def test_what_is_measured_after_answers_is_measured_once_over_all_processes(
     bench: Bench, model: nn.Module, clock: Clock
 ) -> None:
     for _ in range(1000):
-        process = sliced(model)
-        process.earn(30.0, step=1.0)
+        process = in_use(model)
+        process.after_answer(30.0, step=1.0)
+        process.timings.save()
         if process.finished:
             break
     spent = clock.now
-    sliced(model).earn(1e6, step=1.0)
-    assert clock.now == spent == 4 * len(to_time(4))
+    in_use(model).after_answer(1e6, step=1.0)
+    assert clock.now == spent == 4 * len(process.few_cases())
     assert bench.asked == 0
 
 
-def test_a_measured_time_replaces_the_assumed_one_and_no_other(
+def test_answers_choose_by_what_was_measured_after_earlier_ones(
     bench: Bench, model: nn.Module, clock: Clock
 ) -> None:
-    assert bench.asked == clock.now == 0
-    setup = sliced(model).curves().setup
-    assumed = assumed_curves(setup, "cpu", {}, 4)
-    known = assumed_curves(setup, "cpu", {("call", 1, 0): 2.0, ("call", 4, 0): 9.0}, 4)
-    assert known.verify(4, 128) == 9.0
-    for rows in (1, 2, 3, 8, 32):
-        assert known.verify(rows, 128) == pytest.approx(2 * assumed.verify(rows, 128))
-    assert known.drafting(2, 4) == pytest.approx(2 * assumed.drafting(2, 4))
+    tuner = drafted(model).tuning
+    assert tuner is not None
+    policy = tuner.policy("greedy")
+    assert clock.now == bench.asked == 0
+    tuner.record("greedy", policy, seconds=1e3, steps=1000)
+    assert clock.now == 4
+    assert tuner.costs().verify(1, 128) == 0.5
+    again = drafted(model).tuning
+    assert again is not None
+    assert again.costs() == tuner.costs(), "kept for other processes"
 
 
 def test_two_drafters_of_one_class_share_no_times_on_disk(bench: Bench, model: nn.Module) -> None:
@@ -251,7 +249,7 @@ def test_a_model_that_nothing_drafts_for_is_never_measured(bench: Bench, model: 
 
 
 def test_flags_win_over_the_automatic_shape(bench: Bench, model: nn.Module) -> None:
-    bench.curves = DEAR
+    bench.timings = DEAR
     redrafter = measured(oracle(model))
     fixed = redrafter.generate(PROMPT, max_tokens=60, beam_width=3, beam_length=3)
     assert set(fixed.shapes) == {BeamShape(3, 3)}
@@ -267,8 +265,8 @@ def test_automatic_shapes_change_nothing_about_what_is_said(
 ) -> None:
     wanted = {"max_tokens": 120, "temperature": temperature, "seed": 3}
     plain = oracle(model).generate(PROMPT, draft=False, **wanted)
-    for curves in (CHEAP, DEAR):
-        bench.curves = curves
+    for known in (CHEAP, DEAR):
+        bench.timings = known
         for redrafter in (measured(oracle(model)), measured(drafted(model))):
             assert redrafter.generate(PROMPT, **wanted).token_ids == plain.token_ids
 
@@ -279,7 +277,7 @@ def test_drafts_that_pay_are_made_and_those_that_do_not_are_not(
     good = list(measured(oracle(model)).stream(PROMPT, max_tokens=120))[-1]
     assert good.usual_shape not in (None, PLAIN)
     assert good.tokens_per_step > 1.3
-    bench.curves = DEAR
+    bench.timings = DEAR
     bad = measured(drafted(model)).generate(PROMPT, max_tokens=120)
     assert bad.shapes.count(PLAIN) > 110
     assert len(bad.shapes) == bad.steps
@@ -304,56 +302,67 @@ def test_a_tree_to_measure_with_has_as_many_nodes_as_asked(rows: int) -> None:
     assert tree.is_chain == (rows <= 2)
 
 
-def test_measuring_finds_the_cliff_that_is_there() -> None:
+def profile(widest: int, drafter: bool = True) -> Profiler:
+    """Of a random model, with nothing measured."""
+    model = random_model()
+    target = Target(model)
+    timings = Timings(setup_of(model, target, None, "lookup"))
+    return Profiler(target, random_drafter().bind(target) if drafter else None, timings, widest)
+
+
+def costs_of(timings: Timings) -> CostModel:
+    return cost_model(timings, "cpu", 4)
+
+
+def test_measuring_finds_the_cliff_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """Calls of more than six rows are made to wait."""
-    target = Target(random_model())
-    drafter = random_drafter().bind(target)
-    honest = target.verify
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.setattr(profiler, "_MOST_ROUNDS", 2)
+    machine = profile(widest=2)
+    honest = machine._target.verify
 
     def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
         time.sleep(0.03 if tree.tokens.shape[1] > 6 else 0.004)
         return honest(tree, cache, length, bound, **more)
 
-    target.verify = slower  # type: ignore[method-assign]
-    model = random_model()
+    monkeypatch.setattr(machine._target, "verify", slower)
     told: list[float] = []
-    setup = setup_of(model, target, None, "lookup")
-    curves = measure(target, drafter, setup, widest=2, budget=0.5, done=told.append)
-    assert [r for r, _ in curves.short] == list(ROWS)
-    assert {(w, n) for w, n, _ in curves.draft} == {(w, n) for w in (1, 2) for n in LENGTHS}
-    assert curves.verify(7, 128) > 2 * curves.verify(6, 128)
-    assert max(curves.cliffs(), key=lambda c: c.jump).rows == 6
+    timings = machine.measure_all(told.append, budget=60.0)
+    costs = costs_of(timings)
+    assert [r for r, _ in costs.short] == list(ROWS)
+    assert {(w, n) for w, n, _ in costs.draft} == {(w, n) for w in (1, 2) for n in DRAFT_LENGTHS}
+    assert costs.verify(7, 128) > 2 * costs.verify(6, 128)
+    assert max(costs.cliffs(), key=lambda c: c.jump).rows == 6
     assert told == sorted(told)
-    assert told[-1] <= 1.0
-    assert curves.setup == setup
-    assert CostCurves.from_dict(json.loads(json.dumps(curves.to_dict()))) == curves
+    assert told[-1] == 1.0
+    assert timings.complete
+    timings.save()
+    assert saved_timings(timings.setup) == timings
 
 
 def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each thing once, its first call being the measurement."""
-    crawling = measure_module._EXTENTS[-1]._replace(rows=(1, 3, 6), long_rows=(1, 6))
-    monkeypatch.setattr(measure_module, "_EXTENTS", (crawling,))
-    model = random_model()
-    target = Target(model)
-    drafter = random_drafter().bind(target)
-    honest, calls = target.verify, Counter[int]()
+    machine = profile(widest=1)
+    honest, calls = machine._target.verify, Counter[int]()
 
     def counting(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
         calls[tree.tokens.shape[1]] += 1
         return honest(tree, cache, length, bound, **more)
 
-    target.verify = counting  # type: ignore[method-assign]
-    curves = measure(target, drafter, setup_of(model, target, None, "lookup"), widest=1)
-    assert [r for r, _ in curves.short] == [1, 3, 6]
-    assert (calls[3], calls[6]) == (1, 2)
+    monkeypatch.setattr(machine._target, "verify", counting)
+    costs = costs_of(machine.measure_all(budget=0.0))
+    assert [r for r, _ in costs.short] == list(FEW_ROWS)
+    assert {calls[rows] for rows in (5, 6, 10, 13, 16, 24, 32)} == {1}
 
 
-def test_the_rest_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
+def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Every call takes longer than the one before; what a step takes beside it stays the same."""
-    target = Target(random_model())
-    drafter = random_drafter().bind(target)
+    machine = profile(widest=2)
+    target = machine._target
     honest, clock = target.verify, [0.0, 0.0]
 
     def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
@@ -371,14 +380,13 @@ def test_the_rest_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
             target.verify(random_tree(rows, 97), cache, mx.array([len(prompt)]), len(prompt))
         return (clock[0] - began) / steps + (0.25 if rows == 1 else 0.5)
 
-    target.verify = slower  # type: ignore[method-assign]
-    monkeypatch.setattr(measure_module, "step_seconds", step)
-    monkeypatch.setattr(measure_module.time, "perf_counter", tick)
-    setup = setup_of(random_model(), target, None, "lookup")
-    curves = measure(target, drafter, setup, widest=2, budget=0.5)
-    assert curves.plain_rest == pytest.approx(0.25, abs=0.02)
-    assert curves.chain_rest == pytest.approx(0.5, abs=0.02)
-    assert curves.drafted_rest == pytest.approx(0.5, abs=0.02)
+    monkeypatch.setattr(target, "verify", slower)
+    monkeypatch.setattr(profiler, "step_seconds", step)
+    monkeypatch.setattr(profiler.time, "perf_counter", tick)
+    costs = costs_of(machine.measure_all(budget=60.0))
+    assert costs.plain_overhead == pytest.approx(0.25, abs=0.02)
+    assert costs.chain_overhead == pytest.approx(0.5, abs=0.02)
+    assert costs.tree_overhead == pytest.approx(0.5, abs=0.02)
 
 
 @pytest.fixture
@@ -428,7 +436,7 @@ def test_tune_measures_again_only_when_told(
 def test_tune_says_that_it_decodes_plainly(
     shell: Callable[..., int], bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench.curves = DEAR
+    bench.timings = DEAR
     assert shell("tune") == 0
     assert (
         "decodes plainly: at this drafter's acceptance the best drafts" in capsys.readouterr().out
@@ -481,7 +489,7 @@ def test_tune_has_no_shape_to_name_where_the_text_alone_is_copied(
 def test_the_statistics_line_says_when_it_decodes_plainly(
     bench: Bench, model: nn.Module, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench.curves = DEAR
+    bench.timings = DEAR
     redrafter = measured(drafted(model))
     print_answer(redrafter, "Hel", True, GenerationOptions(max_tokens=60), Terminal.standard())
     assert "decoding plainly: drafting does not pay here" in capsys.readouterr().err

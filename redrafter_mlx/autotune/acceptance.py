@@ -1,262 +1,229 @@
-"""How likely drafts are to be accepted, learned from the steps that were taken.
+"""Acceptance statistics: how likely drafts are to be accepted, learned from the steps taken.
 
 The tree that a step verified holds the trees of all smaller shapes, or nearly: with fewer beams the
-search would have gone on from fewer prefixes, and now and then have kept one that more beams drop.
-A node's `beam` is how few are enough to reach it, counted from 0, and nodes stand likeliest first,
-so a shape of width w, length l and n nodes would have had the first n of the nodes whose beam is
-below w and whose depth is below l:
+search would have continued from fewer prefixes, and now and then have kept one that more beams
+drop. A node's `beam` is the smallest width that contains it, minus one, and nodes are in order of
+likelihood, so a shape of width w, length l and n nodes would have had the first n of the nodes
+whose beam is below w and whose depth is below l:
 
     root -+- is -+- a -+- red     beam 0, beam 1     W = 1, L = 3 would have had   is, a
           |      |     `- small   beam 1             W = 1, L = 4                  is, a, red
           |      `- dark          beam 1             W = 2, L = 3                  is, red, a, dark
           `- red                  beam 1
 
-One step therefore tells how many drafts each smaller shape would have got accepted. For larger
-shapes the odds are carried on: a depth not seen lately is as good as the depth above it, and a
-further beam makes good a share of what the narrower ones missed. What was seen is forgotten
-exponentially, so these guesses come back, and are put to the test when they promise enough.
+So one step tells how many drafts each smaller shape would have got accepted. For larger shapes the
+chances by width and depth are extrapolated: a depth not seen lately is as good as the depth above
+it, and a further beam catches a share of what the narrower ones missed. Evidence is forgotten
+exponentially, so these guesses return, and are probed when they promise enough.
 """
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.decoding.step_result import StepResult
 
-KEPT = 0.94
-"""What a step that drafted leaves of the evidence before it: half of it in 11 steps."""
+Array = NDArray[np.float64]
 
-_KEPT_PLAIN = 0.99
-"""The same for a step that did not draft."""
+_KEPT = 0.94
+"""The share of older evidence that is left after a step: half of it after 11 steps."""
 
-_LEAST_TRIALS = 2.0
-"""Evidence on the first draft never fades below so many trials: plain decoding does not make a
-drafter look better."""
+_PRIOR = 2.0
+"""A guess from a neighbouring depth or width weighs as much as so many steps."""
 
-_FIRST_TRIALS, _FIRST_CHANCE = 2.0, 0.6
-"""What is assumed of an unknown drafter's first draft, and how firmly."""
-
-_DOUBT = 2.0
-"""So many trials weigh as much as the guess from a neighbouring depth or width."""
-
-_COPIES_KEPT = 0.9
-"""What a step with copies leaves of the evidence on copies before it."""
-
-_FIRST_COPIES, _FIRST_TRUST = 6.0, 0.9
-"""Of an unknown text: copied tokens that were expected to be accepted, and the share that was."""
+_FIRST_CHANCE = 0.6
+"""Assumed acceptance of an unknown drafter's first draft; such drafters are worth a try."""
 
 _RESCUE = 0.35
-"""One more beam is assumed to make good this share of the misses, times the narrower beams' own
+"""One more beam is assumed to catch this share of the misses, times the narrower beams' own
 chance: a drafter whose first guesses are worth nothing has no better second ones."""
 
+_COPY_PRIOR = 6.0
+"""Copied drafts of an unknown text that are taken to have been accepted as expected."""
 
-class Verified(Protocol):
-    """A tree that was verified, and what was accepted of it.
+_COPY_COST = 1.3
+"""Of a copied step, as a share of a drafted one with as many rows: its call is not compiled, and
+the host builds it while the device waits. Counted on two CPU cores; learned from steps."""
 
-    shape:  what it was drafted with
-    beams:  of each node that is not padding, in tree order, one less than the beams that reach it
-    depths: of the same nodes
-    path:   the accepted nodes, root first
-    copied: whether copies of the text were in the tree: it says nothing of the drafter then
-    """
+_COPY_STEPS = 9
+"""The last steps with copies, whose median cost counts."""
+
+
+class CopyStatistics:
+    """How copies of the text fare: how many are accepted, and what their steps cost."""
+
+    def __init__(self) -> None:
+        self._expected = self._accepted = _COPY_PRIOR
+        self._costs = deque([_COPY_COST] * 3, maxlen=_COPY_STEPS)
+
+    def learn(self, expected: float, accepted: int, cost: float | None) -> None:
+        """Count one step with a copy of which so many drafts were expected to be accepted.
+
+        `cost` is its measured time as a share of the predicted one; None if it was not measured.
+        """
+        self._expected = _KEPT * self._expected + expected
+        self._accepted = _KEPT * self._accepted + accepted
+        if cost is not None:
+            self._costs.append(cost)
 
     @property
-    def shape(self) -> BeamShape: ...
+    def trust(self) -> float:
+        """The share of the expected copied drafts that was accepted lately, 1 at most."""
+        return min(self._accepted / self._expected, 1.0)
+
     @property
-    def beams(self) -> Sequence[int]: ...
-    @property
-    def depths(self) -> Sequence[int]: ...
-    @property
-    def path(self) -> Sequence[int]: ...
-    @property
-    def copied(self) -> bool: ...
+    def cost(self) -> float:
+        """Time of a step with copies, as a share of a drafted one with as many rows."""
+        return statistics.median(self._costs)
+
+    def continued(self) -> CopyStatistics:
+        """For the next answer; costs move back to the assumed one, so that they are tried again."""
+        other = CopyStatistics()
+        other._expected, other._accepted = self._expected, self._accepted
+        other._costs.extend([*self._costs][3 - _COPY_STEPS :])
+        return other
 
 
-class Odds:
-    """The chance of acceptance by depth and width, and the accepted drafts by shape.
+class AcceptanceStatistics:
+    """The chance of acceptance by width and depth, and accepted drafts by shape.
 
-    `chance(w, d)` is that of depth d being accepted by w beams, once depth d - 1 was.
+    shapes: those that expected tokens are given for, in the order of all arrays [S]
+    copies: the same of copies
     """
 
     def __init__(self, shapes: Iterable[BeamShape]) -> None:
-        """`shapes` are those that tokens will be asked for."""
         self.shapes = tuple(s for s in shapes if s.length > 1)
-        self._widest = max((s.width for s in self.shapes), default=1)
-        self._deepest = max((s.length for s in self.shapes), default=2) - 1
-        rows, columns = range(self._widest + 1), range(self._deepest + 1)
-        self._trials = [[0.0 for _ in columns] for _ in rows]
-        self._hits = [[0.0 for _ in columns] for _ in rows]
-        self._trials[1][1] = _FIRST_TRIALS
-        self._hits[1][1] = _FIRST_TRIALS * _FIRST_CHANCE
-        self._copies_expected = _FIRST_COPIES
-        self._copies_accepted = _FIRST_COPIES * _FIRST_TRUST
-        self._seen = dict.fromkeys(self.shapes, 0.0)
-        self._accepted = dict.fromkeys(self.shapes, 0.0)
+        self.copies = CopyStatistics()
+        self._bounds = bounds(self.shapes)
+        W = max((s.width for s in self.shapes), default=1)
+        D = max((s.length for s in self.shapes), default=2) - 1
+        self._width, self._depth = np.arange(W)[:, None], np.arange(1, D + 1)
+        # Hits and trials of depth d + 1 with w + 1 beams, in steps where depth d was accepted, and
+        # accepted drafts and steps of each shape.
+        self._by_depth, self._by_shape = np.zeros((2, W, D)), np.zeros((2, len(self.shapes)))
+        self._by_depth[:, 0, 0] = _PRIOR * _FIRST_CHANCE, _PRIOR
 
-    def learn(self, step: Verified) -> None:
-        """Count one step that drafted."""
-        self._fade(KEPT)
-        for width in range(1, min(step.shape.width, self._widest) + 1):
-            reached = sum(step.beams[node] < width for node in step.path) - 1
-            deepest = min(_depth_covered(step, width), self._deepest)
-            for depth in range(1, min(reached + 1, deepest) + 1):
-                self._trials[width][depth] += 1
-                self._hits[width][depth] += depth <= reached
-        for shape, accepted in accepted_within(step, self.shapes).items():
-            self._seen[shape] += 1
-            self._accepted[shape] += accepted
+    def learn(self, step: StepResult) -> None:
+        """Count one drafted step."""
+        self._by_depth *= _KEPT
+        self._by_shape *= _KEPT
+        W, _ = self._by_depth.shape[1:]
+        beams = np.array(step.beams)
+        reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1  # [W, 1]
+        told = (self._depth <= reached + 1) & (self._width < step.shape.width)  # [W, D]
+        if _is_cut(step):
+            deepest = np.zeros(max(W, step.shape.width), np.int64)
+            np.maximum.at(deepest, beams, step.depths)
+            told &= self._depth <= np.minimum.accumulate(deepest)[:W, None]
+        else:
+            told &= self._depth < step.shape.length
+        self._by_depth += told & (self._depth <= reached), told
+        told, accepted = accepted_within(step, self._bounds)
+        self._by_shape += told * accepted, told
 
-    def learn_copies(self, expected: float, accepted: int) -> None:
-        """Count one step with a copy of which so many drafts were expected to be accepted."""
-        self._copies_expected = _COPIES_KEPT * self._copies_expected + expected
-        self._copies_accepted = _COPIES_KEPT * self._copies_accepted + accepted
+    def chances(self) -> Array:
+        """[W, D], of depth d + 1 being accepted with w + 1 beams, given that depth d was."""
+        rows: list[list[float]] = []
+        for all_hits, all_trials in zip(*self._by_depth.tolist(), strict=True):
+            row: list[float] = []
+            for d, (hits, trials) in enumerate(zip(all_hits, all_trials, strict=True)):
+                if rows:
+                    narrower = rows[-1][d]
+                    guess = narrower + (1 - narrower) * narrower * _RESCUE
+                else:
+                    guess = row[-1] if row else hits / trials
+                row.append((hits + _PRIOR * guess) / (trials + _PRIOR))
+            rows.append(row)
+        return np.array(rows)
 
-    @property
-    def copies_trust(self) -> float:
-        """What share of the expected copied tokens has been accepted lately."""
-        return self._copies_accepted / self._copies_expected
+    def tokens(self) -> Array:
+        """[S], expected tokens of a step of each shape, the bonus token included."""
+        accepted, steps = self._by_shape
+        guess = expected_drafts(self.chances(), self._bounds)
+        return 1 + (accepted + _PRIOR * guess) / (steps + _PRIOR)
 
-    def rest(self) -> None:
-        """Count one step that did not draft."""
-        self._fade(_KEPT_PLAIN)
+    def steps(self) -> Array:
+        """[S], how many steps have told of each shape, older ones counting less."""
+        return self._by_shape[1]
 
-    def calmed(self, shapes: Iterable[BeamShape]) -> Odds:
-        """The odds to begin another text with, held less firmly; `shapes` as for new ones."""
-        other = Odds(shapes)
-        for mine, theirs in ((self._trials, other._trials), (self._hits, other._hits)):
-            for row, their_row in zip(mine, theirs, strict=False):
-                known = min(len(row), len(their_row))
-                their_row[:known] = row[:known]
-        for shape in {*self.shapes} & {*other.shapes}:
-            other._seen[shape] = self._seen[shape]
-            other._accepted[shape] = self._accepted[shape]
-        other._copies_expected = self._copies_expected
-        other._copies_accepted = self._copies_accepted
-        other._fade(0.5)
+    def accepted_by_depth(self, shape: BeamShape) -> list[float]:
+        """The chance that a draft of each depth is accepted, of a shape whose nodes all fit."""
+        of_width: list[float] = _reached(self.chances())[shape.width - 1].tolist()
+        return of_width[: shape.length - 1]
+
+    def continued(self, shapes: Iterable[BeamShape]) -> AcceptanceStatistics:
+        """For the next answer, with half of the evidence; `shapes` as for new ones."""
+        other = AcceptanceStatistics(shapes)
+        _, W, D = np.minimum(self._by_depth.shape, other._by_depth.shape)
+        other._by_depth[:, :W, :D] = self._by_depth[:, :W, :D] / 2
+        # The first chance has no neighbour to be guessed from: its evidence never fades away.
+        other._by_depth[:, 0, 0] *= max(1.0, _PRIOR / other._by_depth[1, 0, 0])
+        known = {shape: i for i, shape in enumerate(self.shapes)}
+        for i, shape in enumerate(other.shapes):
+            if shape in known:
+                other._by_shape[:, i] = self._by_shape[:, known[shape]] / 2
+        other.copies = self.copies.continued()
         return other
 
-    def chances(self) -> list[list[float]]:
-        """chance[w - 1][d - 1] for all widths and depths."""
-        rows: list[list[float]] = []
-        for width in range(1, self._widest + 1):
-            row: list[float] = []
-            for depth in range(1, self._deepest + 1):
-                hits, trials = self._hits[width][depth], self._trials[width][depth]
-                if width == depth == 1:
-                    row.append(hits / trials)
-                    continue
-                if width == 1:
-                    guess = row[-1]
-                else:
-                    narrower = rows[-1][depth - 1]
-                    guess = narrower + (1 - narrower) * narrower * _RESCUE
-                row.append((hits + _DOUBT * guess) / (trials + _DOUBT))
-            rows.append(row)
-        return rows
 
-    def tokens(self) -> dict[BeamShape, float]:
-        """Expected tokens of a step of each shape, the bonus token included."""
-        values = node_values(self.chances())
-        expected = {}
-        for shape in self.shapes:
-            guess = expected_drafts(values, shape)
-            seen, accepted = self._seen[shape], self._accepted[shape]
-            expected[shape] = 1 + (accepted + _DOUBT * guess) / (seen + _DOUBT)
-        return expected
-
-    def seen(self, shape: BeamShape) -> float:
-        """How many steps have told of a shape, older ones counting less."""
-        return self._seen[shape]
-
-    def reach(self, shape: BeamShape) -> list[float]:
-        """The chance that a draft of each depth is accepted, of a shape whose nodes all fit."""
-        rows = node_values(self.chances())[: shape.width]
-        return [sum(at_depth) for at_depth in zip(*rows, strict=True)][: shape.length - 1]
-
-    def _fade(self, kept: float) -> None:
-        for table in (self._trials, self._hits):
-            first = table[1][1]
-            for row in table:
-                row[:] = [kept * x for x in row]
-            table[1][1] = first
-        least = kept if self._trials[1][1] * kept > _LEAST_TRIALS else 1.0
-        self._trials[1][1] *= least
-        self._hits[1][1] *= least
-        for counts in (self._seen, self._accepted):
-            for shape in counts:
-                counts[shape] *= kept
+def bounds(shapes: Sequence[BeamShape]) -> NDArray[np.int64]:
+    """[3, S, 1]: width, length and nodes of each shape."""
+    each = [(s.width, s.length, s.nodes) for s in shapes]
+    return np.array(each, np.int64).reshape(-1, 3).T[:, :, None]
 
 
-def node_values(chances: Sequence[Sequence[float]]) -> list[list[float]]:
-    """The chance that the node of each beam at each depth is accepted.
+def expected_drafts(chances: Array, shapes: NDArray[np.int64]) -> Array:
+    """Expected accepted drafts of shapes: the sum over their likeliest nodes, without the root.
 
-    Beam w adds to depth d what w + 1 beams reach and w do not.
-
-    Args:
-      chances: chances[w - 1][d - 1], of depth d being accepted by w beams once d - 1 was
+    Shapes:
+      chances: [W, D], of depth d + 1 being accepted with w + 1 beams, given that depth d was
+      shapes:  [3, S, 1], see `bounds`
+    Returns:
+      [S]
     """
-    values: list[list[float]] = []
-    before = [0.0] * len(chances[0])
-    for row in chances:
-        reach, reached = [], 1.0
-        for depth, chance in enumerate(row):
-            reached *= chance
-            reach.append(max(reached, before[depth]))
-        values.append([more - less for more, less in zip(reach, before, strict=True)])
-        before = reach
-    return values
+    values = _reached(chances)
+    values[1:] -= values[:-1].copy()  # the node of beam w adds what w + 1 beams reach and w do not
+    order = values.ravel().argsort()[::-1]
+    beam, depth = order // values.shape[1], order % values.shape[1]
+    width, length, nodes = shapes
+    inside = (beam < width) & (depth < length - 1)  # [S, W * D]
+    chosen = inside & (inside.cumsum(axis=1) < nodes)
+    drafts: Array = chosen @ values.ravel()[order]
+    return drafts
 
 
-def expected_drafts(values: Sequence[Sequence[float]], shape: BeamShape) -> float:
-    """Expected accepted drafts of a shape: the sum over its likeliest nodes, the root aside."""
-    nodes = [v for row in values[: shape.width] for v in row[: shape.length - 1]]
-    if shape.nodes - 1 < len(nodes):
-        nodes = sorted(nodes, reverse=True)[: shape.nodes - 1]
-    return sum(nodes)
+def accepted_within(
+    step: StepResult, shapes: NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """What a step tells of other shapes, [3, S, 1] as from `bounds`.
+
+    Returns:
+      told:     [S], whether it tells of the shape at all
+      accepted: [S], the drafts that the shape would have got accepted
+    """
+    width, length, nodes = shapes
+    inside = (np.array(step.beams) < width) & (np.array(step.depths) < length)  # [S, N]
+    rank = inside.cumsum(axis=1)
+    accepted = (inside & (rank <= nodes))[:, step.path].sum(axis=1) - 1
+    told = (width <= step.shape.width) & (length <= step.shape.length)
+    if _is_cut(step):
+        told &= rank[:, -1:] >= nodes
+    return told[:, 0], accepted
 
 
-def accepted_within(step: Verified, shapes: Iterable[BeamShape]) -> dict[BeamShape, int]:
-    """How many drafts each of `shapes` would have got accepted; those that it cannot tell of are
-    left out."""
-    found: dict[BeamShape, int] = {}
-    places: dict[tuple[int, int], tuple[int, list[int]]] = {}
-    cut = _was_cut(step)
-    for shape in shapes:
-        width, length = shape.width, shape.length
-        if width > step.shape.width or length > step.shape.length:
-            continue
-        if (width, length) not in places:
-            places[width, length] = _places_within(step, width, length)
-        nodes, path = places[width, length]
-        if nodes >= shape.nodes or not cut:
-            found[shape] = sum(place < shape.nodes for place in path) - 1
-    return found
+def _reached(chances: Array) -> Array:
+    """[W, D], the chance that depth d + 1 is accepted with w + 1 beams."""
+    reached: Array = np.maximum.accumulate(chances.cumprod(axis=1), axis=0)
+    return reached
 
 
-def _places_within(step: Verified, width: int, length: int) -> tuple[int, list[int]]:
-    """Of the nodes that fewer and shorter beams have: how many, and where the path is in them."""
-    inside, path, on_path = 0, [], set(step.path)
-    for node, (beam, depth) in enumerate(zip(step.beams, step.depths, strict=True)):
-        if beam < width and depth < length:
-            if node in on_path:
-                path.append(inside)
-            inside += 1
-    return inside, path
-
-
-def _was_cut(step: Verified) -> bool:
+def _is_cut(step: StepResult) -> bool:
     """Whether nodes of the beams may have found no room."""
     full = step.shape.width * (step.shape.length - 1) + 1
     return len(step.beams) == step.shape.nodes < full
-
-
-def _depth_covered(step: Verified, width: int) -> int:
-    """The depth to which the first `width` beams are in the tree whole."""
-    if not _was_cut(step):
-        return step.shape.length - 1
-    deepest = [0] * width
-    for beam, depth in zip(step.beams, step.depths, strict=True):
-        if beam < width:
-            deepest[beam] = max(deepest[beam], depth)
-    return min(deepest)

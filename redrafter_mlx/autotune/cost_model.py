@@ -1,9 +1,11 @@
-"""What a step costs on this machine: seconds by rows, by context and by beam shape.
+"""Cost model: seconds of a step by query rows, by context length and by beam shape.
 
-Kernels change at certain row counts, so the time of a target's call over N rows is a staircase,
-not a line: one row more can cost nothing, or double the call. The curves keep the stairs: every
-small row count is measured, nothing is smoothed, and what lies between two measured row counts
-costs as much as the upper one.
+Kernels change at certain row counts, so the time of a target's call is a staircase in its query
+rows, not a line: one row more can cost nothing, or double the call. The model keeps the stairs:
+nothing is smoothed, and a row count between two measured ones costs as much as the upper one.
+
+What has not been measured yet is assumed, as ratios of a one-row call. The ratios are rough: with
+them the first answers draft with a shape that is safe on such a machine, and nobody waits.
 """
 
 from __future__ import annotations
@@ -12,32 +14,61 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from redrafter_mlx.config import BeamShape, refuse_unknown_keys
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.runtime.atomic_write import write_whole
 from redrafter_mlx.runtime.paths import cache_dir
 
-_LEAST_JUMP = 0.1
-"""A rise below this share of the call is no cliff, however quiet the machine; nor is a fall below
-it a reason to read rows that nobody asks for."""
+SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
+"""Committed tokens at which calls are timed; attention is linear in between and beyond."""
+
+FEW_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
+"""Query rows whose cost is assumed until it is measured."""
+
+DRAFT_LENGTHS = (2, 4, 8)
+"""Beam lengths at which drafting is timed; each further level is the same work again."""
+
+LEVEL_COST = 0.07
+"""A level of beam search with one beam, as a share of a one-row call: a recurrent drafter's."""
+
+_CALL = {
+    # Two threads of an AMD EPYC with MKL or OpenBLAS, float32: products of 2 to 16 rows.
+    "cpu": (1.0, 1.0, 1.5, 1.55, 1.65, 1.75, 1.9, 2.1, 2.3, 2.5, 3.0, 3.6),
+    # The authors of arXiv 2403.09919 on an M1 Max and an M2 Ultra, float16: 2 to 15 drafted nodes
+    # cost 1.5 to 2.2 of a plain step, 16 cost 2.7 to 3.3.
+    "apple": (1.0, 1.3, 1.35, 1.4, 1.45, 1.5, 1.7, 1.8, 2.0, 2.8, 3.6, 4.5),
+    # Weights are read once for so many rows.
+    "cuda": (1.0, 1.02, 1.03, 1.04, 1.05, 1.06, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4),
+}
+_LONGER, _FURTHER_BEAM = 0.15, 0.1
+"""What the long context adds to a call, and a further beam to a level of beam search."""
+
+OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
+"""The rest of a step, by the shape it is timed with: plain, one beam, several beams."""
+
+_CLEAR = 0.1
+"""A smaller rise is no cliff, and a smaller gain no reason to compute padding."""
 
 _MOST_PLAIN_ROWS = 4
+
+Case = tuple[str, int, int]
+"""What is timed: ("call", query rows, context), ("draft", W, L) or ("overhead", W, L)."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What was measured, on what; curves are used again only where all of it is the same.
+    """What was measured, on what; times are used again only where all of it is the same.
 
     chip:    the device's name
     model:   fingerprint of the target's tensors: names, shapes and types
-    drafter: the same of the drafter, or what drafts in its place
+    drafter: the same of the drafter, or its kind where it has no tensors
     dtype:   of the target's hidden states
     mlx:     MLX's version
-    blas:    what multiplies matrices on a CPU
+    blas:    the library of matrix products on a CPU
     """
 
     chip: str
@@ -47,37 +78,70 @@ class Setup:
     mlx: str
     blas: str
 
-    def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            if not isinstance(value, str) or not value:
-                raise BadInputError(f"{name} is {value!r}; it must be a text")
-
     @property
     def path(self) -> Path:
-        """Where curves for it are kept."""
+        """The file of its times."""
         key = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return cache_dir() / "costs" / f"{key[:32]}.json"
 
 
+@dataclass
+class Timings:
+    """Times measured on one setup.
+
+    seconds:  medians, by case
+    spread:   by how large a share two measurements of one case differ, typically
+    complete: whether everything was measured together, so that nothing needs to be assumed
+    budget:   seconds that may be spent on further measurements
+    """
+
+    setup: Setup
+    seconds: dict[Case, float] = field(default_factory=dict)
+    spread: float = 0.0
+    complete: bool = False
+    budget: float = 0.0
+
+    def save(self) -> None:
+        """Keep them for other processes; a cache that cannot be written is no error."""
+        record = {**asdict(self), "seconds": [[*case, s] for case, s in self.seconds.items()]}
+        with contextlib.suppress(OSError):
+            write_whole(self.setup.path, json.dumps(record))
+
+
+def saved_timings(setup: Setup) -> Timings:
+    """What was measured before on this very setup; nothing if the file is missing or damaged."""
+    try:
+        stored = json.loads(setup.path.read_text(encoding="utf-8"))
+        seconds = {(str(k), int(a), int(b)): float(s) for k, a, b, s in stored.pop("seconds")}
+        found = Timings(**{**stored, "setup": Setup(**stored["setup"]), "seconds": seconds})
+        least = {"call": 1e-9, "draft": 1e-9, "overhead": 0.0}
+        usable = all(least[kind] <= s < math.inf for (kind, *_), s in seconds.items())
+        usable = usable and 0 <= found.spread < math.inf and math.isfinite(found.budget)
+        _ = cost_model(found, "cpu", 1)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, ArithmeticError):
+        return Timings(setup)
+    return found if usable and found.setup == setup else Timings(setup)
+
+
 @dataclass(frozen=True)
 class Cliff:
-    """One more row than `rows` makes the target's call longer by `jump`, a share of it."""
+    """One more query row than `rows` makes the target's call longer by `jump`, a share of it."""
 
     rows: int
     jump: float
 
 
 @dataclass(frozen=True)
-class CostCurves:
-    """Seconds, as medians of repeated measurements.
+class CostModel:
+    """Seconds of a step's parts.
 
-    short_context, long_context: committed tokens at which the target was called
-    short, long: pairs of rows and seconds of the target's call, from one row on
-    draft:       triples of width, length and seconds of drafting and packing
-    plain_rest, chain_rest, drafted_rest: the rest of a step without drafts, with one beam (whose
-                 rows lie in place already) and with several: choosing, committing, reading the
-                 report
-    spread:      by how large a share two measurements of the same thing differ, typically
+    short_context, long_context: committed tokens at the two curves
+    short, long:    pairs of query rows and seconds of the target's call, from one row on
+    draft:          triples of width, length and seconds of drafting and packing
+    plain_overhead: the rest of a plain step: choosing, committing, reading the report
+    chain_overhead: the same with one beam, whose accepted path needs no reordering in the cache
+    tree_overhead:  the same with several beams
+    spread:         by how large a share two measurements of one case differ, typically
     """
 
     setup: Setup
@@ -86,125 +150,128 @@ class CostCurves:
     short: tuple[tuple[int, float], ...]
     long: tuple[tuple[int, float], ...]
     draft: tuple[tuple[int, int, float], ...]
-    plain_rest: float
-    chain_rest: float
-    drafted_rest: float
+    plain_overhead: float
+    chain_overhead: float
+    tree_overhead: float
     spread: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.short_context < self.long_context:
-            raise BadInputError(
-                f"contexts are {self.short_context} and {self.long_context}; give a short and a "
-                f"longer one"
-            )
-        for name, curve in (("short", self.short), ("long", self.long)):
-            rows = [r for r, _ in curve]
-            if rows[:1] != [1] or rows != sorted(set(rows)):
-                raise BadInputError(f"{name} has rows {rows}; they must rise from 1")
-            _check_seconds(name, [s for _, s in curve], least=1e-9)
-        for width, length, _ in self.draft:
-            _ = BeamShape(width, length)
-        _check_seconds("draft", [s for *_, s in self.draft])
-        for name in ("plain_rest", "chain_rest", "drafted_rest", "spread"):
-            _check_seconds(name, [getattr(self, name)])
 
     @property
     def most_rows(self) -> int:
         return self.short[-1][0]
 
     def plain_rows(self, context: int) -> int:
-        """Rows that plain decoding calls the target with: padding, where that makes it cheaper.
+        """Query rows of a plain step: padded, where that makes the call clearly cheaper.
 
-        A library can multiply a matrix by two rows faster than by one; behind a long context each
-        row's attention outweighs that, so there is none behind more than was measured. How far
-        measurements scatter does not matter here: where both cost about the same, either will do.
+        A library can multiply a matrix by two rows faster than by one. Attention of the padding
+        outweighs that in long contexts, so there is none beyond the longest that was measured.
         """
         if context > self.long_context:
             return 1
         few = [r for r, _ in self.short if r <= _MOST_PLAIN_ROWS]
         cheapest, rows = min((self.verify(r, context), r) for r in few)
-        return rows if 1 - cheapest / self.verify(1, context) > _LEAST_JUMP else 1
+        return rows if 1 - cheapest / self.verify(1, context) > _CLEAR else 1
 
     def verify(self, rows: int, context: int) -> float:
-        """Seconds of the target's call over `rows` rows behind `context` tokens."""
-        like = next((r for r, _ in self.long if r >= rows), self.long[-1][0])
+        """Seconds of the target's call over `rows` query rows after `context` tokens."""
+        like = self.long[min(bisect_left(self.long, (rows,)), len(self.long) - 1)][0]
         # More context never makes a call cheaper; where it seems so, that is noise.
         longer = max(_at(self.long, like) - _at(self.short, like), 0.0)
         share = (context - self.short_context) / (self.long_context - self.short_context)
         return _at(self.short, rows) + longer * max(share, 0.0)
 
     def drafting(self, width: int, length: int) -> float:
-        """Seconds of drafting `width` candidates of `length` tokens, packed.
+        """Seconds of drafting `width` beams of `length` tokens, packed.
 
         A width that was not measured costs what the next wider one does; lengths lie on straight
-        lines, since each further token is the same work again.
+        lines.
         """
-        if length == 1:
-            return 0.0
         measured = sorted({w for w, *_ in self.draft})
-        if not measured:
-            return 0.0  # nothing drafts on the device; copies are made on the host
+        if length == 1 or not measured:
+            return 0.0  # without a drafter, copies are made on the host
         w = next((m for m in measured if m >= width), measured[-1])
         line = sorted((n, s) for m, n, s in self.draft if m == w)
         return _on_line(line, length) * max(1.0, width / w)
 
+    def overhead(self, width: int) -> float:
+        """Seconds of a drafted step beside its call and its drafting."""
+        return self.chain_overhead if width == 1 else self.tree_overhead
+
     def step(self, shape: BeamShape, context: int) -> float:
         """Seconds of a whole step; length 1 is plain decoding."""
         if shape.length == 1:
-            return self.verify(self.plain_rows(context), context) + self.plain_rest
+            return self.verify(self.plain_rows(context), context) + self.plain_overhead
         drafting = self.drafting(shape.width, shape.length)
-        rest = self.chain_rest if shape.width == 1 else self.drafted_rest
-        return self.verify(shape.nodes, context) + drafting + rest
+        return self.verify(shape.nodes, context) + drafting + self.overhead(shape.width)
 
     def cliffs(self) -> list[Cliff]:
         """Where one more row costs more than measurements scatter, at the short context."""
-        least = max(_LEAST_JUMP, 2 * self.spread)
+        least = max(_CLEAR, 2 * self.spread)
         pairs = zip(self.short, self.short[1:], strict=False)
         jumps = [Cliff(r, after / before - 1) for (r, before), (_, after) in pairs]
         return [c for c in jumps if c.jump > least]
 
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
-    @classmethod
-    def from_dict(cls, given: Mapping[str, object]) -> CostCurves:
-        """Raises BadInputError for a missing or unknown key and for values that are no times."""
-        _check_keys(cls, given)
-        setup = given["setup"]
-        if not isinstance(setup, Mapping):
-            raise BadInputError(f"setup is {setup!r}; it must be an object")
-        _check_keys(Setup, setup)
-        values = dict(given)
-        values["setup"] = Setup(**setup)
-        values["short"] = _tuples(given["short"], 2)
-        values["long"] = _tuples(given["long"], 2)
-        values["draft"] = _tuples(given["draft"], 3)
-        for name in ("short_context", "long_context"):
-            _check_whole(name, given[name])
-        return cls(**values)  # type: ignore[arg-type]
+def cost_model(
+    timings: Timings, backend: str, widest: int, level_cost: float = LEVEL_COST
+) -> CostModel:
+    """The cost model of what was measured; unless that is complete, the rest is assumed.
 
-    def save(self) -> None:
-        """Keep the curves for later; a cache that cannot be written is no error."""
-        with contextlib.suppress(OSError):
-            write_whole(self.setup.path, json.dumps(self.to_dict()))
+    Args:
+      backend: "cpu", "apple" or "cuda"; another one counts as "cuda"
+      widest: most beams that the drafter can give, 0 without a drafter
+      level_cost: a drafter's level with one beam, as a share of a one-row call
+    Raises:
+      ValueError: complete timings without a one-row call
+    """
+    timed = timings.seconds
+    # Without a measured call, seconds are in units of it.
+    unit = timed.get(("call", 1, SHORT_CONTEXT), 1.0)
 
+    def measured(kind: str) -> dict[tuple[int, int], float]:
+        return {(a, b): s for (k, a, b), s in timed.items() if k == kind}
 
-def saved_curves(setup: Setup) -> CostCurves | None:
-    """What was measured before on this very setup; None if nothing was, or the file is damaged."""
-    try:
-        given = json.loads(setup.path.read_text(encoding="utf-8"))
-        curves = CostCurves.from_dict(given) if isinstance(given, dict) else None
-    except (OSError, ValueError):
-        return None
-    return curves if curves is not None and curves.setup == setup else None
+    def draft_ratio(width: int, length: int) -> float:
+        return level_cost * (length - 1) * (1 + _FURTHER_BEAM * (width - 1))
+
+    calls, draft = measured("call"), measured("draft")
+    short = {rows: s for (rows, at), s in calls.items() if at == SHORT_CONTEXT}
+    long = {rows: s for (rows, at), s in calls.items() if at == LONG_CONTEXT}
+    if not timings.complete:
+        ratios = zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True)
+        short = {rows: unit * ratio for rows, ratio in ratios} | short
+        for case in [(w, n) for w in range(1, widest + 1) for n in DRAFT_LENGTHS]:
+            if case not in draft:
+                # As much dearer than assumed as the case most like it that was measured.
+                like = sorted(
+                    (abs(w - case[0]), abs(n - case[1]), timed["draft", w, n] / draft_ratio(w, n))
+                    for k, w, n in timed
+                    if k == "draft"
+                )
+                draft[case] = draft_ratio(*case) * (like[0][-1] if like else unit)
+    if 1 not in short:
+        raise ValueError("no one-row call was measured")
+    plain, chain, tree = (
+        timed.get(("overhead", s.width, s.length), unit * share) for s, share in OVERHEADS.items()
+    )
+    return CostModel(
+        setup=timings.setup,
+        short_context=SHORT_CONTEXT,
+        long_context=LONG_CONTEXT,
+        short=tuple(sorted(short.items())),
+        long=tuple(sorted(long.items())) or tuple((r, s * (1 + _LONGER)) for r, s in short.items()),
+        draft=tuple(sorted((w, n, s) for (w, n), s in draft.items())),
+        plain_overhead=plain,
+        chain_overhead=chain,
+        tree_overhead=tree,
+        spread=timings.spread,
+    )
 
 
 def _at(curve: Sequence[tuple[int, float]], rows: int) -> float:
-    """The seconds of the least measured row count that holds `rows`; behind the last, in
-    proportion to the rows."""
-    for measured, seconds in curve:
-        if measured >= rows:
-            return seconds
+    """Seconds of the next measured row count; in proportion after the last."""
+    upper = bisect_left(curve, (rows,))
+    if upper < len(curve):
+        return curve[upper][1]
     last, seconds = curve[-1]
     return seconds * rows / last
 
@@ -215,36 +282,3 @@ def _on_line(line: Sequence[tuple[int, float]], x: int) -> float:
     upper = next((i for i, (at, _) in enumerate(points) if at >= x), len(points) - 1)
     (x0, y0), (x1, y1) = points[upper - 1], points[upper]
     return max(y0 + (y1 - y0) * (x - x0) / (x1 - x0), 0.0)
-
-
-def _check_seconds(name: str, values: Sequence[object], least: float = 0.0) -> None:
-    for value in values:
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not least <= value < math.inf:  # type: ignore[operator]
-            raise BadInputError(f"{name} holds {value!r}; it must be a time in seconds")
-
-
-def _check_whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadInputError(f"{name} is {value!r}; it must be a whole number")
-
-
-def _check_keys(record: type, given: Mapping[str, object]) -> None:
-    names = [f.name for f in fields(record)]
-    refuse_unknown_keys(given, names, "cost key")
-    for name in names:
-        if name not in given:
-            raise BadInputError(f"cost key {name!r} is missing")
-
-
-def _tuples(given: object, size: int) -> tuple[tuple[float, ...], ...]:
-    """A list of lists of `size` numbers, whole ones in all places but the last."""
-    if not isinstance(given, (list, tuple)):
-        raise BadInputError(f"a cost curve is {given!r}; it must be a list")
-    for point in given:
-        if not isinstance(point, (list, tuple)) or len(point) != size:
-            raise BadInputError(f"a cost curve holds {point!r}; it must be a list of {size}")
-        for value in point[:-1]:
-            _check_whole("a row, width or length", value)
-        _check_seconds("a cost curve", point[-1:])
-    return tuple(tuple(point) for point in given)

@@ -1,10 +1,10 @@
-"""Which beam shape to draft with next: the one that promises the most tokens per second.
+"""Policy: the beam shape that promises the most tokens per second, step by step.
 
-Expected tokens come from the odds of acceptance, seconds from the cost curves. Plain decoding is
+Expected tokens come from the acceptance statistics, seconds from the cost model. Plain decoding is
 one of the shapes. A shape is chosen once enough steps have told of it. Others that seem to promise
-more are tried, and what trying costs is bounded: each try must have been saved up for, as a small
-share of the time spent, and what it gains is paid back, so that a try which succeeds is followed
-by another at once.
+more are probed, and what probing costs is bounded: a small share of the time goes into a budget
+that pays for probes. What a probe gains is paid back, so that a probe which succeeds is followed by
+another at once.
 
 Copies of the text (prompt lookup) are weighed anew at every step, by how long the match is.
 
@@ -14,246 +14,276 @@ Everything here is arithmetic on the host with what earlier steps have reported.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable
+from itertools import zip_longest
 
-from redrafter_mlx.autotune.acceptance import Odds, Verified
-from redrafter_mlx.autotune.cost_model import CostCurves
+import numpy as np
+
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
+from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.prompt_lookup import Copy, TextIndex
 
 WIDEST = 4
 LENGTHS = (2, 3, 4, 5, 6, 8)
-"""Shapes beyond these are not tried by themselves."""
+"""Only these shapes are chosen automatically."""
 
-_CAPACITIES = (6, 8, 10, 13, 16, 20, 24, 28)
-"""Row counts to which trees are cut on every machine; those before its cliffs come to them."""
+_NODES = (6, 8, 10, 13, 16, 20, 24, 28)
+"""Trees are cut to these sizes, each about a quarter more than the one before, and at cliffs."""
 
-_STAY = 0.01
-"""Another shape must promise so much more than the one in use."""
+_MARGIN = 0.01
+"""Another shape must promise so much more than the one in use: less is noise."""
 
 _ENOUGH = 4.0
-"""So many steps must have told of a shape before it is chosen without being tried."""
+"""So many steps must have told of a shape before it is chosen without a probe."""
 
-_TRY_SHARE = 0.015
-"""Of the time spent, how much is saved up for trying what may turn out slower; with what else
-trying costs, such as a change that was for the worse, it is 2% at most."""
+_PROBE_SHARE = 0.015
+"""Of the time, what goes into the budget of probes; with what else they cost, such as a change for
+the worse, it is 2% at most."""
 
-_MOST_TRIES = 3
-"""Tries that can be saved up: one that misses does not end a row of them."""
+_MOST_PROBES = 3
+"""Probes that the budget can hold: one that misses does not end a row of them."""
 
 _CONTEXT_STEP = 64
-"""Costs are looked up again after so many tokens."""
+"""Tokens after which costs are looked up again; they change by a few percent in 2,000 tokens."""
 
-_COPIED = (1, 3, 7, 15, 31)
-"""Lengths of copies, in few steps because each row count is a compiled graph of its own."""
+_COPY_LENGTHS = (1, 3, 7, 15, 31)
+"""Few, because each row count is a compiled graph of its own."""
 
 _LONG_MATCH = 8
 """Shorter matches are copied for twice their length at most, however well others have held."""
 
-_REBUILD = 0.2
-"""Of a plain step, what the host takes to build a verification anew for copies. With `_UNFUSED` it
-makes 8 rows of a copy cost 2.2 steps of two rows on two CPU cores; counted: 1.8 to 3."""
-
-_UNFUSED = 1.15
-"""What a call that is not compiled takes, of one that is."""
-
-_WORTH_IT = 0.1
+_COPY_MARGIN = 0.1
 """Tokens that a copy must promise more than the tree as it was drafted."""
 
-_BESIDE = 0.7
+_BESIDE_COPY = 0.7
 """How good a drafter's branches are where the copy beside them is wrong, as a share of how good
-they are otherwise. Assumed: both tend to fail at the same places."""
+they are otherwise. Assumed: both tend to fail at the same positions."""
 
 
 class ShapePolicy:
     """The shapes of one answer, step by step.
 
-    odds: what was learned so far
+    acceptance: what was learned so far; its shapes and plain decoding are those to choose from
     """
 
-    def __init__(self, curves: CostCurves, odds: Odds | None = None) -> None:
-        """`odds` to begin with, which are learned on; their shapes are those to choose from."""
-        self._curves = curves
-        self.odds = Odds(candidates(curves)) if odds is None else odds
+    def __init__(
+        self,
+        costs: CostModel,
+        acceptance: AcceptanceStatistics | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """`clock` tells what steps with copies cost; without it, that is assumed."""
+        self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))
+        self.shapes = (PLAIN, *self.acceptance.shapes)
+        self._numbers = {shape: i for i, shape in enumerate(self.shapes)}
+        self._costs = costs
         self._context = -1
-        self._costs: dict[BeamShape, float] = {}
-        self._tokens: dict[BeamShape, float] = {}
-        self._best = self._promising = PLAIN
-        self._tried: deque[BeamShape] = deque()
-        self._copied: deque[float] = deque()  # what was expected of each copy under way
-        self._savings = math.inf  # for what seems to pay: as many tries as can be saved up
+        self._seconds = np.zeros(len(self.shapes))
+        self._tokens = np.ones(len(self.shapes))
+        self._best = self._probed = 0  # numbers of shapes
+        self._budget = math.inf  # for what seems to pay: as many probes as it can hold
+        self._probes: deque[BeamShape] = deque()  # not read yet
         self._stale = True
+        self._copied: deque[tuple[float, float, float]] = deque()
+        self._step_times = _StepTimes(clock)
 
     def next_shape(self, length: int) -> BeamShape:
         """The shape to draft with after `length` tokens."""
         self._look_up_costs(length)
         if self._stale:
             self._choose()
-        if self._promising == self._best:
-            return self._best
-        price = self._costs[self._promising] - self._costs[self._best]
-        saved = self._savings + _TRY_SHARE * self._costs[self._best]
-        self._savings = min(saved, _MOST_TRIES * max(price, 0.0))
-        if self._savings < price:
-            return self._best
-        self._savings -= price
-        self._tried.append(self._promising)
-        return self._promising
+        if self._probed == self._best:
+            return self.shapes[self._best]
+        seconds = float(self._seconds[self._best])
+        price = float(self._seconds[self._probed]) - seconds
+        self._budget = min(self._budget + _PROBE_SHARE * seconds, _MOST_PROBES * max(price, 0.0))
+        if self._budget < price:
+            return self.shapes[self._best]
+        self._budget -= price
+        self._probes.append(self.shapes[self._probed])
+        return self._probes[-1]
 
     def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
         """The copy whose verification gains most time over the tree as it was drafted."""
-        found = index.copies(1, min(MAX_BEAM_LENGTH, self._curves.most_rows) - 1)
+        self._step_times.read()
+        costs, copies = self._costs, self.acceptance.copies
+        found = index.copies(1, min(MAX_BEAM_LENGTH, costs.most_rows) - 1)
         if not found:
             return None
-        pace, context = self._pace(self._best), self._context * _CONTEXT_STEP
-        drafting = 0.0 if drafted == PLAIN else self._drafting(drafted)
-        best = self._expected(drafted) - pace * (self._curves.step(drafted, context) - drafting)
-        best += _WORTH_IT
-        chosen: CopyPlan | None = None
-        for tokens, seconds, plan in self._copy_plans(found[0], drafted, drawn, context):
-            if tokens - pace * seconds > best:
-                best, chosen = tokens - pace * seconds, plan
-        if chosen is not None:
-            self._copied.append(chosen.copies[0].expected)
-        return chosen
+        (copy,) = found
+        holds = [copies.trust * math.exp(p) for p in copy.log_probs]
+        joins = drafted != PLAIN and not drawn
+        branches = self.acceptance.accepted_by_depth(drafted) if joins else []
+        pace, drafting = self._pace(self._best), self._drafting(drafted)
+        best = self._expected(drafted) - pace * (self._step_seconds(drafted) - drafting)
+        best += _COPY_MARGIN
+        chosen: tuple[int, bool, float] | None = None
+        most = 2 * copy.matched if copy.matched < _LONG_MATCH else len(holds)
+        for count in (n for n in _COPY_LENGTHS if n <= min(most, len(holds))):
+            for joined in (False, True) if joins else (False,):
+                rows = count + (drafted.nodes if joined else 1)
+                if rows > costs.most_rows:
+                    continue
+                seconds = costs.verify(rows, self._context * _CONTEXT_STEP)
+                seconds += costs.overhead(drafted.width + 1 if joined else 1)
+                tokens = 1 + _accepted(holds[:count], branches if joined else [])
+                gain = tokens - pace * copies.cost * seconds
+                if gain > best:
+                    best, chosen = gain, (count, joined, seconds)
+        if chosen is None:
+            return None
+        count, joined, seconds = chosen
+        cut = Copy(copy.tokens[:count], copy.log_probs[:count], copy.matched)
+        self._copied.append((cut.expected, seconds, drafting))
+        if not joined:
+            draft_after = self._draft_after(holds[count - 1])
+            return CopyPlan([cut], BeamShape(1, count + 1), False, draft_after)
+        width, length = drafted.width + 1, max(drafted.length, count + 1)
+        return CopyPlan([cut], BeamShape(width, length, drafted.nodes + count), True)
 
-    def _copy_plans(
-        self, copy: Copy, drafted: BeamShape, drawn: bool, context: int
-    ) -> Iterator[tuple[float, float, CopyPlan]]:
-        """Expected tokens and seconds of each way to verify a copy."""
-        curves, rebuild = self._curves, _REBUILD * self._costs[PLAIN]
-        trust = min(self.odds.copies_trust, 1.0)
-        holds = [trust * math.exp(p) for p in copy.log_probs]
-        reach = [] if drafted == PLAIN or drawn else self.odds.reach(drafted)
-        short = 2 * copy.matched if copy.matched < _LONG_MATCH else len(holds)
-        for count in (n for n in _COPIED if n <= min(short, len(holds))):
-            cut = Copy(copy.tokens[:count], copy.log_probs[:count], copy.matched)
-            cost = _UNFUSED * curves.verify(count + 1, context) + curves.chain_rest + rebuild
-            after = self._draft_after(holds[count - 1], context)
-            alone = CopyPlan([cut], BeamShape(1, count + 1), False, after)
-            yield 1 + sum(holds[:count]), cost, alone
-            if not reach or drafted.nodes + count > curves.most_rows:
-                continue
-            width, length = drafted.width + 1, max(drafted.length, count + 1)
-            shape = BeamShape(width, length, drafted.nodes + count)
-            # The path of a tree with branches is put in place by the step after it.
-            call = _UNFUSED * curves.verify(shape.nodes, context)
-            cost = call + curves.drafted_rest + 2 * rebuild
-            yield 1 + _beside(holds[:count], reach), cost, CopyPlan([cut], shape, True)
-
-    def learn(self, step: Verified) -> None:
+    def learn(self, step: StepResult) -> None:
         """Take note of a step that was read; they may come some steps late."""
         if step.copied:
-            self.odds.learn_copies(self._copied.popleft(), len(step.path) - 1)
+            expected, seconds, drafting = self._copied.popleft()
+            cost = self._step_times.copied(seconds, drafting)
+            self.acceptance.copies.learn(expected, len(step.path) - 1, cost)
             return
+        self._step_times.drafted(self._step_seconds(step.shape))
         if step.shape.length == 1:
-            self.odds.rest()
             return
-        if step.shape in self._tried:
-            while self._tried.popleft() != step.shape:
+        if step.shape in self._probes:
+            while self._probes.popleft() != step.shape:
                 pass  # those before it gave way to copies
-            gained = len(step.path) - self._expected(self._best)
-            self._savings += gained / self._pace(self._best)
-        self.odds.learn(step)
+            gained = len(step.path) - self._expected(self.shapes[self._best])
+            self._budget += gained / self._pace(self._best)
+        self.acceptance.learn(step)
         self._stale = True
 
-    def rates(self, length: int) -> dict[BeamShape, float]:
-        """Tokens a second that each shape promises after `length` tokens."""
+    def promises(self, length: int) -> dict[BeamShape, tuple[float, float]]:
+        """Tokens a step and tokens a second that each shape promises after `length` tokens."""
         self._look_up_costs(length)
-        self._tokens = self.odds.tokens()
-        return {shape: self._pace(shape) for shape in (PLAIN, *self.odds.shapes)}
+        self._tokens[1:] = self.acceptance.tokens()
+        pairs = zip(self._tokens.tolist(), (self._tokens / self._seconds).tolist(), strict=True)
+        return dict(zip(self.shapes, pairs, strict=True))
 
     def _choose(self) -> None:
         """The best shape among those that are known well enough, and of the others a better one."""
         self._stale = False
-        self._tokens = self.odds.tokens()
-        known = [PLAIN, *(s for s in self.odds.shapes if self.odds.seen(s) >= _ENOUGH)]
-        if self._best not in known:
-            self._best = PLAIN
-        best = max(known, key=self._pace)
-        if self._pace(best) > self._pace(self._best) * (1 + _STAY):
+        self._tokens[1:] = self.acceptance.tokens()
+        paces = self._tokens / self._seconds
+        known = np.ones(len(paces), bool)
+        known[1:] = self.acceptance.steps() >= _ENOUGH
+        if not known[self._best]:
+            self._best = 0
+        best = int(np.argmax(np.where(known, paces, 0.0)))
+        if paces[best] > paces[self._best] * (1 + _MARGIN):
             self._best = best
-        self._promising = max((self._best, *self.odds.shapes), key=self._pace)
-        if self._pace(self._promising) <= self._pace(self._best) * (1 + _STAY):
-            self._promising = self._best
-        if self._best == self._promising == PLAIN:  # drafting may have begun to pay
-            self._promising = min(self.odds.shapes, key=lambda s: self._costs[s], default=PLAIN)
-            self._savings = 0.0 if self._savings == math.inf else self._savings
+        self._probed = int(np.argmax(paces))
+        if paces[self._probed] <= paces[self._best] * (1 + _MARGIN):
+            self._probed = self._best
+        if self._best == self._probed == 0 and len(paces) > 1:  # drafting may have begun to pay
+            self._probed = 1 + int(np.argmin(self._seconds[1:]))
+            self._budget = 0.0 if self._budget == math.inf else self._budget
 
-    def _expected(self, shape: BeamShape) -> float:
-        """Tokens of a step; a shape that is no candidate counts as plain."""
-        return self._tokens.get(shape, 1.0)
-
-    def _pace(self, shape: BeamShape) -> float:
-        """Tokens a second."""
-        return self._expected(shape) / self._costs[shape]
-
-    def _drafting(self, shape: BeamShape) -> float:
-        return self._curves.drafting(shape.width, shape.length)
-
-    def _draft_after(self, holds: float, context: int) -> bool:
+    def _draft_after(self, holds: float) -> bool:
         """Whether to draft for the step after a copy that holds throughout with that chance.
 
         If it does, the match is longer and the next step copies again: the drafts are in vain.
         """
-        if self._best == PLAIN:
-            return True  # nothing is drafted anyhow, or it is a try, which was paid for
-        drafting, pace = self._drafting(self._best), self._pace(self._best)
-        dearer = self._curves.step(self._best, context) - drafting - self._costs[PLAIN]
-        gain = self._expected(self._best) - 1 - pace * dearer
+        best = self.shapes[self._best]
+        if best == PLAIN:
+            return True  # nothing is drafted anyhow, or it is a probe, which was paid for
+        drafting, pace = self._drafting(best), self._pace(self._best)
+        dearer = float(self._seconds[self._best] - self._seconds[0]) - drafting
+        gain = self._expected(best) - 1 - pace * dearer
         return (1 - holds) * gain > pace * drafting
+
+    def _expected(self, shape: BeamShape) -> float:
+        """Tokens of a step; a shape that is no candidate counts as plain."""
+        return float(self._tokens[self._numbers.get(shape, 0)])
+
+    def _pace(self, number: int) -> float:
+        """Tokens a second."""
+        return float(self._tokens[number] / self._seconds[number])
+
+    def _drafting(self, shape: BeamShape) -> float:
+        return self._costs.drafting(shape.width, shape.length)
+
+    def _step_seconds(self, shape: BeamShape) -> float:
+        number = self._numbers.get(shape)
+        if number is None:
+            return self._costs.step(shape, self._context * _CONTEXT_STEP)
+        return float(self._seconds[number])
 
     def _look_up_costs(self, length: int) -> None:
         context = length // _CONTEXT_STEP
-        if context == self._context:
-            return
-        self._context = context
-        self._costs = {s: self._curves.step(s, length) for s in (PLAIN, *self.odds.shapes)}
-        self._stale = True
+        if context != self._context:
+            self._context = context
+            self._seconds = np.array([self._costs.step(s, length) for s in self.shapes])
+            self._stale = True
 
 
-def _beside(holds: list[float], reach: list[float]) -> float:
-    """Expected accepted drafts of a copy and the drafter's branches in one tree."""
-    depth = max(len(holds), len(reach))
-    copied = [*holds, *[0.0] * (depth - len(holds))]
-    drafted = [*reach, *[0.0] * (depth - len(reach))]
-    return sum(c + (1 - c) * _BESIDE * d for c, d in zip(copied, drafted, strict=True))
+class _StepTimes:
+    """Times of steps with copies, relative to those of the others: both are off alike."""
+
+    def __init__(self, clock: Callable[[], float] | None) -> None:
+        self._clock = clock
+        self._read = math.nan
+        self._took = math.nan
+        self._ratios: deque[float] = deque(maxlen=15)  # of measured to predicted seconds
+
+    def read(self) -> None:
+        """A step's result was read just now."""
+        if self._clock is not None:
+            now = self._clock()
+            self._took, self._read = now - self._read, now
+
+    def drafted(self, predicted: float) -> None:
+        """That step held no copies, and was to take so many seconds."""
+        if not math.isnan(self._took):
+            self._ratios.append(self._took / predicted)
+
+    def copied(self, predicted: float, drafting: float) -> float | None:
+        """The time of that step as a share of what it was to take besides drafting."""
+        if math.isnan(self._took) or not self._ratios:
+            return None
+        return max(self._took / statistics.median(self._ratios) - drafting, 0.0) / predicted
 
 
-def candidates(curves: CostCurves, widest: int = WIDEST) -> tuple[BeamShape, ...]:
+def _accepted(holds: list[float], branches: list[float]) -> float:
+    """Expected accepted drafts of a copy and of the drafter's branches in one tree."""
+    both = zip_longest(holds, branches, fillvalue=0.0)
+    return sum(hold + (1 - hold) * _BESIDE_COPY * branch for hold, branch in both)
+
+
+def candidates(costs: CostModel, widest: int = WIDEST) -> tuple[BeamShape, ...]:
     """The few shapes worth a choice on this machine, plain decoding aside.
 
-    Every width and length that was measured, whole, and cut to a ladder of row counts and to
-    those behind which the call becomes dearer, with room for a draft of each beam: a beam that no
-    node is left for only costs. A shape is left out when a larger one costs no more at either
-    context: it would never be better.
+    Every width and length whose drafting has a cost, whole, and cut to a ladder of row counts and
+    at cliffs, with room for a draft of each beam: a beam that no node is left for only costs. A
+    shape is left out when a larger one costs no more at either context: it would never be better.
     """
-    widest = min(widest, WIDEST, max((w for w, *_ in curves.draft), default=0))
-    longest = max((n for _, n, _ in curves.draft), default=0)
-    cuts = sorted({*_CAPACITIES, *(c.rows for c in curves.cliffs())})
+    widest = min(widest, WIDEST, max((w for w, *_ in costs.draft), default=0))
+    longest = max((n for _, n, _ in costs.draft), default=0)
+    cuts = sorted({*_NODES, *(c.rows for c in costs.cliffs())})
     found = set()
     for width in range(1, widest + 1):
         for length in (n for n in LENGTHS if n <= longest):
             full = width * (length - 1) + 1
             for nodes in (full, *(n for n in cuts if max(length, full // 3) <= n < full)):
-                if width < nodes <= curves.most_rows:
+                if width < nodes <= costs.most_rows:
                     found.add(BeamShape(width, length, nodes))
-    contexts = (curves.short_context, curves.long_context)
-    costs = {s: [curves.step(s, c) for c in contexts] for s in found}
-
-    def better(other: BeamShape, shape: BeamShape) -> bool:
-        larger = (
-            other.width >= shape.width
-            and other.length >= shape.length
-            and other.nodes >= shape.nodes
-        )
-        return (
-            other != shape
-            and larger
-            and all(a <= b for a, b in zip(costs[other], costs[shape], strict=True))
-        )
-
-    kept = [s for s in found if not any(better(other, s) for other in found)]
-    return tuple(sorted(kept, key=lambda s: (s.nodes, s.length)))
+    shapes = sorted(found, key=lambda s: (s.nodes, s.length, s.width))
+    contexts = (costs.short_context, costs.long_context)
+    # What a larger shape has more of is positive here, and what it costs less of too.
+    sizes = np.array(
+        [(s.width, s.length, s.nodes, *(-costs.step(s, c) for c in contexts)) for s in shapes]
+    ).reshape(-1, 5)
+    no_worse = np.all(sizes[:, None] >= sizes[None], axis=2)  # [other, shape]
+    np.fill_diagonal(no_worse, False)
+    return tuple(s for s, beaten in zip(shapes, no_worse.any(axis=0), strict=True) if not beaten)

@@ -1,150 +1,238 @@
-"""Measuring what a step costs on this machine, in seconds.
+"""Profiler: times the target's calls and the drafting on this machine.
 
-The target's call is timed on trees of every small row count, at a short and at a long context,
-and drafting over beam shapes. Repeats are interleaved, so that a machine that becomes slower or
-busier does so for all of them, and medians are taken. As in the decoding loop, several calls are
-on their way at once, so that what a single call waits for the host is not counted.
+Nobody waits for it: one small measurement is taken after an answer, now and then, each paid for by
+a small share of the time that answers took. `measure_all` takes all of them at once instead, with
+repeats interleaved, so that a machine that becomes slower or busier does so for all of them.
+
+As in the decoding loop, several calls are submitted at once, so that what a single call waits for
+the host is not counted.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib import metadata
-from itertools import pairwise
-from typing import NamedTuple, cast
+from itertools import accumulate, pairwise
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
-from redrafter_mlx.autotune.assumed import LONG_CONTEXT, SHORT_CONTEXT
-from redrafter_mlx.autotune.cost_model import CostCurves, Setup
-from redrafter_mlx.autotune.policy import WIDEST
+from redrafter_mlx.autotune.cost_model import (
+    DRAFT_LENGTHS,
+    FEW_ROWS,
+    LONG_CONTEXT,
+    OVERHEADS,
+    SHORT_CONTEXT,
+    Case,
+    Setup,
+    Timings,
+    cost_model,
+)
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.interface import DraftInput, Proposer
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.device import chip_name
+from redrafter_mlx.runtime.device import backend, chip_name
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 ROWS = (*range(1, 18), 20, 24, 28, 32)
-LENGTHS = (2, 3, 5, 8)
 
-BUDGET = 6.0
-"""Seconds to repeat measurements in."""
+SHARE = 0.02
+"""Of the time that answers take, how much measuring may take."""
 
-_BURST = 0.02
-"""Seconds of calls on their way at once, so far as they are short; and the most of them."""
-_MOST_CALLS = 8
+_REPEATS = 3
+_PRICE = 2 * (_REPEATS + 1)
+"""Steps that one measurement takes at most: its first call compiles."""
+
+_BUDGET = 6.0
+"""Seconds for a first call of everything, and again for repeats."""
 
 _MOST_ROUNDS = 9
 
-_REST = 3, 5
-"""Rounds, and steps in each, that tell what a step takes beyond its parts."""
-
-
-class _Extent(NamedTuple):
-    """How much is measured where a one-row call takes less than `below` seconds.
-
-    long_rows: may be few, for what context adds comes from attention alone
-    rounds:    how often everything is measured at least, after a call that compiles kernels;
-               0: that call is the measurement
-    """
-
-    below: float
-    rows: tuple[int, ...]
-    long_rows: tuple[int, ...]
-    lengths: tuple[int, ...]
-    rounds: int
-
-
-_EXTENTS = (
-    _Extent(0.02, ROWS, ROWS, LENGTHS, 2),
-    _Extent(0.15, ROWS, (1, 2, 4, 8, 9, 16, 32), LENGTHS, 2),
-    _Extent(math.inf, (1, 2, 3, 4, 6, 8, 12, 16), (1, 16), (2, 8), 0),
-)
-"""Nobody waits minutes for an answer on a machine that is slow, or busy, already."""
+_BURST, _MOST_CALLS = 0.02, 8
+"""Seconds of calls submitted at once, so far as they are short; and the most of them."""
 
 Call = Callable[[], Sequence[mx.array]]
 
-_Case = tuple[str, int, int]
-"""What is measured: its kind, and rows or width and length."""
+
+class Profiler:
+    """Times of one target and its drafter.
+
+    timings: what has been measured so far
+    """
+
+    def __init__(
+        self, target: Target, drafter: Proposer | None, timings: Timings, widest: int
+    ) -> None:
+        """`widest`: most beams that the drafter can give."""
+        self.timings = timings
+        self._target = target
+        self._drafter = drafter
+        self._widest = 0 if drafter is None else widest
+
+    def few_cases(self) -> list[Case]:
+        """What must be measured, the most telling first."""
+        calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS]
+        widths = sorted({w for w in (1, 2, self._widest) if w <= self._widest})
+        drafts: list[Case] = [("draft", w, n) for w in widths for n in DRAFT_LENGTHS[:2]]
+        long: list[Case] = [("call", rows, LONG_CONTEXT) for rows in (1, 8)]
+        return [*calls[:4], *drafts, *calls[4:], *long]
+
+    def all_cases(self) -> list[Case]:
+        """These first, and what is measured where there is time for it."""
+        calls: list[Case] = [("call", r, c) for c in (SHORT_CONTEXT, LONG_CONTEXT) for r in ROWS]
+        widths = range(1, self._widest + 1)
+        drafts: list[Case] = [("draft", w, n) for w in widths for n in DRAFT_LENGTHS]
+        return [*dict.fromkeys([*self.few_cases(), *drafts, *calls])]
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to measure after answers."""
+        return self._next() is None
+
+    def after_answer(self, seconds: float, step: float) -> bool:
+        """Take one measurement at most, if there is budget for it; returns whether it did.
+
+        Args:
+          seconds: of the answer that has just ended
+          step: seconds of one of its steps
+        """
+        case = self._next()
+        if case is None:
+            return False
+        price = _PRICE * step
+        self.timings.budget = min(self.timings.budget + SHARE * seconds, price)
+        if self.timings.budget < price:
+            return False
+        began = time.perf_counter()
+        with BLAS.threads_by_rows():
+            call = self._call(case, {})
+            seconds_of(self._target, call, 1)  # compiles kernels
+            times = [seconds_of(self._target, call, 1) for _ in range(_REPEATS)]
+        self.timings.seconds[case] = statistics.median(times)
+        self.timings.budget -= time.perf_counter() - began
+        return True
+
+    def measure_all(
+        self, done: Callable[[float], None] | None = None, budget: float = _BUDGET
+    ) -> Timings:
+        """Measure everything now, so far as the budget allows.
+
+        Args:
+          done: told the finished share now and then
+          budget: seconds for first calls, and again for repeats
+        """
+        tell = done or (lambda _: None)
+        with BLAS.threads_by_rows():
+            times, slow = self._times(tell, budget)
+        seconds = {case: statistics.median(t) for case, t in times.items()}
+        spreads = [(max(t) - min(t)) / max(seconds[case], 1e-9) for case, t in times.items()]
+        timings = Timings(self.timings.setup, seconds, statistics.median(spreads), complete=True)
+        seconds |= self._overheads(timings, rounds=1 if slow else 3, steps=2 if slow else 5)
+        tell(1.0)
+        self.timings = timings
+        return timings
+
+    def _next(self) -> Case | None:
+        if self.timings.complete:
+            return None
+        return next((c for c in self.few_cases() if c not in self.timings.seconds), None)
+
+    def _call(self, case: Case, caches: dict[int, TreeCache]) -> Call:
+        """A call to time; those at one context share a cache."""
+        kind, first, second = case
+        if kind == "draft":
+            assert self._drafter is not None
+            return drafting_call(self._target, self._drafter, BeamShape(first, second))
+        if second not in caches:
+            caches[second] = self._target.new_cache()
+        return verification_call(self._target, caches[second], first, second)
+
+    def _times(
+        self, tell: Callable[[float], None], budget: float
+    ) -> tuple[dict[Case, list[float]], bool]:
+        """Seconds of each case, interleaved, and whether this machine is too slow for repeats."""
+        calls: dict[Case, Call] = {}
+        times: dict[Case, list[float]] = {}
+        caches: dict[int, TreeCache] = {}
+        few, cases = self.few_cases(), self.all_cases()
+        began = time.perf_counter()
+        for case in cases:
+            spent = time.perf_counter() - began
+            if case not in few and spent > budget:
+                break
+            tell(max(len(calls) / len(cases), min(spent / max(budget, 1e-9), 1.0)) / 2)
+            calls[case] = self._call(case, caches)
+            times[case] = [seconds_of(self._target, calls[case], 1)]
+        if time.perf_counter() - began > 2 * budget:
+            return times, True  # nobody waits minutes: the first calls are the measurement
+        at_once = {}
+        for case, call in calls.items():
+            once = seconds_of(self._target, call, 1)
+            at_once[case] = _at_once(once)
+            times[case] = [once] if at_once[case] == 1 else []  # the first one compiled kernels
+        began = time.perf_counter()
+        for done in range(1, _MOST_ROUNDS + 1):
+            for case, call in calls.items():
+                times[case].append(seconds_of(self._target, call, at_once[case]))
+            spent = time.perf_counter() - began
+            tell(0.5 + max(done / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
+            if done > 1 and spent * (done + 1) / done > budget:
+                break
+        return times, False
+
+    def _overheads(self, timings: Timings, rounds: int, steps: int) -> dict[Case, float]:
+        """What a step of the loop takes beyond its parts: plain, with one beam and with several.
+
+        A step and its parts are measured in turn, and compared within each round: the overhead is
+        small, and the difference of times from different moments would be what the machine did
+        meanwhile. A plain step has least and one with several beams most, whatever noise says.
+        """
+        plain_rows = cost_model(timings, backend(), self._widest).plain_rows
+        shapes = [PLAIN]
+        if self._drafter is not None:
+            shapes += [BeamShape(1, 2), BeamShape(min(2, self._widest), 4)]
+        caches: dict[int, TreeCache] = {}
+        parts: dict[BeamShape, list[Call]] = {}
+        for shape in shapes:
+            rows = plain_rows(SHORT_CONTEXT) if shape == PLAIN else shape.nodes
+            parts[shape] = [self._call(("call", rows, SHORT_CONTEXT), caches)]
+            if shape != PLAIN:
+                parts[shape].append(self._call(("draft", shape.width, shape.length), caches))
+        found: dict[BeamShape, list[float]] = {shape: [] for shape in shapes}
+        prompt = [(7 * i + 1) % self._target.vocab_size for i in range(SHORT_CONTEXT)]
+        for _ in range(rounds):
+            for shape in shapes:
+                decoder = Decoder(self._target, self._drafter, shape, SamplingParams(), plain_rows)
+                step = step_seconds(decoder, prompt, steps)
+                with BLAS.threads_by_rows():
+                    rest = step - sum(_usual_seconds(self._target, call) for call in parts[shape])
+                found[shape].append(rest)
+        medians = [statistics.median(rest) for rest in found.values()]
+        rising = list(accumulate([0.0, *medians], max))[1:]
+        cases: list[Case] = [("overhead", s.width, s.length) for s in OVERHEADS]
+        return dict(zip(cases, [*rising, *rising[-1:] * 2], strict=False))
 
 
-def setup_of(model: nn.Module, target: Target, drafter: nn.Module | None, name: str) -> Setup:
-    """What curves hold for; `name` says what drafts, and `drafter` holds its tensors, if any."""
+def setup_of(model: nn.Module, target: Target, drafter: nn.Module | None, kind: str) -> Setup:
+    """What times hold for; `kind` is the drafter's, which also has tensors unless it is None."""
     tensors = "" if drafter is None else f" {_fingerprint(drafter)}"
     return Setup(
         chip=f"{mx.default_device().type.name} {chip_name()}",
         model=f"{target.model_type} {_fingerprint(model)}",
-        drafter=name + tensors,
+        drafter=kind + tensors,
         dtype=str(target.dtype).rsplit(".", 1)[-1],
         mlx=metadata.version("mlx"),
         blas=BLAS.library or BLAS.note,
     )
-
-
-def measure(
-    target: Target,
-    proposer: Proposer | None,
-    setup: Setup,
-    *,
-    widest: int = WIDEST,
-    budget: float = BUDGET,
-    done: Callable[[float], None] | None = None,
-) -> CostCurves:
-    """The cost curves of this machine.
-
-    Args:
-      proposer: None where nothing drafts on the device
-      widest: most candidates that it can give
-      budget: seconds for repeats
-      done: told the share that is finished, now and then
-    """
-    cases: dict[_Case, Call] = {}
-    cache = target.new_cache()
-    one_row = verification_call(target, cache, 1, SHORT_CONTEXT)
-    seconds_of(target, one_row, 1)  # compiles kernels
-    alone = [seconds_of(target, one_row, 1) for _ in range(2)]
-    extent = next(e for e in _EXTENTS if min(alone) < e.below)
-    for rows in extent.rows:
-        cases["short", rows, 0] = verification_call(target, cache, rows, SHORT_CONTEXT)
-    cache = target.new_cache()
-    for rows in extent.long_rows:
-        cases["long", rows, 0] = verification_call(target, cache, rows, LONG_CONTEXT)
-    if proposer is not None:
-        for width in range(1, min(widest, WIDEST) + 1):
-            for length in extent.lengths:
-                shape = BeamShape(width, length)
-                cases["draft", width, length] = drafting_call(target, proposer, shape)
-    with BLAS.threads_by_rows():
-        taken = _interleaved(target, cases, extent.rounds, budget, done or (lambda _: None))
-    taken["short", 1, 0] += alone
-    repeats = [t for t in taken.values() if len(t) > 1]
-    spread = statistics.median((max(t) - min(t)) / statistics.median(t) for t in repeats)
-    times = {case: statistics.median(t) for case, t in taken.items()}
-    curves = CostCurves(
-        setup=setup,
-        short_context=SHORT_CONTEXT,
-        long_context=LONG_CONTEXT,
-        short=tuple((r, s) for (kind, r, _), s in times.items() if kind == "short"),
-        long=tuple((r, s) for (kind, r, _), s in times.items() if kind == "long"),
-        draft=tuple((w, n, s) for (kind, w, n), s in times.items() if kind == "draft"),
-        plain_rest=0.0,
-        chain_rest=0.0,
-        drafted_rest=0.0,
-        spread=spread,
-    )
-    rounds, steps = _REST if extent.rounds else (1, 2)
-    return _with_rest(curves, target, proposer, widest, rounds, steps)
 
 
 def random_tree(rows: int, vocab: int) -> TokenTree:
@@ -162,7 +250,7 @@ def random_tree(rows: int, vocab: int) -> TokenTree:
 
 
 def verification_call(target: Target, cache: TreeCache, rows: int, context: int) -> Call:
-    """A call of the target on a tree of `rows` nodes behind `context` tokens, none of them real."""
+    """The target's call on a tree of `rows` nodes after `context` tokens, none of them real."""
     tree, length = random_tree(rows, target.vocab_size), mx.array([context])
 
     def call() -> Sequence[mx.array]:
@@ -173,85 +261,18 @@ def verification_call(target: Target, cache: TreeCache, rows: int, context: int)
     return call
 
 
-def drafting_call(target: Target, proposer: Proposer, shape: BeamShape) -> Call:
+def drafting_call(target: Target, drafter: Proposer, shape: BeamShape) -> Call:
+    """Drafting and packing of one shape after a text that is not real."""
     context = mx.random.normal((1, target.context_size), key=mx.random.key(0)).astype(target.dtype)
     root, position = mx.array([1 % target.vocab_size]), mx.array([SHORT_CONTEXT - 1])
     given = DraftInput(context, root, position)
 
     def call() -> Sequence[mx.array]:
         BLAS.prepare_for(shape.nodes)
-        tree = pack_beam(proposer.propose(given, shape), shape.nodes)
+        tree = pack_beam(drafter.propose(given, shape), shape.nodes)
         return [tree.tokens, tree.parents, tree.depths, tree.mask]
 
     return call
-
-
-def _interleaved(
-    target: Target,
-    cases: dict[_Case, Call],
-    least: int,
-    budget: float,
-    tell: Callable[[float], None],
-) -> dict[_Case, list[float]]:
-    """The seconds of each case, measured `least` times or as often as the budget allows."""
-    taken: dict[_Case, list[float]] = {case: [] for case in cases}
-    calls = {}
-    for case, call in cases.items():
-        cold = seconds_of(target, call, 1)
-        once = seconds_of(target, call, 1) if least else cold
-        calls[case] = _at_once(once)
-        if calls[case] == 1 or not least:  # as good as any measurement to come
-            taken[case].append(once)
-        tell(len(calls) / len(cases) / 2)
-    began = time.perf_counter()
-    for done in range(1, _MOST_ROUNDS + 1 if least else 1):
-        for case, call in cases.items():
-            taken[case].append(seconds_of(target, call, calls[case]))
-        spent = time.perf_counter() - began
-        tell(0.5 + max(done / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
-        if min(map(len, taken.values())) >= least and spent * (done + 1) / done > budget:
-            break
-    return taken
-
-
-def _with_rest(
-    curves: CostCurves,
-    target: Target,
-    proposer: Proposer | None,
-    widest: int,
-    rounds: int,
-    steps: int,
-) -> CostCurves:
-    """The curves with what a whole step of the loop takes beyond its parts.
-
-    A step and its parts are measured in turn, and compared within each round: the rest is small,
-    and the difference of times from different moments would be what the machine did meanwhile.
-    Plain steps hold least and those of several beams most, whatever a noisy machine says.
-    """
-    shapes = [PLAIN]
-    if proposer is not None:
-        shapes += [BeamShape(1, 2), BeamShape(min(2, widest), 4)]
-    cache = target.new_cache()
-    parts: list[list[tuple[Call, int]]] = []
-    for shape in shapes:
-        rows = curves.plain_rows(SHORT_CONTEXT) if shape == PLAIN else shape.nodes
-        calls = [verification_call(target, cache, rows, SHORT_CONTEXT)]
-        if proposer is not None and shape != PLAIN:
-            calls.append(drafting_call(target, proposer, shape))
-        with BLAS.threads_by_rows():
-            parts.append([(call, _at_once(seconds_of(target, call, 1))) for call in calls])
-    found: list[list[float]] = [[] for _ in shapes]
-    prompt = [(7 * i + 1) % target.vocab_size for i in range(SHORT_CONTEXT)]
-    for _ in range(rounds):
-        for shape, beside, rest in zip(shapes, parts, found, strict=True):
-            decoder = Decoder(target, proposer, shape, SamplingParams(), curves.plain_rows)
-            step = step_seconds(decoder, prompt, steps)
-            with BLAS.threads_by_rows():
-                rest.append(step - sum(_usual_seconds(target, *part) for part in beside))
-    rests = [max(statistics.median(rest), 0.0) for rest in found]
-    plain, chain, drafted = rests if proposer is not None else rests * 3
-    chain = max(plain, chain)
-    return replace(curves, plain_rest=plain, chain_rest=chain, drafted_rest=max(chain, drafted))
 
 
 def step_seconds(
@@ -260,7 +281,7 @@ def step_seconds(
     steps: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> float:
-    """The median time of `steps` steps of the decoding loop behind a prompt."""
+    """The median time of `steps` steps of the decoding loop after a prompt."""
     read: list[float] = []
 
     def finished(_: StepResult) -> bool:
@@ -272,18 +293,8 @@ def step_seconds(
     return statistics.median(b - a for a, b in pairwise(read[1:]))
 
 
-def _at_once(seconds: float) -> int:
-    """How many calls of so many seconds are on their way together."""
-    return max(1, min(_MOST_CALLS, int(_BURST / max(seconds, 1e-9))))
-
-
-def _usual_seconds(target: Target, call: Call, times: int) -> float:
-    """The median of three measurements."""
-    return statistics.median(seconds_of(target, call, times) for _ in range(3))
-
-
 def seconds_of(target: Target, call: Call, times: int) -> float:
-    """Seconds of one of `times` calls on their way together."""
+    """Seconds of one of `times` calls that are submitted together."""
     with target.lock:
         mx.synchronize()
         began = time.perf_counter()
@@ -292,6 +303,17 @@ def seconds_of(target: Target, call: Call, times: int) -> float:
             mx.async_eval(*last)
         mx.eval(*last)
         return (time.perf_counter() - began) / times
+
+
+def _at_once(seconds: float) -> int:
+    """How many calls of so many seconds are submitted together."""
+    return max(1, min(_MOST_CALLS, int(_BURST / max(seconds, 1e-9))))
+
+
+def _usual_seconds(target: Target, call: Call) -> float:
+    """The median of three measurements, after one that warms up."""
+    times = _at_once(seconds_of(target, call, 1))
+    return statistics.median(seconds_of(target, call, times) for _ in range(3))
 
 
 def _fingerprint(module: nn.Module) -> str:

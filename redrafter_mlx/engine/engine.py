@@ -15,7 +15,7 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
-from redrafter_mlx.autotune.tuner import Tuning
+from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.loop import Decoder, one_row
 from redrafter_mlx.decoding.prefix_cache import PrefixMemory
@@ -80,15 +80,15 @@ class Redrafter:
         self.target = (
             target if self.proposer is None else target.reading(self.proposer.reads_context)
         )
-        self.tuning: Tuning | None = None
+        self.tuning: Tuner | None = None
         if self._drafts.words is not None:
             kind = self._drafts.kind
-            self.tuning = Tuning(model, self.target, self.proposer, self.drafter, kind)
+            self.tuning = Tuner(model, self.target, self.proposer, self.drafter, kind)
 
     @property
     def beam_shape(self) -> BeamShape:
         """One shape that suits such a machine, the same in every run; PLAIN if nothing drafts."""
-        return PLAIN if self.tuning is None else self.tuning.fill(by_clock=False)
+        return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
 
     @property
     def drafting(self) -> str | None:
@@ -168,7 +168,7 @@ class Redrafter:
         by_clock = not options.shape_belongs_to_seed
         if options.automatic and by_clock:
             return None
-        return self.tuning.fill(*asked, context=length, by_clock=by_clock)
+        return self.tuning.best_shape(*asked, context=length, by_clock=by_clock)
 
     async def astream(
         self,
@@ -278,7 +278,7 @@ class Redrafter:
             finally:
                 if self.tuning is not None and policy is not None:
                     seconds = tally.decode_seconds if ended else 0.0
-                    self.tuning.keep(options.method, policy, seconds, tally.steps)
+                    self.tuning.record(options.method, policy, seconds, tally.steps)
 
     def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
         """The decoding loop with this model's drafts, of `shape` where none is chosen by step."""
@@ -287,7 +287,7 @@ class Redrafter:
             self.proposer if options.draft else None,
             shape,
             options,
-            one_row if self.tuning is None else self.tuning.curves().plain_rows,
+            one_row if self.tuning is None else self.tuning.costs().plain_rows,
             options.prefixes,
             options.logprobs,
             self.lookup if options.draft else None,
