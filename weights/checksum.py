@@ -1,7 +1,7 @@
-"""SHA-256 of large files, remembered for as long as the file's size and time stay the same.
+"""SHA-256 of large files, cached on disk.
 
-A remembered sum answers only for the exact size and modification time (nanoseconds) that the
-file had when it was read; anything else, truncation included, is read again.
+A cached checksum is valid only for the exact size and modification time (nanoseconds) that the file
+had when it was read; a file that differs in either is read again.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from redrafter_mlx.weights import Progress, no_progress
 
 _BLOCK = 1 << 20
 _WORTH_REMEMBERING = 16 * _BLOCK
-"""Bytes from which on a note costs less than reading the file again."""
+"""Bytes from which on caching costs less than reading the file again."""
 
 
 def sha256_of(path: Path, progress: Progress = no_progress) -> str:
-    """The SHA-256 of a file in hexadecimal, from memory where the file has not changed since."""
+    """The SHA-256 of a file in hexadecimal, from the cache if the file has not changed."""
     path = path.resolve()
     before = _state(path)
     remembered = _remembered(path)
@@ -34,7 +34,7 @@ def sha256_of(path: Path, progress: Progress = no_progress) -> str:
 
 
 def is_intact(path: Path, sha256: str, size: int, progress: Progress = no_progress) -> bool:
-    """Whether a file is there, can be read, and has this size and this SHA-256."""
+    """Whether a file exists, is readable, and has this size and this SHA-256."""
     try:
         return path.stat().st_size == size and sha256_of(path, progress) == sha256
     except OSError:
@@ -42,7 +42,7 @@ def is_intact(path: Path, sha256: str, size: int, progress: Progress = no_progre
 
 
 def remember(path: Path, sha256: str) -> None:
-    """Note a sum that has just been computed; a cache that cannot be written is no error."""
+    """Cache a checksum; a cache that cannot be written is no error."""
     note = _note(path.resolve())
     content = {"path": str(path), "state": _state(path), "sha256": sha256}
     with contextlib.suppress(OSError):

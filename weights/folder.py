@@ -1,6 +1,6 @@
-"""A folder of config.json, safetensors and a tokenizer, loaded by mlx-lm, its errors put plainly.
+"""A folder of config.json, safetensors and a tokenizer, loaded by mlx-lm, with readable errors.
 
-Two things differ from `mlx_lm.load`: a LLaMA tokenizer that is there only as SentencePiece's
+Two things differ from `mlx_lm.load`: a LLaMA tokenizer that exists only as SentencePiece's
 `tokenizer.model` gives SentencePiece's own tokens (see spm.py), and a Vicuna without a chat
 template gets Vicuna's. Code that comes with a model is never run.
 """
@@ -138,7 +138,7 @@ def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
     """The vocabulary of a LLaMA tokenizer that is there only as tokenizer.model, with what
     tokenizer_config.json or added_tokens.json adds; None for any other tokenizer.
 
-    `legacy: false` asks for another treatment of text behind control tokens, and is left to
+    `legacy: false` asks for another treatment of text after control tokens, and is left to
     transformers.
     """
     if (folder / "tokenizer.json").exists() or not (folder / "tokenizer.model").exists():

@@ -1,6 +1,6 @@
-"""Whether a folder can be a model: its configuration, weight files and tokenizer.
+"""Checks of a model's folder: configuration, safetensors headers, tokenizer.
 
-Nothing here needs MLX, so that commands that only look are quick. All functions raise
+Nothing here needs MLX, so commands that load no model are quick. All functions raise
 ModelNotFoundError where the folder holds no model, DamagedFileError naming a file that is truncated
 or not what it should be, and UnsupportedModelError for a model that wants its own code run.
 """

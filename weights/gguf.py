@@ -38,7 +38,7 @@ _LAYER_NAMES = {
 def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
     """Read model and tokenizer; `progress` is told of the checksum.
 
-    The arithmetic that is stored is float32 where every matrix is, else float16.
+    The stored dtype is float32 if every matrix is, else float16.
 
     Raises:
       DamagedFileError: truncated, or a tensor or an entry of the metadata is missing or wrong
@@ -178,7 +178,7 @@ def _mlx_name(name: str) -> str:
 
 
 def _quantize_as_stored(model: nn.Module, header: GGUFHeader) -> None:
-    """Make quantised layers of those whose weights are quantised in the file."""
+    """Quantise the layers whose weights are quantised in the file."""
     bits = {
         _mlx_name(name).removesuffix(".weight"): BITS[tensor.type]
         for name, tensor in header.tensors.items()

@@ -1,7 +1,7 @@
 """The header of a GGUF file: its metadata, and where each tensor lies.
 
-Read by hand rather than by MLX so that a damaged file is refused with the place of the damage,
-before anything maps it into memory. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
+Parsed here and not by MLX, so that a damaged file is refused, naming the damage, before it is
+mapped into memory. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What a GGUF file says before its weights; values are int, float, bool, str or lists."""
+    """Everything before the weights; metadata values are int, float, bool, str or lists."""
 
     path: Path
     metadata: dict[str, object]

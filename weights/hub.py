@@ -1,8 +1,8 @@
-"""Files from the Hugging Face Hub, through huggingface-hub and into its cache.
+"""Files from the Hugging Face Hub, through huggingface-hub and into its cache; the Hub's names.
 
-The repository is listed first, in one quick request without retries: an unreachable Hub shows
-within seconds, and sizes are known before a byte is fetched. HF_ENDPOINT, HF_HUB_CACHE and
-HF_TOKEN mean what they mean to huggingface-hub; HF_HUB_OFFLINE keeps us off the network too.
+A repository is listed first, in one request without retries: an unreachable Hub shows within
+seconds, and sizes are known before the download. HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN and
+HF_HUB_OFFLINE mean what they mean to huggingface-hub.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0
-"""Seconds until a Hub that does not answer counts as out of reach."""
+"""Seconds until a Hub that does not answer counts as unreachable."""
 
 _WEIGHTS = "model*.safetensors"
 _SMALL_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",
@@ -59,7 +59,7 @@ ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 pddl postgresql unlicense wtfpl 
 
 
 class HubOutOfReachError(Exception):
-    """The Hub does not answer, or broke off; `str(error)` is a short reason."""
+    """The Hub does not answer, or the transfer broke off; `str(error)` is a short reason."""
 
 
 @dataclass(frozen=True)
@@ -103,10 +103,10 @@ def list_repo(repo: str, revision: str) -> Listing:
 
 
 def download_file(listing: Listing, name: str, progress: Progress, *, again: bool = False) -> Path:
-    """Bring one file of a listing into the Hub's cache.
+    """Download one file of a listing into the Hub's cache.
 
-    A cached file of another size than the listing's is replaced, with `again` any cached file.
-    Raises HubOutOfReachError when the transfer breaks off; what came is kept aside and resumed.
+    A cached file whose size differs from the listing's is replaced, with `again` any cached file.
+    Raises HubOutOfReachError when the transfer breaks off; the next call resumes it.
     """
     path = _download(listing, name, progress, again)
     size = listing.sizes[name]
@@ -118,7 +118,7 @@ def download_file(listing: Listing, name: str, progress: Progress, *, again: boo
 
 
 def cached_file(repo: str, revision: str, name: str) -> Path | None:
-    """A file of the Hub's cache, without asking the Hub."""
+    """A file of the Hub's cache, without network access."""
     with contextlib.suppress(HFValidationError):
         found = try_to_load_from_cache(
             repo, name, revision=revision, cache_dir=constants.HF_HUB_CACHE
@@ -129,7 +129,7 @@ def cached_file(repo: str, revision: str, name: str) -> Path | None:
 
 
 def cached_repo(repo: str, revision: str) -> Path | None:
-    """The folder of a repository in the Hub's cache if its configuration and weights are there."""
+    """The folder of a repository in the Hub's cache if it has configuration and weights."""
     config = cached_file(repo, revision, "config.json")
     if config is None:
         return None
@@ -147,16 +147,16 @@ def cached_repo(repo: str, revision: str) -> Path | None:
 
 
 def cached_repos() -> list[str]:
-    """The repositories of which a whole model is in the Hub's cache at `main`."""
+    """The repositories with a complete model in the Hub's cache at `main`."""
     folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*"))
     names = ["/".join(folder.name.split("--")[1:3]) for folder in folders]
     return [name for name in names if cached_repo(name, "main") is not None]
 
 
 def download_repo(listing: Listing, remedy: str, progress: Progress) -> Path:
-    """Bring a repository's configuration, tokenizer and safetensors into the Hub's cache.
+    """Download a repository's configuration, tokenizer and safetensors into the Hub's cache.
 
-    Weights come last, so that a folder with all its weights has everything else as well.
+    Weights come last, so that a folder with all its weights is complete.
 
     Raises:
       ModelNotFoundError: it holds nothing that can be loaded
@@ -251,7 +251,7 @@ def _endpoint() -> str | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep huggingface-hub's retry messages off the terminal: ours is the one line."""
+    """Silence huggingface-hub's retry messages."""
     before = hub_logging.get_verbosity()
     hub_logging.set_verbosity_error()
     try:

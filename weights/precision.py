@@ -1,15 +1,15 @@
-"""The arithmetic of a loaded model: its float type, and whether its weights stay quantised.
+"""The dtype of a loaded model, and whether its weights stay quantised.
 
-| asked for                | on a GPU                        | on a CPU                        |
+| option                   | on a GPU                        | on a CPU                        |
 |--------------------------|---------------------------------|---------------------------------|
 | auto                     | as stored                       | float32, quantised weights      |
-|                          |                                 | written out exactly             |
-| float16/bfloat16/float32 | that; quantised weights stay    | that; quantised weights         |
-|                          | so, scales in that type         | written out                     |
+|                          |                                 | dequantised exactly             |
+| float16/bfloat16/float32 | that; quantised weights stay    | that; quantised weights are     |
+|                          | so, scales in that type         | dequantised                     |
 | quantize=4 or 8          | quantised to it, groups of 64; weights that are so already stay as   |
 |                          | they are; floats by the rows above                                   |
 
-MLX's quantised matrix product is what a GPU is fastest at and what a CPU is slowest at.
+A GPU is fastest with quantised weights (MLX's quantised matrix product), a CPU is slowest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32
 
 @dataclass(frozen=True)
 class Precision:
-    """What is in memory: the arithmetic by name, and the bits of a quantised weight or None."""
+    """What is in memory: the dtype by name, and the bits of a quantised weight or None."""
 
     dtype: str
     bits: int | None
@@ -43,10 +43,10 @@ def check_quantize(quantize: int | None) -> None:
         raise BadInputError(f"quantize is {quantize!r}; it must be 4 or 8 bits")
 
 
-def settle(
+def convert(
     model: nn.Module, dtype: DType, quantize: int | None, stored: mx.Dtype | None = None
 ) -> Precision:
-    """Change a model that is not evaluated yet to the arithmetic asked for, see the table above.
+    """Convert a model that is not evaluated yet as the options say, see the table above.
 
     Args:
       stored: what `auto` means on a GPU; None leaves every array as it is

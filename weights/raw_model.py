@@ -18,7 +18,7 @@ class RawModel:
     model_type:  mlx-lm's name of the architecture
     fingerprint: "sha256:..." of what was read, see TargetSource
     context_length: in tokens, see `context_length`; None if the files name none
-    stored:      the arithmetic that `auto` means on a GPU; None leaves every array as it is
+    stored:      the dtype that `auto` means on a GPU; None leaves every array as it is
     """
 
     model: nn.Module
@@ -31,7 +31,7 @@ class RawModel:
 
 
 def context_length(config: Mapping[str, object]) -> int | None:
-    """The context length that a model's configuration names, None if it names none.
+    """Tokens that a model was made for, prompt and answer together; None if not configured.
 
     `max_position_embeddings`, times the factor of a rope scaling that is meant to go beyond it:
     transformers says so of linear scaling and of YaRN, where the factor counts from

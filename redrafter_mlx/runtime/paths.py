@@ -1,8 +1,9 @@
-"""Our own cache folder, and the room that is left on its disk.
+"""Our cache folder, and free disk space.
 
-The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files that did not come
-through the Hub (`models/`) and the remembered checksums of files anywhere (`checksums/`). What
-comes from the Hub lies in huggingface-hub's own cache.
+The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files that do not come
+from the Hub (`models/`), cached checksums (`checksums/`), measured costs (`costs/`), corpora of
+training (`corpora/`) and the user's drafters (`drafters/`). Files of the Hub are in
+huggingface-hub's own cache.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from pathlib import Path
 from redrafter_mlx.errors import BadInputError, DownloadError
 
 _SPARE = 100 * 1000**2
-"""Bytes to leave free: a disk filled to the last byte breaks more than this download."""
+"""Bytes to leave free: a completely full disk breaks more than this download."""
 
 
 class NoRoomError(DownloadError):
-    """The disk has no room for a download; another source would not help."""
+    """The disk has too little room for a download; another source would not help."""
 
 
 def cache_dir() -> Path:
