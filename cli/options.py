@@ -134,6 +134,14 @@ class TargetOptions:
     quantize: int | None = flag(None, QUANTIZE)
     offline: bool = flag(False, OFFLINE)
 
+    def check(self) -> None:
+        """Raise BadInputError for a value that cannot be used."""
+        check_choice("--dtype", self.dtype, DType)
+        if self.quantize not in (None, 4, 8):
+            raise BadInputError(f"--quantize is {self.quantize}; choose 4 or 8")
+        if self.model is not None and not self.model.strip():
+            raise BadInputError("--model is empty; give a name that `redrafter-mlx list` shows")
+
 
 @dataclass(frozen=True)
 class ModelOptions(TargetOptions):
@@ -173,19 +181,16 @@ System = Annotated[
 
 def load_model(options: ModelOptions) -> Redrafter:
     """Load target and drafter with progress on stderr."""
-    check_choice("--dtype", options.dtype, DType)
-    if options.quantize not in (None, 4, 8):
-        raise BadInputError(f"--quantize is {options.quantize}; choose 4 or 8")
-    if options.model is not None and not options.model.strip():
-        raise BadInputError("--model is empty; give a name that `redrafter-mlx list` shows")
+    options.check()
     if not options.drafter.strip():
         raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a folder")
+    drafter = None if options.drafter == "none" else options.drafter
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading import load
 
         return load(
             options.model,
-            drafter=None if options.drafter == "none" else options.drafter,
+            drafter,
             dtype=cast(DType, options.dtype),
             quantize=options.quantize,
             offline=options.offline,
@@ -298,9 +303,5 @@ def _value(name: str, shown: Flag, given: object) -> object:
 
 
 Model = Annotated[str | None, TARGET.alone("model")]
-Dtype = Annotated[str, DTYPE.alone("dtype")]
 Quantize = Annotated[int | None, QUANTIZE.alone("quantize")]
 Offline = Annotated[bool, OFFLINE.alone("offline")]
-Questions = Annotated[str | None, QUESTIONS.alone("questions")]
-Limit = Annotated[int | None, LIMIT.alone("limit")]
-MaxTokens = Annotated[int, MAX_TOKENS.alone("max_tokens")]

@@ -9,52 +9,50 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, choose_questions, read_questions
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.ranges import parse_integers
 from redrafter_mlx.cli.terminal import one_line
-from redrafter_mlx.config import BeamShape, DType, check_choice
+from redrafter_mlx.config import BeamShape, DType, GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.distill.evaluation.questions import DrafterQuality
 
+_DEFAULTS = GenerationOptions(max_tokens=128)
 
+
+@opt.with_options
 def command(
+    *,
     drafters: Annotated[
         list[Path],
         typer.Argument(metavar="DIR...", help="The drafters' folders.", show_default=False),
     ],
-    model: opt.Model = None,
-    questions: opt.Questions = None,
-    limit: opt.Limit = None,
+    asked: opt.QuestionOptions,
     beam_width: Annotated[
         str, typer.Option("--beam-width", metavar="RANGE", help="3, 1..4, 1-4 or 1,2,4.")
     ] = "1..4",
     beam_length: Annotated[
         int, typer.Option("--beam-length", metavar="L", help="Tokens in a candidate.")
     ] = 4,
-    max_tokens: opt.MaxTokens = 128,
+    generation: Annotated[GenerationOptions, ("max_tokens",)] = _DEFAULTS,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    dtype: opt.Dtype = "auto",
-    quantize: opt.Quantize = None,
-    offline: opt.Offline = False,
+    loading: opt.TargetOptions,
 ) -> None:
     """Say how many tokens a step drafters give on questions, and how long they take to draft.
 
     The target answers all questions together and greedily; each drafter is walked along its
     answers, which gives the very steps that decoding them one by one would take.
     """
-    check_choice("--dtype", dtype, DType)
     widths = parse_integers("--beam-width", beam_width)
     shapes = [BeamShape(width, beam_length) for width in widths]
     if beam_length < 2:
         raise BadInputError(f"--beam-length is {beam_length}; drafts begin at 2")
-    if max_tokens < 8:
-        raise BadInputError(f"--max-tokens is {max_tokens}; give at least 8")
-    asked = list(OWN_QUESTIONS) if questions is None else read_questions(questions)
-    chosen = choose_questions(asked, None, limit)
+    if generation.max_tokens < 8:
+        raise BadInputError(f"--max-tokens is {generation.max_tokens}; give at least 8")
+    loading.check()
+    chosen = asked.chosen()
     from redrafter_mlx.distill.evaluation.questions import answer_questions, quality_on
     from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
     from redrafter_mlx.loading import load_target
@@ -62,10 +60,14 @@ def command(
     from redrafter_mlx.weights.chat import render_chat
 
     for folder in drafters:
-        read_config(folder)  # a wrong path is said before anything is loaded
+        read_config(folder)  # refuse a wrong path before anything is loaded
     with progress_bars(f"answering {len(chosen)} questions") as progress:
         loaded = load_target(
-            model, dtype=cast(DType, dtype), quantize=quantize, offline=offline, progress=progress
+            loading.model,
+            dtype=cast(DType, loading.dtype),
+            quantize=loading.quantize,
+            offline=loading.offline,
+            progress=progress,
         )
         target = Target(loaded.model)
         source = loaded.source
@@ -80,7 +82,7 @@ def command(
             render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
         ]
         eos = set(loaded.tokenizer.eos_token_ids)
-        answers = answer_questions(target, prompts, eos, max_tokens)
+        answers = answer_questions(target, prompts, eos, generation.max_tokens)
     named = {str(folder): drafter for folder, drafter in zip(drafters, ready, strict=True)}
     with progress_bars(f"{len(named)} drafters", describe_count) as progress:
         found = []

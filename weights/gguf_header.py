@@ -11,8 +11,11 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from redrafter_mlx.errors import DamagedFileError
+
+T = TypeVar("T")
 
 _MAGIC = b"GGUF"
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
@@ -49,31 +52,20 @@ class GGUFHeader:
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number of the metadata; raises DamagedFileError if it is not one."""
-        value = self.metadata.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self._wrong(key, "a whole number")
-        return value
+        return self._typed(key, default, int, "a whole number")
 
     def number(self, key: str, default: float | None = None) -> float:
         """A number of the metadata; raises DamagedFileError if it is not one."""
         value = self.metadata.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self._wrong(key, "a number")
-        return float(value)
+        return float(value) if type(value) is int else self._typed(key, default, float, "a number")
 
     def text(self, key: str, default: str | None = None) -> str:
         """A string of the metadata; raises DamagedFileError if it is not one."""
-        value = self.metadata.get(key, default)
-        if not isinstance(value, str):
-            raise self._wrong(key, "a string")
-        return value
+        return self._typed(key, default, str, "a string")
 
     def flag(self, key: str, default: bool) -> bool:
         """A truth value of the metadata; raises DamagedFileError if it is not one."""
-        value = self.metadata.get(key, default)
-        if not isinstance(value, bool):
-            raise self._wrong(key, "true or false")
-        return value
+        return self._typed(key, default, bool, "true or false")
 
     def texts(self, key: str) -> list[str]:
         """A list of strings of the metadata; raises DamagedFileError if it is not one."""
@@ -87,6 +79,12 @@ class GGUFHeader:
         value = self.metadata.get(key)
         if not isinstance(value, list) or not all(isinstance(v, (int, float)) for v in value):
             raise self._wrong(key, "a list of numbers")
+        return value
+
+    def _typed(self, key: str, default: T | None, kind: type[T], wanted: str) -> T:
+        value = self.metadata.get(key, default)
+        if type(value) is not kind:  # a bool is no whole number
+            raise self._wrong(key, wanted)
         return value
 
     def _wrong(self, key: str, wanted: str) -> DamagedFileError:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.bench.show.plot import check_plot
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.bench.show.plot import check_plot, save_figure
 
 
 def describe_curves(costs: CostModel) -> str:
@@ -62,7 +61,4 @@ def plot_curves(costs: CostModel, path: str | Path) -> None:
         axes.legend()
     on = costs.setup
     figure.suptitle(f"{on.chip}, {on.dtype}, mlx {on.mlx}", fontsize=10)
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        raise BadInputError(f"--plot is {path}: {error.strerror or error}") from None
+    save_figure(figure, path)

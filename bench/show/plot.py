@@ -11,12 +11,13 @@ from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check_plot(path: str | Path) -> None:
-    """Raise BadInputError for a picture that could not be written: before hours of measuring."""
+    """Raise BadInputError for a picture that cannot be written, before hours of measuring."""
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise BadInputError(f"--plot is {path}; its name must end in {', '.join(_SUFFIXES)}")
@@ -31,9 +32,9 @@ def check_plot(path: str | Path) -> None:
 
 
 def plot(grids: Sequence[Grid], path: str | Path, heading: str = "") -> None:
-    """A row of three pictures for each grid: tokens a second, tokens/step, speedup.
+    """Three plots for each grid: tokens a second, tokens/step, speedup.
 
-    Raises BadInputError as `check_plot`, and where there is nothing to draw.
+    Raises BadInputError as `check_plot`, and if there is nothing to draw.
     """
     check_plot(path)
     if not grids:
@@ -51,6 +52,11 @@ def plot(grids: Sequence[Grid], path: str | Path, heading: str = "") -> None:
         faster.axhline(1.0, color="grey", linewidth=0.8, linestyle="--")
     if heading:
         figure.suptitle(heading, fontsize=10)
+    save_figure(figure, path)
+
+
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Raises BadInputError where the file cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
