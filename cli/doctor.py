@@ -8,20 +8,20 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
+from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS, remedy
+from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, human_size
 
 _CUDA_BACKENDS = ("mlx-cuda-13", "mlx-cuda-12")
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
@@ -56,7 +56,7 @@ class Report:
 
 
 def command(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
 ) -> None:
     """Examine this machine: versions, device, memory, caches, problems and their remedies.
 
@@ -118,7 +118,6 @@ def _system(report: Report) -> Facts:
     mac = platform.mac_ver()[0]
     return {
         "os": f"macOS {mac}" if mac else platform.platform(),
-        "chip": _chip(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
@@ -220,48 +219,19 @@ def _hub_cache(report: Report) -> Facts:
 
 
 def _our_cache(report: Report) -> Facts:
-    from redrafter_mlx.runtime.paths import cache_dir
-
     return _folder(report, cache_dir(), "REDRAFTER_CACHE")
 
 
 def _folder(report: Report, folder: Path, variable: str) -> Facts:
     """Path, size and free disk of a cache; a problem if it cannot be written or is full."""
-    place = folder
-    while not place.exists() and place != place.parent:
-        place = place.parent
+    place = existing_part(folder)
     free = shutil.disk_usage(place).free
     remedy = f"set {variable} to a folder that can be written and has room"
     if not place.is_dir() or not os.access(place, os.W_OK):
         report.problems.append(Problem(f"{folder} cannot be written", remedy))
     elif free < _LITTLE_DISK:
         report.problems.append(Problem(f"the disk of {folder} is nearly full", remedy))
-    return {"path": str(folder), "size_bytes": _bytes_below(folder), "free_bytes": free}
-
-
-def _bytes_below(folder: Path) -> int:
-    """Size of a folder without symbolic links, of which the Hub's cache is full."""
-    total = 0
-    for root, _, files in os.walk(folder):
-        for name in files:
-            path = Path(root) / name
-            with contextlib.suppress(OSError):
-                total += 0 if path.is_symlink() else path.stat().st_size
-    return total
-
-
-def _chip() -> str:
-    """The processor by the name on its box."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        if sys.platform == "darwin":
-            asked = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
-            return subprocess.run(
-                asked, capture_output=True, text=True, timeout=5, check=True
-            ).stdout.strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return {"path": str(folder), "size_bytes": bytes_below(folder), "free_bytes": free}
 
 
 def _label(name: str) -> str:
@@ -269,8 +239,6 @@ def _label(name: str) -> str:
 
 
 def _shown(name: str, value: str | int | bool | None) -> str:
-    from redrafter_mlx.runtime.paths import human_size
-
     if value is None:
         return "no"
     if isinstance(value, bool):

@@ -122,7 +122,6 @@ QUESTIONS = Flag(
     "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]", "FILE"
 )
 LIMIT = Flag("Only N of them, evenly spaced.", "N")
-JSON = Flag("Print one JSON object.")
 
 
 @dataclass(frozen=True)
@@ -173,6 +172,7 @@ class QuestionOptions:
         return choose_questions(asked, None, self.limit)
 
 
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 System = Annotated[
     str | None,
     typer.Option("--system", metavar="TEXT", show_default=False, help="The system message."),

@@ -37,7 +37,7 @@ def command(
         int, typer.Option("--beam-length", metavar="L", help="Tokens in a candidate.")
     ] = 4,
     generation: Annotated[GenerationOptions, ("max_tokens",)] = _DEFAULTS,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
     loading: opt.TargetOptions,
 ) -> None:
     """Say how many tokens a step drafters give on questions, and how long they take to draft.

@@ -33,7 +33,7 @@ _CONTEXT = 256
 @opt.with_options
 def command(
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
     plot: Annotated[
         str | None,
         typer.Option(

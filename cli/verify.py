@@ -25,7 +25,7 @@ _GENERATION = ("max_tokens", "beam_width", "beam_length", "max_nodes")
 def command(
     *,
     asked: opt.QuestionOptions,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: opt.Json = False,
     generation: Annotated[GenerationOptions, _GENERATION] = _DEFAULTS,
     loading: opt.ModelOptions,
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.paths import bytes_below
 from redrafter_mlx.weights.folder_files import check_model
 from redrafter_mlx.weights.gguf_header import read_header
 from redrafter_mlx.weights.hub import cached_repos
@@ -65,7 +66,9 @@ def _status(name: str) -> ModelStatus:
     entry = REGISTRY.get(name)
     local = find_local(name)
     path = local.path if local else None
-    on_disk = _bytes(path) if path else None
+    on_disk = None
+    if path is not None:  # a folder of the Hub's cache holds links
+        on_disk = bytes_below(path, follow_links=True) if path.is_dir() else path.stat().st_size
     if entry is not None:
         file = f"/{entry.file}" if entry.file else ""
         source = f"{entry.repo}{file} @ {entry.revision}"
@@ -83,11 +86,6 @@ def _is_language_model(folder: Path) -> bool:
     except (FileNotFoundError, DamagedFileError):
         return False
     return isinstance(architectures, list) and any("CausalLM" in str(a) for a in architectures)
-
-
-def _bytes(path: Path) -> int:
-    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    return sum(file.stat().st_size for file in files)
 
 
 def _gguf_details(path: Path) -> dict[str, str]:

