@@ -26,8 +26,8 @@ from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
+from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.report.records import MeasuredRow, verdict
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Step
 from redrafter_mlx.runtime.paths import human_size
@@ -67,7 +67,7 @@ def run_training(job: TrainingJob, *, dry_run: bool) -> None:
 
 
 def _say_goodbye(console: Console, kept: str) -> None:
-    console.print(f"stopped; {kept}, and the same command goes on")
+    console.print(f"stopped; {kept}, and the same command resumes")
     raise typer.Exit(_INTERRUPTED)
 
 
@@ -117,7 +117,7 @@ def _fit(run: TrainingRun, console: Console) -> bool:
         for event in run.fit(stopped):
             if isinstance(event, Step):
                 last = event
-                speed = f"{event.places_per_second:.0f} places/s"
+                speed = f"{event.positions_per_second:.0f} positions/s"
                 update(event.step, event.steps, f"loss {event.loss:.3f}, {speed}")
             else:
                 _print_quality(console, event.step, event.quality, event.best, header)
@@ -128,7 +128,7 @@ def _fit(run: TrainingRun, console: Console) -> bool:
 def _print_quality(
     console: Console, step: int, quality: DraftQuality, best: bool, header: bool
 ) -> None:
-    """One line a look at held-out text, in columns."""
+    """One line an evaluation, in columns."""
     if header:
         console.print(f"held out: {run_header(quality)}")
         console.print(
@@ -141,7 +141,7 @@ def _print_quality(
     top1 = " ".join(f"{x:5.1%}" for x in quality.top1)
     top5 = " ".join(f"{x:5.1%}" for x in quality.top5)
     steps = " ".join(f"{x:.2f}" for x in quality.tokens_per_step.values())
-    console.print(f"{step:7d}   {top1}  {top5}  {steps}{'  kept' if best else ''}")
+    console.print(f"{step:7d}   {top1}  {top5}  {steps}{'  saved' if best else ''}")
 
 
 def run_header(quality: DraftQuality) -> str:

@@ -14,14 +14,15 @@ from huggingface_hub import ModelCard
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.report.card import render_card, write_card
-from redrafter_mlx.distill.report.markdown import block, code, plain, table
-from redrafter_mlx.distill.report.records import (
+from redrafter_mlx.distill.report.card import (
     CorpusReport,
     MeasuredRow,
     TrainingReport,
+    render_card,
     verdict,
+    write_card,
 )
+from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.loading import TargetSource
 from redrafter_mlx.weights.hub import hub_licence, hub_repo

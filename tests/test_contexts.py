@@ -10,9 +10,13 @@ import pytest
 from tiny import ARCHITECTURES, HIDDEN, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.extras import (
+    Extras,
+    layer_inputs_path,
+    save_layer_inputs,
+    with_layer_inputs,
+)
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.corpus.layer_inputs import contexts_path, read_contexts, save_contexts
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.drafting.interface import DraftInput
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
@@ -111,10 +115,12 @@ def texts(target: Target) -> list[Text]:
 def test_what_is_kept_while_writing_is_what_reading_finds() -> None:
     target = Target(random_model()).reading(LAYERS)
     said = texts(target)
-    for text, want in zip(said, read_contexts(target, said), strict=True):
-        assert text.contexts is not None
-        assert text.contexts.shape == want.shape == (11, 2 * HIDDEN)
-        np.testing.assert_allclose(text.contexts, want, atol=5e-3)
+    for text, again in zip(said, with_layer_inputs(target, said), strict=True):
+        want = again.layer_inputs
+        assert text.layer_inputs is not None
+        assert want is not None
+        assert text.layer_inputs.shape == want.shape == (11, 2 * HIDDEN)
+        np.testing.assert_allclose(text.layer_inputs, want, atol=5e-3)
         tokens = mx.array([[*text.prompt, *text.answer.tolist()][:-1]])
         for i, layer in enumerate(LAYERS):
             own = layer_input(target, tokens, layer)[0, len(text.prompt) - 1 :]
@@ -130,22 +136,22 @@ def test_contexts_are_added_to_a_corpus_that_lacks_them_and_kept_where_they_are(
     with pytest.raises(DamagedFileError, match="states-0-1"):
         extras.load(shard)
     extras.add(plain, byte_tokenizer(), shard, 0)
-    path = contexts_path(shard, LAYERS)
+    path = layer_inputs_path(shard, LAYERS)
     written = path.read_bytes()
-    for text, want in zip(extras.load(shard), extras.read(plain, said), strict=True):
-        assert text.contexts is not None
-        assert np.array_equal(text.contexts, want.contexts)  # type: ignore[arg-type]
+    for text, want in zip(extras.load(shard), extras.compute(plain, said), strict=True):
+        assert text.layer_inputs is not None
+        assert np.array_equal(text.layer_inputs, want.layer_inputs)  # type: ignore[arg-type]
     extras.add(plain.reading((1,)), byte_tokenizer(), shard, 0)
     assert path.read_bytes() == written
-    assert all(text.contexts is None for text in Extras().load(shard))
+    assert all(text.layer_inputs is None for text in Extras().load(shard))
 
 
 def test_contexts_of_other_texts_or_damaged_ones_are_named(tmp_path: Path) -> None:
     target, shard = Target(random_model()).reading(LAYERS), tmp_path / "block-000000.safetensors"
     said, extras = texts(target), Extras(context=LAYERS)
     save_shard(Shard(said, {}), shard, {})
-    path = contexts_path(shard, LAYERS)
-    save_contexts(read_contexts(target, said[1:]), path)
+    path = layer_inputs_path(shard, LAYERS)
+    save_layer_inputs([t.layer_inputs for t in said[1:] if t.layer_inputs is not None], path)
     with pytest.raises(DamagedFileError, match="states-0-1"):
         extras.load(shard)
     path.write_bytes(path.read_bytes()[:-9])

@@ -13,12 +13,17 @@ from references import prefixes
 from tiny import ARCHITECTURES, HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import choose_vocabulary, covered, places
+from redrafter_mlx.distill.corpus.examples import choose_vocabulary, covered, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, measure_quality, walk
+from redrafter_mlx.distill.evaluation.acceptance import (
+    accepted_lengths,
+    measure_quality,
+    simulate_steps,
+)
+from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, output_index
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.distill.training.loss import distillation_loss, draft_logits, output_index
+from redrafter_mlx.distill.training.loss import distillation_loss
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.target.model import Target
@@ -42,7 +47,7 @@ def test_labels_are_the_tokens_behind_the_root_and_end_with_the_text() -> None:
     states = np.arange(4)[:, None].astype(np.float16)
     fine = Text([9], np.array([10, 11, 12, 2], np.int32), states)
     short = Text([9], np.array([5], np.int32), states[:1] + 7)
-    laid = places([fine, short], 2)
+    laid = lay_out([fine, short], 2)
     assert laid.roots.tolist() == [10, 11, 12, 2, 5]
     assert laid.states[:, 0].tolist() == [0, 1, 2, 3, 7]
     assert laid.valid.tolist() == [
@@ -57,14 +62,14 @@ def test_labels_are_the_tokens_behind_the_root_and_end_with_the_text() -> None:
 def test_given_labels_begin_with_the_root() -> None:
     labels = np.array([[4, 5, 6], [7, 8, 9]], np.int32)
     text = Text([1], np.array([40, 50], np.int32), np.zeros((2, 1), np.float16), labels)
-    laid = places([text], 2)
+    laid = lay_out([text], 2)
     assert laid.roots.tolist() == [4, 7]
     assert laid.labels.tolist() == [[5, 6], [8, 9]]
     assert laid.valid.all()
 
 
-def test_a_batch_behind_the_last_place_is_invalid() -> None:
-    laid = places(some_texts(), T)
+def test_a_batch_after_the_last_position_is_invalid() -> None:
+    laid = lay_out(some_texts(), T)
     batch = laid.batch(len(laid) - 2, 8)
     assert batch.states.shape[0] == 8 + T
     assert not np.array(batch.valid)[2:].any()
@@ -112,9 +117,9 @@ def reference_loss(
                     break
                 q = softmax(logits(text.states[j].astype(np.float64), state))
                 want = softmax(head[chosen] @ text.states[at].astype(np.float64))
-                share = soft if text.own or soft == 0 else 1.0
+                share = soft if text.hard_labels or soft == 0 else 1.0
                 paid[depth].append((share, float(-(want * np.log(q)).sum())))
-                if text.own and text.answer[at] in chosen:
+                if text.hard_labels and text.answer[at] in chosen:
                     place = int(np.flatnonzero(chosen == text.answer[at])[0])
                     paid[depth].append((1 - soft, -float(np.log(q[place]))))
     per_depth = [sum(w * x for w, x in each) / sum(w for w, _ in each) for each in paid]
@@ -153,8 +158,8 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
         size = drafter.config.output_size
         drafter.draft_vocab = mx.array(np.random.default_rng(1).permutation(VOCAB)[:size])
     texts = some_texts()
-    texts[1] = replace(texts[1], own=False)  # asked, not answered
-    laid = places(texts, T)
+    texts[1] = replace(texts[1], hard_labels=False)  # asked, not answered
+    laid = lay_out(texts, T)
     bound = drafter.bind(target)
     teacher = mx.softmax(target.logits_of(bound.tokens)(mx.array(laid.states[None])), -1)[0]
     teacher = mx.concatenate([teacher, teacher[-T:]])
@@ -172,7 +177,7 @@ def test_gradients_of_the_loss_equal_those_of_mlx_cross_entropy() -> None:
     target = Target(random_model())
     drafter = random_drafter()
     bound = drafter.bind(target)
-    batch = places(some_texts(), T).batch(0, 20)
+    batch = lay_out(some_texts(), T).batch(0, 20)
 
     def ours() -> mx.array:
         return distillation_loss(bound, batch, output_index(bound, VOCAB), None, [1.0] * T, 0.0)
@@ -197,7 +202,7 @@ def test_gradients_reach_the_drafter_and_nothing_else() -> None:
     drafter = random_drafter(head="tied", draft_vocab_size=60)
     target = Target(model)
     bound = drafter.bind(target)
-    laid = places(some_texts(), T)
+    laid = lay_out(some_texts(), T)
     before = {k: np.array(v) for k, v in tree_flatten(model.parameters())}
 
     def loss() -> mx.array:
@@ -218,14 +223,14 @@ def test_walk_goes_through_a_text_as_decoding_would() -> None:
     accepted = np.array([1, 9, 0, 2, 9, 9, 0, 1, 9])
     # 0: accepts 1, on to 2; 2: accepts none, on to 3; 3: two drafts lead to the text's end.
     # 6: accepts none, on to 7; 7: would end the text.
-    assert walk(accepted, text).tolist() == [1, 0, 0]
+    assert simulate_steps(accepted, text).tolist() == [1, 0, 0]
 
 
 def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
     target = Target(random_model())
     bound = random_drafter(seed=3, draft_vocab_size=6).bind(target)
     texts = [Text(t.prompt, t.answer % 6, t.states) for t in some_texts(length=30)]
-    laid = places(texts, T)
+    laid = lay_out(texts, T)
     shape = BeamShape(3, 4)
     got, of_candidates = accepted_lengths(bound, laid, shape)
     assert set(got.tolist()) == {0, 1, 2, 3}
@@ -248,7 +253,7 @@ def test_what_cannot_be_drafted_counts_as_wrong() -> None:
     target = Target(random_model())
     bound = random_drafter(seed=3, draft_vocab_size=4).bind(target)
     texts = [Text(t.prompt, t.answer % 50 + 10, t.states) for t in some_texts()]
-    quality = measure_quality(bound, places(texts, T), VOCAB, [BeamShape(2, 4)])
+    quality = measure_quality(bound, lay_out(texts, T), VOCAB, [BeamShape(2, 4)])
     assert quality.top1 == (0.0, 0.0, 0.0)
     assert quality.tokens_per_step[2] == 1.0
 
@@ -258,7 +263,7 @@ def test_a_drafter_that_computes_nan_is_right_nowhere() -> None:
     drafter = random_drafter(seed=3)
     drafter.update(tree_map(lambda a: a * mx.nan, drafter.trainable_parameters()))
     quality = measure_quality(
-        drafter.bind(Target(random_model())), places(some_texts(), T), VOCAB, [BeamShape(2, 4)]
+        drafter.bind(Target(random_model())), lay_out(some_texts(), T), VOCAB, [BeamShape(2, 4)]
     )
     assert quality.top1 == quality.top5 == (0.0, 0.0, 0.0)
 

@@ -11,9 +11,9 @@ import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill.corpus import user_turns as turns
+from redrafter_mlx.distill.corpus import user_turns
 from redrafter_mlx.distill.corpus.conversations import Conversation
-from redrafter_mlx.distill.corpus.exclusions import LEFT_OUT, Reserved
+from redrafter_mlx.distill.corpus.filters import EXCLUDED, Exclusions
 from redrafter_mlx.distill.corpus.given_texts import read_given
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
@@ -27,11 +27,11 @@ HALF = WritingOptions(own_share=0.5)
 
 
 @pytest.fixture
-def reserved(tmp_path: Path) -> Reserved:
+def reserved(tmp_path: Path) -> Exclusions:
     file = tmp_path / "questions.jsonl"
     rows = [{"turns": [LONG, "And at night?"]}, {"question": "Who?", "answer": f"It was {LONG}"}]
     file.write_text("\n".join(map(json.dumps, rows)))
-    return Reserved.read([file])
+    return Exclusions.read([file])
 
 
 @pytest.mark.parametrize(
@@ -49,10 +49,10 @@ def reserved(tmp_path: Path) -> Reserved:
     ],
 )
 def test_thirteen_words_in_a_row_or_a_whole_short_question_are_held(
-    reserved: Reserved, text: str, held: bool
+    reserved: Exclusions, text: str, held: bool
 ) -> None:
-    assert reserved.holds(text) == held
-    assert not Reserved().holds(text)
+    assert reserved.match(text) == held
+    assert not Exclusions().match(text)
 
 
 def test_prompts_answers_and_texts_with_a_reserved_question_are_left_out(tmp_path: Path) -> None:
@@ -110,16 +110,16 @@ def test_the_target_answers_prompts_itself_where_a_file_has_answers(tmp_path: Pa
 
 
 def test_a_reserved_question_that_the_target_writes_itself_is_not_asked(
-    reserved: Reserved, monkeypatch: pytest.MonkeyPatch
+    reserved: Exclusions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = byte_tokenizer()
     written = ["What is a ship?", f"So, {LONG}", "And at night?", "Why is the sea salt?"]
     drawn = [[tokenizer.encode(text) for text in written]]
-    monkeypatch.setattr(turns, "write_turns", lambda *_: drawn)
+    monkeypatch.setattr(user_turns, "write_turns", lambda *_: drawn)
     left_out: Counter[str] = Counter()
-    (found,) = turns.draw_user_turns(
-        Target(random_model()), tokenizer, [turns.Opening([], None, 4)], 1.0, reserved,
+    (found,) = user_turns.draw_user_turns(
+        Target(random_model()), tokenizer, [user_turns.TurnPrefix([], None, 4)], 1.0, reserved,
         mx.random.key(0), left_out,
     )  # fmt: skip
     assert found == [written[0], written[3]]
-    assert left_out[LEFT_OUT] == 2
+    assert left_out[EXCLUDED] == 2

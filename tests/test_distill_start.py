@@ -11,10 +11,10 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import random_drafter, random_model
 
-from redrafter_mlx.distill.corpus.examples import places
+from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.training.loss import draft_logits
-from redrafter_mlx.distill.training.start import check_start, fresh_drafter, taught_drafter
+from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
+from redrafter_mlx.distill.training.initial_drafter import check_start, fresh_drafter, start_drafter
 from redrafter_mlx.drafting.checkpoint import WEIGHTS, read_config, save_drafter
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
@@ -35,7 +35,7 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
     config = random_drafter(head="tied", draft_vocab_size=50).config
     said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
     drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said, seed=0)
-    for logits in draft_logits(drafter.bind(target), places(said, 2).batch(0, 20)):
+    for logits in draft_logits(drafter.bind(target), lay_out(said, 2).batch(0, 20)):
         assert 1.0 < mx.std(logits).item() < 4.0
 
 
@@ -44,7 +44,7 @@ def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
     config = random_drafter(head="tied", context_layers=(0, 1)).config
     said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
     drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said, seed=0)
-    contexts = mx.array(places(said, 1).states).astype(mx.float32)
+    contexts = mx.array(lay_out(said, 1).states).astype(mx.float32)
     read, last = drafter.read(contexts), contexts[:, -target.hidden_size :]
     unit = mx.sqrt(mx.mean(mx.square(last), axis=0))
     assert mx.allclose(read, last / unit, atol=1e-3)
@@ -75,7 +75,7 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
 
 
 def test_what_was_learnt_is_kept(given: Path) -> None:
-    drafter = taught_drafter(given, Target(random_model()))
+    drafter = start_drafter(given, Target(random_model()))
     stored = mx.load(str(given / WEIGHTS))
     mine = dict(tree_flatten(drafter.parameters()))
     assert set(mine) == set(stored)

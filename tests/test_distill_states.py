@@ -11,7 +11,7 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.distill.corpus.conversations import Conversation
-from redrafter_mlx.distill.corpus.examples import places
+from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.reader import Reader
@@ -42,7 +42,7 @@ def test_states_beyond_float16_are_learnt_as_the_target_made_them(
     kept = Extras(context=LAYERS)
     kept.keep(target, byte_tokenizer(), [text], shard, 0)
     save_shard(Shard([text], {}), shard, {}, target.dtype)
-    learnt = places(kept.load(shard), 2).states
+    learnt = lay_out(kept.load(shard), 2).states
 
     whole = mx.array([written.prompt + text.answer.tolist()[:-1]])
     states = target.hidden(whole, [None] * target.n_layers)[0, 2:].astype(mx.float32)

@@ -17,14 +17,15 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Examples, places
+from redrafter_mlx.distill.corpus.examples import Examples, lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.distill.evaluation.acceptance import measure_quality
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, load_checkpoint
-from redrafter_mlx.distill.training.learner import Learner, initialise
+from redrafter_mlx.distill.training.initial_drafter import initialise
+from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.distill.training.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
@@ -53,7 +54,7 @@ def make_trainer(
     shards = folder / "corpus"
     shards.mkdir(exist_ok=True)
     paths = []
-    said = extras.read(target, texts(target))
+    said = extras.compute(target, texts(target))
     for i in range(3):
         paths.append(shards / f"block-{i:06d}.safetensors")
         if not paths[-1].exists():
@@ -71,7 +72,7 @@ def make_trainer(
     )
     initialise(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
     examples = Examples(tuple(paths), extras, 3, options.batch, 3000, seed)
-    held_out = places(said[:2], 3)
+    held_out = lay_out(said[:2], 3)
     output = folder / "out"
     output.mkdir(exist_ok=True)
     return Trainer(
@@ -144,11 +145,11 @@ def test_one_batch_is_learnt_by_heart() -> None:
     drafter = random_drafter(seed=1, head="own", exit_dim=2 * HIDDEN)
     options = TrainOptions(draft_length=3, soft_share=0.0, learning_rate=1e-2, warmup_share=0.01)
     learner = Learner(drafter, target, options, 400)
-    laid = places(said, 3)
+    laid = lay_out(said, 3)
     batch = laid.batch(0, len(laid))
-    first = learner.learn([batch])
+    first = learner.step([batch])
     for _ in range(300):
-        last = learner.learn([batch])
+        last = learner.step([batch])
     assert last < 0.05 * first
     quality = measure_quality(learner.bound, laid, VOCAB, [BeamShape(1, 4)])
     assert min(quality.top1) > 0.95
@@ -157,13 +158,13 @@ def test_one_batch_is_learnt_by_heart() -> None:
 
 def test_accumulated_batches_learn_as_one_of_them_all() -> None:
     target = Target(random_model())
-    laid = places(texts(target, 4), 3)
+    laid = lay_out(texts(target, 4), 3)
     size = len(laid) // 2
     after = []
     for batches in ([laid.batch(0, size), laid.batch(size, size)], [laid.batch(0, 2 * size)]):
         drafter = random_drafter(seed=1)
         options = TrainOptions(draft_length=3, soft_share=0.0, depth_decay=1.0)
-        Learner(drafter, target, options, 10).learn(batches)
+        Learner(drafter, target, options, 10).step(batches)
         after.append(dict(tree_flatten(drafter.parameters())))
     for name, array in after[0].items():
         np.testing.assert_allclose(np.array(array), np.array(after[1][name]), atol=2e-3)

@@ -18,21 +18,19 @@ from tiny import (
 )
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus import reader as reading
-from redrafter_mlx.distill.corpus.batch_cache import batch_cache
+from redrafter_mlx.distill.corpus import reader as reader_module
+from redrafter_mlx.distill.corpus.batch_cache import batch_cache, row_bytes
 from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
-from redrafter_mlx.distill.corpus.examples import places
-from redrafter_mlx.distill.corpus.exclusions import NOTHING
+from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.filters import loop_start
+from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
 from redrafter_mlx.distill.corpus.generation import write_answers, write_turns
-from redrafter_mlx.distill.corpus.prompt_starters import BEGINNINGS, draw_beginnings
+from redrafter_mlx.distill.corpus.prompt_starters import PROMPT_STARTERS, draw_starters
 from redrafter_mlx.distill.corpus.reader import Reader, continuations
-from redrafter_mlx.distill.corpus.row_bytes import row_bytes
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard, summarise_shard
-from redrafter_mlx.distill.corpus.user_turns import Opening, draw_user_turns
+from redrafter_mlx.distill.corpus.user_turns import TurnPrefix, draw_user_turns
 from redrafter_mlx.distill.corpus.writer import Writer
-from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, walk
+from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, simulate_steps
 from redrafter_mlx.distill.options import OPENINGS, WritingOptions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
@@ -125,7 +123,7 @@ def test_what_is_written_does_not_depend_on_the_rows_at_once(name: str, at_once:
         )  # fmt: skip
         for w in written:
             assert len(w.states) == len(w.answer)
-            assert len(w.before) == len(w.prompt) - 1
+            assert len(w.prompt_states) == len(w.prompt) - 1
         return [(w.prompt, w.answer.tolist()) for w in written]
 
     def turns(room: int | None) -> list[list[list[int]]]:
@@ -160,11 +158,11 @@ def test_turns_drawn_together_go_on_from_their_own_prefix(name: str) -> None:
 
 def test_prompts_behind_beginnings_begin_so_and_each_beginning_comes_in_turn() -> None:
     tokenizer, target = byte_tokenizer(), Target(byte_model())
-    twice = draw_beginnings(2 * len(BEGINNINGS), "seed")
-    assert set(twice) == set(BEGINNINGS)
+    twice = draw_starters(2 * len(PROMPT_STARTERS), "seed")
+    assert set(twice) == set(PROMPT_STARTERS)
     assert set(twice.values()) == {2}
-    assert draw_beginnings(9, "a") == draw_beginnings(9, "a") != draw_beginnings(9, "b")
-    openings = [Opening([], None, 40, "Compare"), Opening(["hi", "ho"], "be brief", 20)]
+    assert draw_starters(9, "a") == draw_starters(9, "a") != draw_starters(9, "b")
+    openings = [TurnPrefix([], None, 40, "Compare"), TurnPrefix(["hi", "ho"], "be brief", 20)]
     key, left_out = mx.random.key(0), Counter[str]()
     begun, free = draw_user_turns(target, tokenizer, openings, 5.0, NOTHING, key, left_out)
     assert all(turn.startswith("Compare") for turn in begun)
@@ -189,8 +187,8 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
     seen: dict[str, list[int]] = {"all": [], "final": []}
     for prompt in PROMPTS:
         (written,) = write_answers(target, [prompt], eos=[], max_tokens=60, stop_at_loops=False)
-        (text,) = extras.read(target, [written.text(target)])
-        laid = places([text], 3)
+        (text,) = extras.compute(target, [written.text(target)])
+        laid = lay_out([text], 3)
         lengths = accepted_lengths(drafter.bind(target), laid, shape)
         for prefixes, accepted in zip(seen, lengths, strict=True):
             options = {"max_tokens": 60, "beam_width": 3, "beam_length": 4, "prefixes": prefixes}
@@ -200,7 +198,7 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
                 steps.setdefault(response.steps, len(response.step.tokens) - 1)
                 tokens.append(response.token)
             assert tokens[: len(text.answer)] == text.answer.tolist()
-            simulated = walk(accepted, laid.text).tolist()
+            simulated = simulate_steps(accepted, laid.text).tolist()
             assert len(simulated) > 5
             assert simulated == [steps[i + 1] for i in range(len(simulated))]
             seen[prefixes] += simulated
@@ -245,7 +243,7 @@ def test_given_prompts_are_all_asked_before_any_is_asked_again() -> None:
     assert set().union(*asked[:3]) == set(range(5))
     assert asked[0] == asked[3]  # the second round, in other openings
     assert not asked[0] & asked[1]
-    assert [writer.asks_anew(b) for b in range(6)] == [True] * 3 + [False] * 3
+    assert [writer.has_new_prompts(b) for b in range(6)] == [True] * 3 + [False] * 3
 
 
 def decode(text: Text) -> str:
@@ -352,7 +350,7 @@ def test_held_out_prompts_are_never_learnt_from() -> None:
 def test_target_labels_are_its_greedy_continuations_of_the_given_text(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_PLACES_AT_ONCE", 2)
+    monkeypatch.setattr(reader_module, "_FORKS", 2)
     model = random_model(name)
     target = Target(model)
     tokens, first = [5, 6, 7, 20, 21, 22, 23, 24], 3
@@ -407,6 +405,4 @@ def test_given_answers_are_counted_as_they_are_read() -> None:
     read = sum(len(text.answer) for text in shard.texts)
     assert reader.count_tokens(1_000) == read
     assert reader.count_tokens(read - 1) == read - 1
-    assert [text.prompt for text in reader.read_some(2)] == [
-        text.prompt for text in shard.texts[:2]
-    ]
+    assert [text.prompt for text in reader.sample(2)] == [text.prompt for text in shard.texts[:2]]

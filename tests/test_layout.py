@@ -27,7 +27,22 @@ ROOMS = (
 )
 """From the ground up: a room imports from those before it, and from itself."""
 
-FLOORS = {"bench": ("statistics", "measure", "analyse", "show")}
+FLOORS = {
+    "bench": ("statistics", "measure", "analyse", "show"),
+    "distill": (
+        "options",
+        "job",
+        "options_file",
+        "corpus",
+        "evaluation",
+        "training",
+        "report",
+        "memory_plan",
+        "preflight",
+        "estimate",
+        "run",
+    ),
+}
 """The same within a room that has folders of its own."""
 
 CHECKOUT = Path(__file__).parent.parent

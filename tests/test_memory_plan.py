@@ -8,8 +8,8 @@ import mlx.core as mx
 import pytest
 from tiny import random_model
 
+from redrafter_mlx.distill.corpus.batch_cache import row_bytes
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.corpus.row_bytes import row_bytes
 from redrafter_mlx.distill.job import DrafterForm, TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options import TrainOptions

@@ -9,7 +9,7 @@ from mlx.utils import tree_flatten
 from test_distill_training import texts
 from tiny import HIDDEN, random_drafter, random_model
 
-from redrafter_mlx.distill.corpus.examples import places
+from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.options import Optimizer, TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.recurrent_config import Head
@@ -21,14 +21,14 @@ RATE = 1e-3
 def moved(head: Head, optimizer: Optimizer) -> dict[str, np.ndarray]:
     """By how much one step of learning, all of it at the highest rate, moves each parameter."""
     target = Target(random_model())
-    laid = places(texts(target, 4), 3)
+    laid = lay_out(texts(target, 4), 3)
     drafter = random_drafter(seed=1, head=head, exit_dim=2 * HIDDEN)
     before = {k: np.array(v) for k, v in tree_flatten(drafter.trainable_parameters())}
     options = TrainOptions(
         draft_length=3, soft_share=0.0, optimizer=optimizer, learning_rate=RATE, weight_decay=0.0
     )
     learner = Learner(drafter, target, options, 1)
-    learner.learn([laid.batch(0, len(laid))])
+    learner.step([laid.batch(0, len(laid))])
     after = dict(tree_flatten(drafter.trainable_parameters()))
     return {name: np.array(after[name]) - start for name, start in before.items()}
 
@@ -53,14 +53,14 @@ def test_muon_moves_matrices_equally_in_all_directions_and_adamw_the_rest(head: 
 @pytest.mark.parametrize("final", [0.1, 0.0, 1.0])
 def test_rates_warm_up_and_fall_to_the_share_that_was_asked_for(final: float) -> None:
     target = Target(random_model())
-    laid = places(texts(target, 2), 3)
+    laid = lay_out(texts(target, 2), 3)
     options = TrainOptions(
         draft_length=3, soft_share=0.0, learning_rate=RATE, warmup_share=0.2, final_rate=final
     )
     learner = Learner(random_drafter(seed=1), target, options, 20)
     rates = []
     for _ in range(25):  # beyond the end it stays there
-        learner.learn([laid.batch(0, len(laid))])
+        learner.step([laid.batch(0, len(laid))])
         rates.append(learner.learning_rate)
     top = rates.index(max(rates))
     assert rates[0] < RATE / 2

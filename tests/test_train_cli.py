@@ -171,9 +171,9 @@ def test_a_drafter_is_trained_further_on_other_text(
     afresh, further = (losses(run)[:10] for run in (first, second))
     assert sum(further) / 10 < sum(afresh) / 10 - 0.1
     assert "random weights" in (first / "README.md").read_text()
-    assert "had learnt before, `sha256:" in (second / "README.md").read_text()
+    assert "a trained drafter, `sha256:" in (second / "README.md").read_text()
     assert main.run([*arguments(model, prompts, second), "--seed", "1"]) == 1
-    assert "begun_with" in said_in(capsys.readouterr().err)
+    assert "started_from" in said_in(capsys.readouterr().err)
 
 
 def test_another_architecture_is_trained_for_by_the_same_command(
@@ -301,7 +301,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the same command goes on" in error
+    assert "the same command resumes" in error
     assert "Traceback" not in error
     made = [at.event.step for at in read_metrics(output) if isinstance(at.event, Step)]
     assert main.run(given) == 0

@@ -1,4 +1,4 @@
-"""What a training run will take, before it is begun."""
+"""What a training run will take, from a trial of each stage and arithmetic on bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
+import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.examples import places
-from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.examples import Batch
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.workers import CorpusJob
 from redrafter_mlx.distill.corpus.writer import Writer
@@ -21,24 +19,18 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, drafter_parameters
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
-_TRIED_TOKENS = 6
+_TRIED_TOKENS, _TRIED_TEXTS = 6, 4
 _PROMPT_TOKENS = 64
-_ANSWER_TOKENS = 128
 
 _TURNS, _TURN_TOKENS = 1.3, 64
 """Turns drawn for one prompt that the target writes itself, as some are left out; tokens of one."""
 
 _PROMPT_SHARE = 0.5
-"""Tokens of prompts that are learnt from, of the answers'; a prompt may have several."""
-
-_READ_SHARE = 1.0
-"""Tokens of texts that are only read, of the answers', while there are texts."""
-
-_TRIED_TEXTS = 4
-"""Given texts that are read to see how long reading takes."""
+"""Tokens of prompts that are trained on, of the answers'; a prompt may have several."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +40,7 @@ class Estimate:
     answer_tokens: those asked for; of given answers no more than there are
     corpus_bytes:  hidden states and tokens on disk
     drafter_bytes: of the stored weights
-    memory_bytes:  most at once: target, a batch being written or learnt from, states
+    memory_bytes:  most at once: target, a batch being written or trained on, states
     """
 
     answer_tokens: int
@@ -72,19 +64,28 @@ def estimate(
 
     plan: what the run holds in memory, for a corpus of so many bytes
 
-    Raises BadInputError, naming the file, for given conversations without an answer to learn from.
+    Raises BadInputError, naming the file, for given conversations without a usable answer.
     """
-    answers, answer_seconds = _answers(job, corpus, corpus.source(target, tokenizer), target)
-    read, read_seconds = _read_texts(answers, corpus.extras, target, tokenizer)
-    config = job.drafter.config(target, job.model, "")
+    source = corpus.source(target, tokenizer)
+    if isinstance(source, Writer):
+        answers, seconds = job.answer_tokens, _writing_seconds(job, corpus.room, target)
+    else:
+        answers, (seconds, _) = source.count_tokens(job.answer_tokens), _trial(source.sample)
+        if not answers:
+            raise BadInputError(f"{job.data} holds no answer that can be trained on")
+    seconds, read = seconds * answers, 0
+    for texts in corpus.extras.read:
+        if texts.texts:
+            of_token, tokens = _trial(partial(texts.sample, target, tokenizer))
+            read = round(min(answers, tokens * len(texts.texts)))
+            seconds += read * of_token
+    prompts = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
+    positions = round(answers * (1 + prompts)) + read
+    config, bits = job.drafter.config(target, job.model, ""), job.drafter.bits
     parameters = drafter_parameters(config)
-    bits = job.drafter.bits
-    per_token = target.dtype.size * config.context_size + 8
-    asked = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
-    places = round(answers * (1 + asked)) + read
-    corpus_bytes = min(places * per_token, job.cache_bytes)
-    steps = job.training.steps(places)
-    held = plan(corpus_bytes)
+    corpus_bytes = min(positions * (target.dtype.size * config.context_size + 8), job.cache_bytes)
+    steps, held = job.training.steps(positions), plan(corpus_bytes)
+    of_step = job.training.accumulate * _training_seconds(job, target, config)
     return Estimate(
         answer_tokens=answers,
         parameters=parameters,
@@ -92,42 +93,13 @@ def estimate(
         corpus_bytes=corpus_bytes,
         memory_bytes=held.most,
         steps=steps,
-        writing_seconds=(answer_seconds + read_seconds) / held.workers,
-        training_seconds=steps
-        * job.training.accumulate
-        * _training_seconds(job, target, Drafter(config)),
+        writing_seconds=seconds / held.workers,
+        training_seconds=steps * of_step,
     )
 
 
-def _answers(
-    job: TrainingJob, corpus: CorpusJob, source: Writer | Reader, target: Target
-) -> tuple[int, float]:
-    """Answer tokens that the corpus will hold, and seconds for them in one process."""
-    if isinstance(source, Writer):
-        seconds = job.answer_tokens * _writing_seconds(job, corpus.room, target)
-        return job.answer_tokens, seconds
-    there = source.count_tokens(job.answer_tokens)
-    if not there:
-        raise BadInputError(f"{job.data} holds no answer that can be learnt from")
-    of_one, _ = _seconds_a_token(source.read_some)
-    return there, there * of_one
-
-
-def _read_texts(
-    answers: int, extras: Extras, target: Target, tokenizer: TokenizerWrapper
-) -> tuple[int, float]:
-    """Tokens of texts that are only read beside so many of answers, and seconds for them."""
-    tokens, seconds = 0, 0.0
-    for foreign in extras.foreign:
-        if foreign.texts:
-            of_one, in_one = _seconds_a_token(partial(foreign.read_some, target, tokenizer))
-            read = round(min(answers * _READ_SHARE, in_one * len(foreign.texts)))
-            tokens, seconds = tokens + read, seconds + read * of_one
-    return tokens, seconds
-
-
-def _seconds_a_token(read: Callable[[int], list[Text]]) -> tuple[float, float]:
-    """Of texts that the target reads, so many as it is told: seconds for a token, tokens in one."""
+def _trial(read: Callable[[int], list[Text]]) -> tuple[float, float]:
+    """Of texts that the target reads, so many as it is told: seconds a token, tokens a text."""
     read(1)
     began = time.monotonic()
     texts = read(_TRIED_TEXTS)
@@ -137,9 +109,9 @@ def _seconds_a_token(read: Callable[[int], list[Text]]) -> tuple[float, float]:
 
 def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> float:
     """For one answer token, prompts included, in one process."""
-    rows = job.writing.batch
-    prompts = [[1] * _PROMPT_TOKENS] * (rows // len(job.writing.openings) or 1)
-    openings = (0,) * len(job.writing.openings)
+    writing = job.writing
+    prompts = [[1] * _PROMPT_TOKENS] * (writing.batch // len(writing.openings) or 1)
+    openings = (0,) * len(writing.openings)
 
     def seconds(tokens: int) -> float:
         began = time.monotonic()
@@ -148,29 +120,25 @@ def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> floa
 
     seconds(1)
     short, long = seconds(1), seconds(1 + _TRIED_TOKENS)
-    turns = job.writing.own_share * _TURNS / len(openings)  # of an answer
-    columns = job.writing.max_answer_tokens + turns * _TURN_TOKENS
+    turns = writing.own_share * _TURNS / len(openings)  # of an answer
+    columns = writing.max_answer_tokens + turns * _TURN_TOKENS
     total = short + (long - short) / _TRIED_TOKENS * columns
-    return total / (rows * job.writing.max_answer_tokens)
+    return total / (writing.batch * writing.max_answer_tokens)
 
 
-def _training_seconds(job: TrainingJob, target: Target, drafter: Drafter) -> float:
+def _training_seconds(job: TrainingJob, target: Target, config: DrafterConfig) -> float:
     """For one batch, forward and backward."""
     P, T = job.training.batch, job.training.draft_length
-    rng = np.random.default_rng(0)
-    answers = -(-P // _ANSWER_TOKENS)
-    texts = [
-        Text(
-            [1] * _PROMPT_TOKENS,
-            rng.integers(0, target.vocab_size, _ANSWER_TOKENS, dtype=np.int32),
-            rng.normal(size=(_ANSWER_TOKENS, target.hidden_size)).astype(np.float16),
-        )
-        for _ in range(answers)
-    ]
-    texts = Extras.of(drafter.config).read(target, texts)
-    batch = places(texts, T).batch(0, P)
-    learner = Learner(drafter, target, job.training, 1)
-    learner.learn([batch])
+    tokens = mx.random.randint(0, target.vocab_size, (P, T + 1), key=mx.random.key(0))
+    batch = Batch(
+        mx.random.normal((P + T, config.context_size)).astype(target.dtype),
+        tokens[:, 0],
+        tokens[:, 1:],
+        mx.ones((P, T), mx.bool_),
+        mx.ones((P,), mx.bool_),
+    )
+    learner = Learner(Drafter(config), target, job.training, 1)
+    learner.step([batch])
     began = time.monotonic()
-    learner.learn([batch])
+    learner.step([batch])
     return time.monotonic() - began

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from redrafter_mlx.config import DType, check_choice, check_int
-from redrafter_mlx.distill.corpus.reader import Labels
-from redrafter_mlx.distill.options import TrainOptions, WritingOptions
+from redrafter_mlx.distill.options import Labels, TrainOptions, WritingOptions
 from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, Head
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
@@ -94,7 +93,7 @@ class TrainingJob:
     data, labels:     a file of conversations with answers instead, and whether the target's
                       continuations or the answers are the labels
     read:             files of texts that are only read: the target's probabilities are the labels
-    exclude:          files of questions that nothing is trained on, see `Reserved`
+    exclude:          files of questions that nothing is trained on, see `Exclusions`
     learn_prompts:    train on the target's probabilities along the prompts too
     answer_tokens:    size of the corpus
     cache_bytes:      most that the corpus may take on disk

@@ -1,4 +1,4 @@
-"""How much of a run is in memory at once: rows that are written, and states that are learnt from.
+"""How much of a run is in memory at once: rows being written, and states being trained on.
 
 All sizes follow from bytes: those of the target, of its keys and values for a token, and of what
 the run may take.
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from mlx.utils import tree_flatten
 
+from redrafter_mlx.distill.corpus.batch_cache import row_bytes
 from redrafter_mlx.distill.corpus.hidden_states import host_size
-from redrafter_mlx.distill.corpus.row_bytes import row_bytes
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
@@ -32,7 +32,7 @@ _LEAST_ROWS = 8
 """Fewer rows in a batch are written by fewer processes."""
 
 _LEAST_STATES = 64_000_000
-"""Of hidden states to learn from at once; below that, batches would be too much alike."""
+"""Of hidden states to train on at once; below that, batches would be too much alike."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def plan_memory(
 
 
 def drafter_parameters(config: DrafterConfig) -> int:
-    """How many numbers are learnt."""
+    """How many numbers are trained."""
     return sum(a.size for a in dict(tree_flatten(Drafter(config).trainable_parameters())).values())
 
 

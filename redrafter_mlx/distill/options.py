@@ -13,6 +13,9 @@ from redrafter_mlx.config import (
 )
 from redrafter_mlx.errors import BadInputError
 
+Labels = Literal["target", "data"]
+"""Of given answers: the target's continuations, or the answers themselves."""
+
 Optimizer = Literal["muon", "adamw"]
 """What the drafter's matrices are moved by; see `drafter_optimizer`."""
 
@@ -70,20 +73,20 @@ class WritingOptions:
 class TrainOptions:
     """The optimisation; what is trained is a DrafterConfig, what from is a corpus.
 
-    draft_length:  T, positions that are learnt behind the root (paper: 5)
+    draft_length:  T, tokens drafted after the root (paper: 5)
     epochs:        passes over the corpus
-    batch:         places in one forward and backward call
+    batch:         positions in one forward and backward call
     accumulate:    such calls to one step of the optimiser
     optimizer:     muon, with AdamW for all but matrices, or adamw for everything
     learning_rate: AdamW's highest, and Muon's in proportion; they warm up and fall along a cosine
     final_rate:    what they fall to, as a share of the highest
     weight_decay:  AdamW's; Muon's matrices have none
-    soft_share:    of the loss, what is learnt from the target's probabilities; the rest from its
-                   choices
+    soft_share:    of the loss, the share of soft labels (the target's probabilities); hard labels
+                   (its tokens) have the rest
     depth_decay:   weight of each depth relative to the one before
-    evaluations:   looks at held-out texts, evenly spread
-    keep_start:    of the weights that are judged and saved, the share that training began with; the
-                   rest is what was learnt (Wortsman et al., arXiv 2109.01903)
+    evaluations:   on held-out texts, evenly spread
+    keep_start:    interpolate the weights that are evaluated and saved with those that training
+                   started from, which have this share (Wortsman et al., arXiv 2109.01903)
     """
 
     draft_length: int = 5
@@ -125,9 +128,9 @@ class TrainOptions:
     def depth_weights(self) -> list[float]:
         return [self.depth_decay**depth for depth in range(self.draft_length)]
 
-    def steps(self, places: int) -> int:
-        """Steps of the optimiser over a corpus of so many places."""
-        return max(1, round(self.epochs * places / (self.batch * self.accumulate)))
+    def steps(self, positions: int) -> int:
+        """Steps of the optimiser over a corpus of so many positions."""
+        return max(1, round(self.epochs * positions / (self.batch * self.accumulate)))
 
     def to_dict(self) -> dict[str, object]:
         return asdict(self)

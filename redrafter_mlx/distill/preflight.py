@@ -46,7 +46,7 @@ def check_output(folder: Path) -> None:
 
 
 def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
-    """How many blocks of a corpus are needed to hold some out and to learn from others.
+    """How many blocks of a corpus are needed to hold some out and to train on others.
 
     files: where the given prompts or answers are from
     Raises BadInputError, naming them, if no number of blocks is enough.
@@ -59,11 +59,11 @@ def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
     if isinstance(source, Reader):
         raise BadInputError(
             f"{given} holds {len(source.conversations)} conversations, too few to hold some out "
-            f"and to learn from others; give more than {source.batch}"
+            f"and to train on others; give more than {source.batch}"
         )
     raise BadInputError(
-        f"{given} holds {len(source.prompts)} prompts, too few to hold some out and to learn "
-        f"from others; give more, or let the target write some (own_share)"
+        f"{given} holds {len(source.prompts)} prompts, too few to hold some out and to train "
+        f"on others; give more, or let the target write some (own_share)"
     )
 
 

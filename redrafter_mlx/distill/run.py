@@ -1,4 +1,4 @@
-"""A whole training run: the target writes, the drafter learns, and both are timed together."""
+"""A whole training run: corpus, training, timing, report."""
 
 from __future__ import annotations
 
@@ -16,25 +16,24 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache
-from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, covered, places
-from redrafter_mlx.distill.corpus.exclusions import LEFT_OUT
+from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, covered, lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.given_texts import corpus_key, read_given
+from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text, summarise_shard
-from redrafter_mlx.distill.corpus.soft_labels import Foreign
 from redrafter_mlx.distill.corpus.workers import CorpusJob, CorpusSize, write_corpus
 from redrafter_mlx.distill.estimate import Estimate, estimate
-from redrafter_mlx.distill.evaluation.speed import measure_speed
+from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
 from redrafter_mlx.distill.preflight import check_bits, check_output, least_blocks
-from redrafter_mlx.distill.report.card import write_card
+from redrafter_mlx.distill.report.card import CorpusReport, TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.report.plots import draw_plots
-from redrafter_mlx.distill.report.records import CorpusReport, MeasuredRow, TrainingReport
 from redrafter_mlx.distill.training.checkpoint import check_same_run, load_checkpoint
-from redrafter_mlx.distill.training.start import check_start, fresh_drafter, taught_drafter
+from redrafter_mlx.distill.training.initial_drafter import check_start, fresh_drafter, start_drafter
 from redrafter_mlx.distill.training.trainer import Evaluation, Event, Trainer
 from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
@@ -49,13 +48,13 @@ from redrafter_mlx.target.tree_check import check_trees
 from redrafter_mlx.weights import Progress
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
-"""The beams that a drafter is judged by."""
+"""The beams that a drafter is evaluated with."""
 
 TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
-"""The beams that a drafter is timed with; the fastest become its own."""
+"""The beams that a drafter is timed with."""
 
-_HELD_OUT_PLACES = 6_000
-"""So many held-out places are looked at during training; more only takes longer."""
+_HELD_OUT_POSITIONS = 6_000
+"""So many are evaluated during training; more only takes longer."""
 
 _MEASURED_TOKENS = 96
 """Of each answer in the measurement at the end."""
@@ -71,9 +70,9 @@ class TrainingRun:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used."""
         check_output(job.output)
         self.given = read_given(job)
-        foreign = [Foreign()] if job.learn_prompts and job.training.soft_share > 0 else []
+        read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
         if self.given.read is not None:
-            foreign.append(Foreign(self.given.read))
+            read.append(ReadTexts(self.given.read))
         self.loaded: LoadedTarget = load_target(
             job.model,
             dtype=job.dtype,
@@ -87,7 +86,7 @@ class TrainingRun:
         self.config = job.drafter.config(
             target, source.name, source.fingerprint, job.training.draft_length
         )
-        self.extras = Extras.of(self.config, foreign)
+        self.extras = Extras.of(self.config, read)
         self.target = target.reading(self.config.context_layers)
         self.job = job
         self.plan = self._plan()
@@ -97,15 +96,14 @@ class TrainingRun:
         )
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self.corpus: CorpusSize | None = None
-        self.begun_with = (
-            None if job.start_from is None else check_start(job.start_from, self.config)
-        )
+        start = job.start_from
+        self.started_from = None if start is None else check_start(start, self.config)
         self.coverage: float | None = None
         if job.drafter.bits is not None:
             check_bits(self.config, job.drafter.bits, _GROUP)
         self._options = to_toml(job)
-        source_of_texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
-        self.least_blocks = least_blocks(source_of_texts, [job.data] if job.data else job.prompts)
+        texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
+        self.least_blocks = least_blocks(texts, [job.data] if job.data else job.prompts)
         found = load_checkpoint(job.output)
         if found is not None:
             check_same_run(found, self._made_by(), job.output)
@@ -135,7 +133,7 @@ class TrainingRun:
         return CorpusJob(
             job.model, job.dtype, job.quantize, self.given.conversations, job.writing, self.folder,
             job.labels if job.data else None, job.training.draft_length,
-            self.extras, self.given.reserved, self.plan.room,
+            self.extras, self.given.exclude, self.plan.room,
         )  # fmt: skip
 
     def estimate(self) -> Estimate:
@@ -155,13 +153,13 @@ class TrainingRun:
             progress,
             least_blocks=self.least_blocks,
         )
-        left_out = Counter(written.left_out) + Counter({LEFT_OUT: self.given.left_out})
+        left_out = Counter(written.left_out) + Counter({EXCLUDED: self.given.left_out})
         self.corpus = dataclasses.replace(written, left_out=left_out)
         if self.corpus.answer_tokens < min(job.answer_tokens, 2 * job.training.batch):
             full = self.corpus.bytes >= job.cache_bytes
             raise BadInputError(
                 f"the corpus holds {self.corpus.answer_tokens} answer tokens in "
-                f"{self.corpus.bytes} bytes, too few to learn from; "
+                f"{self.corpus.bytes} bytes, too few to train on; "
                 + ("raise cache_bytes" if full else f"{job.data} has no more of use")
             )
         return self.corpus
@@ -170,22 +168,22 @@ class TrainingRun:
         """Stage two: train, from where an earlier run of this job stopped."""
         assert self.corpus is not None, "write() first"
         job, target = self.job, self.target
-        learnt, held_out = self._split(self.corpus.blocks)
+        trained_on, held_out = self._split(self.corpus.blocks)
         config = self.config
-        counts = count_tokens(learnt, target.vocab_size)
-        answered = sum(summarise_shard(path).answer_tokens for path in learnt)
+        counts = count_tokens(trained_on, target.vocab_size)
+        answered = sum(summarise_shard(path).answer_tokens for path in trained_on)
         paths = [self.corpus_job.path(block) for block in range(self.corpus.blocks)]
-        learnt += [read for path in paths for read in self.extras.foreign_shards(path)]
+        trained_on += [read for path in paths for read in self.extras.read_shards(path)]
         if job.start_from is None:
-            texts = self.extras.load(learnt[0])
+            texts = self.extras.load(trained_on[0])
             drafter = fresh_drafter(config, target, counts, texts, job.training.seed)
         else:
-            drafter = taught_drafter(job.start_from, target)
+            drafter = start_drafter(job.start_from, target)
         if config.draft_vocab_size is not None:
             self.coverage = covered(counts, np.array(drafter.draft_vocab))
         job.output.mkdir(parents=True, exist_ok=True)
         examples = Examples(
-            tuple(learnt),
+            tuple(trained_on),
             self.extras.each,
             job.training.draft_length,
             job.training.batch,
@@ -196,7 +194,7 @@ class TrainingRun:
             drafter,
             target,
             examples,
-            places(held_out, job.training.draft_length),
+            lay_out(held_out, job.training.draft_length),
             job.training,
             job.training.steps(answered + self.corpus.read_tokens),
             self._shapes,
@@ -228,7 +226,7 @@ class TrainingRun:
         return measure_speed(redrafter, prompts, TIMED_SHAPES, _MEASURED_TOKENS, done)
 
     def finish(self, measured: list[MeasuredRow], command: Sequence[str]) -> str | None:
-        """Stage four: the drafter with the shape to use it with, its pictures and its card.
+        """Stage four: the drafter as it is stored, its plots and its card.
 
         Returns:
           one line on what could not be drawn, or None
@@ -251,8 +249,8 @@ class TrainingRun:
         assert self.corpus is not None
         job = self.job
         log = read_metrics(job.output)
-        best_look = next(at.event for at in reversed(log) if _is_best(at.event))
-        assert isinstance(best_look, Evaluation)
+        evaluations = [at.event for at in log if isinstance(at.event, Evaluation)]
+        best = next(event for event in reversed(evaluations) if event.best)
         return TrainingReport(
             target=self.loaded.source,
             command=command,
@@ -269,12 +267,12 @@ class TrainingRun:
             drafter=config,
             training=job.training,
             seconds=log[-1].seconds,
-            quality=best_look.quality,
+            quality=best.quality,
             measured=measured,
             protocol=f"{job.timed_questions} held-out prompts, {_MEASURED_TOKENS} tokens each, "
             f"greedy; medians, interleaved with plain decoding",
             coverage=self.coverage,
-            begun_with=self.begun_with,
+            started_from=self.started_from,
         )
 
     @property
@@ -283,34 +281,29 @@ class TrainingRun:
         return [BeamShape(shape.width, min(shape.length, most)) for shape in SHAPES]
 
     def _split(self, blocks: int) -> tuple[list[Path], list[Text]]:
-        """Shards to learn from, and texts of those that are held out."""
+        """Shards to train on, and texts of those that are held out."""
         job = self.corpus_job
         source = job.source(self.target, self.loaded.tokenizer)
         held = [b for b in range(blocks) if source.held_out(b)]
-        learnt = [job.path(b) for b in range(blocks) if b not in held]
+        trained_on = [job.path(b) for b in range(blocks) if b not in held]
         texts = [text for b in held for text in self.extras.load(job.path(b))]
-        if not learnt or not texts:
+        if not trained_on or not texts:
             raise BadInputError("the corpus is too small to hold anything out; write more of it")
-        shown, room = [], _HELD_OUT_PLACES
+        shown, room = [], _HELD_OUT_POSITIONS
         for i in np.random.default_rng(0).permutation(len(texts)):
             if room > 0:
                 shown.append(texts[i])
                 room -= len(texts[i].answer)
-        return learnt, shown
+        return trained_on, shown
 
     def _made_by(self) -> dict[str, object]:
-        """What must be the same for a run to go on, as far as it is known before the corpus is."""
+        """What must be the same for a run to resume, as far as it is known before the corpus is."""
         return {
             "target": self.loaded.source.fingerprint,
             "corpus": self.corpus_key,
-            "read": [foreign.folder for foreign in self.extras.foreign],
+            "read": [texts.folder for texts in self.extras.read],
             "drafter": self.config.to_dict(),
             "training": self.job.training.to_dict(),
             "memory": self.plan.states,
-            "begun_with": self.begun_with,
+            "started_from": self.started_from,
         }
-
-
-def _is_best(event: Event) -> bool:
-    """Whether it is the look at held-out texts for which a drafter was saved."""
-    return isinstance(event, Evaluation) and event.best

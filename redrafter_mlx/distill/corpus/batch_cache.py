@@ -1,4 +1,4 @@
-"""Texts of different lengths in one call: the padding's mask, as a model's attention takes it.
+"""The cache of texts of different lengths in one call, and what a text takes in it.
 
 mlx-lm's batched cache makes masks [B, 1, N, T]. Attention that is written out, such as Gemma 2's,
 keeps the query heads of one key head apart, and adds its mask to scores [B, K, H / K, N, T].
@@ -7,9 +7,12 @@ keeps the query heads of one key head apart, and adds its mask to scores [B, K, 
 from __future__ import annotations
 
 import mlx.core as mx
-from mlx_lm.models.cache import BatchKVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
 from redrafter_mlx.target.model import Target
+
+_CACHE_STEP = 256
+"""Columns by which mlx-lm's batched cache grows."""
 
 _NEAR = 0.05
 """Of the largest coordinate: how far rounding may move a hidden state, in any arithmetic."""
@@ -42,6 +45,14 @@ def batch_cache(target: Target) -> type[BatchKVCache] | None:
         if (error < _NEAR).item():
             return kind
     return None
+
+
+def row_bytes(target: Target, columns: int) -> int:
+    """Bytes of a text of so many tokens: its keys and values, and the logits of the next token."""
+    cache = [KVCache() for _ in range(target.n_layers)]
+    mx.eval(target.hidden(mx.array([[0]]), cache))
+    of_token = sum(a[..., :1, :].nbytes for layer in cache for a in (layer.keys, layer.values))
+    return of_token * -(-columns // _CACHE_STEP) * _CACHE_STEP + 12 * target.vocab_size
 
 
 def _layers(target: Target, kind: type[BatchKVCache], padding: list[int]) -> list[BatchKVCache]:

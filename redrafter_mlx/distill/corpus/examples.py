@@ -1,4 +1,4 @@
-"""Batches from a corpus, in an order that depends on a seed alone."""
+"""Training batches from a corpus, in an order that depends on a seed alone."""
 
 from __future__ import annotations
 
@@ -6,32 +6,51 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Text, load_shard
-from redrafter_mlx.distill.training.loss import Batch
 from redrafter_mlx.errors import BadInputError
 
 
+class Batch(NamedTuple):
+    """P positions of texts, laid end to end.
+
+    Shapes:
+      states: [P + T, C], the target's hidden states that chose the roots; those of the T
+              positions after the last are there for their probabilities only
+      roots:  [P] int32, the token that drafts follow
+      labels: [P, T] int32, the target's tokens after the root
+      valid:  [P, T] bool, False after the end of a text
+      hard:   [P] bool, False where the labels are not the target's tokens
+    """
+
+    states: mx.array
+    roots: mx.array
+    labels: mx.array
+    valid: mx.array
+    hard: mx.array
+
+
 @dataclass(frozen=True)
-class Places:
-    """Texts laid end to end; a place is one answer token behind which is drafted.
+class Positions:
+    """Texts laid end to end; a position is one answer token, after which is drafted.
 
     Shapes:
       states: [M, C], roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
-      own:    [M] bool, whether the labels are what the target says; see Text
-      text:   [M] int32, which text a place is in
-      root_at: [M] int32, where its root stands in that text, prompt included
+      hard:   [M] bool, whether the labels are the target's tokens; see Text
+      text:   [M] int32, which text a position is in
+      root_at: [M] int32, the root's index in that text, prompt included
     """
 
     states: np.ndarray
     roots: np.ndarray
     labels: np.ndarray
     valid: np.ndarray
-    own: np.ndarray
+    hard: np.ndarray
     text: np.ndarray
     root_at: np.ndarray
 
@@ -39,7 +58,7 @@ class Places:
         return len(self.roots)
 
     def batch(self, start: int, size: int) -> Batch:
-        """The places from `start` on; behind the last place, invalid ones."""
+        """The positions from `start` on; after the last one, invalid ones."""
         T = self.labels.shape[1]
         rows = np.minimum(np.arange(start, start + size + T), len(self) - 1)
         inside = np.arange(start, start + size) < len(self)
@@ -49,12 +68,12 @@ class Places:
             mx.array(self.roots[at]),
             mx.array(self.labels[at]),
             mx.array(self.valid[at] & inside[:, None]),
-            mx.array(self.own[at]),
+            mx.array(self.hard[at]),
         )
 
 
-def places(texts: Sequence[Text], length: int) -> Places:
-    """Roots and the `length` labels behind each, of texts in the given order.
+def lay_out(texts: Sequence[Text], length: int) -> Positions:
+    """Roots and the `length` labels after each, of texts in the given order.
 
     Of the text  I am fine <end>  with length 2:
 
@@ -77,21 +96,21 @@ def places(texts: Sequence[Text], length: int) -> Places:
         labels.append(text.answer[np.minimum(ahead, A - 1)])
         valid.append(ahead < A)
     answers = [len(text.answer) for text in texts]
-    return Places(
+    return Positions(
         _states(texts),
         np.concatenate(roots),
         np.concatenate(labels).astype(np.int32),
         np.concatenate(valid),
-        np.repeat([text.own for text in texts], answers),
+        np.repeat([text.hard_labels for text in texts], answers),
         np.repeat(np.arange(len(texts), dtype=np.int32), answers),
         np.concatenate([len(t.prompt) + np.arange(len(t.answer)) for t in texts]).astype(np.int32),
     )
 
 
 def _states(texts: Sequence[Text]) -> np.ndarray:
-    """[M, C]: what context layers read, where the texts have it, and the last hidden state.
+    """[M, C]: the inputs of context layers, where the texts have them, and the last hidden state.
 
-    Laid into place text by text: these are nearly all that is in memory.
+    Copied text by text: these are nearly all that is in memory.
     """
     wide = sum(part.shape[1] for part in _parts(texts[0]))
     whole = np.empty((sum(len(text.states) for text in texts), wide), texts[0].states.dtype)
@@ -104,16 +123,16 @@ def _states(texts: Sequence[Text]) -> np.ndarray:
 
 
 def _parts(text: Text) -> list[np.ndarray]:
-    return [text.states] if text.contexts is None else [text.contexts, text.states]
+    return [text.states] if text.layer_inputs is None else [text.layer_inputs, text.states]
 
 
 @dataclass(frozen=True)
 class Examples:
-    """The shards that are learnt from, read a few at a time.
+    """The shards that are trained on, read a few at a time.
 
-    extras: what is read with them
-    length: T, labels behind each root
-    size:   P, places in a batch
+    extras: what is loaded with them
+    length: T, labels after each root
+    size:   P, positions in a batch
     memory: bytes of hidden states held at once: as they are read, and laid end to end
     """
 
@@ -132,7 +151,7 @@ class Examples:
             if not texts:
                 continue
             random.Random(f"{self.seed} {number} {group}").shuffle(texts)
-            laid = places(texts, self.length)
+            laid = lay_out(texts, self.length)
             del texts
             for start in range(0, len(laid) - self.size + 1, self.size):
                 at += 1
@@ -161,8 +180,8 @@ def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
     counts = np.zeros(vocab_size, np.int64)
     for path in shards:
         for text in load_shard(path).texts:
-            said = text.answer if text.labels is None else text.labels
-            counts += np.bincount(said.reshape(-1), minlength=vocab_size)
+            tokens = text.answer if text.labels is None else text.labels
+            counts += np.bincount(tokens.reshape(-1), minlength=vocab_size)
     return counts
 
 

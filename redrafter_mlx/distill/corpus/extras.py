@@ -1,12 +1,13 @@
-"""What else of the target a drafter's form needs beside the texts of a corpus.
+"""What only some forms of drafter read, in folders beside the blocks of a corpus.
 
-The texts and the hidden states that chose their tokens serve drafters of every form. What only
-some forms read lies in folders beside them, under the names of the shards it belongs to, so that
-it can be added to a corpus that is there already:
+The texts and the hidden states that chose their tokens serve drafters of every form. The rest lies
+beside them, under the names of the blocks, so that another form needs no new texts, only another
+pass of the target over them:
 
-    prompts/     the prompts' own tokens as texts to learn from, see foreign.py
-    read-KEY/    the same and other texts that are only read
-    states-I-J/  inputs of context layers, see contexts.py
+    prompts/     the prompts as texts with soft labels, see read_texts.py
+    read-KEY/    the same of other texts that are only read
+    states-I-J/  inputs of context layers: `states` [A, layers * D], what went into each layer where
+                 an answer token was chosen, in the target's type
 """
 
 from __future__ import annotations
@@ -16,50 +17,51 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.layer_inputs import (
-    contexts_path,
-    read_contexts,
-    save_contexts,
-    with_contexts,
-    with_saved_contexts,
+from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states, to_host
+from redrafter_mlx.distill.corpus.read_texts import ReadTexts
+from redrafter_mlx.distill.corpus.shards import (
+    Shard,
+    Text,
+    damaged,
+    load_arrays,
+    load_shard,
+    save_shard,
 )
-from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard
-from redrafter_mlx.distill.corpus.soft_labels import Foreign
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.runtime.atomic_write import whole_file
 from redrafter_mlx.target.model import Target
+
+FORMAT = "redrafter-mlx contexts 1"
 
 
 @dataclass(frozen=True)
 class Extras:
     """What is kept for one form of drafter.
 
-    context: layers whose inputs are
-    foreign: what others wrote, and is learnt from too
+    context: layers whose inputs are kept
+    read:    texts that are only read, beside each block
     """
 
     context: tuple[int, ...] = ()
-    foreign: tuple[Foreign, ...] = ()
+    read: tuple[ReadTexts, ...] = ()
 
     @classmethod
-    def of(cls, config: DrafterConfig, foreign: Sequence[Foreign] = ()) -> Extras:
-        return cls(config.context_layers, tuple(foreign))
+    def of(cls, config: DrafterConfig, read: Sequence[ReadTexts] = ()) -> Extras:
+        return cls(config.context_layers, tuple(read))
 
     def files(self, shard: Path) -> list[Path]:
         """Where it lies for a shard."""
-        return [
-            *([contexts_path(shard, self.context)] if self.context else []),
-            *(
-                file
-                for path in self.foreign_shards(shard)
-                for file in (path, *self.each.files(path))
-            ),
+        own = [layer_inputs_path(shard, self.context)] if self.context else []
+        return own + [
+            file for path in self.read_shards(shard) for file in (path, *self.each.files(path))
         ]
 
-    def foreign_shards(self, shard: Path) -> list[Path]:
-        """What was read with a shard: shards themselves, with all the rest beside them."""
-        return [foreign.path(shard) for foreign in self.foreign]
+    def read_shards(self, shard: Path) -> list[Path]:
+        """The shards of texts that were read with a shard."""
+        return [texts.path(shard) for texts in self.read]
 
     def keep(
         self,
@@ -71,13 +73,12 @@ class Extras:
         *,
         new_prompts: bool = True,
     ) -> None:
-        """Save what was kept while the texts were written, in front of the shard itself."""
-        self._keep_contexts(texts, shard, target.dtype)
-        for foreign in self.foreign:
-            if foreign.texts is None and all(text.before is not None for text in texts):
-                asked = texts if new_prompts else []
-                read = foreign.read(target, tokenizer, block, asked)
-                self._save(read, foreign.path(shard), target.dtype)
+        """Save what was computed while the texts were written, before the shard itself."""
+        self._save_layer_inputs(texts, shard, target.dtype)
+        for read in self.read:
+            if read.texts is None and all(text.prompt_states is not None for text in texts):
+                found = read.of_block(target, tokenizer, block, texts if new_prompts else [])
+                self._save(found, read.path(shard), target.dtype)
 
     def add(
         self,
@@ -88,50 +89,97 @@ class Extras:
         *,
         new_prompts: bool = True,
     ) -> None:
-        """Read what is missing beside the shard of a block: one more pass over its texts.
+        """Compute what is missing beside the shard of a block: one more pass over its texts.
 
-        new_prompts: whether its prompts are to be learnt from, if any are
+        new_prompts: whether its prompts are to be trained on, if any are
         """
         if all(path.exists() for path in self.files(shard)):
             return
         texts = load_shard(shard).texts
-        if self.context and not contexts_path(shard, self.context).exists():
-            found = read_contexts(target.reading(self.context), texts)
-            save_contexts(found, contexts_path(shard, self.context), target.dtype)
-        for foreign in self.foreign:
-            path = foreign.path(shard)
+        target = target.reading(self.context)
+        if self.context and not layer_inputs_path(shard, self.context).exists():
+            self._save_layer_inputs(with_layer_inputs(target, texts), shard, target.dtype)
+        for read in self.read:
+            path = read.path(shard)
             if not path.exists():
-                asked = texts if new_prompts else []
-                read = foreign.read(target.reading(self.context), tokenizer, block, asked)
-                self._save(read, path, target.dtype)
+                found = read.of_block(target, tokenizer, block, texts if new_prompts else [])
+                self._save(found, path, target.dtype)
             self.each.add(target, tokenizer, path, block)
 
     def load(self, shard: Path) -> list[Text]:
-        """The texts of a shard, with what is kept for each.
+        """The texts of a shard with what is kept for each.
 
         Raises DamagedFileError, naming the file, for what is not whole.
         """
         texts = load_shard(shard).texts
-        if self.context:
-            texts = with_saved_contexts(texts, contexts_path(shard, self.context))
-        return texts
+        return _with_saved(texts, layer_inputs_path(shard, self.context)) if self.context else texts
 
-    def read(self, target: Target, texts: Sequence[Text]) -> list[Text]:
+    def compute(self, target: Target, texts: Sequence[Text]) -> list[Text]:
         """The same for texts that are in no corpus."""
-        return with_contexts(target.reading(self.context), texts) if self.context else list(texts)
+        if not self.context:
+            return list(texts)
+        return with_layer_inputs(target.reading(self.context), texts)
 
-    def _keep_contexts(self, texts: Sequence[Text], shard: Path, dtype: mx.Dtype) -> None:
-        contexts = [text.contexts for text in texts if text.contexts is not None]
-        if self.context and len(contexts) == len(texts):
-            save_contexts(contexts, contexts_path(shard, self.context), dtype)
+    def _save_layer_inputs(self, texts: Sequence[Text], shard: Path, dtype: mx.Dtype) -> None:
+        inputs = [text.layer_inputs for text in texts if text.layer_inputs is not None]
+        if self.context and len(inputs) == len(texts):
+            save_layer_inputs(inputs, layer_inputs_path(shard, self.context), dtype)
 
-    def _save(self, read: list[Text], path: Path, dtype: mx.Dtype) -> None:
-        """Write what others wrote as a shard, with the contexts that came with it."""
+    def _save(self, found: list[Text], path: Path, dtype: mx.Dtype) -> None:
+        """Write texts that were read as a shard, with the layer inputs that came with them."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._keep_contexts(read, path, dtype)
-        save_shard(Shard(read, {}), path, {}, dtype)
+        self._save_layer_inputs(found, path, dtype)
+        save_shard(Shard(found, {}), path, {}, dtype)
 
     @property
     def each(self) -> Extras:
-        """What is kept for each shard, those of texts that others wrote among them."""
-        return replace(self, foreign=())
+        """What is kept for each shard, those of texts that were read among them."""
+        return replace(self, read=())
+
+
+def layer_inputs_path(shard: Path, layers: Sequence[int]) -> Path:
+    """Where the layer inputs of a shard lie."""
+    return shard.parent / f"states-{'-'.join(map(str, layers))}" / shard.name
+
+
+def with_layer_inputs(target: Target, texts: Sequence[Text]) -> list[Text]:
+    """The texts with the inputs [A, C - D] of the target's context layers along their answers."""
+    whole = ((text.prompt + text.answer.tolist(), len(text.prompt)) for text in texts)
+    found = teacher_forced_states(target, whole)
+    return [
+        replace(text, layer_inputs=states[:, : -target.hidden_size])
+        for text, states in zip(texts, found, strict=True)
+    ]
+
+
+def save_layer_inputs(
+    inputs: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None
+) -> None:
+    """Write the layer inputs of one shard's texts, whole or not at all.
+
+    dtype: of the numbers in the file; None is that of the arrays
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    together = np.concatenate(inputs) if inputs else np.zeros((0, 1))
+    with whole_file(path) as partial:
+        mx.save_safetensors(str(partial), {"states": mx.array(together, dtype)}, {"format": FORMAT})
+
+
+def _with_saved(texts: Sequence[Text], path: Path) -> list[Text]:
+    """The texts with the layer inputs of a file.
+
+    Raises DamagedFileError, naming the file, for what is not whole or belongs to other texts.
+    """
+    try:
+        arrays, metadata = load_arrays(path)
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+        together = to_host(arrays["states"])
+        ends = np.cumsum([len(text.answer) for text in texts], dtype=np.int64)
+        wanted = int(ends[-1]) if texts else 0
+        if len(together) != wanted:
+            raise ValueError(f"it holds {len(together)} positions, its shard's texts have {wanted}")
+        parts = np.split(together, ends[:-1]) if texts else []
+    except (RuntimeError, ValueError, KeyError) as error:
+        raise damaged(path, error) from None
+    return [replace(text, layer_inputs=own) for text, own in zip(texts, parts, strict=True)]

@@ -1,8 +1,8 @@
-"""The target writes in batches: answers to prompts, and prompts of its own.
+"""Batched generation with the target: answers to prompts, and prompts of its own.
 
 Rows are padded on the left in mlx-lm's batched cache, so that all of them write the same column;
-a row that has ended leaves the batch once enough have. What the target's last layer says at each
-token is kept beside it: a drafter learns from that, and no second pass has to compute it.
+a row that has ended leaves the batch once enough have. The hidden state that chose each token is
+kept beside it, so that no second pass has to compute it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import BatchKVCache
 
-from redrafter_mlx.distill.corpus.batch_cache import batch_cache
+from redrafter_mlx.distill.corpus.batch_cache import batch_cache, row_bytes
 from redrafter_mlx.distill.corpus.filters import loop_start
 from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
-from redrafter_mlx.distill.corpus.row_bytes import row_bytes
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.target.model import Target
 
@@ -29,32 +28,36 @@ _PREFILL_TOKENS = 8192
 _LEAVE_SHARE = 0.2
 """Rows leave the batch once so many of it have ended; leaving copies the cache."""
 
-_LOOK_EVERY = 10
-"""Tokens between looks whether an answer has fallen into a loop and need not go on."""
+_CHECK_EVERY = 10
+"""Tokens between checks whether an answer has fallen into a loop and need not go on."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What the target wrote behind one prompt.
+    """What the target wrote after one prompt.
 
-    prompt:  token ids in front of `answer`, tokens drawn at random included
-    answer:  [A] int32, the likeliest token at each place; ends with an end-of-text token if `ended`
+    prompt:  token ids before `answer`, tokens drawn at random included
+    answer:  [A] int32, the likeliest token at each position; ends with an end-of-text token if
+             `ended`
     states:  [A, C], the target's hidden states from which each of them was chosen
-    before:  [len(prompt) - 1, C], the same of the prompt's tokens from its second on
+    prompt_states: [len(prompt) - 1, C], the same of the prompt's tokens from its second on
     """
 
     prompt: list[int]
     answer: np.ndarray
     states: np.ndarray
     ended: bool
-    before: np.ndarray
+    prompt_states: np.ndarray
 
     def text(self, target: Target, length: int | None = None) -> Text:
-        """Its first `length` tokens, to be learnt from."""
-        D, states = target.hidden_size, self.states[:length]
-        contexts = states[:, :-D] if target.context_layers else None
-        answer = self.answer[:length]
-        return Text(self.prompt, answer, states[:, -D:], contexts=contexts, before=self.before)
+        """Its first `length` tokens, to be trained on."""
+        return Text.of(
+            target,
+            self.prompt,
+            self.answer[:length],
+            self.states[:length],
+            prompt_states=self.prompt_states,
+        )
 
 
 def write_answers(
@@ -76,7 +79,7 @@ def write_answers(
       max_tokens: of the greedy part
       openings: how many tokens are drawn at random first, so that one prompt has many answers;
         they count as prompt. Other than 0 they need `key`
-      stop_at_loops: end an answer that says the same again; see filters
+      stop_at_loops: end an answer that repeats itself; see filters
       room: bytes for the rows of a batch, None for all rows at once. The answers do not depend on
         it, but for rounding
     Returns:
@@ -115,7 +118,7 @@ def write_turns(
     key: mx.array,
     room: int | None = None,
 ) -> list[list[list[int]]]:
-    """So many texts drawn behind each prefix: what a user would say there.
+    """So many texts drawn after each prefix: what a user would write there.
 
     room: as in `write_answers`
 
@@ -144,11 +147,11 @@ def _batches(
     *,
     keep_states: bool,
 ) -> Iterator[tuple[Callable[[], _Batch], slice]]:
-    """Batches of the rows that begin with the prompts `of_row` (ascending) and have so many
-    tokens to come: what begins each, as large as `room` allows, and which rows it has.
+    """Batches of the rows that continue the prompts `of_row` (ascending) with so many tokens.
 
-    A prompt is read once for all its rows in a batch. A batch is begun by who writes it, and ends
-    with that: two of them would not fit.
+    Each is a function that prefills it, as large as `room` allows, and the rows that it holds. A
+    prompt is read once for all its rows in a batch. The caller prefills a batch and drops it before
+    the next one: two of them would not fit.
     """
     kind, size = batch_cache(target), len(of_row)
     if kind is None:
@@ -175,7 +178,7 @@ class _Row(NamedTuple):
 
 
 class _Batch:
-    """Rows being written: their cache, the state behind each, and what their prompts left."""
+    """Rows being written: their cache, the last state of each, and the states of their prompts."""
 
     def __init__(
         self,
@@ -186,7 +189,7 @@ class _Batch:
         *,
         keep_states: bool,
     ) -> None:
-        """Read the prompts, and begin with each row named in `rows`, some perhaps twice."""
+        """Prefill the prompts; row i of the batch continues prompt rows[i]."""
         self.target = target
         self.keep_states = keep_states
         width = max(map(len, prompts))
@@ -210,7 +213,7 @@ class _Batch:
             self.before = [read[row, padding[row] : -1] for row in rows]
 
     def keep(self, rows: list[int]) -> None:
-        """Go on with these rows of the batch only; a row may be named several times."""
+        """Keep these rows of the batch only; a row may be named several times."""
         index = mx.array(rows)
         for layer in self.cache:
             layer.filter(index)
@@ -245,7 +248,7 @@ def _write(
     """
     tokens: list[list[int]] = [[] for _ in limits]
     states: list[list[np.ndarray]] = [[] for _ in limits]
-    rows = list(range(len(limits)))  # which row each place of the batch is
+    rows = list(range(len(limits)))  # the row in each slot of the batch
     open_rows = set(rows)
     for at in range(max(limits)):
         logits = batch.logits()
@@ -255,23 +258,23 @@ def _write(
             random = mx.vmap(_draw)(logits * (1 / temperature), noise)
             chosen = mx.where(mx.array([at < drawn[row] for row in rows]), random, chosen)
         took, kept = batch.append(chosen.astype(mx.int32))
-        for place, row in enumerate(rows):
+        for slot, row in enumerate(rows):
             if row in open_rows:
-                tokens[row].append(took[place])
+                tokens[row].append(took[slot])
                 if kept is not None:
-                    states[row].append(kept[place])
+                    states[row].append(kept[slot])
                 n = len(tokens[row])
-                look = stop_at_loops and n % _LOOK_EVERY == 0
-                looping = look and loop_start(tokens[row]) is not None
-                if took[place] in eos or n == limits[row] or looping:
+                check = stop_at_loops and n % _CHECK_EVERY == 0
+                looping = check and loop_start(tokens[row]) is not None
+                if took[slot] in eos or n == limits[row] or looping:
                     open_rows.discard(row)
         if not open_rows:
             break
         if len(open_rows) <= (1 - _LEAVE_SHARE) * len(rows):
-            places = [place for place, row in enumerate(rows) if row in open_rows]
-            batch.keep(places)
-            keys = keys[mx.array(places)]
-            rows = [rows[place] for place in places]
+            slots = [slot for slot, row in enumerate(rows) if row in open_rows]
+            batch.keep(slots)
+            keys = keys[mx.array(slots)]
+            rows = [rows[slot] for slot in slots]
     nothing = to_host(mx.zeros((0, batch.target.context_size), batch.target.dtype))
     return [
         _Row(own, np.stack(kept) if kept else nothing, before)

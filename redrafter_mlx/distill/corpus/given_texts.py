@@ -8,11 +8,10 @@ import random
 from dataclasses import asdict, dataclass, replace
 
 from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
-from redrafter_mlx.distill.corpus.exclusions import Reserved
-from redrafter_mlx.distill.corpus.reader import Labels
+from redrafter_mlx.distill.corpus.filters import Exclusions
 from redrafter_mlx.distill.corpus.shards import FORMAT
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.options import WritingOptions
+from redrafter_mlx.distill.options import Labels, WritingOptions
 from redrafter_mlx.errors import BadInputError
 
 
@@ -23,13 +22,13 @@ class Given:
     conversations: prompts, without the answers that a file may have for them; or, as data,
                    conversations with finished answers
     read:          texts that are only read, in random order; None without any
-    reserved:      questions that nothing is learnt from
+    exclude:       questions that nothing is trained on
     left_out:      conversations and texts that were left out for that
     """
 
     conversations: tuple[Conversation, ...]
     read: tuple[Conversation, ...] | None
-    reserved: Reserved
+    exclude: Exclusions
     left_out: int
 
 
@@ -41,18 +40,18 @@ def read_given(job: TrainingJob) -> Given:
         raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
     read = [text for file in job.read for text in read_conversations(file)]
     random.Random(job.writing.seed).shuffle(read)  # each block reads some of every file
-    reserved = Reserved.read(job.exclude)
+    exclude = Exclusions.read(job.exclude)
     if job.data is None:
         asked = [replace(conversation, answers=()) for conversation in asked]
-    conversations, texts = reserved.without(asked), reserved.without(read)
+    conversations, texts = exclude.filter(asked), exclude.filter(read)
     for given, kept in ((asked, conversations), (read, texts)):
         if given and not kept:
             raise BadInputError(
-                "nothing is left to learn from: all that was given is in the files to exclude"
+                "nothing is left to train on: all that was given is in the files to exclude"
             )
     left_out = len(asked) + len(read) - len(conversations) - len(texts)
     only_read = tuple(texts) if job.read else None
-    return Given(tuple(conversations), only_read, reserved, left_out)
+    return Given(tuple(conversations), only_read, exclude, left_out)
 
 
 def corpus_key(
@@ -63,7 +62,7 @@ def corpus_key(
     labels: tuple[Labels, int] | None,
 ) -> str:
     """A name for the corpus that these would make."""
-    said: dict[str, object] = {
+    key: dict[str, object] = {
         "format": FORMAT,
         "target": fingerprint,
         "dtype": dtype,
@@ -71,6 +70,6 @@ def corpus_key(
         "conversations": [asdict(conversation) for conversation in given.conversations],
         "labels": labels,
     }
-    if given.reserved.runs:  # the prompts that the target writes are other ones then
-        said["reserved"] = sorted(given.reserved.runs)
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+    if given.exclude.runs:  # the prompts that the target writes are other ones then
+        key["reserved"] = sorted(given.exclude.runs)
+    return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Hidden states on their way from the target to the corpus: in a type that holds their range.
+"""The target's hidden states on their way into the corpus: teacher-forced, checked, converted.
 
 They stay in the target's own type. NumPy has no bfloat16, so there they are float32, which holds
 the same values; on disk they are bfloat16 again.
@@ -6,11 +6,38 @@ the same values; on disk they are bfloat16 again.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 import mlx.core as mx
 import numpy as np
+from mlx_lm.models.cache import KVCache
 
+from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target.model import Target
+
+
+def teacher_forced_states(
+    target: Target, texts: Iterable[tuple[Sequence[int], int]]
+) -> Iterator[np.ndarray]:
+    """The hidden states that chose each text's tokens from an index (1 or later) on.
+
+    A prefix that a text shares with the one before it is not computed again.
+
+    Returns:
+      [tokens - index, C] for each text
+    """
+    cache = [KVCache() for _ in range(target.n_layers)]
+    before: Sequence[int] = []
+    for text, index in texts:
+        tokens = text[:-1]  # nothing follows the last one
+        start = min(common_prefix(before, tokens), index - 1)
+        for layer in cache:
+            layer.trim(layer.offset - start)
+        hidden = target.hidden(mx.array([tokens[start:]], mx.int32), cache)[0, index - 1 - start :]
+        mx.eval(hidden, [layer.state for layer in cache])
+        before = tokens
+        yield check_finite(to_host(hidden), target)
 
 
 def to_host(array: mx.array) -> np.ndarray:
@@ -31,21 +58,15 @@ def check_finite(states: np.ndarray, target: Target) -> np.ndarray:
     if not np.isfinite(states).all():
         names = [f"the input of layer {i}" for i in target.context_layers] + ["the last norm"]
         parts = np.split(states, len(names), axis=-1)
-        raise not_finite(
-            target, next(n for n, p in zip(names, parts, strict=True) if not np.isfinite(p).all())
-        )
-    return states
-
-
-def not_finite(target: Target, name: str) -> UnsupportedModelError:
-    """One line for values that cannot be learnt from; `name` says of what they are."""
-    kind = str(target.dtype).removeprefix("mlx.core.")
-    return UnsupportedModelError(
-        f"{target.model_type} makes values in {name} that are not finite in {kind}, and nothing "
-        f"can be learnt from them; "
-        + (
+        name = next(n for n, p in zip(names, parts, strict=True) if not np.isfinite(p).all())
+        kind = str(target.dtype).removeprefix("mlx.core.")
+        remedy = (
             "load it with --dtype bfloat16 or float32"
             if kind == "float16"
             else "its weights may be damaged"
         )
-    )
+        raise UnsupportedModelError(
+            f"{target.model_type} computes values in {name} that are not finite in {kind}, which "
+            f"no drafter can be trained on; {remedy}"
+        )
+    return states

@@ -1,7 +1,7 @@
-"""How people begin a request, for prompts that the target writes behind one.
+"""Prompt starters: how people begin a request, for prompts that the target continues.
 
-Left to itself a small target asks the same few kinds of things. What a request is about it can
-choose itself; what kind of request it is, these say.
+Left to itself a small target asks the same few kinds of things. It can choose a subject; these give
+the kind of request.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-BEGINNINGS = (
+PROMPT_STARTERS = (
     # To be explained
     "Explain", "Explain how", "Explain the difference between", "Explain why", "Describe",
     "Describe the process of", "What is", "What is the difference between", "What are the",
@@ -55,7 +55,7 @@ BEGINNINGS = (
 )  # fmt: skip
 
 
-def draw_beginnings(count: int, seed: str) -> Counter[str]:
+def draw_starters(count: int, seed: str) -> Counter[str]:
     """`count` of them in random order, none more often than it must be: how often each."""
-    order = random.Random(seed).sample(BEGINNINGS, len(BEGINNINGS))
+    order = random.Random(seed).sample(PROMPT_STARTERS, len(PROMPT_STARTERS))
     return Counter(order[i % len(order)] for i in range(count))

@@ -1,7 +1,7 @@
 """Finished conversations as a corpus: the target reads answers that it did not write.
 
-The hidden states come from one pass over each text. What is learnt at each place is either the
-answer as it stands (ground truth), or what the target itself would say from there (paper, section
+The hidden states come from one pass over each text. The labels at each position are either the
+answer as it stands (ground truth), or what the target would generate from there (paper, section
 3.5: distillation in the ground truth's context).
 """
 
@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Literal
 
 import mlx.core as mx
 import numpy as np
@@ -21,21 +20,20 @@ from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
 from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
+from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
-Labels = Literal["target", "data"]
-
-_PLACES_AT_ONCE = 64
-"""Continuations that the target makes in one call."""
+_FORKS = 64
+"""Continuations that the target generates in one call."""
 
 
 @dataclass(frozen=True)
 class Reader:
     """The target, reading blocks of conversations; the counterpart of `Writer`.
 
-    labels:     what is learnt at each place of an answer
-    length:     T, how far ahead the target says what it would, with labels `target`
+    labels:     whether the target's continuations or the answers are the labels
+    length:     T, tokens of each continuation, with labels `target`
     batch:      conversations in a block
     max_tokens: longer texts are left out
     """
@@ -53,20 +51,20 @@ class Reader:
         return -(-len(self.conversations) // self.batch)
 
     def held_out(self, block: int) -> bool:
-        """Whether a block is for looking at, never for learning."""
+        """Whether a block is for evaluation, never for training."""
         return block % HELD_OUT_EVERY == 0
 
-    def asks_anew(self, _block: int) -> bool:
+    def has_new_prompts(self, _block: int) -> bool:
         """Each conversation is read once."""
         return True
 
     def write(self, block: int) -> Shard:
-        """The texts of one block; each answer is one, behind all that was said before it."""
+        """The texts of one block: each answer, after the turns before it."""
         left_out: Counter[str] = Counter()
         some = self.conversations[block * self.batch : (block + 1) * self.batch]
         return Shard([self._read(*text) for text in self._usable(some, left_out)], left_out)
 
-    def read_some(self, texts: int) -> list[Text]:
+    def sample(self, texts: int) -> list[Text]:
         """So many texts from all over the conversations, to see how long reading takes."""
         every = max(1, len(self.conversations) // texts)
         tried = chain(self.conversations[::every], self.conversations)
@@ -84,7 +82,7 @@ class Reader:
     def _usable(
         self, conversations: Iterable[Conversation], left_out: Counter[str]
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """Prompt and answer of all that can be learnt from; the rest is counted."""
+        """Prompt and answer of all that can be trained on; the rest is counted."""
         for conversation in conversations:
             for turn in range(len(conversation.answers)):
                 prompt, answer = self._split(conversation, turn)
@@ -98,11 +96,11 @@ class Reader:
                     yield prompt, answer
 
     def _split(self, conversation: Conversation, turn: int) -> tuple[list[int], list[int] | None]:
-        """The tokens in front of an answer, and the answer's up to the end of its turn."""
+        """The tokens before an answer, and the answer's up to the end of its turn."""
         before = conversation.messages(turn, conversation.answers)
         prompt = render_chat(self.tokenizer, before)
-        said = [*before, {"role": "assistant", "content": conversation.answers[turn]}]
-        whole = render_chat(self.tokenizer, said, add_generation_prompt=False)
+        messages = [*before, {"role": "assistant", "content": conversation.answers[turn]}]
+        whole = render_chat(self.tokenizer, messages, add_generation_prompt=False)
         if whole[: len(prompt)] != prompt:
             return prompt, None
         answer = whole[len(prompt) :]
@@ -114,21 +112,24 @@ class Reader:
         first = len(prompt)
         hidden = self.target.hidden(mx.array([tokens[:-1]]), [None] * self.target.n_layers)
         states = hidden[0, first - 1 :]
-        along = check_finite(to_host(hidden[0]), self.target)
-        D = self.target.hidden_size
-        before, kept = along[: first - 1], along[first - 1 :]
-        contexts = kept[:, :-D] if self.target.context_layers else None
+        checked = check_finite(to_host(hidden[0]), self.target)
         labels = None
         if self.labels == "target":
             labels = continuations(self.target, tokens, states, first, self.length)
-        said = np.array(answer, np.int32)
-        return Text(prompt, said, kept[:, -D:], labels, contexts=contexts, before=before)
+        return Text.of(
+            self.target,
+            prompt,
+            np.array(answer, np.int32),
+            checked[first - 1 :],
+            labels,
+            prompt_states=checked[: first - 1],
+        )
 
 
 def continuations(
     target: Target, tokens: list[int], states: mx.array, first: int, length: int
 ) -> np.ndarray:
-    """What the target would say at each place of a text: its next token and `length` more.
+    """What the target would generate at each position of a text: its next token and `length` more.
 
     The continuations are forks of one text, whose keys and values are in memory once.
 
@@ -140,14 +141,14 @@ def continuations(
     cache, read = target.new_cache(), len(tokens) - 1
     target.prefill(mx.array([tokens[:-1]]), cache, 0, [0])
     found = []
-    for at in range(0, states.shape[0], _PLACES_AT_ONCE):
-        some = states[at : at + _PLACES_AT_ONCE]
+    for at in range(0, states.shape[0], _FORKS):
+        some = states[at : at + _FORKS]
         places = mx.arange(first + at, first + at + some.shape[0], dtype=mx.int32)
-        said = [mx.argmax(target.logits(some[None])[0], axis=-1).astype(mx.int32)]
+        made = [mx.argmax(target.logits(some[None])[0], axis=-1).astype(mx.int32)]
         for ahead in range(length):
             cache.plan_forks(places, ahead, read)
-            hidden = target.hidden(said[-1][None], cache.layers)
-            said.append(mx.argmax(target.logits(hidden)[0], axis=-1).astype(mx.int32))
-            mx.async_eval(said[-1], *cache.buffers)
-        found.append(np.array(mx.stack(said, axis=1)))
+            hidden = target.hidden(made[-1][None], cache.layers)
+            made.append(mx.argmax(target.logits(hidden)[0], axis=-1).astype(mx.int32))
+            mx.async_eval(made[-1], *cache.buffers)
+        found.append(np.array(mx.stack(made, axis=1)))
     return np.concatenate(found)

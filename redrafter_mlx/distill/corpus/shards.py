@@ -1,18 +1,18 @@
-"""The corpus on disk: what the target said, and its hidden states, in shards.
+"""The corpus on disk: texts and the target's hidden states, in shards.
 
 A shard is one safetensors file of the texts that were written together:
 
-    prompts [P]         int32    the prompts' tokens, one behind the other
-    answers [A]         int32    the answers' tokens, one behind the other
+    prompts [P]         int32    the prompts' tokens, one after the other
+    answers [A]         int32    the answers' tokens, one after the other
     lengths [R, 2]      int32    of each text: tokens of its prompt, tokens of its answer
     states  [A, D]               the target's final-norm output that chose each answer token, in
                                  the target's own type
     labels  [A, T + 1]  int32    only where the answers are not the target's own: what the target
-                                 would say at each place, token by token
+                                 would generate at each position, token by token
 
 and, as metadata, how it was made, what was left out of it, and `own`: "no" where the answers are
-texts that others wrote, see foreign.py. A shard appears whole or not at
-all, and is never written again: a corpus that was interrupted goes on with the shards it lacks.
+texts that the target only read, see read_texts.py. A shard appears whole or not at all, and is
+never written again: a corpus that was interrupted goes on with the shards it lacks.
 """
 
 from __future__ import annotations
@@ -28,34 +28,52 @@ import numpy as np
 from redrafter_mlx.distill.corpus.hidden_states import to_host
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import whole_file
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.folder_files import read_safetensors_header
 
 FORMAT = "redrafter-mlx corpus 2"
 
 HELD_OUT_EVERY = 32
-"""One block in so many is for looking at, never for learning."""
+"""One block in so many is for evaluation, never for training."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """One prompt with the answer that is learnt from.
+    """One prompt with the answer that is trained on.
 
     Shapes:
       answer: [A] int32, states: [A, D], labels: [A, T + 1] int32 or None
-      own:    whether the answer is the target's, or is learnt as if it were; else only what the
-              target expects at each place is learnt, see foreign.py
-      contexts: [A, C - D], inputs of context layers; None without any, see contexts.py
-      before: [len(prompt) - 1, C], the states that chose the prompt's tokens from its
-              second on; None but where the text was just written
+      layer_inputs:  [A, C - D], inputs of context layers; None without any
+      hard_labels:   whether the answer is the target's, or trained on as if it were; else the
+                     target's probabilities at each position are the only labels
+      prompt_states: [len(prompt) - 1, C], the states that chose the prompt's tokens from its
+                     second on; None but where the text was just written
     """
 
     prompt: list[int]
     answer: np.ndarray
     states: np.ndarray
     labels: np.ndarray | None = None
-    contexts: np.ndarray | None = None
-    own: bool = True
-    before: np.ndarray | None = None
+    layer_inputs: np.ndarray | None = None
+    hard_labels: bool = True
+    prompt_states: np.ndarray | None = None
+
+    @classmethod
+    def of(
+        cls,
+        target: Target,
+        prompt: list[int],
+        answer: np.ndarray,
+        states: np.ndarray,
+        labels: np.ndarray | None = None,
+        *,
+        hard_labels: bool = True,
+        prompt_states: np.ndarray | None = None,
+    ) -> Text:
+        """The same from a target's hidden states [A, C], which hold the layer inputs too."""
+        D = target.hidden_size
+        inputs = states[:, :-D] if target.context_layers else None
+        return cls(prompt, answer, states[:, -D:], labels, inputs, hard_labels, prompt_states)
 
 
 @dataclass(frozen=True)
@@ -86,7 +104,7 @@ def save_shard(
         ),
         "states": _join([t.states for t in texts], np.zeros((0, 1))),
     }
-    if not all(text.own == texts[0].own for text in texts):
+    if not all(text.hard_labels == texts[0].hard_labels for text in texts):
         raise ValueError("a shard holds texts of one kind")
     labels = [t.labels for t in texts if t.labels is not None]
     if labels:
@@ -97,7 +115,7 @@ def save_shard(
         "texts": str(len(texts)),
         "answer_tokens": str(shard.answer_tokens),
         "left_out": json.dumps(dict(shard.left_out)),
-        "own": "yes" if not texts or texts[0].own else "no",
+        "own": "yes" if not texts or texts[0].hard_labels else "no",
     }
     with whole_file(path) as partial:
         saved = {k: mx.array(v, dtype if k == "states" else None) for k, v in arrays.items()}
@@ -137,7 +155,7 @@ def load_shard(path: Path) -> Shard:
         parts = {name: to_host(array) for name, array in arrays.items()}
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-        texts = list(_split(parts, own=metadata.get("own") != "no"))
+        texts = list(_split(parts, hard_labels=metadata.get("own") != "no"))
         return Shard(texts, json.loads(metadata["left_out"]))
     except (RuntimeError, ValueError, KeyError, IndexError) as error:
         raise damaged(path, error) from None
@@ -153,7 +171,7 @@ def load_arrays(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
     return arrays, metadata
 
 
-def _split(parts: Mapping[str, np.ndarray], *, own: bool) -> Iterator[Text]:
+def _split(parts: Mapping[str, np.ndarray], *, hard_labels: bool) -> Iterator[Text]:
     at_prompt = at_answer = 0
     labels = parts.get("labels")
     for n_prompt, n_answer in parts["lengths"].tolist():
@@ -164,7 +182,7 @@ def _split(parts: Mapping[str, np.ndarray], *, own: bool) -> Iterator[Text]:
             parts["answers"][answer],
             parts["states"][answer],
             None if labels is None else labels[answer],
-            own=own,
+            hard_labels=hard_labels,
         )
         at_prompt, at_answer = prompt.stop, answer.stop
     if at_prompt != len(parts["prompts"]) or at_answer != len(parts["states"]):

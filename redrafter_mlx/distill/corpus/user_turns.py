@@ -9,77 +9,77 @@ from dataclasses import dataclass
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.exclusions import LEFT_OUT, Reserved
+from redrafter_mlx.distill.corpus.filters import EXCLUDED, Exclusions
 from redrafter_mlx.distill.corpus.generation import write_turns
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 
 _MARK = "\ue000"
 
-_MOST_TOKENS = 64
+_MAX_TOKENS = 64
 """Of a turn; one that has not ended by then is left out."""
 
-_LEAST_CHARACTERS = 8
+_MIN_CHARACTERS = 8
 
 
 @dataclass(frozen=True)
-class Opening:
-    """Where turns are drawn: what was said before, how many, and how they begin.
+class TurnPrefix:
+    """Where turns are drawn: after which turns, how many, and with which starter.
 
-    said: user and assistant by turns
+    turns: user and assistant in turn
     """
 
-    said: Sequence[str]
+    turns: Sequence[str]
     system: str | None
     count: int = 1
-    beginning: str = ""
+    starter: str = ""
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """What was said, as chat templates take it."""
+        """The turns, as chat templates take them."""
         head = [{"role": "system", "content": self.system}] if self.system else []
         roles = ("user", "assistant")
-        return head + [{"role": roles[i % 2], "content": t} for i, t in enumerate(self.said)]
+        return head + [{"role": roles[i % 2], "content": t} for i, t in enumerate(self.turns)]
 
 
 def draw_user_turns(
     target: Target,
     tokenizer: TokenizerWrapper,
-    openings: Sequence[Opening],
+    prefixes: Sequence[TurnPrefix],
     temperature: float,
-    reserved: Reserved,
+    exclude: Exclusions,
     key: mx.array,
     left_out: Counter[str],
     room: int | None = None,
 ) -> list[list[str]]:
-    """For each opening its turns, beginnings included.
+    """For each prefix its turns, starters included.
 
-    None is there twice or is one of `reserved`; what is left out is counted in `left_out`.
+    None is there twice or matches `exclude`; what is left out is counted in `left_out`.
     """
     eos = set(tokenizer.eos_token_ids)
-    prefixes = [_template_up_to(tokenizer, opening) for opening in openings]
-    counts = [opening.count for opening in openings]
-    drawn = write_turns(target, prefixes, counts, eos, _MOST_TOKENS, temperature, key, room)
+    starts = [_template_up_to(tokenizer, prefix) for prefix in prefixes]
+    counts = [prefix.count for prefix in prefixes]
+    drawn = write_turns(target, starts, counts, eos, _MAX_TOKENS, temperature, key, room)
     found: list[list[str]] = []
     seen: set[str] = set()
-    for opening, prefix, group in zip(openings, prefixes, drawn, strict=True):
-        kept, before = [], len(tokenizer.decode(prefix))
+    for prefix, start, group in zip(prefixes, starts, drawn, strict=True):
+        kept, before = [], len(tokenizer.decode(start))
         for ids in group:
-            # Decoded behind its prefix: alone, some tokenizers drop the space in front of it.
-            text = (opening.beginning + tokenizer.decode(prefix + ids)[before:]).strip()
-            if len(text) < _LEAST_CHARACTERS or text in seen:
+            # Decoded after its prefix: alone, some tokenizers drop the space before it.
+            text = (prefix.starter + tokenizer.decode(start + ids)[before:]).strip()
+            if len(text) < _MIN_CHARACTERS or text in seen:
                 left_out["prompt twice or empty"] += 1
-            elif reserved.holds(text):
-                left_out[LEFT_OUT] += 1
+            elif exclude.match(text):
+                left_out[EXCLUDED] += 1
             else:
                 seen.add(text)
                 kept.append(text)
-        left_out["prompt unfinished"] += opening.count - len(group)
+        left_out["prompt unfinished"] += prefix.count - len(group)
         found.append(kept)
     return found
 
 
-def _template_up_to(tokenizer: TokenizerWrapper, opening: Opening) -> list[int]:
-    """The chat template up to where the user's next message goes on."""
-    ids = render_chat(tokenizer, [*opening.messages, {"role": "user", "content": _MARK}])
-    return encode_text(tokenizer, tokenizer.decode(ids).split(_MARK)[0] + opening.beginning)
+def _template_up_to(tokenizer: TokenizerWrapper, prefix: TurnPrefix) -> list[int]:
+    """The chat template up to where the user's next message continues."""
+    ids = render_chat(tokenizer, [*prefix.messages, {"role": "user", "content": _MARK}])
+    return encode_text(tokenizer, tokenizer.decode(ids).split(_MARK)[0] + prefix.starter)

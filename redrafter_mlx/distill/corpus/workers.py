@@ -22,12 +22,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType
 from redrafter_mlx.distill.corpus.conversations import Conversation
-from redrafter_mlx.distill.corpus.exclusions import NOTHING, Reserved
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.reader import Labels, Reader
+from redrafter_mlx.distill.corpus.filters import NOTHING, Exclusions
+from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import ShardSummary, save_shard, summarise_shard
 from redrafter_mlx.distill.corpus.writer import Writer
-from redrafter_mlx.distill.options import WritingOptions
+from redrafter_mlx.distill.options import Labels, WritingOptions
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import remove_abandoned
@@ -36,7 +36,7 @@ from redrafter_mlx.runtime.child_process import start_child
 from redrafter_mlx.target.model import Target
 
 _POLL = 1.0
-"""Seconds between looks into the folder."""
+"""Seconds between readings of the folder."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class CorpusJob:
     conversations: prompts to answer; with `labels`, answers to read
     labels, length: as in `Reader`; without labels the target writes
     extras: what is kept beside the texts
-    reserved: questions that the target's own prompts must not be
+    exclude: questions that the target's own prompts must not be
     room: bytes for the rows of one batch in a process; None is no bound
     """
 
@@ -60,14 +60,14 @@ class CorpusJob:
     labels: Labels | None = None
     length: int = 0
     extras: Extras = field(default_factory=Extras)
-    reserved: Reserved = NOTHING
+    exclude: Exclusions = NOTHING
     room: int | None = None
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
         """What makes the blocks."""
         if self.labels is None:
             return Writer(
-                target, tokenizer, self.conversations, self.writing, self.reserved, self.room
+                target, tokenizer, self.conversations, self.writing, self.exclude, self.room
             )
         return Reader(target, tokenizer, self.conversations, self.labels, self.length)
 
@@ -85,7 +85,7 @@ class CorpusSize:
 
     blocks: without a gap from the first on, and no more than the asked answer tokens need, so
       that the same request finds the same corpus however much more has been written
-    read_tokens: of prompts and texts that others wrote, those that are learnt from
+    read_tokens: of prompts and texts that are only read, those that are trained on
     """
 
     blocks: int
@@ -155,14 +155,14 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
 
 
 def _write_blocks(job: CorpusJob, loaded: LoadedTarget, worker: int, workers: int) -> Iterator[int]:
-    """Write the blocks of one of several workers that are not there yet, one after the other."""
+    """Write the blocks of one of several workers that are not there yet, in order."""
     target = Target(loaded.model).reading(job.extras.context)
     source = job.source(target, loaded.tokenizer)
     made = {"writing": json.dumps(asdict(job.writing)), "target": loaded.source.fingerprint}
     block = worker
     while source.blocks is None or block < source.blocks:
         path, tokenizer = job.path(block), loaded.tokenizer
-        new = source.asks_anew(block) and not source.held_out(block)
+        new = source.has_new_prompts(block) and not source.held_out(block)
         if not path.exists():
             shard = source.write(block)
             job.extras.keep(target, tokenizer, shard.texts, path, block, new_prompts=new)
@@ -223,7 +223,7 @@ def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
 def _measure(
     job: CorpusJob, counted: dict[Path, ShardSummary], wanted: int, least_blocks: int
 ) -> CorpusSize:
-    """The corpus on disk; `counted` remembers shards that were looked into before."""
+    """The corpus on disk; `counted` remembers shards that were read before."""
 
     def summary(path: Path) -> ShardSummary:
         if path not in counted:
@@ -238,8 +238,8 @@ def _measure(
         shard = summary(job.path(blocks))
         tokens, texts = tokens + shard.answer_tokens, texts + shard.texts
         left_out.update(shard.left_out)
-        for foreign in job.extras.foreign:
-            read += summary(foreign.path(job.path(blocks))).answer_tokens
+        for texts_read in job.extras.read:
+            read += summary(texts_read.path(job.path(blocks))).answer_tokens
         blocks += 1
     there = [int(path.stem.split("-")[1]) for path in job.folder.glob("block-*.safetensors")]
     files = [path for block in there for path in job.files(block)]

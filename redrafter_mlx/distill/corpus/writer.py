@@ -1,8 +1,8 @@
-"""What the target writes, block by block.
+"""The corpus that the target writes, block by block.
 
-A block is a batch of prompts and the target's answers to them. What is in block i depends on i
-and the options alone, not on which process writes it or when, so that a corpus can be written by
-several processes, be interrupted, and grow.
+A block is a batch of prompts and the target's answers to them. Block i depends on i and the options
+alone, not on which process writes it or when, so that a corpus can be written by several processes,
+be interrupted, and grow.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.distill.corpus.conversations import Conversation
-from redrafter_mlx.distill.corpus.exclusions import NOTHING, Reserved
-from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, loop_start
+from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, NOTHING, Exclusions, loop_start
 from redrafter_mlx.distill.corpus.generation import Written, write_answers
-from redrafter_mlx.distill.corpus.prompt_starters import draw_beginnings
+from redrafter_mlx.distill.corpus.prompt_starters import draw_starters
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
-from redrafter_mlx.distill.corpus.user_turns import Opening, draw_user_turns
+from redrafter_mlx.distill.corpus.user_turns import TurnPrefix, draw_user_turns
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
@@ -35,7 +34,7 @@ _SYSTEM_MESSAGES = (
     "You are a programmer who answers with working code and a short explanation.",
     "Answer in the form of a list where that helps.",
 )
-"""Instead of the template's own in one of eight blocks, so that a drafter meets others too."""
+"""In one of eight blocks one of these replaces the template's own, so that others are met too."""
 
 _SORTED_BLOCKS = 8
 """Prompts are sorted by length within so many blocks: little padding, and still a mixture."""
@@ -45,17 +44,17 @@ _SORTED_BLOCKS = 8
 class Writer:
     """The target, writing blocks of a corpus.
 
-    prompts:  the user's own, none if the target writes all of them
-    reserved: questions that the target's own prompts must not be
-    room:     bytes for the rows of a batch; None writes all rows of a block at once. What is
-              written does not depend on it
+    prompts: the user's own, none if the target writes all of them
+    exclude: questions that the target's own prompts must not be
+    room:    bytes for the rows of a batch; None writes all rows of a block at once. What is
+             written does not depend on it
     """
 
     target: Target
     tokenizer: TokenizerWrapper
     prompts: Sequence[Conversation]
     options: WritingOptions
-    reserved: Reserved = NOTHING
+    exclude: Exclusions = NOTHING
     room: int | None = None
 
     @property
@@ -74,17 +73,17 @@ class Writer:
         return Shard(texts, left_out)
 
     def held_out(self, block: int) -> bool:
-        """Whether a block is for looking at, never for learning: one in HELD_OUT_EVERY.
+        """Whether a block is for evaluation, never for training: one in HELD_OUT_EVERY.
 
         The user's prompts in such a block are in no other one, however often they are asked.
         """
         if self._is_own(block):
             return self._own_before(block) % HELD_OUT_EVERY == 0
-        return self._round_and_place(block)[1] % HELD_OUT_EVERY == 0
+        return self._round_and_part(block)[1] % HELD_OUT_EVERY == 0
 
-    def asks_anew(self, block: int) -> bool:
+    def has_new_prompts(self, block: int) -> bool:
         """Whether the prompts of a block are in no block before it."""
-        return self._is_own(block) or self._round_and_place(block)[0] == 0
+        return self._is_own(block) or self._round_and_part(block)[0] == 0
 
     def _is_own(self, block: int) -> bool:
         return _falls_in(block, self._own_share)
@@ -97,7 +96,7 @@ class Writer:
     def _own_share(self) -> float:
         return self.options.own_share if self.prompts else 1.0
 
-    def _round_and_place(self, block: int) -> tuple[int, int]:
+    def _round_and_part(self, block: int) -> tuple[int, int]:
         """How often the user's prompts were all asked before, and which part of them is next."""
         size = self.options.batch // len(self.options.openings)
         return divmod(block - self._own_before(block), -(-len(self.prompts) // size))
@@ -106,10 +105,10 @@ class Writer:
         """Answers to the next of the user's prompts; when all were asked, in other openings."""
         opt = self.options
         size = opt.batch // len(opt.openings)
-        round_, place = self._round_and_place(block)
+        round_, part = self._round_and_part(block)
         order = list(range(len(self.prompts)))
         random.Random(opt.seed).shuffle(order)
-        group, within = divmod(place, _SORTED_BLOCKS)
+        group, within = divmod(part, _SORTED_BLOCKS)
         span = order[group * _SORTED_BLOCKS * size : (group + 1) * _SORTED_BLOCKS * size]
         span.sort(key=lambda i: sum(map(len, self.prompts[i].turns)))
         chosen = [self.prompts[i] for i in span[within * size : (within + 1) * size]]
@@ -117,7 +116,7 @@ class Writer:
         return self._converse(chosen, openings, key, left_out)
 
     def _own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
-        """Prompts that the target writes behind the opening of its template, and answers."""
+        """Prompts that the target writes after the opening of its template, and answers."""
         opt = self.options
         wanted = opt.batch // len(opt.openings)
         earlier = self._own_before(block)
@@ -125,17 +124,13 @@ class Writer:
         system = message if earlier % 8 == 5 else None
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
         if _falls_in(earlier, opt.starter_share):
-            openings = [
-                Opening([], system, count, beginning)
-                for beginning, count in draw_beginnings(
-                    wanted * 5 // 4, f"{opt.seed} {block}"
-                ).items()
-            ]
+            starters = draw_starters(wanted * 5 // 4, f"{opt.seed} {block}")
+            prefixes = [TurnPrefix([], system, n, starter) for starter, n in starters.items()]
             temperature = opt.starter_temperature
         else:
-            openings = [Opening([], system, wanted * 3 // 2)]
+            prefixes = [TurnPrefix([], system, wanted * 3 // 2)]
             temperature = opt.temperature
-        turns = self._turns(openings, temperature, for_prompts, left_out)
+        turns = self._turns(prefixes, temperature, for_prompts, left_out)
         firsts = [Conversation((turn,), system=system) for some in turns for turn in some][:wanted]
         if not firsts:
             return []
@@ -166,8 +161,8 @@ class Writer:
         if not answered:
             return texts
         for_turns, for_second = mx.random.split(for_more)
-        spoken = [Opening([c.turns[0], answer], c.system) for c, answer in answered]
-        more = self._turns(spoken, opt.temperature, for_turns, left_out)
+        prefixes = [TurnPrefix([c.turns[0], answer], c.system) for c, answer in answered]
+        more = self._turns(prefixes, opt.temperature, for_turns, left_out)
         seconds = [
             (Conversation((*c.turns, turn[0]), (answer,), c.system))
             for (c, answer), turn in zip(answered, more, strict=True)
@@ -184,13 +179,13 @@ class Writer:
     ) -> list[Text]:
         """Answers to all user turns of conversations, the last of those that have no answer."""
         opt = self.options
-        said = [list(c.answers) for c in conversations]
+        answers = [list(c.answers) for c in conversations]
         texts: list[Text] = []
         live = list(range(len(conversations)))
         while live:
             prompts: dict[int, list[int]] = {}
             for i in live:
-                ids = self._render(conversations[i].messages(len(said[i]), said[i]))
+                ids = self._render(conversations[i].messages(len(answers[i]), answers[i]))
                 if len(ids) > opt.max_prompt_tokens:
                     left_out["prompt too long"] += 1
                 else:
@@ -205,34 +200,34 @@ class Writer:
             )  # fmt: skip
             texts += self._kept(written, left_out)
             live = []
-            for place, i in enumerate(prompts):
-                first = written[place * len(openings)]
-                said[i].append(self.tokenizer.decode(first.answer.tolist()))
-                if first.ended and len(said[i]) < len(conversations[i].turns):
+            for n, i in enumerate(prompts):
+                first = written[n * len(openings)]
+                answers[i].append(self.tokenizer.decode(first.answer.tolist()))
+                if first.ended and len(answers[i]) < len(conversations[i].turns):
                     live.append(i)
         return texts
 
     def _turns(
         self,
-        openings: Sequence[Opening],
+        prefixes: Sequence[TurnPrefix],
         temperature: float,
         key: mx.array,
         left_out: Counter[str],
     ) -> list[list[str]]:
-        """The target's own user turns at each of `openings`."""
+        """The target's own user turns after each of `prefixes`."""
         return draw_user_turns(
             self.target,
             self.tokenizer,
-            openings,
+            prefixes,
             temperature,
-            self.reserved,
+            self.exclude,
             key,
             left_out,
             self.room,
         )
 
     def _kept(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:
-        """What is worth learning from; an answer is cut where it begins to loop."""
+        """What is worth training on; an answer is cut where it begins to loop."""
         texts = []
         seen: set[bytes] = set()
         for text in written:

@@ -1,4 +1,4 @@
-"""How good a drafter is, on texts that it did not learn from, without decoding them again.
+"""How good a drafter is on held-out texts, without decoding them again.
 
 The target's greedy text is known, so what it would accept is too: the longest draft that agrees
 with the text. Walking the text in such steps gives the very tokens/step of decoding it.
@@ -13,20 +13,20 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Places
-from redrafter_mlx.distill.training.loss import Batch, draft_logits, output_index
+from redrafter_mlx.distill.corpus.examples import Batch, Positions
+from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, output_index
 from redrafter_mlx.drafting.recurrent import BoundDrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 
-_PLACES = 512
-"""Places in one call of the drafter, which bounds memory."""
+_POSITIONS = 512
+"""In one call of the drafter, which bounds memory."""
 
 
 @dataclass(frozen=True)
 class DraftQuality:
-    """What held-out texts say of a drafter.
+    """A drafter's quality on held-out texts.
 
-    top1, top5:      by position: how often the target's token is the likeliest, or among five
+    top1, top5:      by depth: how often the target's token is the likeliest, or among five
     tokens_per_step: simulated, by beam width
     accepted:        by beam width: share of steps in which drafts 1, 2, ... were accepted
     candidates_only: tokens/step by beam width if only the candidates of full length were verified,
@@ -41,12 +41,12 @@ class DraftQuality:
 
 
 def measure_quality(
-    bound: BoundDrafter, held_out: Places, vocab_size: int, shapes: Sequence[BeamShape]
+    bound: BoundDrafter, held_out: Positions, vocab_size: int, shapes: Sequence[BeamShape]
 ) -> DraftQuality:
     """Quality on `held_out`; tokens outside the draft vocabulary count as wrong."""
     outputs = output_index(bound, vocab_size)
-    starts = range(0, len(held_out), _PLACES)
-    hits = [_hits(bound, held_out.batch(at, _PLACES), outputs) for at in starts]
+    starts = range(0, len(held_out), _POSITIONS)
+    hits = [_hits(bound, held_out.batch(at, _POSITIONS), outputs) for at in starts]
     right = np.sum([h[0] for h in hits], axis=0)  # [2, T]
     asked = np.maximum(np.sum([h[1] for h in hits], axis=0), 1)
     per_step: dict[int, float] = {}
@@ -54,7 +54,8 @@ def measure_quality(
     candidates_only: dict[int, float] = {}
     for shape in shapes:
         lengths, of_candidates = accepted_lengths(bound, held_out, shape)
-        steps, fewer = walk(lengths, held_out.text), walk(of_candidates, held_out.text)
+        steps = simulate_steps(lengths, held_out.text)
+        fewer = simulate_steps(of_candidates, held_out.text)
         per_step[shape.width] = float((steps + 1).mean()) if len(steps) else 1.0
         candidates_only[shape.width] = float((fewer + 1).mean()) if len(fewer) else 1.0
         accepted[shape.width] = tuple(
@@ -65,20 +66,20 @@ def measure_quality(
 
 
 def accepted_lengths(
-    bound: BoundDrafter, held_out: Places, shape: BeamShape
+    bound: BoundDrafter, held_out: Positions, shape: BeamShape
 ) -> tuple[np.ndarray, np.ndarray]:
-    """How many drafts the target would accept behind each place.
+    """How many drafts the target would accept at each position.
 
     Returns:
       [M] int of the tree, and [M] int of its candidates of full length alone
     """
     found, of_candidates = [], []
-    for at in range(0, len(held_out), _PLACES):
-        batch = held_out.batch(at, _PLACES)
-        context = bound.read(batch.states[:_PLACES].astype(mx.float32))
+    for at in range(0, len(held_out), _POSITIONS):
+        batch = held_out.batch(at, _POSITIONS)
+        context = bound.read(batch.states[:_POSITIONS].astype(mx.float32))
         beams = beam_search(bound, context, batch.roots, shape)
         P, W, L = beams.tokens.shape
-        right = mx.ones((P, W), mx.bool_)  # prefixes that the text bears out
+        right = mx.ones((P, W), mx.bool_)  # prefixes that agree with the text
         run, along = mx.zeros((P,), mx.int32), mx.zeros((P, W), mx.int32)
         for level in range(1, L):
             origin = beams.goes_on_from[:, :, level]
@@ -93,10 +94,10 @@ def accepted_lengths(
     return np.concatenate(found)[:n], np.concatenate(of_candidates)[:n]
 
 
-def walk(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
-    """The drafts accepted in each step, going through each text from its first token.
+def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
+    """The drafts accepted in each step, decoding each text from its first token.
 
-    A step at place i emits its accepted drafts and one more token, from which the next starts.
+    A step at position i emits its accepted drafts and one more token, from which the next starts.
     Its last step, which would go beyond the text, is left out.
 
     Shapes:

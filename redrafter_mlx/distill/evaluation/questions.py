@@ -1,6 +1,6 @@
-"""How good a drafter is on somebody's questions: the very tokens/step of decoding, in one pass.
+"""How good drafters are on given questions: the tokens/step of decoding, from one pass.
 
-The target answers all questions together, once; every drafter is then walked along those answers.
+The target answers all questions together, once; decoding with each drafter is simulated on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Places, places
+from redrafter_mlx.distill.corpus.examples import Positions, lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
@@ -42,9 +42,9 @@ class DrafterQuality:
 
     def to_dict(self) -> dict[str, object]:
         """One flat object, for JSON."""
-        said = asdict(self)
-        quality: dict[str, object] = said.pop("quality")
-        return {**said, **quality}
+        record = asdict(self)
+        quality: dict[str, object] = record.pop("quality")
+        return {**record, **quality}
 
 
 def answer_questions(
@@ -69,7 +69,7 @@ def quality_on(
     answers: Sequence[Text],
     shapes: Sequence[BeamShape],
 ) -> Iterator[DrafterQuality]:
-    """Time the drafting of all by turns, then walk one after the other along the answers."""
+    """Time the drafting of all in turn, then simulate decoding with one after the other."""
     seconds = draft_seconds(list(drafters.values()), target, answers[0], shapes)
     for (name, drafter), timed in zip(drafters.items(), seconds, strict=True):
         laid = _laid(drafter, target, answers, shapes)
@@ -81,14 +81,14 @@ def quality_on(
 def draft_seconds(
     drafters: Sequence[Drafter], target: Target, answer: Text, shapes: Sequence[BeamShape]
 ) -> list[dict[int, float]]:
-    """What one step's drafts take each drafter behind `answer`'s first token, by beam width.
+    """What one step's drafts take each drafter after `answer`'s first token, by beam width.
 
-    The median of several rounds; a machine's moods meet all of them alike.
+    The median of several rounds, interleaved, so that a machine that slows down slows all alike.
     """
     ready = []
     for drafter in drafters:
         laid = _laid(drafter, target, [answer], shapes)
-        ready.append((drafter.bind(target), _first_place(laid, target)))
+        ready.append((drafter.bind(target), _first_input(laid, target)))
     times: list[dict[int, list[float]]] = [{s.width: [] for s in shapes} for _ in ready]
     for _ in range(_TIMED):
         for (bound, given), mine in zip(ready, times, strict=True):
@@ -101,13 +101,13 @@ def draft_seconds(
 
 def _laid(
     drafter: Drafter, target: Target, answers: Sequence[Text], shapes: Sequence[BeamShape]
-) -> Places:
-    """The places of `answers`, with what the drafter reads there."""
-    read = Extras.of(drafter.config).read(target, answers)
-    return places(read, max(shape.length for shape in shapes) - 1)
+) -> Positions:
+    """The positions of `answers`, with what the drafter reads there."""
+    read = Extras.of(drafter.config).compute(target, answers)
+    return lay_out(read, max(shape.length for shape in shapes) - 1)
 
 
-def _first_place(laid: Places, target: Target) -> DraftInput:
-    """What a drafter is given in the first step of the first answer."""
+def _first_input(laid: Positions, target: Target) -> DraftInput:
+    """The input of a drafter in the first step of the first answer."""
     context = mx.array(laid.states[:1]).astype(target.dtype)
     return DraftInput(context, mx.array(laid.roots[:1]), mx.array(laid.root_at[:1]))

@@ -1,13 +1,35 @@
-"""A short real measurement: drafted decoding beside plain decoding, question by question."""
+"""A short measurement: drafted decoding beside plain decoding, question by question."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.report.records import MeasuredRow
 from redrafter_mlx.engine.engine import Redrafter
+
+SCATTER = 0.02
+"""Speedups this close to 1 are not told apart from 1: a short measurement scatters as much."""
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """Real decoding with one beam shape, timed beside auto-regression.
+
+    nodes: the most tokens in one call of the target
+    """
+
+    beam_width: int
+    beam_length: int
+    nodes: int
+    tokens_per_step: float
+    tokens_per_second: float
+    baseline_tokens_per_second: float
+
+    @property
+    def speedup(self) -> float:
+        return self.tokens_per_second / self.baseline_tokens_per_second
 
 
 def measure_speed(
@@ -52,3 +74,19 @@ def measure_speed(
             MeasuredRow(shape.width, shape.length, shape.nodes, per_step, speedup * base, base)
         )
     return found
+
+
+def verdict(measured: Sequence[MeasuredRow]) -> str:
+    """One plain sentence: is it faster on this machine or not, and with which beams?"""
+    if not measured:
+        return "Its speed was not measured."
+    best = max(measured, key=lambda row: row.speedup)
+    figures = (
+        f"{best.tokens_per_second:.1f} tokens a second with beam width {best.beam_width} and "
+        f"length {best.beam_length}, {best.baseline_tokens_per_second:.1f} without"
+    )
+    if best.speedup > 1 + SCATTER:
+        return f"On this machine it is faster: {best.speedup:.2f} times ({figures})."
+    if best.speedup < 1 - SCATTER:
+        return f"On this machine it is not faster: {best.speedup:.2f} times at best ({figures})."
+    return f"On this machine it makes no difference: {best.speedup:.2f} times at best ({figures})."

@@ -4,20 +4,68 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
-from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
+from redrafter_mlx.distill.options import Labels, TrainOptions
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
-from redrafter_mlx.distill.report.records import TrainingReport, verdict
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.runtime.atomic_write import whole_file
+from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.hub import hub_licence, hub_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
 CARD = "README.md"
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What was trained on.
+
+    read_tokens: of prompts and texts that were only read
+    own_share: of the texts, those whose prompt the target wrote itself; the rest were given
+    labels:    whether the target's tokens are the labels, or given answers as they stand
+    left_out:  texts that were filtered out: reason to count
+    """
+
+    texts: int
+    answer_tokens: int
+    read_tokens: int
+    own_share: float
+    labels: Labels
+    left_out: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class TrainingReport:
+    """All that a card says.
+
+    command:  the command line, as it was given
+    versions: by package
+    machine:  the chip and the system, on which it was trained and measured
+    coverage: share of the corpus inside the draft vocabulary, None if all tokens can be drafted
+    seconds:  of training, without writing the corpus
+    started_from: digest of the weights that training started from, None for a fresh drafter
+    protocol: how `measured` was measured: which questions, how many tokens, how they were chosen
+    """
+
+    target: TargetSource
+    command: Sequence[str]
+    versions: Mapping[str, str]
+    machine: str
+    corpus: CorpusReport
+    drafter: DrafterConfig
+    training: TrainOptions
+    seconds: float
+    quality: DraftQuality
+    measured: Sequence[MeasuredRow]
+    protocol: str
+    coverage: float | None = None
+    started_from: str | None = None
 
 
 def write_card(report: TrainingReport, folder: Path) -> Path:
@@ -67,7 +115,7 @@ def _what(report: TrainingReport) -> str:
         f"# A drafter for {_shown(target.name)}\n\n"
         f"A small recurrent head that guesses the next few words of {_shown(target.name)}{link}, "
         f"for use with redrafter-mlx. The model itself checks all guesses in one call and keeps "
-        f"what it would have said, so that answers can come faster and stay the same. "
+        f"what it would have written, so that answers can come faster and stay the same. "
         f"The method is ReDrafter ([arXiv 2403.09919](https://arxiv.org/abs/2403.09919)).\n\n"
         f"**{verdict(report.measured)}** This machine: {plain(report.machine)}."
     )
@@ -116,7 +164,7 @@ def _measured(report: TrainingReport) -> str:
 
 
 def _held_out(quality: DraftQuality) -> str:
-    """What texts say of it that it did not learn from."""
+    """Its quality on held-out texts."""
     guesses = [
         (str(position), f"{first:.1%}", f"{five:.1%}")
         for position, (first, five) in enumerate(zip(quality.top1, quality.top5, strict=True), 1)
@@ -130,18 +178,18 @@ def _held_out(quality: DraftQuality) -> str:
         for width, per_step in sorted(quality.tokens_per_step.items())
     ]
     return (
-        "## How good its guesses are\n\nOn texts it did not learn from: how often the model's own "
+        "## How good its guesses are\n\nOn held-out texts: how often the model's own "
         "token is the first guess, and among the first five.\n\n"
         + table(("token ahead", "first", "first five"), guesses)
         + "\n\nWhat that comes to in decoding those texts, and the share of steps in which at "
-        "least 1, 2, ... guesses were kept.\n\n"
-        + table(("beam width", "tokens/step", "steps with 1, 2, ... kept"), beams)
+        "least 1, 2, ... drafts were accepted.\n\n"
+        + table(("beam width", "tokens/step", "steps with 1, 2, ... accepted"), beams)
     )
 
 
 def _made(report: TrainingReport) -> str:
     target, corpus, form = report.target, report.corpus, report.drafter
-    learnt = "what the model says" if corpus.labels == "target" else "the given answers"
+    labels = "the model's own tokens" if corpus.labels == "target" else "the given answers"
     left_out = ", ".join(f"{n:,} {plain(why)}" for why, n in sorted(corpus.left_out.items()))
     rows = [
         ("model", f"{_shown(target.name)}, {_arithmetic(report)}"),
@@ -156,11 +204,11 @@ def _made(report: TrainingReport) -> str:
             "its prompts",
             f"{corpus.own_share:.0%} written by the model, {1 - corpus.own_share:.0%} given",
         ),
-        ("learnt", learnt),
+        ("labels", labels),
         ("left out", left_out or "nothing"),
         ("drafter", _form(form)),
         ("drafted", _vocabulary(form, report.coverage)),
-        ("begun with", _start(report.begun_with)),
+        ("started from", _start(report.started_from)),
         ("training", _options(report.training)),
         ("training time", _duration(report.seconds)),
         ("versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in report.versions.items())),
@@ -186,7 +234,7 @@ def _limits(report: TrainingReport) -> str:
         "## Limits\n\n"
         "- It was trained for this very model, and is refused for another.\n"
         "- It guesses well on text like its corpus. On other text (another language, code, long "
-        "tables) fewer guesses are kept, and decoding can be slower than without it.\n"
+        "tables) fewer drafts are accepted, and decoding can be slower than without it.\n"
         f"- A bad guess costs time, never a word: the output is the model's own.{rounding}\n"
         "- The speeds above are those of one machine. `redrafter-mlx bench` measures yours.\n"
         "- What the model gets wrong, it still gets wrong."
@@ -216,10 +264,10 @@ def _vocabulary(config: DrafterConfig, coverage: float | None) -> str:
     return f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens{share}"
 
 
-def _start(begun_with: str | None) -> str:
-    if begun_with is None:
+def _start(started_from: str | None) -> str:
+    if started_from is None:
         return "random weights"
-    return f"a drafter that had learnt before, {code(f'sha256:{begun_with}')}"
+    return f"a trained drafter, {code(f'sha256:{started_from}')}"
 
 
 def _options(options: TrainOptions) -> str:

@@ -1,7 +1,7 @@
 """The log of a training run: `metrics.jsonl`, one JSON object for each event, in order.
 
     {"event": "step", "step": 7, "steps": 900, "loss": 5.1, "learning_rate": 1e-4,
-     "places_per_second": 830.0, "seconds": 61.2}
+     "positions_per_second": 830.0, "seconds": 61.2}
     {"event": "evaluation", "step": 90, "top1": [0.3, ...], "top5": [0.5, ...],
      "tokens_per_step": {"1": 1.4, ...}, "accepted": {"1": [0.3, ...], ...},
      "candidates_only": {"1": 1.4, ...}, "best": true, "seconds": 402.0}
@@ -45,7 +45,7 @@ class MetricsLog:
     """
 
     def __init__(self, folder: Path, steps_made: int = 0) -> None:
-        """Go on with a run of which a checkpoint holds `steps_made` steps, 0 for a new run.
+        """Continue the log of a run whose checkpoint holds `steps_made` steps, 0 for a new run.
 
         What the log says of later steps is dropped: they will be made again.
         Raises DamagedFileError for a log that is not one of ours.

@@ -26,7 +26,7 @@ _WINDOWS = 50
 
 
 def draw_plots(folder: Path) -> str | None:
-    """Draw what the log in `folder` holds so far; a picture of nothing is not drawn.
+    """Draw what the log in `folder` holds so far; an empty picture is not drawn.
 
     Returns:
       None, or one line that says why there are no pictures: a run does not fail for them

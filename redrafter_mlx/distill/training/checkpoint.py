@@ -1,4 +1,4 @@
-"""A training run's state on disk, from which it goes on as if it had not stopped."""
+"""A training run's state on disk, from which it resumes as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Checkpoint:
     """Where a run stands.
 
     drafter, optimizer: parameters by dotted name
-    made_by: what the run is, compared before it goes on
+    made_by: what the run is, compared before it resumes
     step:    steps of the optimiser that were made
     epoch, batch: where in the order of batches it stands
     best:    the highest simulated tokens/step that was saved, 0 if none was

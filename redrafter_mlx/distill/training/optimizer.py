@@ -1,8 +1,8 @@
-"""What a drafter's parameters are moved by: Muon for its matrices, AdamW for the rest.
+"""The optimiser: Muon for a drafter's matrices, AdamW for the rest.
 
 Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; mlx.optimizers.Muon) turns the
 running mean of a matrix's gradients into the nearest orthogonal matrix and moves by that, so that
-all directions are learnt at one speed. A step takes more time, and far fewer are needed.
+all directions are trained at one speed. A step takes more time, and far fewer are needed.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Examples, Places
+from redrafter_mlx.distill.corpus.examples import Batch, Examples, Positions
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import (
@@ -22,7 +22,6 @@ from redrafter_mlx.distill.training.checkpoint import (
     save_checkpoint,
 )
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.distill.training.loss import Batch
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.errors import BadInputError
@@ -40,12 +39,12 @@ class Step:
     steps: int
     loss: float
     learning_rate: float
-    places_per_second: float
+    positions_per_second: float
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A look at held-out texts; `best` if the drafter was saved for it."""
+    """On held-out texts; `best` if the drafter was saved for it."""
 
     step: int
     quality: DraftQuality
@@ -56,8 +55,8 @@ Event = Step | Evaluation
 
 
 @dataclass
-class _Position:
-    """Where in the order of batches training stands."""
+class _Progress:
+    """How far training has come in the order of batches."""
 
     step: int = 0
     epoch: int = 0
@@ -73,7 +72,7 @@ class Trainer:
         drafter: Drafter,
         target: Target,
         examples: Examples,
-        held_out: Places,
+        held_out: Positions,
         options: TrainOptions,
         steps: int,
         shapes: Sequence[BeamShape],
@@ -86,7 +85,7 @@ class Trainer:
         self.steps, self.folder, self.made_by = steps, folder, made_by
         self.learner = Learner(drafter, target, options, steps)
         self._start = self._weights() if options.keep_start else {}
-        self._at = _Position()
+        self._at = _Progress()
         self._resume()
 
     @property
@@ -96,27 +95,27 @@ class Trainer:
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Train to the end, or until `stop()`; the state is saved either way."""
-        looks = self.options.evaluations
-        due = {max(1, round(self.steps * look / looks)) for look in range(1, looks + 1)}
+        count = self.options.evaluations
+        due = {max(1, round(self.steps * n / count)) for n in range(1, count + 1)}
         saved = time.monotonic()
-        began, places = time.monotonic(), 0
+        began, positions = time.monotonic(), 0
         batches = self._batches()
         while self._at.step < self.steps and not stop():
-            loss = self.learner.learn([next(batches) for _ in range(self.options.accumulate)])
+            loss = self.learner.step([next(batches) for _ in range(self.options.accumulate)])
             self._at.step += 1
-            places += self.options.batch * self.options.accumulate
-            rate = places / max(time.monotonic() - began, 1e-9)
+            positions += self.options.batch * self.options.accumulate
+            rate = positions / max(time.monotonic() - began, 1e-9)
             yield Step(self._at.step, self.steps, loss, self.learner.learning_rate, rate)
             if self._at.step in due:
                 yield self._evaluate()
-                began, places = time.monotonic(), 0
+                began, positions = time.monotonic(), 0
             if time.monotonic() - saved > _SAVE_SECONDS:
                 self.save()
                 saved = time.monotonic()
         self.save()
 
     def save(self) -> None:
-        """Write the run's state, from which the same command goes on."""
+        """Write the run's state, from which the same command resumes."""
         at = self._at
         save_checkpoint(
             Checkpoint(
@@ -132,7 +131,7 @@ class Trainer:
         )
 
     def _weights(self) -> dict[str, mx.array]:
-        """What learns, by dotted name."""
+        """What is trained, by dotted name."""
         return dict(tree_flatten(self.drafter.trainable_parameters()))
 
     def _resume(self) -> None:
@@ -142,7 +141,7 @@ class Trainer:
         check_same_run(found, self.made_by, self.folder)
         self.drafter.load_weights(list(found.drafter.items()), strict=False)
         self.learner.optimizer.state = tree_unflatten(list(found.optimizer.items()))
-        self._at = _Position(found.step, found.epoch, found.batch, found.best)
+        self._at = _Progress(found.step, found.epoch, found.batch, found.best)
 
     def _batches(self) -> Iterator[Batch]:
         """Batch after batch, pass after pass, from where the run stands."""
@@ -157,7 +156,7 @@ class Trainer:
             self._at.epoch, self._at.batch = self._at.epoch + 1, 0
 
     def _evaluate(self) -> Evaluation:
-        """Measure, and keep the drafter if none was better."""
+        """Evaluate, and save the drafter if none was better."""
         with self._with_start():
             quality = measure_quality(
                 self.learner.bound, self.held_out, self.target.vocab_size, self.shapes
@@ -171,15 +170,17 @@ class Trainer:
 
     @contextmanager
     def _with_start(self) -> Iterator[None]:
-        """Within, the drafter has some of the weights that it began with; learning has its own."""
+        """Within, the drafter's weights are interpolated with those that it started from."""
         share = self.options.keep_start
         if not share:
             yield
             return
-        learnt = self._weights()
-        mixed = [(name, share * self._start[name] + (1 - share) * learnt[name]) for name in learnt]
+        trained = self._weights()
+        mixed = [
+            (name, share * self._start[name] + (1 - share) * trained[name]) for name in trained
+        ]
         self.drafter.load_weights(mixed, strict=False)
         try:
             yield
         finally:
-            self.drafter.load_weights(list(learnt.items()), strict=False)
+            self.drafter.load_weights(list(trained.items()), strict=False)

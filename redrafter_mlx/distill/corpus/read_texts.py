@@ -1,12 +1,12 @@
-"""What others wrote, as text to learn from: the prompts, and texts that are only read.
+"""Texts that the target reads and did not write: the prompts, and files of other texts.
 
-What stands there is not what the target would have said, so its tokens are no labels. But at each
-of them the target has its own expectation of the next, and that is learnt (paper, section 3.5:
+Their tokens are no labels, because the target might have written others. But at each of them the
+target has its probabilities of the next one, which are soft labels (paper, section 3.5:
 distillation along the ground truth). Reading is several times faster than writing, and what people
 write is more varied than what a small model answers.
 
-What is read with a shard lies in a shard of the same form, in a folder beside it. It holds no
-prompts that are those of earlier shards again, or are held out.
+What is read with a block lies in a shard of the same form, in a folder beside it. It holds no
+prompts that an earlier block had, or that are held out.
 """
 
 from __future__ import annotations
@@ -25,96 +25,98 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
+from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.corpus.teacher_forcing import states_along
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
-_MOST_TOKENS = 512
+_MAX_TOKENS = 512
 """Of a text that is only read; the rest is left out."""
 
 
 @dataclass(frozen=True)
-class Foreign:
+class ReadTexts:
     """What is read beside the answers that the target writes: their prompts, or other texts.
 
-    texts: conversations that are only read, so many with each block; None for the prompts
+    texts:     conversations that are only read, so many with each block; None for the prompts
+    per_block: how many
     """
 
     texts: tuple[Conversation, ...] | None = None
-    with_each: int = 126
+    per_block: int = 126
 
     def path(self, shard: Path) -> Path:
         """Where what is read with a shard lies."""
         return shard.parent / self.folder / shard.name
 
-    def read(
+    def of_block(
         self, target: Target, tokenizer: TokenizerWrapper, block: int, asked: Sequence[Text]
     ) -> list[Text]:
         """What is read with a block whose new prompts are those of `asked`."""
         if self.texts is None:
-            whole = [_Seen(t.prompt, t.prompt + t.answer.tolist(), t.before) for t in asked]
+            whole = [_Read(t.prompt, t.prompt + t.answer.tolist(), t.prompt_states) for t in asked]
         else:
-            some = self.texts[block * self.with_each : (block + 1) * self.with_each]
-            tokens = [_tokens(text, tokenizer)[:_MOST_TOKENS] for text in some]
-            whole = [_Seen(each, each) for each in tokens]
-        return _without_known(target, whole)
+            some = self.texts[block * self.per_block : (block + 1) * self.per_block]
+            tokens = [_tokens(text, tokenizer)[:_MAX_TOKENS] for text in some]
+            whole = [_Read(each, each) for each in tokens]
+        return _new_parts(target, whole)
 
-    def read_some(self, target: Target, tokenizer: TokenizerWrapper, texts: int) -> list[Text]:
+    def sample(self, target: Target, tokenizer: TokenizerWrapper, texts: int) -> list[Text]:
         """So many of the texts, from all over them, to see how long reading takes."""
         given = self.texts or ()
         tried = given[:: max(1, len(given) // texts)][:texts]
-        return Foreign(tried).read(target, tokenizer, 0, [])
+        return ReadTexts(tried).of_block(target, tokenizer, 0, [])
 
     @cached_property
     def folder(self) -> str:
         """Its name, which differs for different texts."""
         if self.texts is None:
             return "prompts"
-        said = json.dumps([asdict(text) for text in self.texts])
-        return f"read-{sha256(said.encode()).hexdigest()[:16]}"
+        content = json.dumps([asdict(text) for text in self.texts])
+        return f"read-{sha256(content.encode()).hexdigest()[:16]}"
 
 
 def _tokens(text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
     last = len(text.turns) - 1
-    said = text.messages(last, text.answers)
+    messages = text.messages(last, text.answers)
     if len(text.answers) > last:
-        said.append({"role": "assistant", "content": text.answers[last]})
-    return render_chat(tokenizer, said, add_generation_prompt=False)
+        messages.append({"role": "assistant", "content": text.answers[last]})
+    return render_chat(tokenizer, messages, add_generation_prompt=False)
 
 
-class _Seen(NamedTuple):
-    """A text that others wrote.
+class _Read(NamedTuple):
+    """A text that the target reads.
 
-    followed: its tokens with those that follow and are learnt otherwise
-    states:   [tokens - 1, C] that chose its tokens from the second on; None if it has to
-              be read for them
+    whole:  its tokens with those that follow and have labels of their own
+    states: [tokens - 1, C] that chose its tokens from the second on; None where they are still to
+            be computed
     """
 
     tokens: list[int]
-    followed: list[int]
+    whole: list[int]
     states: np.ndarray | None = None
 
 
-def _without_known(target: Target, whole: Sequence[_Seen]) -> list[Text]:
-    """Texts that others wrote, without what an earlier one begins with.
+def _new_parts(target: Target, read: Sequence[_Read]) -> list[Text]:
+    """The texts, without the prefixes that they share with earlier ones.
 
     Returns:
       texts whose `prompt` is the part that is not new (at least one token) and whose `answer` is
       the rest
     """
     known: list[list[int]] = []
-    found: list[tuple[_Seen, int]] = []
-    for text in whole:
+    found: list[tuple[_Read, int]] = []
+    for text in read:
         new = max([1, *(common_prefix(other, text.tokens) for other in known)])
         if len(text.tokens) - new >= MIN_ANSWER:
             found.append((text, new))
-        known.append(text.followed)
-    unread = states_along(target, ((t.tokens, new) for t, new in found if t.states is None))
-    D, texts = target.hidden_size, []
+        known.append(text.whole)
+    computed = teacher_forced_states(
+        target, ((text.tokens, new) for text, new in found if text.states is None)
+    )
+    texts = []
     for text, new in found:
-        states = next(unread) if text.states is None else text.states[new - 1 :]
-        contexts = states[:, :-D] if target.context_layers else None
+        states = next(computed) if text.states is None else text.states[new - 1 :]
         answer = np.array(text.tokens[new:], np.int32)
-        texts.append(Text(text.tokens[:new], answer, states[:, -D:], contexts=contexts, own=False))
+        texts.append(Text.of(target, text.tokens[:new], answer, states, hard_labels=False))
     return texts

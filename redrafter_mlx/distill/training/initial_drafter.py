@@ -1,0 +1,140 @@
+"""The drafter that training starts from: a fresh one, or one that was trained before."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+
+from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.drafting.checkpoint import WEIGHTS, check_trained_for, load_drafter, read_config
+from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.errors import DamagedFileError, MismatchError
+from redrafter_mlx.target.model import Target
+
+_NOT_FORM = (
+    "target", "target_fingerprint", "draft_length",
+)  # fmt: skip
+"""Keys of a drafter that may differ from those of the drafter it starts from."""
+
+_SPREAD = 2.0
+"""Of a fresh tied drafter's logits. The factors of a norm grow slowly, by no more than the learning
+rate a step: started far below their final values, they hold all the rest back."""
+
+
+def check_start(folder: Path, wanted: DrafterConfig) -> str:
+    """The digest of the weights in a folder, if training of the wanted form can start from them.
+
+    Raises:
+      ModelNotFoundError, DamagedFileError: as `read_config`
+      MismatchError: naming the key in which their forms differ, or the target it was trained for
+    """
+    given = read_config(folder)
+    check_trained_for(given, folder, wanted.target, wanted.target_fingerprint)
+    for key in (field.name for field in fields(DrafterConfig) if field.name not in _NOT_FORM):
+        if getattr(given, key) != getattr(wanted, key):
+            raise MismatchError(
+                f"{folder} has {key} {getattr(given, key)}, and {getattr(wanted, key)} is asked "
+                f"for; a drafter is trained further in its own form"
+            )
+    weights = folder / WEIGHTS
+    if not weights.is_file():
+        raise DamagedFileError(f"{weights} is missing; a drafter's folder holds {WEIGHTS}")
+    return hashlib.sha256(weights.read_bytes()).hexdigest()
+
+
+def fresh_drafter(
+    config: DrafterConfig, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
+) -> Drafter:
+    """An untrained drafter, its inputs scaled to those of a corpus.
+
+    counts: [V], how often each token is a label; the most frequent can be drafted
+    texts:  some of the corpus
+    seed:   of its weights
+    """
+    drafter = Drafter.fresh(config, seed)
+    if config.draft_vocab_size is not None:
+        drafter.draft_vocab = mx.array(choose_vocabulary(counts, config.draft_vocab_size))
+    seen = lay_out(texts, 1).states
+    tokens = None if config.draft_vocab_size is None else drafter.draft_vocab
+    initialise(
+        drafter, context_size(seen), embedding_size(target, counts), logit_size(target, tokens)
+    )
+    mx.eval(drafter.parameters())
+    return drafter
+
+
+def start_drafter(folder: Path, target: Target) -> Drafter:
+    """The drafter in a folder, which `check_start` let pass, ready for training."""
+    drafter = load_drafter(folder, target)
+    drafter.set_dtype(mx.float32)
+    drafter.train()
+    mx.eval(drafter.parameters())
+    return drafter
+
+
+def initialise(
+    drafter: Drafter, context_rms: mx.array, embedding_rms: float, logit_rms: float
+) -> None:
+    """Scale a fresh drafter's inputs to unit size, and a tied head's logits.
+
+    A target's hidden states have a few coordinates far larger than the rest, and its embeddings
+    are small; left as they are, the first would drown the others. The paper's form is scaled by its
+    weights. What context layers read is far more uneven, and has a scale of its own: a weight that
+    is a thousandth would be thrown about by every step of the optimiser.
+
+    Args:
+      context_rms: [C], of the hidden states, coordinate by coordinate
+      logit_rms: of what a tied output layer makes of inputs of unit size
+    """
+    D = drafter.config.hidden_size
+    unit = 1 / mx.maximum(context_rms, 1e-6)
+    if drafter.config.context_layers:
+        # The last state as it is, the layers' inputs not yet: that much is sure to help.
+        last = mx.concatenate([mx.zeros((D, unit.size - D)), mx.eye(D)], axis=1)
+        drafter.context_scale, unit = unit, mx.ones((D,))
+        drafter.context_proj.weight, drafter.context_proj.bias = last, mx.zeros((D,))
+    scale = mx.concatenate([unit, mx.ones((D,))])
+    if drafter.config.exit_dim != 2 * D:
+        drafter.input_proj.weight = drafter.input_proj.weight * scale
+    else:
+        for block in drafter.lm_head[: drafter.config.num_draft_layers]:
+            block.linear.weight = block.linear.weight * scale
+        if drafter.config.head == "tied":
+            drafter.output_proj.weight = drafter.output_proj.weight * scale
+        else:
+            drafter.lm_head[-1].weight = drafter.lm_head[-1].weight * scale
+    if drafter.config.rnn:
+        drafter.rnn_w.weight = drafter.rnn_w.weight / embedding_rms
+    if drafter.config.head == "tied":
+        drafter.output_norm.weight = mx.full((D,), _SPREAD / logit_rms)
+
+
+def context_size(states: np.ndarray) -> mx.array:
+    """The root mean square [C] of hidden states [M, C], coordinate by coordinate."""
+    return mx.sqrt(mx.mean(mx.square(mx.array(states).astype(mx.float32)), axis=0))
+
+
+def embedding_size(target: Target, counts: np.ndarray) -> float:
+    """The root mean square of the embeddings of the tokens with a count [V] above 0."""
+    embedded = target.embedding(mx.array(np.flatnonzero(counts))).astype(mx.float32)
+    return _number(mx.sqrt(mx.mean(mx.square(embedded))))
+
+
+def logit_size(target: Target, tokens: mx.array | None) -> float:
+    """The root mean square of the target's logits of `tokens` for random inputs of unit size."""
+    drawn = mx.random.normal((64, target.hidden_size), key=mx.random.key(0)).astype(target.dtype)
+    logits = target.output_rows(tokens)(drawn).astype(mx.float32)
+    return _number(mx.sqrt(mx.mean(mx.square(logits))))
+
+
+def _number(scalar: mx.array) -> float:
+    value = scalar.item()
+    assert isinstance(value, float)
+    return value
