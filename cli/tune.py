@@ -80,7 +80,7 @@ def command(
     kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
     if as_json:
         record = {**asdict(costs), **_choice(policy), "file": kept}
-        record["cliffs"] = [{"rows": c.rows, "jump": c.jump} for c in costs.cliffs()]
+        record["cliffs"] = [{"rows": r, "jump": j} for r, j in costs.cliffs().items()]
         sys.stdout.write(json.dumps(record) + "\n")
         return
     from redrafter_mlx.bench.show.curves import describe_curves

@@ -8,13 +8,12 @@ from functools import cache
 from typing import NamedTuple
 
 from redrafter_mlx.autotune.acceptance import accepted_within, bounds
-from redrafter_mlx.autotune.cost_model import Case, CostModel, Setup, Timings, cost_model
+from redrafter_mlx.autotune.cost_model import ROWS, Case, CostModel, Setup, Timings, cost_model
 from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
-ROWS = (*range(1, 18), 20, 24, 28, 32)
 _VOCAB, _WORDS = 6, 60
 """Tokens that are drafted, and those of the text where it does not follow the drafter."""
 

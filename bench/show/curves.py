@@ -11,7 +11,7 @@ from redrafter_mlx.bench.show.plot import check_plot, save_figure
 def describe_curves(costs: CostModel) -> str:
     """Every measured time in milliseconds, and the cliffs."""
     long = dict(costs.long)
-    cliffs = {c.rows: c.jump for c in costs.cliffs()}
+    cliffs = costs.cliffs()
     head = f"{'rows':>4}  {costs.short_context:>6} tokens  {costs.long_context:>6} tokens"
     lines = ["the target's call by query rows, ms", head]
     for rows, seconds in costs.short:
@@ -49,8 +49,8 @@ def plot_curves(costs: CostModel, path: str | Path) -> None:
         rows, seconds = zip(*curve, strict=True)
         calls.step(rows, [1e3 * s for s in seconds], where="mid", marker="o", markersize=3,
                    label=f"after {name} tokens")  # fmt: skip
-    for cliff in costs.cliffs():
-        calls.axvline(cliff.rows + 0.5, color="grey", linewidth=0.8, linestyle="--")
+    for rows_before in costs.cliffs():
+        calls.axvline(rows_before + 0.5, color="grey", linewidth=0.8, linestyle="--")
     calls.set(xlabel="query rows", ylabel="ms", title="the target's call; dashed: cliffs")
     for width in sorted({w for w, *_ in costs.draft}):
         line = [(n, 1e3 * s) for w, n, s in costs.draft if w == width]

@@ -26,8 +26,12 @@ from redrafter_mlx.runtime.paths import cache_dir
 SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
 """Committed tokens at which calls are timed; attention is linear in between and beyond."""
 
+ROWS = (*range(1, 18), 20, 24, 28, 32)
+LONG_ROWS = (1, 8, 16, 32)
+"""Query rows of the calls that are timed; what context adds comes from attention alone."""
+
 FEW_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
-"""Query rows whose cost is assumed until it is measured."""
+"""Those whose cost is assumed until it is measured."""
 
 DRAFT_LENGTHS = (2, 4, 8)
 """Beam lengths at which drafting is timed; each further level is the same work again."""
@@ -124,14 +128,6 @@ def saved_timings(setup: Setup) -> Timings:
 
 
 @dataclass(frozen=True)
-class Cliff:
-    """One more query row than `rows` makes the target's call longer by `jump`, a share of it."""
-
-    rows: int
-    jump: float
-
-
-@dataclass(frozen=True)
 class CostModel:
     """Seconds of a step's parts.
 
@@ -203,12 +199,15 @@ class CostModel:
         drafting = self.drafting(shape.width, shape.length)
         return self.verify(shape.nodes, context) + drafting + self.overhead(shape.width)
 
-    def cliffs(self) -> list[Cliff]:
-        """Where one more row costs more than measurements scatter, at the short context."""
+    def cliffs(self) -> dict[int, float]:
+        """Row counts after which one row more costs more than measurements scatter.
+
+        With the share by which the call becomes longer, at the short context.
+        """
         least = max(_CLEAR, 2 * self.spread)
         pairs = zip(self.short, self.short[1:], strict=False)
-        jumps = [Cliff(r, after / before - 1) for (r, before), (_, after) in pairs]
-        return [c for c in jumps if c.jump > least]
+        jumps = {rows: after / before - 1 for (rows, before), (_, after) in pairs}
+        return {rows: jump for rows, jump in jumps.items() if jump > least}
 
 
 def cost_model(

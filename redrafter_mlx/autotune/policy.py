@@ -270,7 +270,7 @@ def candidates(costs: CostModel, widest: int = WIDEST) -> tuple[BeamShape, ...]:
     """
     widest = min(widest, WIDEST, max((w for w, *_ in costs.draft), default=0))
     longest = max((n for _, n, _ in costs.draft), default=0)
-    cuts = sorted({*_NODES, *(c.rows for c in costs.cliffs())})
+    cuts = sorted({*_NODES, *costs.cliffs()})
     found = set()
     for width in range(1, widest + 1):
         for length in (n for n in LENGTHS if n <= longest):

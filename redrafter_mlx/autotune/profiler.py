@@ -14,6 +14,7 @@ import hashlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import metadata
 from itertools import accumulate, pairwise
 from typing import cast
@@ -25,7 +26,9 @@ from redrafter_mlx.autotune.cost_model import (
     DRAFT_LENGTHS,
     FEW_ROWS,
     LONG_CONTEXT,
+    LONG_ROWS,
     OVERHEADS,
+    ROWS,
     SHORT_CONTEXT,
     Case,
     Setup,
@@ -43,8 +46,6 @@ from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
-ROWS = (*range(1, 18), 20, 24, 28, 32)
-
 SHARE = 0.02
 """Of the time that answers take, how much measuring may take."""
 
@@ -53,9 +54,10 @@ _PRICE = 2 * (_REPEATS + 1)
 """Steps that one measurement takes at most: its first call compiles."""
 
 _BUDGET = 6.0
-"""Seconds for a first call of everything, and again for repeats."""
+"""Seconds for a first call of everything, again for repeats, and again for overheads."""
 
-_MOST_ROUNDS = 9
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 9
+"""Repeats, of which the median is taken."""
 
 _BURST, _MOST_CALLS = 0.02, 8
 """Seconds of calls submitted at once, so far as they are short; and the most of them."""
@@ -78,20 +80,15 @@ class Profiler:
         self._drafter = drafter
         self._widest = 0 if drafter is None else widest
 
-    def few_cases(self) -> list[Case]:
-        """What must be measured, the most telling first."""
+    def cases(self) -> list[Case]:
+        """What is measured, the most telling first."""
         calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS]
-        widths = sorted({w for w in (1, 2, self._widest) if w <= self._widest})
-        drafts: list[Case] = [("draft", w, n) for w in widths for n in DRAFT_LENGTHS[:2]]
-        long: list[Case] = [("call", rows, LONG_CONTEXT) for rows in (1, 8)]
-        return [*calls[:4], *drafts, *calls[4:], *long]
-
-    def all_cases(self) -> list[Case]:
-        """These first, and what is measured where there is time for it."""
-        calls: list[Case] = [("call", r, c) for c in (SHORT_CONTEXT, LONG_CONTEXT) for r in ROWS]
+        more: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in ROWS if rows not in FEW_ROWS]
+        long: list[Case] = [("call", rows, LONG_CONTEXT) for rows in LONG_ROWS]
         widths = range(1, self._widest + 1)
-        drafts: list[Case] = [("draft", w, n) for w in widths for n in DRAFT_LENGTHS]
-        return [*dict.fromkeys([*self.few_cases(), *drafts, *calls])]
+        drafts: list[Case] = [("draft", w, n) for n in DRAFT_LENGTHS for w in widths]
+        few = 2 * len(widths)
+        return [*calls[:4], *drafts[:few], *calls[4:], *long, *drafts[few:], *more]
 
     @property
     def finished(self) -> bool:
@@ -124,19 +121,19 @@ class Profiler:
     def measure_all(
         self, done: Callable[[float], None] | None = None, budget: float = _BUDGET
     ) -> Timings:
-        """Measure everything now, so far as the budget allows.
+        """Measure everything now; on a slow machine, the most telling half of it.
 
         Args:
           done: told the finished share now and then
-          budget: seconds for first calls, and again for repeats
+          budget: seconds for first calls, again for repeats, and again for overheads
         """
         tell = done or (lambda _: None)
         with BLAS.threads_by_rows():
-            times, slow = self._times(tell, budget)
+            times = self._times(tell, budget)
         seconds = {case: statistics.median(t) for case, t in times.items()}
         spreads = [(max(t) - min(t)) / max(seconds[case], 1e-9) for case, t in times.items()]
         timings = Timings(self.timings.setup, seconds, statistics.median(spreads), complete=True)
-        seconds |= self._overheads(timings, rounds=1 if slow else 3, steps=2 if slow else 5)
+        seconds |= self._overheads(timings, budget)
         tell(1.0)
         self.timings = timings
         return timings
@@ -144,7 +141,7 @@ class Profiler:
     def _next(self) -> Case | None:
         if self.timings.complete:
             return None
-        return next((c for c in self.few_cases() if c not in self.timings.seconds), None)
+        return next((c for c in self.cases() if c not in self.timings.seconds), None)
 
     def _call(self, case: Case, caches: dict[int, TreeCache]) -> Call:
         """A call to time; those at one context share a cache."""
@@ -156,40 +153,32 @@ class Profiler:
             caches[second] = self._target.new_cache()
         return verification_call(self._target, caches[second], first, second)
 
-    def _times(
-        self, tell: Callable[[float], None], budget: float
-    ) -> tuple[dict[Case, list[float]], bool]:
-        """Seconds of each case, interleaved, and whether this machine is too slow for repeats."""
+    def _times(self, tell: Callable[[float], None], budget: float) -> dict[Case, list[float]]:
+        """Seconds of each case, interleaved."""
         calls: dict[Case, Call] = {}
         times: dict[Case, list[float]] = {}
         caches: dict[int, TreeCache] = {}
-        few, cases = self.few_cases(), self.all_cases()
+        cases = self.cases()
         began = time.perf_counter()
-        for case in cases:
-            spent = time.perf_counter() - began
-            if case not in few and spent > budget:
+        for i, case in enumerate(cases):
+            if 2 * i >= len(cases) and time.perf_counter() - began > budget:
                 break
-            tell(max(len(calls) / len(cases), min(spent / max(budget, 1e-9), 1.0)) / 2)
             calls[case] = self._call(case, caches)
             times[case] = [seconds_of(self._target, calls[case], 1)]
+            tell(i / len(cases) / 2)
         if time.perf_counter() - began > 2 * budget:
-            return times, True  # nobody waits minutes: the first calls are the measurement
-        at_once = {}
-        for case, call in calls.items():
-            once = seconds_of(self._target, call, 1)
-            at_once[case] = _at_once(once)
-            times[case] = [once] if at_once[case] == 1 else []  # the first one compiled kernels
+            return times  # nobody waits minutes: the first calls are the measurement
         began = time.perf_counter()
         for done in range(1, _MOST_ROUNDS + 1):
             for case, call in calls.items():
-                times[case].append(seconds_of(self._target, call, at_once[case]))
+                times[case].append(seconds_of(self._target, call, _at_once(times[case][-1])))
             spent = time.perf_counter() - began
             tell(0.5 + max(done / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
-            if done > 1 and spent * (done + 1) / done > budget:
+            if done >= _LEAST_ROUNDS and spent * (done + 1) / done > budget:
                 break
-        return times, False
+        return {case: t[1:] for case, t in times.items()}  # the first one compiled kernels
 
-    def _overheads(self, timings: Timings, rounds: int, steps: int) -> dict[Case, float]:
+    def _overheads(self, timings: Timings, budget: float) -> dict[Case, float]:
         """What a step of the loop takes beyond its parts: plain, with one beam and with several.
 
         A step and its parts are measured in turn, and compared within each round: the overhead is
@@ -197,27 +186,26 @@ class Profiler:
         meanwhile. A plain step has least and one with several beams most, whatever noise says.
         """
         plain_rows = cost_model(timings, backend(), self._widest).plain_rows
-        shapes = [PLAIN]
-        if self._drafter is not None:
-            shapes += [BeamShape(1, 2), BeamShape(min(2, self._widest), 4)]
         caches: dict[int, TreeCache] = {}
         parts: dict[BeamShape, list[Call]] = {}
-        for shape in shapes:
+        for shape in OVERHEADS if self._drafter is not None else [PLAIN]:
+            shape = replace(shape, width=min(shape.width, self._widest or 1))
             rows = plain_rows(SHORT_CONTEXT) if shape == PLAIN else shape.nodes
             parts[shape] = [self._call(("call", rows, SHORT_CONTEXT), caches)]
             if shape != PLAIN:
                 parts[shape].append(self._call(("draft", shape.width, shape.length), caches))
-        found: dict[BeamShape, list[float]] = {shape: [] for shape in shapes}
+        found: list[list[float]] = [[] for _ in parts]
         prompt = [(7 * i + 1) % self._target.vocab_size for i in range(SHORT_CONTEXT)]
-        for _ in range(rounds):
-            for shape in shapes:
+        began = time.perf_counter()
+        while len(found[0]) < _LEAST_ROUNDS and (
+            not found[0] or time.perf_counter() - began < budget
+        ):
+            for (shape, calls), rest in zip(parts.items(), found, strict=True):
                 decoder = Decoder(self._target, self._drafter, shape, SamplingParams(), plain_rows)
-                step = step_seconds(decoder, prompt, steps)
+                step = step_seconds(decoder, prompt, _REPEATS)
                 with BLAS.threads_by_rows():
-                    rest = step - sum(_usual_seconds(self._target, call) for call in parts[shape])
-                found[shape].append(rest)
-        medians = [statistics.median(rest) for rest in found.values()]
-        rising = list(accumulate([0.0, *medians], max))[1:]
+                    rest.append(step - sum(_usual_seconds(self._target, call) for call in calls))
+        rising = list(accumulate([0.0, *map(statistics.median, found)], max))[1:]
         cases: list[Case] = [("overhead", s.width, s.length) for s in OVERHEADS]
         return dict(zip(cases, [*rising, *rising[-1:] * 2], strict=False))
 
@@ -311,9 +299,9 @@ def _at_once(seconds: float) -> int:
 
 
 def _usual_seconds(target: Target, call: Call) -> float:
-    """The median of three measurements, after one that warms up."""
+    """The median of some measurements, after one that warms up."""
     times = _at_once(seconds_of(target, call, 1))
-    return statistics.median(seconds_of(target, call, times) for _ in range(3))
+    return statistics.median(seconds_of(target, call, times) for _ in range(_REPEATS))
 
 
 def _fingerprint(module: nn.Module) -> str:
