@@ -66,9 +66,9 @@ def command(
     with progress_bars("measuring this machine", lambda done, _: f"{done}%") as report:
         if again or not tuning.measured:
             tuning.measure(lambda share: report("calls", int(100 * share), 100) if report else None)
-        costs, acceptance = tuning.costs(), tuning.statistics()
+        costs, acceptance = tuning.costs, tuning.statistics()
         prompts = _prompts(loaded)
-        for i, prompt in enumerate(prompts):
+        for i, prompt in enumerate(prompts if tuning.widest else []):
             _sample_acceptance(loaded, tuning.widest, prompt, acceptance)
             if report is not None:
                 report("drafts", 100 * (i + 1) // len(prompts), 100)

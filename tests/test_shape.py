@@ -25,7 +25,6 @@ from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.policy import ShapePolicy, candidates
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation.tree import Beams, pack_beam
 
 PRICEY = machine(lambda rows: 46 + 15 * (rows > 1) + rows, lambda w, n: (2.5 + 0.2 * w) * (n - 1))
@@ -358,52 +357,3 @@ def test_probing_other_shapes_costs_two_percent_of_the_time_at_most(name: str) -
         lost += sum(step.seconds - step.tokens / usual_pace for step in steps)
         spent += sum(step.seconds for step in steps)
     assert lost < 0.02 * spent
-
-
-def copying(policy: ShapePolicy, text: Sequence[int], start: int) -> tuple[int, int, int]:
-    """Steps, copies and accepted copied tokens of a text after its first `start` tokens.
-
-    Nothing is drafted but copies; the text is known, as it is to a greedy target.
-    """
-    index, at = TextIndex(Lookup(), text[:start]), start
-    steps = copies = accepted = 0
-    while at < len(text) - 40:
-        policy.next_shape(at)
-        plan = policy.plan_copies(index, PLAIN, drawn=False)
-        path = [0]
-        if plan is not None:
-            (copy,) = plan.copies
-            held = 0
-            while held < len(copy.tokens) and copy.tokens[held] == text[at + held]:
-                held += 1
-            path, copies, accepted = [*range(held + 1)], copies + 1, accepted + held
-            nodes = plan.shape.nodes
-            policy.learn(step_result(plan.shape, [0] * nodes, [*range(nodes)], path, copied=True))
-        index.extend(text[at : at + len(path)])
-        at, steps = at + len(path), steps + 1
-    return steps, copies, accepted
-
-
-def test_a_text_that_repeats_itself_is_copied_far() -> None:
-    """A page of forty tokens, again and again."""
-    rng = random.Random(0)
-    page = [rng.randrange(1000) for _ in range(40)]
-    policy = ShapePolicy(machine(cliff(16)), AcceptanceStatistics(()))
-    steps, copies, accepted = copying(policy, page * 12, 60)
-    assert copies > 0.9 * steps
-    assert accepted / copies > 10
-
-
-def test_matches_that_never_hold_are_soon_left_alone() -> None:
-    """The same two tokens, with something new after them each time."""
-    text = [t for i in range(400) for t in (1, 2, 1000 + i)]
-    policy = ShapePolicy(machine(cliff(16)), AcceptanceStatistics(()))
-    steps, copies, _ = copying(policy, text, 8)
-    assert copies < 0.02 * steps
-
-
-def test_a_copy_is_not_taken_where_its_rows_cost_more_than_it_saves() -> None:
-    rng = random.Random(0)
-    page = [rng.randrange(1000) for _ in range(40)]
-    policy = ShapePolicy(machine(lambda rows: 20.0 * rows), AcceptanceStatistics(()))
-    assert copying(policy, page * 6, 60)[1] == 0

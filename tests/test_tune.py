@@ -210,10 +210,10 @@ def test_answers_choose_by_what_was_measured_after_earlier_ones(
     assert clock.now == bench.asked == 0
     tuner.record("greedy", policy, seconds=1e3, steps=1000)
     assert clock.now == 4
-    assert tuner.costs().verify(1, 128) == 0.5
+    assert tuner.costs.verify(1, 128) == 0.5
     again = drafted(model).tuning
     assert again is not None
-    assert again.costs() == tuner.costs(), "kept for other processes"
+    assert again.costs == tuner.costs, "kept for other processes"
 
 
 def test_two_drafters_of_one_class_share_no_times_on_disk(bench: Bench, model: nn.Module) -> None:

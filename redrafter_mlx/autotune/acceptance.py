@@ -19,6 +19,7 @@ exponentially, so these guesses return, and are probed when they promise enough.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -51,25 +52,22 @@ _COPY_COST = 1.3
 """Of a copied step, as a share of a drafted one with as many rows: its call is not compiled, and
 the host builds it while the device waits. Counted on two CPU cores; learned from steps."""
 
-_COPY_STEPS = 9
-"""The last steps with copies, whose median cost counts."""
-
 
 class CopyStatistics:
     """How copies of the text fare: how many are accepted, and what their steps cost."""
 
     def __init__(self) -> None:
         self._expected = self._accepted = _COPY_PRIOR
-        self._costs = deque([_COPY_COST] * 3, maxlen=_COPY_STEPS)
+        self._costs = deque([_COPY_COST] * 3, maxlen=9)  # of the last steps; the median counts
 
-    def learn(self, expected: float, accepted: int, cost: float | None) -> None:
+    def learn(self, expected: float, accepted: int, cost: float) -> None:
         """Count one step with a copy of which so many drafts were expected to be accepted.
 
-        `cost` is its measured time as a share of the predicted one; None if it was not measured.
+        `cost` is its time as a share of a drafted step's; NaN if it was not measured.
         """
         self._expected = _KEPT * self._expected + expected
         self._accepted = _KEPT * self._accepted + accepted
-        if cost is not None:
+        if not math.isnan(cost):
             self._costs.append(cost)
 
     @property
@@ -82,12 +80,9 @@ class CopyStatistics:
         """Time of a step with copies, as a share of a drafted one with as many rows."""
         return statistics.median(self._costs)
 
-    def continued(self) -> CopyStatistics:
-        """For the next answer; costs move back to the assumed one, so that they are tried again."""
-        other = CopyStatistics()
-        other._expected, other._accepted = self._expected, self._accepted
-        other._costs.extend([*self._costs][3 - _COPY_STEPS :])
-        return other
+    def begin_answer(self) -> None:
+        """Move the cost towards the assumed one: if it was too high, copies are tried again."""
+        self._costs.append(_COPY_COST)
 
 
 class AcceptanceStatistics:
@@ -168,7 +163,8 @@ class AcceptanceStatistics:
         for i, shape in enumerate(other.shapes):
             if shape in known:
                 other._by_shape[:, i] = self._by_shape[:, known[shape]] / 2
-        other.copies = self.copies.continued()
+        other.copies = self.copies
+        other.copies.begin_answer()
         return other
 
 

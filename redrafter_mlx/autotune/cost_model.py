@@ -14,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import math
+import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -238,15 +239,10 @@ def cost_model(
     if not timings.complete:
         ratios = zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True)
         short = {rows: unit * ratio for rows, ratio in ratios} | short
-        for case in [(w, n) for w in range(1, widest + 1) for n in DRAFT_LENGTHS]:
-            if case not in draft:
-                # As much dearer than assumed as the case most like it that was measured.
-                like = sorted(
-                    (abs(w - case[0]), abs(n - case[1]), timed["draft", w, n] / draft_ratio(w, n))
-                    for k, w, n in timed
-                    if k == "draft"
-                )
-                draft[case] = draft_ratio(*case) * (like[0][-1] if like else unit)
+        # The rest of drafting is as much dearer than assumed as what was measured of it.
+        ratio = statistics.median([s / draft_ratio(*case) for case, s in draft.items()] or [unit])
+        grid = [(w, n) for w in range(1, widest + 1) for n in DRAFT_LENGTHS]
+        draft = {case: draft_ratio(*case) * ratio for case in grid} | draft
     if 1 not in short:
         raise ValueError("no one-row call was measured")
     plain, chain, tree = (

@@ -89,8 +89,11 @@ class ShapePolicy:
         self._budget = math.inf  # for what seems to pay: as many probes as it can hold
         self._probes: deque[BeamShape] = deque()  # not read yet
         self._stale = True
+        # Of planned copies: the expected drafts, the seconds, and those of the drafting before.
         self._copied: deque[tuple[float, float, float]] = deque()
-        self._step_times = _StepTimes(clock)
+        self._clock = clock
+        self._read_at = self._took = math.nan  # of the step that was read last
+        self._slowness: deque[float] = deque(maxlen=15)  # of steps: measured by predicted seconds
 
     def next_shape(self, length: int) -> BeamShape:
         """The shape to draft with after `length` tokens."""
@@ -110,7 +113,9 @@ class ShapePolicy:
 
     def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
         """The copy whose verification gains most time over the tree as it was drafted."""
-        self._step_times.read()
+        if self._clock is not None:
+            now = self._clock()  # this step's result has just been read
+            self._took, self._read_at = now - self._read_at, now
         costs, copies = self._costs, self.acceptance.copies
         found = index.copies(1, min(MAX_BEAM_LENGTH, costs.most_rows) - 1)
         if not found:
@@ -150,10 +155,13 @@ class ShapePolicy:
         """Take note of a step that was read; they may come some steps late."""
         if step.copied:
             expected, seconds, drafting = self._copied.popleft()
-            cost = self._step_times.copied(seconds, drafting)
+            # The cost model is off by about as much for other steps.
+            slowness = statistics.median(self._slowness or [math.nan])
+            cost = (self._took / slowness - drafting) / seconds
             self.acceptance.copies.learn(expected, len(step.path) - 1, cost)
             return
-        self._step_times.drafted(self._step_seconds(step.shape))
+        if not math.isnan(self._took):
+            self._slowness.append(self._took / self._step_seconds(step.shape))
         if step.shape.length == 1:
             return
         if step.shape in self._probes:
@@ -226,33 +234,6 @@ class ShapePolicy:
             self._context = context
             self._seconds = np.array([self._costs.step(s, length) for s in self.shapes])
             self._stale = True
-
-
-class _StepTimes:
-    """Times of steps with copies, relative to those of the others: both are off alike."""
-
-    def __init__(self, clock: Callable[[], float] | None) -> None:
-        self._clock = clock
-        self._read = math.nan
-        self._took = math.nan
-        self._ratios: deque[float] = deque(maxlen=15)  # of measured to predicted seconds
-
-    def read(self) -> None:
-        """A step's result was read just now."""
-        if self._clock is not None:
-            now = self._clock()
-            self._took, self._read = now - self._read, now
-
-    def drafted(self, predicted: float) -> None:
-        """That step held no copies, and was to take so many seconds."""
-        if not math.isnan(self._took):
-            self._ratios.append(self._took / predicted)
-
-    def copied(self, predicted: float, drafting: float) -> float | None:
-        """The time of that step as a share of what it was to take besides drafting."""
-        if math.isnan(self._took) or not self._ratios:
-            return None
-        return max(self._took / statistics.median(self._ratios) - drafting, 0.0) / predicted
 
 
 def _accepted(holds: list[float], branches: list[float]) -> float:

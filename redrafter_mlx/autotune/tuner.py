@@ -13,7 +13,6 @@ from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.cost_model import (
     LEVEL_COST,
     CostModel,
-    Setup,
     Timings,
     cost_model,
     saved_timings,
@@ -36,8 +35,9 @@ class Tuner:
     Nobody waits for a measurement. Answers begin with costs that are assumed for such a machine;
     small measurements after answers replace them bit by bit, and `measure` replaces them at once.
 
-    setup: what the costs hold for
-    widest: most beams that are chosen automatically
+    setup:  what the costs hold for
+    costs:  to choose shapes by: measured, so far as that was done
+    widest: most beams that are chosen automatically, 0 without a drafter
     """
 
     def __init__(
@@ -58,33 +58,26 @@ class Tuner:
           level_cost: of a level of drafting with one beam before it is measured, as a share of a
             one-row target call
         """
-        self.setup: Setup = setup_of(model, target, module, kind or "one of its own")
-        self.widest, self._longest = WIDEST, LENGTHS[-1]
+        self.setup = setup_of(model, target, module, kind or "one of its own")
+        self.widest, self._longest = WIDEST if drafter is not None else 0, LENGTHS[-1]
         if module is not None:
             self.widest = min(WIDEST, module.config.output_size)
             self._longest = (module.config.draft_length or self._longest) + 1
-        self._has_drafter = drafter is not None
-        self._on_disk = kind is not None
         self._level_cost = level_cost
+        self._on_disk = kind is not None
         timings = saved_timings(self.setup) if self._on_disk else Timings(self.setup)
         self._profiler = Profiler(target, drafter, timings, self.widest)
-        self._costs = self._cost_model(timings)
-        self._candidates = self._shapes()
+        self._use_timings()
         self._acceptance: dict[AcceptMethod, AcceptanceStatistics] = {}
         self._answering = 0
-        self._lock = threading.Lock()
-        self._measuring = threading.Lock()
+        self._lock, self._measuring = threading.Lock(), threading.Lock()
 
     @property
     def measured(self) -> bool:
         """Whether all costs have been measured together, by `measure` now or earlier."""
         return self._profiler.timings.complete
 
-    def costs(self) -> CostModel:
-        """The costs to choose shapes by: measured, so far as that was done."""
-        return self._costs
-
-    def measure(self, done: Callable[[float], None] | None = None) -> CostModel:
+    def measure(self, done: Callable[[float], None] | None = None) -> None:
         """Measure everything now, which takes some seconds, and keep it.
 
         `done` is told the finished share, now and then.
@@ -92,9 +85,8 @@ class Tuner:
         with self._lock:
             self._profiler.measure_all(done)
             self._use_timings()
-            self._save()
             self._acceptance.clear()
-            return self._costs
+            self._save()
 
     def best_shape(
         self,
@@ -110,7 +102,7 @@ class Tuner:
         Without `by_clock` neither measured times nor acceptance decide, but what is assumed of
         such a machine: the same shape in every run.
         """
-        if not self._has_drafter:
+        if not self.widest:
             W, L = width or _COPIES_ALONE.width, length or _COPIES_ALONE.length
             return BeamShape(W, L, max_nodes)
         widths = (width,) if width else range(1, self.widest + 1)
@@ -118,20 +110,17 @@ class Tuner:
         shapes = [BeamShape(w, n, max_nodes) for w in widths for n in lengths]
         costs, acceptance = self._cost_model(Timings(self.setup)), AcceptanceStatistics(shapes)
         if by_clock:
-            costs = self._costs
+            costs = self.costs
             acceptance = next(iter(self._acceptance.values()), acceptance).continued(shapes)
         seconds = np.array([costs.step(s, context) for s in acceptance.shapes])
-        if not len(seconds):
-            return shapes[0]
-        return acceptance.shapes[int(np.argmax(acceptance.tokens() / seconds))]
+        return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
 
     def policy(self, method: AcceptMethod) -> ShapePolicy:
         """The policy of a new answer; it begins with what earlier ones by this method learned."""
         with self._lock:
-            known = self._acceptance.get(method)
             self._answering += 1
-            acceptance = self.statistics() if known is None else known.continued(self._candidates)
-            return ShapePolicy(self._costs, acceptance, time.perf_counter)
+            known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
+            return ShapePolicy(self.costs, known, time.perf_counter)
 
     def statistics(self) -> AcceptanceStatistics:
         """Acceptance statistics of the candidate shapes, with nothing learned."""
@@ -147,8 +136,9 @@ class Tuner:
         with self._lock:
             self._acceptance[method] = policy.acceptance
             self._answering -= 1
-            idle = self._answering == 0 and not self._profiler.finished
-        if idle and steps > 0 and self._measuring.acquire(blocking=False):
+            idle = not self._answering and not self._profiler.finished
+        # No other answer waits for it.
+        if idle and steps and self._measuring.acquire(blocking=False):
             try:
                 if self._profiler.after_answer(seconds, seconds / steps):
                     self._use_timings()
@@ -157,17 +147,12 @@ class Tuner:
                 self._measuring.release()
 
     def _use_timings(self) -> None:
-        """Choose by what is measured now."""
-        self._costs = self._cost_model(self._profiler.timings)
-        self._candidates = self._shapes()
+        self.costs = self._cost_model(self._profiler.timings)
+        self._candidates = candidates(self.costs, self.widest)
+
+    def _cost_model(self, timings: Timings) -> CostModel:
+        return cost_model(timings, backend(), self.widest, self._level_cost)
 
     def _save(self) -> None:
         if self._on_disk:
             self._profiler.timings.save()
-
-    def _cost_model(self, timings: Timings) -> CostModel:
-        widest = self.widest if self._has_drafter else 0
-        return cost_model(timings, backend(), widest, self._level_cost)
-
-    def _shapes(self) -> tuple[BeamShape, ...]:
-        return candidates(self._costs, self.widest) if self._has_drafter else ()

@@ -287,7 +287,7 @@ class Redrafter:
             self.proposer if options.draft else None,
             shape,
             options,
-            one_row if self.tuning is None else self.tuning.costs().plain_rows,
+            one_row if self.tuning is None else self.tuning.costs.plain_rows,
             options.prefixes,
             options.logprobs,
             self.lookup if options.draft else None,

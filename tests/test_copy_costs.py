@@ -1,0 +1,136 @@
+"""Copies of the text: taken where they pay, by what their steps have cost and accepted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+from simulated import cliff, machine, step_result
+
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.autotune.policy import ShapePolicy
+from redrafter_mlx.config import PLAIN
+from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+
+COSTS = machine(cliff(16))
+
+
+class Clock:
+    """Moved by the steps of a machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Machine:
+    """Every step takes `slowness` times what the cost model says, one with copies `dearer`."""
+
+    def __init__(self, costs: CostModel, slowness: float = 1.0, dearer: float = 1.0) -> None:
+        self.clock = Clock()
+        self.policy = ShapePolicy(costs, AcceptanceStatistics(()), self.clock)
+        self._costs, self._slowness, self._dearer = costs, slowness, dearer
+
+    def step(self, rows: int) -> None:
+        """Without copies if there is one row."""
+        seconds = self._costs.step(PLAIN, 0)
+        if rows > 1:
+            seconds = self._dearer * (self._costs.verify(rows, 0) + self._costs.overhead(1))
+        self.clock.now += self._slowness * seconds
+
+
+def copying(machine: Machine, text: Sequence[int], start: int) -> tuple[int, int, int]:
+    """Steps, copies and accepted copied tokens of a text after its first `start` tokens.
+
+    Nothing is drafted but copies; the text is known, as it is to a greedy target.
+    """
+    index, at, policy = TextIndex(Lookup(), text[:start]), start, machine.policy
+    steps = copies = accepted = 0
+    read = None
+    while at < len(text) - 40:
+        policy.next_shape(0)
+        plan = policy.plan_copies(index, PLAIN, drawn=False)
+        if read is not None:
+            policy.learn(read)
+        path, shape = [0], PLAIN
+        if plan is not None:
+            (copy,) = plan.copies
+            held = 0
+            while held < len(copy.tokens) and copy.tokens[held] == text[at + held]:
+                held += 1
+            path, shape = [*range(held + 1)], plan.shape
+            copies, accepted = copies + 1, accepted + held
+        machine.step(shape.nodes)
+        nodes = [*range(shape.nodes)]
+        read = step_result(shape, [0] * shape.nodes, nodes, path, copied=plan is not None)
+        index.extend(text[at : at + len(path)])
+        at, steps = at + len(path), steps + 1
+    return steps, copies, accepted
+
+
+def page(length: int = 40) -> list[int]:
+    rng = random.Random(0)
+    return [rng.randrange(1000) for _ in range(length)]
+
+
+def half_repeated() -> list[int]:
+    """A page again and again, with something new of the same length after it each time."""
+    rng = random.Random(1)
+    return [t for _ in range(30) for t in (*page(), *(rng.randrange(10**6) for _ in range(40)))]
+
+
+def test_a_text_that_repeats_itself_is_copied_far() -> None:
+    """A page of forty tokens, again and again."""
+    steps, copies, accepted = copying(Machine(COSTS), page() * 12, 60)
+    assert copies > 0.9 * steps
+    assert accepted / copies > 10
+
+
+def test_matches_that_never_hold_are_soon_left_alone() -> None:
+    """The same two tokens, with something new after them each time."""
+    text = [t for i in range(400) for t in (1, 2, 1000 + i)]
+    steps, copies, _ = copying(Machine(COSTS), text, 8)
+    assert copies < 0.02 * steps
+
+
+def test_a_copy_is_not_taken_where_its_rows_cost_more_than_it_saves() -> None:
+    assert copying(Machine(machine(lambda rows: 20.0 * rows)), page() * 6, 60)[1] == 0
+
+
+@pytest.mark.parametrize("slowness", [1.0, 7.0])
+@pytest.mark.parametrize("dearer", [1.0, 2.0])
+def test_what_copies_cost_is_learned_from_their_steps(slowness: float, dearer: float) -> None:
+    """Beside other steps: a machine that is slower than was measured is slower for all."""
+    machine = Machine(COSTS, slowness, dearer)
+    copying(machine, half_repeated(), 60)
+    assert machine.policy.acceptance.copies.cost == pytest.approx(dearer)
+
+
+def test_copies_that_take_more_time_than_they_save_are_soon_left_alone() -> None:
+    _, copies, _ = copying(Machine(COSTS), half_repeated(), 60)
+    _, dear_copies, _ = copying(Machine(COSTS, dearer=20.0), half_repeated(), 60)
+    assert copies > 50
+    assert dear_copies < 10
+
+
+def test_copies_that_were_too_dear_are_tried_again_in_later_answers() -> None:
+    copies = Machine(COSTS).policy.acceptance.copies
+    assumed = copies.cost
+    for _ in range(20):
+        copies.learn(1.0, 1, 20.0)
+    assert copies.cost == 20.0
+    for _ in range(5):
+        copies.begin_answer()
+    assert copies.cost == assumed
+
+
+def test_without_a_clock_copies_cost_what_is_assumed() -> None:
+    machine = Machine(COSTS, dearer=20.0)
+    machine.policy = ShapePolicy(COSTS, AcceptanceStatistics(()))
+    assumed = machine.policy.acceptance.copies.cost
+    copying(machine, half_repeated(), 60)
+    assert machine.policy.acceptance.copies.cost == assumed
