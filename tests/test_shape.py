@@ -141,7 +141,7 @@ def test_a_step_tells_what_every_smaller_shape_would_have_accepted() -> None:
     """Against packing the smaller shape's own tree and walking it."""
     rng = random.Random(0)
     total = 0
-    for _ in range(60):
+    for _ in range(30):
         W, L = rng.randint(1, 4), rng.randint(2, 5)
         beams = random_beams(rng, W, L)
         used = BeamShape(W, L, rng.randint(1, W * (L - 1) + 1))
@@ -157,7 +157,7 @@ def test_a_step_tells_what_every_smaller_shape_would_have_accepted() -> None:
         assert found[used] == len(step.path) - 1
         assert not any(s.width > W or s.length > L for s in found)
         total += len(found)
-    assert total > 500
+    assert total > 250
 
 
 def random_beams(rng: random.Random, W: int, L: int) -> Beams:
@@ -270,9 +270,9 @@ def test_a_text_that_changes_is_followed_within_32_steps(
     """From then on as fast as where the text was always so, in the mean of many texts."""
     curves, ratios = MACHINES[name], []
     for seed in MANY_SEEDS if before < after else SEEDS:  # probes succeed by chance
-        texts = [Text(before, seed)] * 120 + [Text(after, 50 + seed)] * 132
-        changed = decode(ShapePolicy(curves), curves, texts)[152:]
-        steady = decode(ShapePolicy(curves), curves, [Text(after, 50 + seed)] * 252)[100:]
+        texts = [Text(before, seed)] * 90 + [Text(after, 50 + seed)] * 132
+        changed = decode(ShapePolicy(curves), curves, texts)[90 + 32 :]
+        steady = decode(ShapePolicy(curves), curves, [Text(after, 50 + seed)] * 180)[80:]
         ratios.append(pace(changed) / pace(steady))
     assert mean(ratios) > (0.85 if name in PROBES_ARE_DEAR and before < after else 0.95)
 

@@ -191,7 +191,7 @@ def test_what_is_measured_after_answers_is_measured_once_over_all_processes(
 ) -> None:
     for _ in range(1000):
         process = in_use(model)
-        process.after_answer(30.0, step=1.0)
+        process.after_answer(450.0, step=1.0)
         process.timings.save()
         if process.finished:
             break
