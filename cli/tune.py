@@ -146,7 +146,7 @@ def _sample_acceptance(
         prompt, max_tokens=_TOKENS, beam_width=widest, beam_length=_LENGTH
     ):
         step = response.step
-        if response.steps > 0 and response.place == 0 and not step.copied and step.shape != PLAIN:
+        if response.steps > 0 and response.index == 0 and not step.copied and step.shape != PLAIN:
             acceptance.learn(step)
 
 

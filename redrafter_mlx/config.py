@@ -16,11 +16,11 @@ DType = Literal["auto", "float16", "bfloat16", "float32"]
 AcceptMethod = Literal["greedy", "sample", "rejection", "typical"]
 
 Prefixes = Literal["all", "final"]
-"""Which prefixes of a beam search are verified: all that it kept, or, as in the paper, those that
-its final candidates begin with."""
+"""Which prefixes of a beam search are verified: all of them, or, as in the paper, those that its
+final candidates begin with."""
 
 LEAST_TEMPERATURE = 1e-4
-"""Below it, log-probabilities over the temperature leave no room in float32 for a draw's noise."""
+"""The lowest but 0: below it, log-probabilities divided by it swamp a draw's noise in float32."""
 
 MAX_BEAM_WIDTH = 64
 MAX_BEAM_LENGTH = 32
@@ -54,14 +54,14 @@ class BeamShape:
 class SamplingParams:
     """How a token is chosen from the target's distribution; the meaning of each is mlx-lm's.
 
-    temperature: 0 takes the likeliest token; draws need LEAST_TEMPERATURE at least
-    accept: how drafts are accepted. `greedy` at temperature 0; above it `sample` (one draw of the
+    temperature: 0 takes the likeliest token; sampling needs at least LEAST_TEMPERATURE
+    accept: how drafts are accepted. `greedy` at temperature 0; above it `sample` (one draw from the
       target at each node, lossless), `rejection` (drafts are sampled and tested, lossless) or
-      `typical` (likely enough drafts are taken as they are, not lossless). None takes the first
+      `typical` (every draft that is likely enough is accepted, not lossless). None takes the first
       that fits the temperature
-    epsilon, delta: of typical acceptance, see accept.accept_typical
+    epsilon, delta: thresholds of typical acceptance, see accept.accept_typical
     repetition_penalty: divides the logits of the last `repetition_context` tokens; 1 is none
-    logit_bias: what is added to tokens' logits, as a mapping or as pairs
+    logit_bias: (token id, value added to its logit) pairs, or a mapping
     """
 
     temperature: float = 0.0
@@ -119,22 +119,22 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class GenerationOptions(SamplingParams):
-    """Everything that a caller may say about one answer: how tokens are chosen, and the rest.
+    """The options of one answer: how tokens are chosen, when it ends, how it is drafted.
 
     `stop` strings end the answer before the string itself. Without `beam_width`, `beam_length` and
-    `max_nodes` the shape is chosen step by step, as costs and acceptance say; with one of them it
-    is fixed for the answer, and what was left out is what promises most on this machine.
+    `max_nodes` the shape is chosen step by step from costs and acceptance. With one of them it is
+    fixed for the answer, and the others are what promises most on this machine.
     `draft=False` decodes auto-regressively. `seed` None draws a fresh one. `prefixes="final"` is
     the paper's packing, for comparison: it needs a fixed shape, and not rejection, which draws a
-    tree of its own. With `logprobs`, each response holds its token's row of log-probabilities.
+    tree of its own. With `logprobs`, each response holds the log-probabilities of its token.
 
-    What the same seed gives: with `greedy` (which needs none) and `sample` the same text for every
-    drafter and every shape, drafts or none, because each draw belongs to a position of the text.
-    With `rejection` and `typical` draws belong to drafts too: the same text for the same drafter
-    and the same shape; so that a seed means something without a shape, one is then taken that
-    does not depend on measured times. All this is exact in float32. In float16, bfloat16 and with
-    quantised weights it holds up to near-ties, which a call of another number of rows may round
-    the other way; a fixed shape makes those repeatable as well.
+    What a seed gives: with `greedy` (which needs none) and `sample` the same text for every
+    drafter and every shape, with drafts or without, because each draw belongs to a position of the
+    text. With `rejection` and `typical` draws belong to drafts too: the same text for the same
+    drafter and shape; without a shape, one is taken that does not depend on measured times. All
+    this is exact in float32. In float16, bfloat16 and with quantised weights it holds up to
+    near-ties, which a call with another number of query rows may round the other way; a fixed
+    shape makes those repeatable as well.
     """
 
     max_tokens: int = 256
@@ -256,9 +256,9 @@ def _is_finite(value: float) -> bool:
 
 
 DEFAULT_BEAM_SHAPE = BeamShape(2, 4)
-"""For verification where nothing drafts: 7 nodes. Metal's attention leaves its vector kernel
-above 8 query rows, or above 32 / G rows where G query heads share a key head; the products leave
-theirs at 6 to 33 rows, depending on chip and weights. What pays is measured, not read off these."""
+"""For `verify` without a drafter: 7 nodes. Metal's attention leaves its vector kernel above 8 query
+rows, or above 32 / G where G query heads share a key head; its products leave theirs at 6 to 33
+query rows, depending on chip and weights."""
 
 PLAIN = BeamShape(1, 1)
-"""Plain decoding as a shape: nothing but the root."""
+"""Plain decoding as a shape: the root alone."""

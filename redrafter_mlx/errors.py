@@ -1,7 +1,7 @@
-"""Errors that a person can cause, each with one line that says what was wrong and what to do.
+"""Errors that a user can cause: one line each, which says what was wrong and what to do.
 
 The command line prints that line and exits non-zero; a library caller catches `RedrafterError`.
-Anything else that escapes is a defect of ours.
+Any other exception that escapes is a bug of this package.
 """
 
 
@@ -18,7 +18,7 @@ class ModelNotFoundError(RedrafterError):
 
 
 class DownloadError(RedrafterError):
-    """A file could not be brought here; says what to run once the cause is gone."""
+    """A file could not be downloaded; the message says what to run once the cause is gone."""
 
 
 class DamagedFileError(RedrafterError):
@@ -26,12 +26,12 @@ class DamagedFileError(RedrafterError):
 
 
 class MismatchError(RedrafterError):
-    """A drafter and a target that do not belong together."""
+    """A drafter and a target that do not fit together."""
 
 
 class ForkedProcessError(RedrafterError):
-    """A process that was forked from one in which MLX was used."""
+    """MLX was used before this process was forked."""
 
 
 class UnsupportedModelError(RedrafterError):
-    """A model whose decoding state a tree of drafts cannot share."""
+    """A model whose state cannot hold a tree of drafts."""

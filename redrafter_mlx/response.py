@@ -1,4 +1,4 @@
-"""What a caller gets: one response a token, or a whole answer."""
+"""What a caller gets: one response per token, or a whole answer."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from redrafter_mlx.decoding.step_result import StepResult
 class Response:
     """One token, with the fields of mlx-lm's `GenerationResponse` and two of ours.
 
-    text:              what this token makes certain; may be empty, or more than the token
-    from_draft:        whether the drafter had guessed it
+    text:              the text that this token completes; may be empty, or more than the token's
+    from_draft:        whether it is an accepted draft
     prompt_tps:        prompt tokens read per second (those reused from an earlier turn not counted)
-    generation_tps:    tokens a second behind the first one
+    generation_tps:    tokens per second, counted from the first one
     peak_memory:       GB
     finish_reason:     "stop" or "length" on the last response, else None
     steps:             target calls after the prompt so far
     tokens_per_step:   tokens from those calls divided by them; 1.0 for auto-regression
     usual_shape:       of most steps so far, where it is chosen step by step; else None
     usual_nodes:       mean number of nodes verified in those steps; None as above
-    step, place:       the step that emitted this token, with its shape, and which of its tokens it
-                       is
+    step:              the step that emitted this token
+    index:             of this token among those of the step
     """
 
     text: str
@@ -44,7 +44,7 @@ class Response:
     usual_shape: BeamShape | None
     usual_nodes: float | None
     step: StepResult
-    place: int
+    index: int
 
     @property
     def logprobs(self) -> mx.array | None:
@@ -52,14 +52,14 @@ class Response:
 
         None unless GenerationOptions.logprobs asked for them.
         """
-        return None if self.step.log_probs is None else self.step.log_probs[self.place]
+        return None if self.step.log_probs is None else self.step.log_probs[self.index]
 
 
 @dataclass(frozen=True)
 class Completion:
     """A whole answer; `token_ids` holds the ending token too, `text` does not.
 
-    shapes: of the drafts in each step behind the prompt's
+    shapes: of the drafts in each step after the prompt
     """
 
     prompt_ids: list[int]
@@ -75,20 +75,23 @@ class Completion:
 
 
 class Tally:
-    """Counts one answer while it is made.
+    """Statistics of one answer while it is generated.
 
-    tokens: how many responses were given
+    tokens: responses so far
     """
 
     def __init__(self, prompt_tokens: int, fresh: int, automatic: bool) -> None:
-        """Reading `fresh` tokens of the prompt begins now; `automatic` shapes are worth telling."""
+        """Starts the clock: `fresh` tokens of the prompt are read now.
+
+        automatic: the shape is chosen step by step, and reported
+        """
         self.tokens = 0
         self._prompt_tokens = prompt_tokens
         self._fresh = fresh
         self._automatic = automatic
         self._began = self._first = self._now = time.perf_counter()
         self._steps = -1
-        self._place = 0
+        self._index = 0
         self._result: StepResult | None = None
         self._shapes: Counter[BeamShape] = Counter()
         self._nodes: Counter[BeamShape] = Counter()
@@ -104,10 +107,10 @@ class Tally:
         return self._now - self._first
 
     def count(self, result: StepResult) -> None:
-        """Take note of a step that was read, the prompt's first."""
+        """Count a step that was read; the first is the prompt's."""
         self._now = time.perf_counter()
         self._steps += 1
-        self._place, self._result = 0, result
+        self._index, self._result = 0, result
         if self._steps:
             self._shapes[result.shape] += 1
             self._nodes[result.shape] += result.nodes
@@ -117,32 +120,32 @@ class Tally:
     def response(self, text: str, finish_reason: str | None) -> Response:
         """The response for the next token of the step that was counted last."""
         assert self._result is not None
-        steps, place, result = self._steps, self._place, self._result
-        self._place += 1
+        steps, index, result = self._steps, self._index, self._result
+        self._index += 1
         self.tokens += 1
-        behind = self.tokens - 1
+        after_first = self.tokens - 1
         usual = _usual(self._shapes) if self._automatic else None
         return Response(
             text=text,
-            token=result.tokens[place],
-            from_draft=place < len(result.tokens) - 1,
+            token=result.tokens[index],
+            from_draft=index < len(result.tokens) - 1,
             prompt_tokens=self._prompt_tokens,
             prompt_tps=self._fresh / max(self._first - self._began, 1e-9),
             generation_tokens=self.tokens,
-            generation_tps=behind / max(self._now - self._first, 1e-9) if steps else 0.0,
+            generation_tps=after_first / max(self._now - self._first, 1e-9) if steps else 0.0,
             peak_memory=mx.get_peak_memory() / 1e9,
             finish_reason=finish_reason,
             steps=steps,
-            tokens_per_step=behind / steps if steps else 1.0,
+            tokens_per_step=after_first / steps if steps else 1.0,
             usual_shape=usual,
             usual_nodes=None if usual is None else self._nodes[usual] / self._shapes[usual],
             step=result,
-            place=place,
+            index=index,
         )
 
 
 def _usual(shapes: Counter[BeamShape]) -> BeamShape | None:
-    """Plain decoding if most steps were plain, else the shape that drafted most often."""
+    """Plain decoding if most steps were plain, else the shape used most often."""
     drafted = Counter({shape: n for shape, n in shapes.items() if shape != PLAIN})
     if 2 * shapes[PLAIN] > shapes.total() or not drafted:
         return PLAIN if shapes else None

@@ -149,7 +149,7 @@ class Redrafter:
             prompt_tps=last.prompt_tps,
             generation_tps=last.generation_tps,
             peak_memory=last.peak_memory,
-            shapes=[r.step.shape for r in responses if r.place == 0 and r.steps > 0],
+            shapes=[r.step.shape for r in responses if r.index == 0 and r.steps > 0],
         )
 
     def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:

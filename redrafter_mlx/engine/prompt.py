@@ -1,4 +1,4 @@
-"""From what a caller gives as a prompt to token ids."""
+"""Turns a prompt of any kind into token ids."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Prompt = str | Sequence[Message] | Sequence[int]
 def prompt_tokens(
     tokenizer: TokenizerWrapper, prompt: Prompt, raw: bool, vocab_size: int
 ) -> list[int]:
-    """The token ids of a user's message, of messages, or of token ids.
+    """The token ids of a user's message, of a list of messages, or of token ids.
 
     Args:
       raw: take a string as it is, without the chat template

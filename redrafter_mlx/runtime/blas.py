@@ -1,7 +1,7 @@
 """An optimised BLAS for MLX's CPU backend on Linux, loaded before MLX is.
 
 MLX's CPU wheel links the reference BLAS. Its symbols are looked up by name, so a library that
-is already in the process with global visibility answers them instead; hence the order.
+is already in the process with global visibility answers them instead.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SETTERS = ("MKL_Set_Num_Threads", "openblas_set_num_threads")
 
 @dataclass(frozen=True)
 class BlasStatus:
-    """What answers MLX's matrix products on the CPU.
+    """The library that computes MLX's matrix products on the CPU.
 
     library: path or soname that was loaded, None for MLX's own
     note: one line for `doctor`: where it came from, or why there is none
@@ -37,7 +37,7 @@ class BlasStatus:
 
     @contextmanager
     def threads_by_rows(self) -> Iterator[None]:
-        """Where `prepare_for` may be called: all cores are in use before and behind it."""
+        """A context for `prepare_for`; before and after it, all cores are used."""
         self.use_all_cores()
         try:
             yield
@@ -45,7 +45,7 @@ class BlasStatus:
             self.use_all_cores()
 
     def prepare_for(self, rows: int) -> None:
-        """From now on use as many threads as suit products of so many rows.
+        """Use as many threads from now on as suit products of `rows` query rows.
 
         Two to four rows take as long as reading the matrix does, whatever the threads; so one
         core is left for the host, which builds and submits the next step meanwhile.
@@ -53,7 +53,7 @@ class BlasStatus:
         self._use(max(1, self._cores - 1) if 2 <= rows <= 4 else self._cores)
 
     def use_all_cores(self) -> None:
-        """As it is to begin with: for the long products of prompts and of training."""
+        """Use all cores, the initial state: for the long products of prompts and of training."""
         self._use(self._cores)
 
     def _use(self, threads: int) -> None:
@@ -98,14 +98,14 @@ def load_optimised_blas() -> BlasStatus:
 
 
 def remedy() -> str:
-    """The command that brings an optimised BLAS to this machine."""
+    """How to install an optimised BLAS on this machine, in one line."""
     if platform.machine() == "x86_64":
         return "pip install 'redrafter-mlx[cpu]', or Debian's libopenblas0, makes it far faster"
     return "the system's OpenBLAS (Debian: apt install libopenblas0) makes it far faster"
 
 
 def _candidates() -> Iterator[str]:
-    """Where to look: MKL from PyPI beside this interpreter's packages, then the system."""
+    """Libraries to try: MKL from PyPI among this interpreter's packages, then the system's."""
     try:
         for file in metadata.files("mkl") or ():
             if file.name.startswith("libmkl_rt.so"):
@@ -116,4 +116,4 @@ def _candidates() -> Iterator[str]:
 
 
 BLAS = load_optimised_blas()
-"""What computes the CPU's matrix products in this process; `redrafter-mlx doctor` prints it."""
+"""The BLAS of this process; `redrafter-mlx doctor` prints it."""

@@ -1,9 +1,9 @@
-"""Processes that end with their parent, however that ends.
+"""Child processes that end with their parent, however the parent ends.
 
 A child of `multiprocessing` can wait for its parent: it holds one end of a pipe whose other end
 the parent alone has, and which the system closes when the parent is gone. The thread that waits
-needs the interpreter, which a library may hold for a while; so Linux is asked to end the child as
-well.
+needs the interpreter, which a library may hold for a while; so on Linux
+the system is asked to end the child as well.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 
 _PR_SET_PDEATHSIG = 1
-"""Of Linux's <sys/prctl.h>."""
+"""From Linux's <sys/prctl.h>."""
 
 
 def start_child(function: Callable[..., None], *arguments: object) -> BaseProcess:
-    """Call a function in a new process, which Ctrl-C does not reach: the parent is to end it."""
+    """Call a function in a new process that ignores Ctrl-C; the parent must end it."""
     work = pickle.dumps((function, arguments))
     child = mp.get_context("spawn").Process(target=_run, args=(work,), daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child inherits it
@@ -35,7 +35,7 @@ def start_child(function: Callable[..., None], *arguments: object) -> BaseProces
 
 
 def _run(work: bytes) -> None:
-    """The child's side; what the function needs is imported once the parent is watched."""
+    """The child's main function. It unpickles, and so imports, only once it watches the parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, daemon=True).start()

@@ -1,4 +1,4 @@
-"""What computes here: its name, for records of what was measured on it, and its precision."""
+"""The device that computes: its name, for records of measurements, and its precision."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def chip_name() -> str:
 
 
 def backend() -> str:
-    """What computes by default: "cpu", "apple" (Metal) or "cuda"."""
+    """The default device: "cpu", "apple" (Metal) or "cuda"."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "apple" if mx.metal.is_available() else "cuda"
 
 
 def system_name() -> str:
-    """The system beneath, such as `macOS 15.1` or `Linux x86_64`."""
+    """The operating system, such as `macOS 15.1` or `Linux x86_64`."""
     mac = platform.mac_ver()[0]
     return f"macOS {mac}" if mac else f"{platform.system()} {platform.machine()}"
 
@@ -32,9 +32,9 @@ def float32_is_exact(
 ) -> bool:
     """Whether products of float32 matrices are float32 on the default device.
 
-    MLX rounds what it multiplies to TF32, 10 bits after the point, on CUDA and on Apple GPUs from
-    the M5 on, unless MLX_ENABLE_TF32 is 0 when a process multiplies for the first time. Found out
-    by a product whose only terms need 12 bits.
+    MLX rounds factors to TF32, 10 bits after the point, on CUDA and on Apple GPUs from the M5 on,
+    unless MLX_ENABLE_TF32 is 0 when a process multiplies for the first time. The test is a product
+    whose factors need 12 bits.
     """
     fine = mx.full((256, 256), 1 + 2**-12)
     return bool(mx.array_equal(multiply(fine, mx.eye(256)), fine).item())

@@ -1,4 +1,4 @@
-"""JSON files that were written by others: one readable error for anything wrong with them."""
+"""Reads JSON files written by others, with one readable error for anything wrong in them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from redrafter_mlx.errors import DamagedFileError
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object that a file holds.
+    """The JSON object in a file.
 
     Raises:
-      FileNotFoundError: there is none
+      FileNotFoundError: no such file
       DamagedFileError: in one line, naming the file, if it cannot be read or holds anything else
     """
     try:

@@ -16,7 +16,7 @@ from pathlib import Path
 from redrafter_mlx.errors import BadInputError, DownloadError
 
 _SPARE = 100 * 1000**2
-"""Bytes to leave free: a completely full disk breaks more than this download."""
+"""Bytes to leave free: a completely full disk breaks more than a download."""
 
 
 class NoRoomError(DownloadError):
@@ -26,7 +26,7 @@ class NoRoomError(DownloadError):
 def cache_dir() -> Path:
     """$REDRAFTER_CACHE, or ~/.cache/redrafter-mlx; it may not exist yet.
 
-    Raises BadInputError where the home folder that it needs is not known.
+    Raises BadInputError if it is in a home folder that is not known.
     """
     chosen = os.environ.get("REDRAFTER_CACHE") or "~/.cache/redrafter-mlx"
     try:
@@ -54,11 +54,11 @@ def bytes_below(folder: Path, *, follow_links: bool = False) -> int:
 
 def check_free_disk(folder: Path, needed: int, what: str, remedy: str) -> None:
     """Raise NoRoomError unless the disk of `folder` has room for `needed` bytes of `what`."""
-    place = existing_part(folder)
-    free = shutil.disk_usage(place).free
+    parent = existing_part(folder)
+    free = shutil.disk_usage(parent).free
     if free < needed + _SPARE:
         raise NoRoomError(
-            f"{what} needs {human_size(needed)} of disk and {place} has {human_size(free)} free; "
+            f"{what} needs {human_size(needed)} of disk and {parent} has {human_size(free)} free; "
             f"make room, or {remedy}"
         )
 

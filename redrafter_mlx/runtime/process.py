@@ -1,7 +1,6 @@
-"""The process in which MLX computes.
+"""Guards against MLX in a forked process.
 
-MLX's threads do not come along when a process forks, and a child that computes then waits for them
-for ever.
+A fork does not copy MLX's threads; a forked process that computes would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ from redrafter_mlx.errors import ForkedProcessError
 
 
 class MLXProcess:
-    """Which process computed with MLX first: this one, or one that it was forked from."""
+    """Remembers which process computed with MLX first: this one, or one it was forked from."""
 
     def __init__(self) -> None:
-        self._number: int | None = None
+        self._pid: int | None = None
 
     def check(self) -> None:
         """Call before MLX computes; raises ForkedProcessError in a fork of a process that did."""
-        if self._number is None:
-            self._number = os.getpid()
-        elif self._number != os.getpid():
+        if self._pid is None:
+            self._pid = os.getpid()
+        elif self._pid != os.getpid():
             raise ForkedProcessError(
                 "MLX was used before this process was forked, and cannot be used after; start "
                 'processes with multiprocessing.get_context("spawn"), and load the model in them'
@@ -40,7 +39,7 @@ class ModelLock:
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
-        MLX_PROCESS.check()  # first: in a fork nobody may be left to release the lock
+        MLX_PROCESS.check()  # first: after a fork, the thread that holds the lock may be gone
         self._lock.acquire()
 
     def __exit__(

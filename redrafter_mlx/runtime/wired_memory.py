@@ -1,4 +1,4 @@
-"""Memory that stays resident on Metal while answers are being decoded."""
+"""Wired memory: what stays resident on Metal while answers are generated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlx_lm.generate import wired_limit
 
 
 class WiredMemory:
-    """mlx-lm's `wired_limit` for as long as at least one answer is being decoded."""
+    """mlx-lm's `wired_limit`, in force while at least one answer is being generated."""
 
     def __init__(self) -> None:
         self._users = 0
@@ -21,7 +21,7 @@ class WiredMemory:
 
     @contextlib.contextmanager
     def held(self, model: nn.Module) -> Iterator[None]:
-        """Keep memory resident while an answer of `model` is being decoded."""
+        """Keep memory resident while an answer of `model` is being generated."""
         with self._lock:
             if self._users == 0:
                 # mlx-lm prints its warning about large models; standard output is the answer's.
@@ -38,4 +38,4 @@ class WiredMemory:
 
 
 WIRED_MEMORY = WiredMemory()
-"""The limit is the process's, so all models share the count of its users."""
+"""One for the process, because the limit is: all models share the count of users."""

@@ -1,7 +1,7 @@
-"""Which drafts are kept.
+"""Which drafts are accepted.
 
 `accept` walks from the root along the target's own choices. Every node carries one token that
-the target chose to follow it. A draft is right when it is that token; the path ends at the first
+the target chose to follow it. A draft is right if it is that token; the path ends at the first
 node none of whose children is, and that node's choice is the bonus token. Whatever the drafts, each
 emitted token is the target's own choice given the tokens before it, so this is lossless, for the
 argmax and for draws alike.
@@ -20,14 +20,14 @@ from redrafter_mlx.speculation.tree import TokenTree
 
 
 class Acceptance(NamedTuple):
-    """What one verification keeps.
+    """The outcome of one verification.
 
     Shapes:
-      path:       [B, L] int32 nodes, root first; 0 behind the accepted ones
+      path:       [B, L] int32 nodes, root first; 0 after the accepted ones
       n_accepted: [B] int32, drafts accepted (the root not counted)
       last:       [B] int32, the deepest accepted node
       emitted:    [B, L] int32, the tokens that follow the root: the accepted drafts and, at
-                  place n_accepted, the bonus token; what is behind it means nothing
+                  index n_accepted, the bonus token; what comes after it means nothing
       bonus:      [B] int32, the target's choice at the deepest accepted node
     """
 
@@ -39,18 +39,18 @@ class Acceptance(NamedTuple):
 
 
 def accept(tree: TokenTree, choices: mx.array) -> Acceptance:
-    """Walk from the root to the child that bears the chosen token, as far as there is one.
+    """Walk from the root to the child with the chosen token, as far as there is one.
 
     Siblings differ in their token, so at most one child is right and the accepted nodes are one
     path.
 
     Shapes:
-      choices: [B, N] int32, the target's token behind each node
+      choices: [B, N] int32, the target's token after each node
     """
     if tree.is_chain:
         return _accept_chain(tree, choices)
-    asked = mx.take_along_axis(choices, mx.maximum(tree.parents, 0), axis=1)
-    accepted = _with_ancestors(tree, tree.tokens == asked)
+    chosen = mx.take_along_axis(choices, mx.maximum(tree.parents, 0), axis=1)
+    accepted = _with_ancestors(tree, tree.tokens == chosen)
     last = mx.argmax(mx.where(accepted, tree.depths, -1), axis=1)
     bonus = mx.take_along_axis(choices, last[:, None], axis=1)[:, 0]
     return up_to(tree, last, bonus)
@@ -66,13 +66,13 @@ def accept_typical(
     as likelier is taken.
 
     Shapes:
-      log_probs: [B, N, V], what the target draws from behind each node
+      log_probs: [B, N, V], the target's distribution after each node
       choices:   [B, N] int32, its draw, for the bonus token
     """
     B, N, V = log_probs.shape
     probs = mx.exp(log_probs)
-    surprise = mx.where(probs > 0, probs * log_probs, 0.0)
-    threshold = mx.minimum(epsilon, delta * mx.exp(mx.sum(surprise, axis=-1)))  # [B, N]
+    terms = mx.where(probs > 0, probs * log_probs, 0.0)  # their sum is -H
+    threshold = mx.minimum(epsilon, delta * mx.exp(mx.sum(terms, axis=-1)))  # [B, N]
     parent = mx.maximum(tree.parents, 0)
     p = mx.take_along_axis(probs.reshape(B, N * V), parent * V + tree.tokens, axis=1)
     right = p > mx.take_along_axis(threshold, parent, axis=1)
@@ -83,7 +83,7 @@ def accept_typical(
 
 
 def up_to(tree: TokenTree, last: mx.array, bonus: mx.array) -> Acceptance:
-    """The acceptance whose deepest node is `last` [B], with `bonus` [B] behind it."""
+    """The acceptance whose deepest node is `last` [B], followed by `bonus` [B]."""
     N = tree.tokens.shape[1]
     last = last.astype(mx.int32)
     n_accepted = mx.take_along_axis(tree.depths, last[:, None], axis=1)
@@ -103,7 +103,7 @@ def up_to(tree: TokenTree, last: mx.array, bonus: mx.array) -> Acceptance:
 
 
 def _accept_chain(tree: TokenTree, choices: mx.array) -> Acceptance:
-    """The same for one candidate: it is kept up to the first draft that was not chosen."""
+    """The same for one candidate: accepted up to the first draft that was not chosen."""
     node = mx.arange(tree.tokens.shape[1])[None]
     right = (tree.tokens[:, 1:] == choices[:, :-1]) & (tree.parents[:, 1:] >= 0)
     n_accepted = mx.sum(mx.cumprod(right.astype(mx.int32), axis=1), axis=1)

@@ -1,9 +1,9 @@
 """The target's own choice behind every node: the argmax, or one draw from its distribution.
 
-The randomness of a draw belongs to the place of the token in the text, not to the step that made
-it: every node that could become token p uses the noise of p. With `--accept sample` a seed
-therefore gives the same text with drafts and without, for every beam shape; and every draw is still
-one from the target's distribution, because only one node of a depth is on the path that is kept.
+The randomness of a draw belongs to the token's position in the text, not to the step that made the
+draw: every node that could become token p uses the noise of p. With `--accept sample` a seed
+therefore gives the same text with drafts and without, for every beam shape. Every draw is still
+one from the target's distribution, because only one node of a depth is on the accepted path.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from redrafter_mlx.config import SamplingParams
 from redrafter_mlx.speculation.tree import TokenTree
 
 CHOICE, TRIAL, DRAFT = 0, 1, 2
-"""What noise is for; those of different purpose are independent. Draft level l has DRAFT + l."""
+"""Purposes of noise, each independent of the others. Level l of drafting has DRAFT + l."""
 
 
 def sequence_keys(seed: int, batch: int = 1) -> mx.array:
-    """One random key for each row of a batch: [B, 2] uint32."""
+    """One random key for each batch row: [B, 2] uint32."""
     return mx.random.split(mx.random.key(seed), batch)
 
 
@@ -62,12 +62,12 @@ def choose(
     params: SamplingParams,
     max_depth: int,
 ) -> mx.array:
-    """The target's token behind every node.
+    """The target's token after every node.
 
     Shapes:
       logits:   [B, N, V]
       depths:   [B, N] int32
-      position: [B] int32, where the token behind the root stands in the text
+      position: [B] int32, of the token after the root in the text
       keys:     [B, 2] uint32
     Returns:
       [B, N] int32
@@ -76,10 +76,10 @@ def choose(
         return mx.argmax(logits, axis=-1).astype(mx.int32)
     B, _, V = logits.shape
     levels = max_depth + 1
-    place = position[:, None] + mx.arange(levels)[None]  # [B, levels]
-    noise = gumbel_at(keys, place, V, CHOICE).reshape(B * levels, V)
-    row = mx.arange(B)[:, None] * levels + depths
-    x = filtered_log_probs(logits, params) + noise[row]
+    positions = position[:, None] + mx.arange(levels)[None]  # [B, levels]
+    noise = gumbel_at(keys, positions, V, CHOICE).reshape(B * levels, V)
+    of_node = mx.arange(B)[:, None] * levels + depths
+    x = filtered_log_probs(logits, params) + noise[of_node]
     return mx.argmax(x, axis=-1).astype(mx.int32)
 
 
@@ -118,12 +118,12 @@ def penalised(logits: mx.array, windows: mx.array | None, params: SamplingParams
     B, N, V = logits.shape
     if windows is None:
         windows = mx.zeros((B, N, 0), mx.int32)
-    rows = []
-    for row, window in zip(logits.reshape(B * N, 1, V), windows.reshape(B * N, -1), strict=True):
+    changed = []
+    for node, window in zip(logits.reshape(B * N, 1, V), windows.reshape(B * N, -1), strict=True):
         for processor in processors:
-            row = processor(window, row)
-        rows.append(row)
-    return mx.concatenate(rows, axis=0).reshape(B, N, V)
+            node = processor(window, node)
+        changed.append(node)
+    return mx.concatenate(changed, axis=0).reshape(B, N, V)
 
 
 def has_penalty(params: SamplingParams) -> bool:
@@ -140,22 +140,24 @@ def first_window(tokens: list[int], size: int) -> list[int]:
     return tokens[-size:] if missing <= 0 else [tokens[0]] * missing + tokens
 
 
-def gumbel_at(keys: mx.array, place: mx.array, size: int, purpose: int) -> mx.array:
-    """Gumbel noise [B, P, size] that depends on a row's key, a place [B, P] and a purpose alone."""
-    return _noise_at(keys, place, purpose, lambda key: mx.random.gumbel((size,), key=key))
+def gumbel_at(keys: mx.array, positions: mx.array, size: int, purpose: int) -> mx.array:
+    """Gumbel noise [B, P, size] that depends on key, position [B, P] and purpose alone."""
+    return _noise_at(keys, positions, purpose, lambda key: mx.random.gumbel((size,), key=key))
 
 
-def uniform_at(keys: mx.array, place: mx.array, size: int, purpose: int) -> mx.array:
+def uniform_at(keys: mx.array, positions: mx.array, size: int, purpose: int) -> mx.array:
     """Uniform noise [B, P, size] in [0, 1), as `gumbel_at`."""
-    return _noise_at(keys, place, purpose, lambda key: mx.random.uniform(shape=(size,), key=key))
+    return _noise_at(
+        keys, positions, purpose, lambda key: mx.random.uniform(shape=(size,), key=key)
+    )
 
 
 def _noise_at(
-    keys: mx.array, place: mx.array, purpose: int, draw: Callable[[mx.array], mx.array]
+    keys: mx.array, positions: mx.array, purpose: int, draw: Callable[[mx.array], mx.array]
 ) -> mx.array:
-    B, P = place.shape
+    B, P = positions.shape
     first = mx.broadcast_to(keys[:, :1] + purpose, (B, P))
-    second = keys[:, 1:] + place.astype(mx.uint32)
+    second = keys[:, 1:] + positions.astype(mx.uint32)
     at = mx.stack([first, second], axis=-1).reshape(B * P, 2)
     noise: mx.array = mx.vmap(draw)(at)
     return noise.reshape(B, P, -1)

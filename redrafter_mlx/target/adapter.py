@@ -1,7 +1,7 @@
-"""What is found inside an mlx-lm model: its layers, its embedding, its output layer, its ropes.
+"""Finds the parts of an mlx-lm model: its layers, embedding, output layer and rotary embeddings.
 
-mlx-lm's architectures name their parts differently and share no base class; what they have in
-common is found here, and what they lack is said in one line.
+mlx-lm's architectures name their parts differently and share no base class. A part that is missing
+raises an error of one line.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class _NodeRope:
         return turned.reshape(B, N, H, size).swapaxes(1, 2)
 
 
-class HiddenAsInput:
-    """Stands where the backbone was: what goes in is the hidden state already."""
+class _HiddenAsInput:
+    """Replaces the backbone where the input is the hidden state already."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self._backbone = backbone
@@ -53,7 +53,7 @@ class HiddenAsInput:
 
 
 class _LayerRecorder:
-    """A layer that remembers what it was last given, until that is taken."""
+    """A layer that stores its last input until `take`."""
 
     def __init__(self, layer: Callable[..., mx.array]) -> None:
         self._layer = layer
@@ -67,6 +67,7 @@ class _LayerRecorder:
         return getattr(self._layer, name)
 
     def take(self) -> mx.array:
+        """The last input, which is then forgotten."""
         seen, self._seen = self._seen, None
         assert seen is not None, "the layer was not called"
         return seen
@@ -80,7 +81,7 @@ def unsupported(model_type: str, why: str) -> UnsupportedModelError:
 
 
 def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
-    """The layers with their norms, apart from the output layer, and under which name they are."""
+    """The name and the module of the layers with their norms, without the output layer."""
     for name in _BACKBONE_NAMES:
         backbone = model.get(name)
         if isinstance(backbone, nn.Module):
@@ -89,7 +90,7 @@ def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
 
 
 def check_cache(model: nn.Module, model_type: str) -> None:
-    """Only plain keys and values can be shared by the nodes of a tree."""
+    """Raise UnsupportedModelError unless the model keeps plain keys and values in all layers."""
     kinds = {type(c) for c in make_prompt_cache(model)}
     args = getattr(model, "args", None)
     latent = getattr(args, "kv_lora_rank", None)
@@ -116,7 +117,7 @@ def layers_of(backbone: nn.Module, model_type: str) -> Sequence[Callable[..., mx
 def recording(
     backbone: nn.Module, indices: Sequence[int], model_type: str
 ) -> Callable[..., tuple[list[mx.array], mx.array]]:
-    """The backbone as a function that also returns what went into the layers named."""
+    """The backbone as a function that also returns the inputs of the layers at `indices`."""
     view = copy.copy(backbone)
     layers = list(layers_of(view, model_type))
     recorders = [_LayerRecorder(layers[i]) for i in indices]
@@ -132,7 +133,7 @@ def recording(
 
 
 def find_head(model: nn.Module) -> nn.Module | None:
-    """The output layer, None if the embedding is it."""
+    """The output layer, None if it is tied to the embedding."""
     return next((head for name in _HEAD_NAMES if (head := model.get(name)) is not None), None)
 
 
@@ -145,9 +146,9 @@ def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
 
 
 def with_node_positions(module: nn.Module) -> tuple[nn.Module, int]:
-    """A copy of the module tree that shares all arrays and whose ropes take node positions.
+    """A copy of the modules that shares all arrays and whose rotary embeddings take node positions.
 
-    Returns the copy and how many rotary embeddings it found.
+    Returns the copy and the number of rotary embeddings in it.
     """
     found = 0
     copies: dict[int, object] = {}
@@ -174,8 +175,8 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, int]:
     return clone, found
 
 
-def rows_of(layer: nn.Module, tokens: mx.array | None) -> nn.Module:
-    """An embedding or linear layer, quantised or not, with these rows [V'] only; None is all."""
+def restricted_to(layer: nn.Module, tokens: mx.array | None) -> nn.Module:
+    """An embedding or linear layer, quantised or not, for `tokens` [V'] only; None is all."""
     if tokens is None:
         return layer
     view = copy.copy(layer)
@@ -196,10 +197,10 @@ def head_of(model: nn.Module, model_type: str, tokens: mx.array | None = None) -
     embedding = find_embedding(backbone, model_type)
     for key, child in list(backbone.items()):
         if child is embedding:
-            backbone[key] = rows_of(child, tokens)
+            backbone[key] = restricted_to(child, tokens)
     view = copy.copy(model)
-    view[name] = HiddenAsInput(backbone)
+    view[name] = _HiddenAsInput(backbone)
     for key in _HEAD_NAMES:
         if isinstance(model.get(key), nn.Module):
-            view[key] = rows_of(model[key], tokens)
+            view[key] = restricted_to(model[key], tokens)
     return view

@@ -1,4 +1,4 @@
-"""One layer's keys and values, behind the names that mlx-lm's attention asks for."""
+"""One layer's keys and values, under the names that mlx-lm's attention asks for."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.target.cache_slots import gather_rows, with_capacity, write_rows
+from redrafter_mlx.target.cache_slots import gather_slots, with_capacity, write_slots
 
 
 @dataclass(frozen=True)
 class PromptSpan:
-    """A run of prompt tokens at host-known rows; the same slices and mask as mlx-lm's KVCache.
+    """A run of prompt tokens in slots that the host knows; slices and mask as in mlx-lm's KVCache.
 
-    capacity: rows that the buffers hold from then on
+    capacity: slots that the buffers have from then on
     """
 
     start: int
@@ -24,15 +24,15 @@ class PromptSpan:
 
 @dataclass(frozen=True)
 class TreePlan:
-    """Where one tree's rows go and what they attend to.
+    """Which cache slots one tree's keys and values go to, and what its nodes attend to.
 
     Shapes:
       offset:   [B] for a chain, else [B, N] int32: rotary positions
       mask:     [B, 1, N, extent] bool, [N, extent] if B = 1; True = may attend
-      write_at: [B] int32, first row written
-      gather:   [B, R] int32 over (previous tree's rows, this tree's rows), or None when the
-                previous path lies in place already
-      keep:     whether the step after may have to put this tree's rows in place
+      write_at: [B] int32, first slot written
+      gather:   [B, R] int32 over (previous tree's nodes, this tree's nodes), or None when the
+                previous path is in its slots already
+      keep:     whether the next step may have to move this tree's path to its slots
     """
 
     offset: mx.array
@@ -46,7 +46,7 @@ class TreePlan:
 
 @dataclass(frozen=True)
 class Pending:
-    """An accepted path whose rows are still in tree order.
+    """An accepted path whose keys and values are still in tree order.
 
     Shapes:
       path:       [B, L] int32 nodes, root first
@@ -65,19 +65,19 @@ LayerRows = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | 
 
 @dataclass
 class NextCall:
-    """What the next call does; all layers look here. (With a way back to their cache, it would be
-    freed by the garbage collector alone, some time later.)"""
+    """What the next call does; all layers look here. (If they referred to their cache, only
+    the garbage collector would free it, some time later.)"""
 
     plan: PromptSpan | TreePlan
 
 
 class LayerCache:
-    """One layer's buffers, behind the three names that an mlx-lm attention layer uses.
+    """One layer's buffers, under the three names that an mlx-lm attention layer uses.
 
     Shapes:
-      keys, values: [B, K, T, head size], rows below the committed length are valid
-      tree_keys, tree_values: [B, K, N, head size], the last tree's rows in tree order; None
-                     behind a chain, whose rows lie in place
+      keys, values: [B, K, T, head size], slots below the committed length are valid
+      tree_keys, tree_values: [B, K, N, head size], the last tree's nodes in tree order; None
+                     after a chain, whose nodes are in their slots already
     """
 
     def __init__(self, call: NextCall) -> None:
@@ -89,7 +89,7 @@ class LayerCache:
 
     @property
     def offset(self) -> int | mx.array:
-        """The rotary position(s) of the rows of this call."""
+        """The rotary position(s) of this call's query rows."""
         plan = self._call.plan
         return plan.start if isinstance(plan, PromptSpan) else plan.offset
 
@@ -105,12 +105,12 @@ class LayerCache:
         if n == 1:
             return None
         if return_array:
-            rows = mx.arange(plan.start, plan.start + n)[:, None]
-            return rows >= mx.arange(plan.start + n)[None]
+            query = mx.arange(plan.start, plan.start + n)[:, None]
+            return query >= mx.arange(plan.start + n)[None]
         return "causal"
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write this call's rows [B, K, n, head size] and return all that it may attend to."""
+        """Write keys and values [B, K, n, head size] of this call; return all it may attend to."""
         plan = self._call.plan
         if isinstance(plan, PromptSpan):
             return self._append(plan, keys, values)
@@ -120,21 +120,23 @@ class LayerCache:
         if plan.gather is not None:
             assert self.tree_keys is not None
             assert self.tree_values is not None
-            keys = gather_rows(mx.concatenate([self.tree_keys, keys], axis=2), plan.gather)
-            values = gather_rows(mx.concatenate([self.tree_values, values], axis=2), plan.gather)
+            keys = gather_slots(mx.concatenate([self.tree_keys, keys], axis=2), plan.gather)
+            values = gather_slots(mx.concatenate([self.tree_values, values], axis=2), plan.gather)
         self.tree_keys, self.tree_values = (new_keys, new_values) if plan.keep else (None, None)
-        self.keys = write_rows(self.keys, keys, plan.write_at)
-        self.values = write_rows(self.values, values, plan.write_at)
+        self.keys = write_slots(self.keys, keys, plan.write_at)
+        self.values = write_slots(self.values, values, plan.write_at)
         return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
 
     def settle(self, pending: Pending) -> None:
-        """Put the pending path's rows in place."""
+        """Move the pending path to its slots."""
         if self.keys is None or self.values is None or self.tree_keys is None:
             return
         assert self.tree_values is not None
-        self.keys = write_rows(self.keys, gather_rows(self.tree_keys, pending.path), pending.length)
-        self.values = write_rows(
-            self.values, gather_rows(self.tree_values, pending.path), pending.length
+        self.keys = write_slots(
+            self.keys, gather_slots(self.tree_keys, pending.path), pending.length
+        )
+        self.values = write_slots(
+            self.values, gather_slots(self.tree_values, pending.path), pending.length
         )
 
     def _append(

@@ -30,7 +30,7 @@ from redrafter_mlx.target.adapter import (
     head_of,
     layers_of,
     recording,
-    rows_of,
+    restricted_to,
     unsupported,
     with_node_positions,
 )
@@ -183,8 +183,8 @@ class Target:
         """
         layer = find_head(self.model)
         if layer is not None:
-            return rows_of(layer, tokens)
-        shared: Callable[[mx.array], mx.array] = rows_of(self.embedding, tokens).as_linear
+            return restricted_to(layer, tokens)
+        shared: Callable[[mx.array], mx.array] = restricted_to(self.embedding, tokens).as_linear
         return shared
 
     def _check_layers(self, indices: Sequence[int]) -> None:

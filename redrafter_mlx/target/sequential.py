@@ -1,4 +1,4 @@
-"""mlx-lm's own model and cache on a plain text: what trees are compared with."""
+"""mlx-lm's own model and cache on a plain text: the reference for trees."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from redrafter_mlx.speculation.sampling import log_softmax
 def sequential_log_probs(model: nn.Module, text: list[int], start: int, rows: int) -> mx.array:
     """Log-probabilities [P, V] after each token of `text` from `start` - 1 on.
 
-    The tokens before are read in one call, those P in calls of `rows` rows. How the result
-    differs between row counts is the noise of the arithmetic: kernels for one row and for several
-    round differently.
+    The tokens before are read in one call, those P in calls of `rows` query rows. How the result
+    differs between row counts is the noise of the arithmetic: kernels for one query row and for
+    several round differently.
     """
     cache = make_prompt_cache(model)
     if start > 1:

@@ -1,4 +1,4 @@
-"""Whether a model's trees are exact, found out when it is loaded."""
+"""A check, made when a model is loaded, that its trees are exact."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.sequential import sequential_log_probs
 
 _NOISES = 4.0
-"""So many times the noise is still taken for rounding: three texts show only a part of what there
-is. Defects are hundreds of times as large."""
+"""Errors up to this many times the noise count as rounding: three texts show only a part of it.
+Defects are hundreds of times as large."""
 
 _FAILURES = (TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError)
-"""What code raises that was not written for what it is given."""
+"""What a model raises whose code was not written for trees."""
 
 
 def check_trees(target: Target) -> float:
     """Compare the leaves of a small tree with mlx-lm's own sequential calls.
 
-    The yardstick is the noise between mlx-lm's own calls of one row and of several on the same
-    texts, whatever arithmetic computes: half precision and TF32 need no tolerance of their own.
+    The yardstick is the noise between mlx-lm's own calls of one query row and of several on the
+    same texts, so half precision and TF32 need no tolerance of their own.
 
     Returns:
-      by how much the leaves' log-probabilities differ, as a part of their spread
+      by how much the leaves' log-probabilities differ, as a share of their spread
     Raises:
-      UnsupportedModelError: they differ by more than the noise, or the model fails on a tree;
-        so an architecture whose attention works differently is noticed
+      UnsupportedModelError: they differ by more than the noise, or the model fails on a tree,
+        as an architecture whose attention works differently would
       BadInputError: the model's own logits are not finite
     """
     V = target.vocab_size
@@ -70,7 +70,7 @@ def check_trees(target: Target) -> float:
 
 
 def _leaves(target: Target, prompt: list[int], candidates: list[list[int]]) -> mx.array:
-    """Log-probabilities [W, V] after each candidate [W, L] behind a prompt, from one tree."""
+    """Log-probabilities [W, V] after a prompt and each candidate [W, L], from one tree."""
     W, L = len(candidates), len(candidates[0])
     scores = -mx.arange(L) - 0.1 * mx.arange(W)[:, None]
     tree = pack_beam(Beams(mx.array([candidates]), scores[None]), W * (L - 1) + 1)
