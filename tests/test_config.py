@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -80,35 +79,6 @@ def test_few_rows_leave_a_core_unless_the_environment_names_threads(given: str |
     assert python(code, **threads) == f"{cores} {few} {few} {cores} {cores}"
 
 
-def test_layout_of_imports_runs_one_way() -> None:
-    """The algorithm imports no terminal and no network; weights imports no algorithm."""
-    root = Path(__file__).parents[1]
-    terminal = ("typer", "rich", "requests", "httpx", "urllib", "redrafter_mlx.cli")
-    for path in (root / "redrafter_mlx").glob("*.py"):
-        for line in imports(path):
-            assert not any(line == t or line.startswith(t + ".") for t in terminal), (path, line)
-    algorithm = ("accept", "beam", "cache", "decode", "drafter", "generate", "target", "tree")
-    for path in (root / "weights").glob("*.py"):
-        for line in imports(path):
-            assert line not in {f"redrafter_mlx.{name}" for name in algorithm}, (path, line)
-            assert line.split(".")[0] not in ("typer", "rich"), (path, line)
-    for name in ("tree", "accept"):
-        for line in imports(root / "redrafter_mlx" / f"{name}.py"):
-            assert line.split(".")[0] in ("__future__", "typing", "mlx") or line.endswith(".tree")
-
-
-def imports(path: Path) -> list[str]:
-    import ast
-
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append(node.module or "")
-    return found
-
-
 def test_unknown_keys_are_refused_with_the_nearest_known_one() -> None:
     with pytest.raises(BadInputError, match="'beam_widht'; did you mean 'beam_width'"):
         GenerationOptions().updated({"beam_widht": 3})
@@ -132,11 +102,3 @@ def test_every_error_of_ours_is_caught_by_one_name() -> None:
     assert len(ours) > 5
     assert all(issubclass(e, RedrafterError) for e in ours)
     assert issubclass(BadInputError, ValueError)
-
-
-def test_a_checkout_works_where_it_stands() -> None:
-    """Python started in the checkout finds it before the installed package."""
-    root = Path(__file__).parents[1]
-    code = "import redrafter_mlx.weights, redrafter_mlx.cli, redrafter_mlx.bench"
-    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=root, capture_output=True)
-    assert done.returncode == 0, done.stderr

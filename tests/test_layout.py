@@ -58,17 +58,20 @@ def modules() -> Iterator[tuple[str, Path]]:
                 yield name.rstrip("."), path
 
 
+def all_imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
 def imports(path: Path) -> Iterator[str]:
     """What a file imports of this package, `` for the package root."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        names = []
-        if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-        elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        for name in names:
-            if name.split(".")[0] == "redrafter_mlx":
-                yield name.removeprefix("redrafter_mlx").lstrip(".")
+    for name in all_imports(path):
+        if name.split(".")[0] == "redrafter_mlx":
+            yield name.removeprefix("redrafter_mlx").lstrip(".")
 
 
 def test_every_module_belongs_to_a_room() -> None:
@@ -95,3 +98,20 @@ def test_no_circle_within_a_room() -> None:
         assert free, f"these import each other in a circle: {sorted(graph)}"
         for name in free:
             del graph[name]
+
+
+def test_only_the_upper_rooms_know_the_terminal_and_few_the_network() -> None:
+    for name, path in modules():
+        packages = {imported.split(".")[0] for imported in all_imports(path)}
+        room = name.split(".")[0]
+        if room not in ("bench", "cli"):
+            assert not packages & {"typer", "rich"}, name
+        if room not in ("weights", "bench", "cli"):
+            assert not packages & {"huggingface_hub", "requests", "httpx", "urllib"}, name
+
+
+def test_the_algorithm_knows_no_model() -> None:
+    for name, path in modules():
+        if name.startswith("speculation."):
+            below = {imported.split(".")[0] for imported in imports(path)}
+            assert below <= {"config", "errors", "speculation"}, name
