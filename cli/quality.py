@@ -90,14 +90,14 @@ def command(
             found.append(one)
             if progress is not None:
                 progress("measured", len(found), len(named))
-    said = {
+    result = {
         "model": source.name,
         "questions": len(chosen),
         "answer_tokens": sum(len(text.answer) for text in answers),
         "beam_length": beam_length,
         "drafters": [one.to_dict() for one in found],
     }
-    sys.stdout.write(json.dumps(said) + "\n" if as_json else describe(found, len(chosen)))
+    sys.stdout.write(json.dumps(result) + "\n" if as_json else describe(found, len(chosen)))
 
 
 def describe(found: list[DrafterQuality], questions: int) -> str:

@@ -12,14 +12,14 @@ import yaml
 from huggingface_hub import ModelCard
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
-from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.options import TrainOptions, WritingOptions
 from redrafter_mlx.distill.report.card import (
-    CorpusReport,
-    MeasuredRow,
     TrainingReport,
     render_card,
-    verdict,
     write_card,
 )
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
@@ -43,6 +43,15 @@ NASTY = [
 ]
 
 
+JOB = TrainingJob(
+    "smollm2-135m",
+    Path("my drafter"),
+    prompts=(Path("mine.txt"),),
+    writing=WritingOptions(own_share=0.625),
+    training=TrainOptions(learning_rate=0.00123),
+)
+
+
 def source(name: str = "smollm2-135m", **changes: object) -> TargetSource:
     given = TargetSource(
         name, Path("/elsewhere/model"), "sha256:abc123", "llama", "float32", 4, "apache-2.0"
@@ -64,19 +73,16 @@ def report(**changes: object) -> TrainingReport:
         command=["redrafter-mlx", "train", "--model", "smollm2-135m", "--output", "my drafter"],
         versions={"redrafter-mlx": "0.1.0", "mlx": "0.32.4", "mlx-lm": "0.32.2"},
         machine="Apple M9 Max, gpu, macOS 27.1",
-        corpus=CorpusReport(
-            12_345, 2_345_678, 345_678, 0.625, "target", {"loop": 1_111, "duplicate": 22}
-        ),
+        job=JOB,
+        corpus=CorpusSize(9, 2_345_678, 345_678, 12_345, 1, {"loop": 1_111, "duplicate": 22}),
         drafter=DrafterConfig(576, 49152, 1152, 2, head="tied", draft_vocab_size=8192, bits=4,
                               group_size=64),
-        training=TrainOptions(learning_rate=0.00123),
         seconds=3725.0,
         quality=DraftQuality(
             (0.4321, 0.321), (0.7654, 0.654), {1: 1.61, 4: 2.22},
             {1: (0.51, 0.21), 4: (0.81, 0.41)},
         ),
         measured=measured(55.5, 77.7, 66.6),
-        protocol="8 questions, 64 new tokens each, greedy",
         coverage=0.9753,
     )  # fmt: skip
     return replace(given, **changes)  # type: ignore[arg-type]
@@ -179,8 +185,7 @@ def test_no_name_breaks_the_front_matter_or_a_table(text: str) -> None:
             machine=text,
             versions={text: text},
             command=["redrafter-mlx", "train", "--model", text],
-            corpus=CorpusReport(1, 1, 0, 1.0, "data", {text: 3}),
-            protocol=text,
+            corpus=CorpusSize(1, 1, 0, 1, 1, {text: 3}),
         )
     )
     read = front_matter(card)
@@ -201,7 +206,7 @@ def test_card_holds_every_number_that_was_reported() -> None:
         "62% written by the model, 38% given", "1,111 loop", "22 duplicate", "8,192 of 49,152",
         "97.5% of the corpus", "2 residual blocks of width 1152", "learning_rate 0.00123",
         "1 h 2 min", "mlx-lm 0.32.2", "Apple M9 Max, gpu, macOS 27.1", "43.2%", "76.5%",
-        "| 4 | 2.22 | 81% 41% |", "8 questions, 64 new tokens each, greedy",
+        "| 4 | 2.22 | 81% 41% |", "8 held-out prompts, 96 tokens each, greedy",
     ):  # fmt: skip
         assert said in card, said
 
@@ -259,7 +264,8 @@ def test_limits_speak_of_rounding_only_where_there_is_any() -> None:
 def test_given_answers_and_whole_vocabulary_are_said() -> None:
     card = render_card(
         report(
-            corpus=CorpusReport(5, 50, 0, 0.0, "data", {}),
+            job=replace(JOB, prompts=(), data=Path("given.jsonl"), labels="data"),
+            corpus=CorpusSize(5, 50, 0, 5, 1, {}),
             drafter=DrafterConfig(576, 49152, 1152, 1, rnn=False),
             coverage=None,
         )

@@ -82,7 +82,7 @@ def test_prompts_that_were_kept_are_not_read_again(
     said = texts(target)
     extras = Extras(context=(0,), read=(ReadTexts(),))
     monkeypatch.setattr(target, "_read", None)  # whatever is read now fails
-    extras.keep(target, byte_tokenizer(), said, shard, 7)
+    extras.add(target, byte_tokenizer(), shard, 7, said)
     assert all(path.exists() for path in extras.files(shard))
     save_shard(Shard(said, {}), shard, {})
     (read,) = extras.read_shards(shard)

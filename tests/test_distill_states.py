@@ -40,7 +40,7 @@ def test_states_beyond_float16_are_learnt_as_the_target_made_them(
     written = write_answers(target, [[5, 6, 7]], [], 9)[0]
     text, shard = written.text(target), tmp_path / "block-000000.safetensors"
     kept = Extras(context=LAYERS)
-    kept.keep(target, byte_tokenizer(), [text], shard, 0)
+    kept.add(target, byte_tokenizer(), shard, 0, [text])
     save_shard(Shard([text], {}), shard, {}, target.dtype)
     learnt = lay_out(kept.load(shard), 2).states
 

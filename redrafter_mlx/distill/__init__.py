@@ -1,1 +1,1 @@
-"""Training a drafter by distillation: the target writes, the drafter learns what it would say."""
+"""Training a drafter by distillation, on texts that the target writes."""

@@ -148,5 +148,5 @@ def _described(hint: object) -> str:
         elif get_origin(kind) is tuple:
             names.append(f"a list, each {_described(get_args(kind)[0])}")
         else:
-            names.append(next((said for known, said in _NAMES.items() if kind is known), "text"))
+            names.append(next((name for known, name in _NAMES.items() if kind is known), "text"))
     return " or ".join(names)

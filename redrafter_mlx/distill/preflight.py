@@ -52,9 +52,9 @@ def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
     Raises BadInputError, naming them, if no number of blocks is enough.
     """
     tried = 2 * HELD_OUT_EVERY if source.blocks is None else source.blocks
-    learnt = next((block for block in range(tried) if not source.held_out(block)), None)
-    if learnt is not None:
-        return learnt + 1
+    trained_on = next((block for block in range(tried) if not source.held_out(block)), None)
+    if trained_on is not None:
+        return trained_on + 1
     given = ", ".join(map(str, files))
     if isinstance(source, Reader):
         raise BadInputError(

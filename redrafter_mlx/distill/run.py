@@ -29,7 +29,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
 from redrafter_mlx.distill.preflight import check_bits, check_output, least_blocks
-from redrafter_mlx.distill.report.card import CorpusReport, TrainingReport, write_card
+from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, read_metrics
 from redrafter_mlx.distill.report.plots import draw_plots
 from redrafter_mlx.distill.training.checkpoint import check_same_run, load_checkpoint
@@ -55,9 +55,6 @@ TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
 
 _HELD_OUT_POSITIONS = 6_000
 """So many are evaluated during training; more only takes longer."""
-
-_MEASURED_TOKENS = 96
-"""Of each answer in the measurement at the end."""
 
 _GROUP = 64
 """Weights that share a scale in a quantised drafter, as in mlx-lm."""
@@ -223,7 +220,7 @@ class TrainingRun:
         redrafter = Redrafter(
             self.loaded.model, self.loaded.tokenizer, self.job.output, source=self.loaded.source
         )
-        return measure_speed(redrafter, prompts, TIMED_SHAPES, _MEASURED_TOKENS, done)
+        return measure_speed(redrafter, prompts, TIMED_SHAPES, done=done)
 
     def finish(self, measured: list[MeasuredRow], command: Sequence[str]) -> str | None:
         """Stage four: the drafter as it is stored, its plots and its card.
@@ -247,30 +244,20 @@ class TrainingRun:
     ) -> TrainingReport:
         """All that the card says of this run."""
         assert self.corpus is not None
-        job = self.job
-        log = read_metrics(job.output)
+        log = read_metrics(self.job.output)
         evaluations = [at.event for at in log if isinstance(at.event, Evaluation)]
         best = next(event for event in reversed(evaluations) if event.best)
         return TrainingReport(
             target=self.loaded.source,
+            job=self.job,
             command=command,
             versions={name: version(name) for name in ("mlx", "mlx-lm", "redrafter-mlx")},
             machine=f"{chip_name()}, {system_name()}",
-            corpus=CorpusReport(
-                self.corpus.texts,
-                self.corpus.answer_tokens,
-                self.corpus.read_tokens,
-                job.writing.own_share if not job.data else 0.0,
-                job.labels if job.data else "target",
-                self.corpus.left_out,
-            ),
+            corpus=self.corpus,
             drafter=config,
-            training=job.training,
             seconds=log[-1].seconds,
             quality=best.quality,
             measured=measured,
-            protocol=f"{job.timed_questions} held-out prompts, {_MEASURED_TOKENS} tokens each, "
-            f"greedy; medians, interleaved with plain decoding",
             coverage=self.coverage,
             started_from=self.started_from,
         )

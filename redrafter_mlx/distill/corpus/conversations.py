@@ -23,7 +23,7 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """What a user says in turn, and the answers where a file has them.
+    """A user's turns, and the answers where a file has them.
 
     answers: one for each of the first turns; empty if the target is to write them
     """
@@ -34,10 +34,13 @@ class Conversation:
 
     def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
         """The conversation up to the given user turn, with `answers` to the turns before."""
-        said = [{"role": "system", "content": self.system}] if self.system else []
+        messages = [{"role": "system", "content": self.system}] if self.system else []
         for user, answer in zip(self.turns[:turn], answers, strict=False):
-            said += [{"role": "user", "content": user}, {"role": "assistant", "content": answer}]
-        return [*said, {"role": "user", "content": self.turns[turn]}]
+            messages += [
+                {"role": "user", "content": user},
+                {"role": "assistant", "content": answer},
+            ]
+        return [*messages, {"role": "user", "content": self.turns[turn]}]
 
 
 def read_conversations(path: str | Path) -> list[Conversation]:
@@ -122,7 +125,7 @@ def _from_messages(messages: Sequence[object], where: str) -> Conversation | Non
         elif role == "assistant" and len(answers) == len(turns) - 1:
             answers.append(content)
         else:
-            break  # what follows has no place in a conversation by turns
+            break  # the speakers do not alternate any more
     return Conversation(tuple(turns), tuple(answers), system) if turns else None
 
 

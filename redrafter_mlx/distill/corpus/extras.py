@@ -63,48 +63,40 @@ class Extras:
         """The shards of texts that were read with a shard."""
         return [texts.path(shard) for texts in self.read]
 
-    def keep(
-        self,
-        target: Target,
-        tokenizer: TokenizerWrapper,
-        texts: Sequence[Text],
-        shard: Path,
-        block: int,
-        *,
-        new_prompts: bool = True,
-    ) -> None:
-        """Save what was computed while the texts were written, before the shard itself."""
-        self._save_layer_inputs(texts, shard, target.dtype)
-        for read in self.read:
-            if read.texts is None and all(text.prompt_states is not None for text in texts):
-                found = read.of_block(target, tokenizer, block, texts if new_prompts else [])
-                self._save(found, read.path(shard), target.dtype)
-
     def add(
         self,
         target: Target,
         tokenizer: TokenizerWrapper,
         shard: Path,
         block: int,
+        texts: Sequence[Text] | None = None,
         *,
         new_prompts: bool = True,
     ) -> None:
-        """Compute what is missing beside the shard of a block: one more pass over its texts.
+        """Write what is missing beside the shard of a block.
 
+        What its texts do not hold already is computed in one more pass over them.
+
+        texts:       of the shard; None loads them
         new_prompts: whether its prompts are to be trained on, if any are
         """
         if all(path.exists() for path in self.files(shard)):
             return
-        texts = load_shard(shard).texts
+        texts = load_shard(shard).texts if texts is None else texts
         target = target.reading(self.context)
-        if self.context and not layer_inputs_path(shard, self.context).exists():
-            self._save_layer_inputs(with_layer_inputs(target, texts), shard, target.dtype)
+        path = layer_inputs_path(shard, self.context)
+        if self.context and not path.exists():
+            if any(text.layer_inputs is None for text in texts):
+                texts = with_layer_inputs(target, texts)
+            inputs = [text.layer_inputs for text in texts if text.layer_inputs is not None]
+            save_layer_inputs(inputs, path, target.dtype)
         for read in self.read:
-            path = read.path(shard)
+            path, found = read.path(shard), None
             if not path.exists():
                 found = read.of_block(target, tokenizer, block, texts if new_prompts else [])
-                self._save(found, path, target.dtype)
-            self.each.add(target, tokenizer, path, block)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                save_shard(Shard(found, {}), path, {}, target.dtype)
+            self.each.add(target, tokenizer, path, block, found)
 
     def load(self, shard: Path) -> list[Text]:
         """The texts of a shard with what is kept for each.
@@ -119,17 +111,6 @@ class Extras:
         if not self.context:
             return list(texts)
         return with_layer_inputs(target.reading(self.context), texts)
-
-    def _save_layer_inputs(self, texts: Sequence[Text], shard: Path, dtype: mx.Dtype) -> None:
-        inputs = [text.layer_inputs for text in texts if text.layer_inputs is not None]
-        if self.context and len(inputs) == len(texts):
-            save_layer_inputs(inputs, layer_inputs_path(shard, self.context), dtype)
-
-    def _save(self, found: list[Text], path: Path, dtype: mx.Dtype) -> None:
-        """Write texts that were read as a shard, with the layer inputs that came with them."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._save_layer_inputs(found, path, dtype)
-        save_shard(Shard(found, {}), path, {}, dtype)
 
     @property
     def each(self) -> Extras:

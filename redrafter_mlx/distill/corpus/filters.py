@@ -31,7 +31,7 @@ EXCLUDED = "excluded"
 
 
 def loop_start(tokens: Sequence[int], window: int = LOOP_WINDOW) -> int | None:
-    """Where the first run of `window` tokens begins that was said before; None if none does."""
+    """Where the first run of `window` tokens begins that occurred before; None if none does."""
     seen: dict[tuple[int, ...], int] = {}
     for i in range(len(tokens) - window + 1):
         run = tuple(tokens[i : i + window])

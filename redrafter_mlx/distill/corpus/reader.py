@@ -143,10 +143,10 @@ def continuations(
     found = []
     for at in range(0, states.shape[0], _FORKS):
         some = states[at : at + _FORKS]
-        places = mx.arange(first + at, first + at + some.shape[0], dtype=mx.int32)
+        positions = mx.arange(first + at, first + at + some.shape[0], dtype=mx.int32)
         made = [mx.argmax(target.logits(some[None])[0], axis=-1).astype(mx.int32)]
         for ahead in range(length):
-            cache.plan_forks(places, ahead, read)
+            cache.plan_forks(positions, ahead, read)
             hidden = target.hidden(made[-1][None], cache.layers)
             made.append(mx.argmax(target.logits(hidden)[0], axis=-1).astype(mx.int32))
             mx.async_eval(made[-1], *cache.buffers)

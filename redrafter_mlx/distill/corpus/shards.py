@@ -135,14 +135,14 @@ class ShardSummary:
 def summarise_shard(path: Path) -> ShardSummary:
     """Raises DamagedFileError, naming the file, for what is not a whole shard."""
     try:
-        said = read_safetensors_header(path).metadata
-        if said.get("format") != FORMAT:
-            raise ValueError(f"its format is {said.get('format')!r}, not {FORMAT!r}")
+        metadata = read_safetensors_header(path).metadata
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
         return ShardSummary(
-            int(said["answer_tokens"]),
-            int(said["texts"]),
+            int(metadata["answer_tokens"]),
+            int(metadata["texts"]),
             path.stat().st_size,
-            json.loads(said["left_out"]),
+            json.loads(metadata["left_out"]),
         )
     except (ValueError, KeyError) as error:
         raise damaged(path, error) from None

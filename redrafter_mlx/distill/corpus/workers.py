@@ -163,11 +163,11 @@ def _write_blocks(job: CorpusJob, loaded: LoadedTarget, worker: int, workers: in
     while source.blocks is None or block < source.blocks:
         path, tokenizer = job.path(block), loaded.tokenizer
         new = source.has_new_prompts(block) and not source.held_out(block)
-        if not path.exists():
-            shard = source.write(block)
-            job.extras.keep(target, tokenizer, shard.texts, path, block, new_prompts=new)
-            save_shard(shard, path, {**made, "block": str(block)}, target.dtype)
-        job.extras.add(target, tokenizer, path, block, new_prompts=new)
+        written = None if path.exists() else source.write(block)
+        texts = None if written is None else written.texts
+        job.extras.add(target, tokenizer, path, block, texts, new_prompts=new)
+        if written is not None:
+            save_shard(written, path, {**made, "block": str(block)}, target.dtype)
         mx.clear_cache()
         yield block
         block += workers

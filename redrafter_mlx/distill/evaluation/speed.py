@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.engine.engine import Redrafter
 
+TIMED_TOKENS = 96
+"""Of each answer."""
+
 SCATTER = 0.02
 """Speedups this close to 1 are not told apart from 1: a short measurement scatters as much."""
 
@@ -36,7 +39,7 @@ def measure_speed(
     redrafter: Redrafter,
     prompts: Sequence[Sequence[int]],
     shapes: Sequence[BeamShape],
-    max_tokens: int,
+    max_tokens: int = TIMED_TOKENS,
     done: Callable[[int], None] = lambda _: None,
 ) -> list[MeasuredRow]:
     """Answer each prompt plainly and with each shape in turn, greedily.

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
-from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
-from redrafter_mlx.distill.options import Labels, TrainOptions
+from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, verdict
+from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
@@ -23,47 +24,27 @@ CARD = "README.md"
 
 
 @dataclass(frozen=True)
-class CorpusReport:
-    """What was trained on.
-
-    read_tokens: of prompts and texts that were only read
-    own_share: of the texts, those whose prompt the target wrote itself; the rest were given
-    labels:    whether the target's tokens are the labels, or given answers as they stand
-    left_out:  texts that were filtered out: reason to count
-    """
-
-    texts: int
-    answer_tokens: int
-    read_tokens: int
-    own_share: float
-    labels: Labels
-    left_out: Mapping[str, int]
-
-
-@dataclass(frozen=True)
 class TrainingReport:
     """All that a card says.
 
     command:  the command line, as it was given
     versions: by package
     machine:  the chip and the system, on which it was trained and measured
-    coverage: share of the corpus inside the draft vocabulary, None if all tokens can be drafted
     seconds:  of training, without writing the corpus
+    coverage: share of the corpus inside the draft vocabulary, None if all tokens can be drafted
     started_from: digest of the weights that training started from, None for a fresh drafter
-    protocol: how `measured` was measured: which questions, how many tokens, how they were chosen
     """
 
     target: TargetSource
+    job: TrainingJob
     command: Sequence[str]
     versions: Mapping[str, str]
     machine: str
-    corpus: CorpusReport
+    corpus: CorpusSize
     drafter: DrafterConfig
-    training: TrainOptions
     seconds: float
     quality: DraftQuality
     measured: Sequence[MeasuredRow]
-    protocol: str
     coverage: float | None = None
     started_from: str | None = None
 
@@ -157,7 +138,8 @@ def _measured(report: TrainingReport) -> str:
     )  # fmt: skip
     return (
         f"## What it gains\n\nMeasured on {plain(report.machine)}, in {_arithmetic(report)}: "
-        f"{plain(report.protocol)}. "
+        f"{report.job.timed_questions} held-out prompts, {TIMED_TOKENS} tokens each, greedy; "
+        f"medians, interleaved with plain decoding. "
         f"tokens/step is the tokens emitted for each call of the model; without a drafter it is "
         f"1.\n\n{table(heads, rows)}"
     )
@@ -188,8 +170,9 @@ def _held_out(quality: DraftQuality) -> str:
 
 
 def _made(report: TrainingReport) -> str:
-    target, corpus, form = report.target, report.corpus, report.drafter
-    labels = "the model's own tokens" if corpus.labels == "target" else "the given answers"
+    target, corpus, job, form = report.target, report.corpus, report.job, report.drafter
+    own_share = 0.0 if job.data else job.writing.own_share
+    labels = "the given answers" if job.labels == "data" else "the model's own tokens"
     left_out = ", ".join(f"{n:,} {plain(why)}" for why, n in sorted(corpus.left_out.items()))
     rows = [
         ("model", f"{_shown(target.name)}, {_arithmetic(report)}"),
@@ -202,20 +185,21 @@ def _made(report: TrainingReport) -> str:
         ),
         (
             "its prompts",
-            f"{corpus.own_share:.0%} written by the model, {1 - corpus.own_share:.0%} given",
+            f"{own_share:.0%} written by the model, {1 - own_share:.0%} given",
         ),
         ("labels", labels),
         ("left out", left_out or "nothing"),
         ("drafter", _form(form)),
         ("drafted", _vocabulary(form, report.coverage)),
         ("started from", _start(report.started_from)),
-        ("training", _options(report.training)),
+        ("training", _options(job.training.to_dict())),
         ("training time", _duration(report.seconds)),
         ("versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in report.versions.items())),
         ("machine", plain(report.machine)),
     ]
     return (
         "## How it was made\n\n"
+        "`redrafter-mlx train --config train.toml` repeats it.\n\n"
         + block(shlex.join(report.command), "sh")
         + "\n\n"
         + table(("", ""), rows)
@@ -270,9 +254,9 @@ def _start(started_from: str | None) -> str:
     return f"a trained drafter, {code(f'sha256:{started_from}')}"
 
 
-def _options(options: TrainOptions) -> str:
-    said = options.to_dict().items()
-    return ", ".join(f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in said)
+def _options(options: Mapping[str, object]) -> str:
+    parts = (f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in options.items())
+    return ", ".join(parts)
 
 
 def _duration(seconds: float) -> str:

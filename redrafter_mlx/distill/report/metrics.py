@@ -47,18 +47,15 @@ class MetricsLog:
     def __init__(self, folder: Path, steps_made: int = 0) -> None:
         """Continue the log of a run whose checkpoint holds `steps_made` steps, 0 for a new run.
 
-        What the log says of later steps is dropped: they will be made again.
+        Later steps in the log are dropped: they will be made again.
         Raises DamagedFileError for a log that is not one of ours.
         """
         self.path = folder / METRICS
-        lines = _lines(self.path)
-        kept = [(line, at) for line, at in lines if at.event.step <= steps_made > 0]
-        text = b"".join(line for line, _ in kept)
-        if not self.path.exists() or text != self.path.read_bytes():
-            with whole_file(self.path) as partial:
-                partial.write_bytes(text)
+        kept = [at for at in read_metrics(folder) if at.event.step <= steps_made > 0]
+        with whole_file(self.path) as partial:
+            partial.write_bytes(b"".join(map(_to_line, kept)))
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-        self._began = time.monotonic() - (kept[-1][1].seconds if kept else 0.0)
+        self._began = time.monotonic() - (kept[-1].seconds if kept else 0.0)
 
     def append(self, event: Event) -> None:
         """Write one event."""
@@ -70,14 +67,11 @@ class MetricsLog:
             if isinstance(event, Evaluation):
                 os.fsync(self._file)
 
-    def close(self) -> None:
-        os.close(self._file)
-
     def __enter__(self) -> MetricsLog:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        os.close(self._file)
 
 
 def read_metrics(folder: Path) -> list[Logged]:
@@ -85,65 +79,54 @@ def read_metrics(folder: Path) -> list[Logged]:
 
     Raises DamagedFileError naming the line that is not one of ours.
     """
-    return [logged for _, logged in _lines(folder / METRICS)]
-
-
-def _lines(path: Path) -> list[tuple[bytes, Logged]]:
-    """Each whole line with its end, and what it says; none where there is no file."""
-    try:
-        raw = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return []
-    found = []
-    for number, line in enumerate(raw, 1):
+    path = folder / METRICS
+    lines = path.read_bytes().split(b"\n") if path.exists() else []
+    found: list[Logged] = []
+    for number, line in enumerate(lines, 1):
         try:
-            said = json.loads(line)
-        except ValueError as error:
-            if number == len(raw):
-                break  # behind the last line's end: nothing, or what a power cut left
-            raise _not_ours(path, number) from error
+            record = json.loads(line)
+        except ValueError:
+            if number == len(lines):
+                break  # after the last line's end: nothing, or what a power cut left
+            record = None
         try:
-            found.append((line + b"\n", _read_event(said)))
+            found.append(_read_event(record))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _not_ours(path, number) from error
+            raise DamagedFileError(
+                f"{path}: line {number} is no event of a training run; move the file away, and a "
+                f"new one is begun"
+            ) from error
     return found
-
-
-def _not_ours(path: Path, line: int) -> DamagedFileError:
-    return DamagedFileError(
-        f"{path}: line {line} is no event of a training run; move the file away, and a new one "
-        f"is begun"
-    )
 
 
 def _to_line(logged: Logged) -> bytes:
     event = logged.event
     if isinstance(event, Step):
-        said = {"event": "step", **asdict(event)}
+        record = {"event": "step", **asdict(event)}
     else:
         quality = asdict(event.quality)
-        said = {"event": "evaluation", "step": event.step, **quality, "best": event.best}
-    said["seconds"] = round(logged.seconds, 3)
-    return json.dumps(_without_nan(said), allow_nan=False).encode() + b"\n"
+        record = {"event": "evaluation", "step": event.step, **quality, "best": event.best}
+    record["seconds"] = round(logged.seconds, 3)
+    return json.dumps(_without_nan(record), allow_nan=False).encode() + b"\n"
 
 
-def _read_event(said: dict[str, Any]) -> Logged:
+def _read_event(record: dict[str, Any]) -> Logged:
     """Raises ValueError, KeyError, TypeError or AttributeError for what `_to_line` never wrote."""
-    kind, seconds = said.pop("event"), float(said.pop("seconds"))
+    kind, seconds = record.pop("event"), float(record.pop("seconds"))
     if kind == "step":
-        step, steps = int(said.pop("step")), int(said.pop("steps"))
-        rates = {name: _number(value) for name, value in said.items()}
+        step, steps = int(record.pop("step")), int(record.pop("steps"))
+        rates = {name: _number(value) for name, value in record.items()}
         return Logged(Step(step, steps, **rates), seconds)
     if kind != "evaluation":
         raise ValueError(kind)
     quality = DraftQuality(
-        top1=_numbers(said["top1"]),
-        top5=_numbers(said["top5"]),
-        tokens_per_step={int(w): _number(x) for w, x in said["tokens_per_step"].items()},
-        accepted={int(w): _numbers(x) for w, x in said["accepted"].items()},
-        candidates_only={int(w): _number(x) for w, x in said["candidates_only"].items()},
+        top1=_numbers(record["top1"]),
+        top5=_numbers(record["top5"]),
+        tokens_per_step={int(w): _number(x) for w, x in record["tokens_per_step"].items()},
+        accepted={int(w): _numbers(x) for w, x in record["accepted"].items()},
+        candidates_only={int(w): _number(x) for w, x in record["candidates_only"].items()},
     )
-    return Logged(Evaluation(int(said["step"]), quality, bool(said["best"])), seconds)
+    return Logged(Evaluation(int(record["step"]), quality, bool(record["best"])), seconds)
 
 
 def _without_nan(value: object) -> object:

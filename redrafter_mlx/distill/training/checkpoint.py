@@ -19,7 +19,7 @@ FORMAT = "redrafter-mlx training 1"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run stands.
+    """A run's state.
 
     drafter, optimizer: parameters by dotted name
     made_by: what the run is, compared before it resumes
@@ -43,7 +43,7 @@ def save_checkpoint(state: Checkpoint, folder: Path) -> None:
         **{f"drafter.{name}": array for name, array in state.drafter.items()},
         **{f"optimizer.{name}": array for name, array in state.optimizer.items()},
     }
-    said = {
+    position = {
         "made_by": state.made_by,
         "step": state.step,
         "epoch": state.epoch,
@@ -51,7 +51,7 @@ def save_checkpoint(state: Checkpoint, folder: Path) -> None:
         "best": state.best,
     }
     with whole_file(folder / CHECKPOINT) as partial:
-        mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": json.dumps(said)})
+        mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": json.dumps(position)})
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
@@ -68,7 +68,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
         mx.eval(arrays)
-        said = json.loads(metadata["state"])
+        position = json.loads(metadata["state"])
         parts: dict[str, dict[str, mx.array]] = {"drafter": {}, "optimizer": {}}
         for name, array in arrays.items():
             part, rest = name.split(".", 1)
@@ -76,11 +76,11 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         return Checkpoint(
             parts["drafter"],
             parts["optimizer"],
-            said["made_by"],
-            int(said["step"]),
-            int(said["epoch"]),
-            int(said["batch"]),
-            float(said["best"]),
+            position["made_by"],
+            int(position["step"]),
+            int(position["epoch"]),
+            int(position["batch"]),
+            float(position["best"]),
         )
     except (RuntimeError, ValueError, KeyError) as error:
         raise DamagedFileError(
