@@ -11,7 +11,7 @@ from redrafter_mlx.cli.options import describe_kinds, kinds_of_option, option_na
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.runtime.atomic_write import write_whole
+from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.json_file import read_object
 
 _KIND = "redrafter-mlx chat"
@@ -40,7 +40,7 @@ def write_chat(path: Path, chat: SavedChat) -> None:
             raise BadInputError(f"there is no folder {path.parent}; create it first")
         options = {name: getattr(chat.options, name) for name in option_names()}
         content = {"kind": _KIND, **asdict(chat), "options": options}
-        write_whole(path.resolve(), json.dumps(content, indent=2) + "\n")
+        write_private_text(path.resolve(), json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise BadInputError(
             f"cannot write {path}: {error.strerror or error}; choose another place"

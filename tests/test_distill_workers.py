@@ -13,7 +13,7 @@ import pytest
 
 from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
 from redrafter_mlx.distill.options import WritingOptions
-from redrafter_mlx.runtime.atomic_write import remove_abandoned, whole_file
+from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 
 PARENT = """
 import sys
@@ -72,7 +72,7 @@ def test_a_restart_removes_what_ended_processes_left_and_nothing_else(tmp_path: 
     abandoned, unrelated = tmp_path / f".{ended.pid}-1.block-1", tmp_path / ".block-1"
     abandoned.touch()
     unrelated.touch()
-    with whole_file(tmp_path / "block-2") as partial:
+    with atomic_write(tmp_path / "block-2") as partial:
         partial.write_text("half")
         remove_abandoned(tmp_path.glob(".*"))
         assert not abandoned.exists()

@@ -14,7 +14,7 @@ from tiny import random_drafter
 from redrafter_mlx.bench.measure.answers import AnswersFile
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import whole_file, write_whole
+from redrafter_mlx.runtime.atomic_write import atomic_write, write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 
 
@@ -30,11 +30,11 @@ def no_room(limit: int = 100) -> Iterator[None]:
 
 
 def _text(path: Path) -> None:
-    write_whole(path, "x" * 10_000)
+    write_private_text(path, "x" * 10_000)
 
 
 def _arrays(path: Path) -> None:
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         mx.save_safetensors(str(partial), {"a": mx.zeros(10_000)})
 
 

@@ -17,7 +17,7 @@ from redrafter_mlx.distill.report.metrics import METRICS, MetricsLog, read_metri
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS, draw_plots, running_mean
 from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.atomic_write import whole_file, write_whole
+from redrafter_mlx.runtime.atomic_write import atomic_write, write_private_text
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -194,7 +194,7 @@ def test_a_small_text_file_is_its_owners_alone(tmp_path: Path) -> None:
     """Conversations are saved by it, whatever the umask lets others read."""
     path = tmp_path / "new" / "chat.json"
     for text in ("first", "second"):
-        write_whole(path, text)
+        write_private_text(path, text)
         assert path.read_text() == text
         assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
@@ -205,7 +205,7 @@ def test_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
     path.write_text("old")
 
     def interrupted() -> None:
-        with whole_file(path) as partial:
+        with atomic_write(path) as partial:
             partial.write_text("half of the ne")
             raise KeyboardInterrupt
 
@@ -213,7 +213,7 @@ def test_interrupted_file_leaves_the_old_one(tmp_path: Path) -> None:
         interrupted()
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["picture.png"]
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         assert partial.suffix == ".png"
         partial.write_text("new")
         assert path.read_text() == "old"

@@ -11,7 +11,7 @@ import hashlib
 import json
 from pathlib import Path
 
-from redrafter_mlx.runtime.atomic_write import write_whole
+from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.weights import Progress, no_progress
 
@@ -46,7 +46,7 @@ def remember(path: Path, sha256: str) -> None:
     note = _note(path.resolve())
     content = {"path": str(path), "state": _state(path), "sha256": sha256}
     with contextlib.suppress(OSError):
-        write_whole(note, json.dumps(content))
+        write_private_text(note, json.dumps(content))
 
 
 def _read(path: Path, progress: Progress) -> str:

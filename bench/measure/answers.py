@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from redrafter_mlx.bench.measure.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import naming
+from redrafter_mlx.runtime.atomic_write import name_in_errors
 
 _INTEGERS = ("token_ids", "accepted", "nodes", "query_rows")
 _NUMBERS = ("first_token_seconds", "decode_seconds", "peak_memory")  # fmt: skip
@@ -160,7 +160,7 @@ class AnswersFile:
         self._append(json.dumps(answer.to_dict(settings)) + "\n")
 
     def _append(self, text: str) -> None:
-        with naming(self.path):
+        with name_in_errors(self.path):
             if self._file is None:
                 self._file = self.path.open("a", encoding="utf-8")
             self._file.write(text)

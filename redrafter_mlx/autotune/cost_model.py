@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.runtime.atomic_write import write_whole
+from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 
 SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
@@ -110,7 +110,7 @@ class Timings:
         """Keep them for other processes; a cache that cannot be written is no error."""
         record = {**asdict(self), "seconds": [[*case, s] for case, s in self.seconds.items()]}
         with contextlib.suppress(OSError):
-            write_whole(self.setup.path, json.dumps(record))
+            write_private_text(self.setup.path, json.dumps(record))
 
 
 def saved_timings(setup: Setup) -> Timings:

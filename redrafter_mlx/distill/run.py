@@ -40,7 +40,7 @@ from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import LoadedTarget, load_target
-from redrafter_mlx.runtime.atomic_write import whole_file
+from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.model import Target
@@ -199,7 +199,7 @@ class TrainingRun:
             {**self._made_by(), "blocks": self.corpus.blocks},
         )
         with MetricsLog(job.output, trainer.steps_made) as log:
-            with whole_file(job.output / OPTIONS) as partial:
+            with atomic_write(job.output / OPTIONS) as partial:
                 partial.write_text(self._options, encoding="utf-8")
             for event in trainer.run(stop):
                 log.append(event)

@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
-from redrafter_mlx.runtime.atomic_write import naming
+from redrafter_mlx.runtime.atomic_write import name_in_errors
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
 
@@ -84,7 +84,7 @@ def save_drafter(drafter: Drafter, folder: str | Path, *, dtype: mx.Dtype | None
     Raises OSError naming the folder where it cannot be written.
     """
     folder = Path(folder)
-    with naming(folder):
+    with name_in_errors(folder):
         _save(drafter, folder, dtype)
 
 

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, whatever happens while they are written."""
+"""Atomic writes: a file appears complete or not at all, whatever happens while it is written."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _MLX_CANNOT_WRITE = ("[write]", "[save_safetensors]")
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path` to write to; what was written there then becomes `path`.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the same folder; the file written there replaces `path`.
 
-    Before that it is on the disk, so that a machine that stops leaves the old file or the new one.
-    The name ends as `path` does: who writes pictures goes by that.
+    It is flushed to disk first, so that a power cut leaves the old file or the new one. It has
+    the suffix of `path`, by which matplotlib chooses a format.
 
-    Raises OSError naming `path` where it cannot be written.
+    Raises OSError, naming `path`, if it cannot be written.
     """
     partial = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name}")
     try:
-        with naming(path):
+        with name_in_errors(path):
             yield partial
             with partial.open("rb") as file:
                 os.fsync(file.fileno())
@@ -33,10 +33,10 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Raise an OSError that names `path` for a file that cannot be written inside.
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Name `path` in any OSError raised inside.
 
-    A full disk names no file, and MLX raises RuntimeError.
+    The error of a full disk names no file, and MLX raises RuntimeError instead of OSError.
     """
     try:
         yield
@@ -49,24 +49,24 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def remove_abandoned(partials: Iterable[Path]) -> None:
-    """Remove those of the files that `whole_file` began whose process is gone."""
+    """Remove the temporary files of `atomic_write` among `partials` whose process is gone."""
     for partial in partials:
         writer = partial.name[1:].split("-")[0]
         if writer.isdecimal() and not _is_running(int(writer)):
             partial.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a small text file for its owner's eyes alone, its folder first if that is missing."""
+def write_private_text(path: Path, text: str) -> None:
+    """Write a text file atomically with mode 0600; creates parent directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         partial.touch(mode=0o600)
         partial.write_text(text, encoding="utf-8")
 
 
-def _is_running(process: int) -> bool:
+def _is_running(pid: int) -> bool:
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
     except PermissionError:  # another user's

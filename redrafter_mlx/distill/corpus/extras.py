@@ -31,7 +31,7 @@ from redrafter_mlx.distill.corpus.shards import (
     save_shard,
 )
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
-from redrafter_mlx.runtime.atomic_write import whole_file
+from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.model import Target
 
 FORMAT = "redrafter-mlx contexts 1"
@@ -142,7 +142,7 @@ def save_layer_inputs(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     together = np.concatenate(inputs) if inputs else np.zeros((0, 1))
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         mx.save_safetensors(str(partial), {"states": mx.array(together, dtype)}, {"format": FORMAT})
 
 

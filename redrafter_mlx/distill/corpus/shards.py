@@ -27,7 +27,7 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.hidden_states import to_host
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.atomic_write import whole_file
+from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.folder_files import read_safetensors_header
 
@@ -117,7 +117,7 @@ def save_shard(
         "left_out": json.dumps(dict(shard.left_out)),
         "own": "yes" if not texts or texts[0].hard_labels else "no",
     }
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         saved = {k: mx.array(v, dtype if k == "states" else None) for k, v in arrays.items()}
         mx.save_safetensors(str(partial), saved, metadata)
 

@@ -15,7 +15,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
-from redrafter_mlx.runtime.atomic_write import whole_file
+from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.hub import hub_licence, hub_repo
 from redrafter_mlx.weights.registry import REGISTRY
@@ -56,7 +56,7 @@ def write_card(report: TrainingReport, folder: Path) -> Path:
     """
     path = folder / CARD
     pictures = [name for name in (LOSS, ACCURACY) if (folder / name).exists()]
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         partial.write_text(render_card(report, pictures), encoding="utf-8")
     return path
 

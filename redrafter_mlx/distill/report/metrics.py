@@ -24,7 +24,7 @@ from typing import Any
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.atomic_write import naming, whole_file
+from redrafter_mlx.runtime.atomic_write import atomic_write, name_in_errors
 
 METRICS = "metrics.jsonl"
 
@@ -52,7 +52,7 @@ class MetricsLog:
         """
         self.path = folder / METRICS
         kept = [at for at in read_metrics(folder) if at.event.step <= steps_made > 0]
-        with whole_file(self.path) as partial:
+        with atomic_write(self.path) as partial:
             partial.write_bytes(b"".join(map(_to_line, kept)))
         self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         self._began = time.monotonic() - (kept[-1].seconds if kept else 0.0)
@@ -61,7 +61,7 @@ class MetricsLog:
         """Write one event."""
         line = _to_line(Logged(event, time.monotonic() - self._began))
         rest = memoryview(line)
-        with naming(self.path):
+        with name_in_errors(self.path):
             while rest:
                 rest = rest[os.write(self._file, rest) :]
             if isinstance(event, Evaluation):

@@ -10,7 +10,7 @@ import numpy as np
 
 from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
-from redrafter_mlx.runtime.atomic_write import whole_file
+from redrafter_mlx.runtime.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -124,5 +124,5 @@ def _label(axes: Axes, name: str, title: str) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    with whole_file(path) as partial:
+    with atomic_write(path) as partial:
         figure.savefig(partial, dpi=120)

@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from redrafter_mlx.distill.corpus.shards import load_arrays
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.runtime.atomic_write import remove_abandoned, whole_file
+from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 
 CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 1"
@@ -50,7 +50,7 @@ def save_checkpoint(state: Checkpoint, folder: Path) -> None:
         "batch": state.batch,
         "best": state.best,
     }
-    with whole_file(folder / CHECKPOINT) as partial:
+    with atomic_write(folder / CHECKPOINT) as partial:
         mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": json.dumps(position)})
 
 
