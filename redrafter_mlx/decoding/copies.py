@@ -1,10 +1,10 @@
-"""Copies of the text in the tree to verify: instead of the drafter's branches, or beside them.
+"""Prompt-lookup copies in the tree: instead of the drafter's branches, or beside them.
 
-The drafter works on the device while the host reads what was accepted; the copies that prompt
-lookup finds then join the tree, before its verification is submitted. Copies depend on the text
-so far alone, so every way of accepting stays what it is. A copy is certain: testing it by
-rejection would keep it with the target's own probability and draw again otherwise, which is one
-draw of the target. So a tree of copies is accepted like any other (`accept.accept`).
+The drafter works on the device while the host reads what was accepted. The copies that prompt
+lookup finds then join the tree, before its verification is submitted. Copies depend on nothing but
+the text so far, so every acceptance method stays exact. A copy has probability 1: rejection would
+accept it with the target's own probability and draw again otherwise, which is one draw of the
+target. So a tree of copies is accepted like any other (`accept.accept`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from redrafter_mlx.drafting.prompt_lookup import Copy, TextIndex
 from redrafter_mlx.speculation.tree import Beams, TokenTree, join_beams, pack_beam
 
 _MOST_COPIES = 2
-"""Copies beside the drafter's branches: later occurrences are seldom right."""
+"""Copies beside the drafter's branches: further occurrences are seldom right."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class CopyPlan:
 
     copies:      candidates of one length, the most trusted first
     shape:       of the tree: its beams, the longest candidate, the node capacity
-    joined:      with the drafter's branches in one tree; otherwise the copies alone
+    joined:      with the drafter's branches in one tree; otherwise only the copies
     draft_after: whether the drafter drafts for the step after this one
     """
 
@@ -52,8 +52,8 @@ class Shapes(Protocol):
         """The copies to verify now; None leaves the tree as it was drafted.
 
         Args:
-          drafted: the shape of the tree at hand, PLAIN if nothing was drafted
-          drawn: whether its drafts were drawn for rejection, so that no copy may join them
+          drafted: the shape of the drafted tree, PLAIN if nothing was drafted
+          drawn: whether its drafts were sampled for rejection, so that no copy may join them
         """
         ...
 
@@ -63,11 +63,11 @@ class Shapes(Protocol):
 
 
 class FixedShape:
-    """One shape for every step: the one that was asked for. Costs play no part in it."""
+    """One shape for every step, whatever it costs."""
 
     def __init__(self, shape: BeamShape) -> None:
         self._shape = shape
-        self._steps, self._accepted = 1.0, 1.0  # of drafts alone
+        self._steps, self._accepted = 1.0, 1.0  # without copies
 
     def next_shape(self, length: int) -> BeamShape:
         del length
@@ -91,7 +91,7 @@ class FixedShape:
 
 
 def copy_beams(copies: Sequence[Sequence[Copy]], roots: Sequence[int], shape: BeamShape) -> Beams:
-    """The copies of each row as beams [B, W, L]; what a row lacks has log-probability -inf."""
+    """The copies of each batch row as beams [B, W, L]; missing ones have log-probability -inf."""
     W, L = max(map(len, copies)), shape.length
     nothing = Copy((0,) * (L - 1), (-math.inf,) * (L - 1))
     full = [[_padded(copy, L - 1) for copy in row] + [nothing] * (W - len(row)) for row in copies]
@@ -102,13 +102,13 @@ def copy_beams(copies: Sequence[Sequence[Copy]], roots: Sequence[int], shape: Be
 
 
 def tree_of_copies(copies: Beams, shape: BeamShape, drafted: Beams | None) -> TokenTree:
-    """The tree of copies alone, or with the drafter's beams [B, W, L] where they join.
+    """The tree of the copies, joined with the drafter's beams [B, W, L] if there are any.
 
-    A tree with one beam holds whichever of the two promises to be accepted further.
+    A tree with one beam holds the one of the two with more expected accepted drafts.
     """
     if drafted is None:
         return pack_beam(copies, shape.nodes)
-    drafted = _ended_early(drafted, shape.length)
+    drafted = _lengthened(drafted, shape.length)
     if shape.width > 1:
         return pack_beam(join_beams(drafted, copies), shape.nodes)
     better = (_expected(copies) > _expected(drafted))[:, :, None]
@@ -118,15 +118,15 @@ def tree_of_copies(copies: Beams, shape: BeamShape, drafted: Beams | None) -> To
 
 
 def _padded(copy: Copy, drafts: int) -> Copy:
-    """The copy with so many drafts, cut or with nothing at its end."""
+    """The copy with so many drafts, cut or padded."""
     missing = drafts - len(copy.tokens)
     return Copy(
         copy.tokens[:drafts] + (0,) * missing, copy.log_probs[:drafts] + (-math.inf,) * missing
     )
 
 
-def _ended_early(beams: Beams, length: int) -> Beams:
-    """Candidates of `length` that end where the given ones do."""
+def _lengthened(beams: Beams, length: int) -> Beams:
+    """The same candidates, padded to `length`."""
     B, W, L = beams.tokens.shape
     after = [(0, 0), (0, 0), (0, length - L)]
     itself = mx.broadcast_to(mx.arange(W)[None, :, None], (B, W, length - L))
