@@ -1,10 +1,10 @@
 """Figures with their spread, from runs that are paired by question and repeat.
 
-A figure is a ratio of totals, such as tokens by seconds. Each question contributes the median of
-its repeats, so that one disturbed repeat changes nothing, and questions weigh by their length, as
-they do for whoever waits for them. The spread is a 95% bootstrap interval: questions are drawn
-again with replacement, and the repeats of each drawn question too. For a ratio of two methods both
-sides see the same draws, so what made a question slow for both does not widen the interval.
+A figure is a ratio of totals, such as tokens over seconds. Each question contributes the median of
+its repeats, so that one disturbed repeat changes nothing; questions weigh by their length. The
+spread is a 95% bootstrap interval: questions are resampled with replacement, and the repeats of
+each. A ratio of two methods uses the same draws for both, so what slows both alike does not widen
+the interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PERCENT = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure and its 95% interval; `low` and `high` equal it where there is one run only."""
+    """A figure and its 95% interval; `low` and `high` equal it if there is one run only."""
 
     median: float
     low: float
@@ -52,12 +52,12 @@ Ragged = Sequence[Sequence[float]]
 
 
 def ratio(over: Ragged, under: Ragged) -> Spread | None:
-    """Total of `over` by total of `under`; None where nothing is under it."""
+    """Total of `over` divided by total of `under`; None if that is 0."""
     return _spread([(over, under)])
 
 
 def ratio_of_ratios(a: tuple[Ragged, Ragged], b: tuple[Ragged, Ragged]) -> Spread | None:
-    """`ratio` of a by `ratio` of b, over the same questions and repeats in both."""
+    """`ratio` of a divided by `ratio` of b, over the same questions and repeats in both."""
     return _spread([a, b])
 
 

@@ -51,7 +51,7 @@ def load_folder(folder: Path, name: str) -> RawModel:
       DamagedFileError: a file is truncated or not what it should be, a tensor missing or misshapen
       UnsupportedModelError: mlx-lm does not know the architecture, or it wants its own code run
     """
-    said = read_config(folder)
+    stored = read_config(folder)
     headers = read_headers(folder)
     model, config = _load_model(folder, headers)
     tokenizer = _load_tokenizer(folder, config)
@@ -61,9 +61,9 @@ def load_folder(folder: Path, name: str) -> RawModel:
     return RawModel(
         model,
         tokenizer,
-        model_type=str(said["model_type"]),
+        model_type=str(stored["model_type"]),
         fingerprint=_fingerprint(folder, headers),
-        context_length=context_length(said),
+        context_length=context_length(stored),
     )
 
 

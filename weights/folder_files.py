@@ -35,8 +35,8 @@ class SafetensorsHeader:
     @property
     def metadata(self) -> dict[str, str]:
         """What the file says of itself; empty if it says nothing."""
-        said = json.loads(self.raw).get("__metadata__", {})
-        return said if isinstance(said, dict) else {}
+        content = json.loads(self.raw).get("__metadata__", {})
+        return content if isinstance(content, dict) else {}
 
 
 def check_model(path: Path) -> None:

