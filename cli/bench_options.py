@@ -81,8 +81,6 @@ class BenchOptions:
     warmup: int = flag(1, Flag("Answers by each method before timing.", "N"))
     delay: float = flag(0.0, Flag("Seconds of rest before each answer.", "S"))
     seed: int = flag(0, Flag("Of sampled answers.", "N"))
-    breakdown: bool = flag(True, Flag(
-        "Measure the parts of a step, too.", names=("--breakdown/--no-breakdown",)))
     output: str = flag("table", Flag(
         "On standard output; with json its last line is one object.", "|".join(_FORMATS), _OUT,
         ("--output", "-o")))

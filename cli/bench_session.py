@@ -10,12 +10,11 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
-from redrafter_mlx.bench.analyse.summary import commonest_drafted, summarise
+from redrafter_mlx.bench.analyse.summary import summarise
 from redrafter_mlx.bench.measure.answers import Answer, AnswersFile, Settings
-from redrafter_mlx.bench.measure.breakdown import Breakdown, break_down
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import Runner, check_draft_model
-from redrafter_mlx.bench.measure.plan import Plan, measure
+from redrafter_mlx.bench.measure.plan import measure
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench_options import BenchOptions, Loading
 from redrafter_mlx.cli.progress import progress_bars
@@ -47,7 +46,6 @@ def run_session(options: BenchOptions) -> Outcome:
     models: list[LoadedModel] = []
     notes: list[str] = []
     answers: list[Answer] = []
-    breakdowns: list[Breakdown] = []
     interrupted = False
     try:
         for loading in options.loadings:
@@ -57,7 +55,7 @@ def run_session(options: BenchOptions) -> Outcome:
             notes += [
                 f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note
             ]
-            _measure(options, drafters, file, machine, here, answers, breakdowns)
+            _measure(options, drafters, file, machine, here, answers)
             del drafters  # two models at once may not fit
     except KeyboardInterrupt:
         if not answers:
@@ -75,7 +73,6 @@ def run_session(options: BenchOptions) -> Outcome:
             options.warmup, options.delay, options.seed, options.draft_model,
         ),
         rows=tuple(rows),
-        breakdowns=tuple(breakdowns),
         interrupted=interrupted,
         notes=(*notes, *verdict.notes),
     )  # fmt: skip
@@ -137,9 +134,8 @@ def _measure(
     machine: Machine,
     models: Sequence[LoadedModel],
     answers: list[Answer],
-    breakdowns: list[Breakdown],
 ) -> None:
-    """One loading: what the file has already, what is missing, and the breakdown."""
+    """One loading: what the file has already, and what is missing."""
     first, dtype = next(iter(drafters.values())), models[0].dtype
     methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
     for name in {m.drafter for m in methods if m.automatic}:
@@ -161,9 +157,6 @@ def _measure(
             progress.advance(answer)
             if bars is not None:
                 bars("answers", progress.done, plan.size)
-    if options.breakdown and any(r.proposer is not None for r in drafters.values()):
-        with progress_bars("measuring the parts of a step"):
-            _break_down(runner, plan, dtype, answers, breakdowns)
 
 
 def _measure_machine(redrafter: Redrafter) -> None:
@@ -172,31 +165,6 @@ def _measure_machine(redrafter: Redrafter) -> None:
     if tuning is not None and not tuning.measured:
         with progress_bars("measuring this machine", lambda done, _: f"{done}%") as bars:
             tuning.measure(lambda share: bars("calls", int(100 * share), 100) if bars else None)
-
-
-def _break_down(
-    runner: Runner,
-    plan: Plan,
-    dtype: str,
-    answers: Sequence[Answer],
-    breakdowns: list[Breakdown],
-) -> None:
-    """Each drafter's shapes once; of the automatic ones, that of most steps."""
-    done = set()
-    for method in plan.methods:
-        if method.name != "redrafter":
-            continue
-        redrafter = runner.redrafter(method)
-        mine = [a for a in answers if a.dtype == dtype and a.method == method]
-        shape = redrafter.shape_of(method.options(plan.max_tokens, 0))
-        shape = shape or commonest_drafted(mine) or redrafter.beam_shape
-        one = method.drafter, shape
-        if redrafter.proposer is not None and shape.length > 1 and one not in done:
-            done.add(one)
-            prompt = plan.questions[0].prompt_ids
-            breakdowns.append(
-                break_down(redrafter, prompt, shape, dtype=dtype, drafter=method.drafter)
-            )
 
 
 def _settings(options: BenchOptions, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
@@ -234,8 +202,8 @@ def _again(loaded: Redrafter, drafter: str) -> Redrafter:
 
 
 def _untrained(loaded: Redrafter) -> Redrafter:
-    assert loaded.drafter is not None
-    drafter = loaded.drafter.untrained(loaded.target.dtype)
+    drafter = None if loaded.drafter is None else loaded.drafter.untrained()
+    assert drafter is not None, "a trained drafter was asked for"
     redrafter = Redrafter(loaded.model, loaded.tokenizer, drafter, source=loaded.source)
     redrafter.warm_up()
     return redrafter

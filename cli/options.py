@@ -147,9 +147,10 @@ class ModelOptions(TargetOptions):
     """Which target and drafter are loaded, and how."""
 
     drafter: str = flag("auto", Flag(
-        "The drafter's folder; trained is the one for this model, lookup drafts what followed the "
-        "text's last words before. auto and PATH+lookup use both.",
-        "auto|trained|lookup|none|PATH", DRAFTS,
+        "trained: the drafter for this model; lookup: what followed the text's last words before; "
+        "a drafter's folder; a smaller model's name; FILE.py:CLASS. A+B uses both, and auto is "
+        "trained+lookup.",
+        "auto|trained|lookup|none|NAME", DRAFTS,
     ))  # fmt: skip
 
 
@@ -183,7 +184,7 @@ def load_model(options: ModelOptions) -> Redrafter:
     """Load target and drafter with progress on stderr."""
     options.check()
     if not options.drafter.strip():
-        raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a folder")
+        raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a name")
     drafter = None if options.drafter == "none" else options.drafter
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading import load

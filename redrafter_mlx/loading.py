@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +12,11 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice
-from redrafter_mlx.drafting.checkpoint import WEIGHTS, read_config
-from redrafter_mlx.drafting.prompt_lookup import join_lookup, split_lookup
+from redrafter_mlx.drafting.checkpoint import WEIGHTS, DrafterFolder, holds_drafter, read_config
+from redrafter_mlx.drafting.combined import CombinedDrafters
+from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.interface import Bindable, Drafter
+from redrafter_mlx.drafting.prompt_lookup import split_lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import (
     BadInputError,
@@ -27,7 +32,11 @@ from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
 from redrafter_mlx.weights.precision import check_quantize, convert
-from redrafter_mlx.weights.resolve import LocalModel, resolve
+from redrafter_mlx.weights.registry import REGISTRY
+from redrafter_mlx.weights.resolve import LocalModel, is_repo, resolve
+
+_CLASS = re.compile(r".+\.py:\w+")
+"""A drafter's class in a file of the user's own."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,7 @@ class LoadedTarget:
 
 def load(
     model: str | Path | None = None,
-    drafter: str | Path | None = "auto",
+    drafter: str | Path | Bindable | None = "auto",
     *,
     dtype: DType = "auto",
     quantize: int | None = None,
@@ -51,35 +60,119 @@ def load(
     """A target with its drafter, in memory, warmed up and ready to answer.
 
     Args:
-      drafter: a drafter's folder; "trained" takes the one that was trained for this very target;
-        "lookup" drafts from the text itself; "FOLDER+lookup" does both, and so does "auto", as
-        far as this machine has a drafter; None decodes plainly. Other arguments as in
-        `load_target`
+      drafter: what drafts. "trained": the drafter that was trained for this very target; a
+        drafter's folder or Hub repository; the name of a smaller model with the same tokenizer;
+        "FILE.py:CLASS" or an object: a drafter of one's own; "lookup": copies of the text;
+        "A+B": both; "auto": "trained+lookup" as far as this machine has a drafter; None decodes
+        plainly. Other arguments as in `load_target`
     Raises:
       RedrafterError: in one line, for whatever a user can cause
     """
     check_drafter(drafter)
     loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
-    return draft_with(drafter, loaded)
+    return draft_with(drafter, loaded, offline=offline, progress=progress)
 
 
-def check_drafter(drafter: str | Path | None) -> None:
+def check_drafter(drafter: str | Path | Bindable | None) -> None:
     """Raise for a folder that holds no drafter, before a target is loaded; see `read_config`."""
     own, _ = split_lookup(drafter)
-    if own not in (None, "auto", "trained"):
-        read_config(own)
+    for name in _parts(own) if isinstance(own, (str, Path)) else []:
+        if _CLASS.fullmatch(name):
+            _from_file(name)
+        elif name not in ("auto", "trained") and not _names_model(name):
+            read_config(name)
 
 
-def draft_with(drafter: str | Path | None, loaded: LoadedTarget) -> Redrafter:
+def draft_with(
+    drafter: str | Path | Bindable | None,
+    loaded: LoadedTarget,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Redrafter:
     """What `load` does with a target in memory: find the drafter, and warm up."""
     own, looks_up = split_lookup(drafter)
     if own in ("auto", "trained"):
         redrafter = _draft_with_the_trained(loaded, looks_up or own == "auto")
     else:
-        named = join_lookup(own) if looks_up else own
-        redrafter = Redrafter(loaded.model, loaded.tokenizer, named, source=loaded.source)
+        found = _opened(own, loaded.source, offline, progress)
+        redrafter = Redrafter(
+            loaded.model, loaded.tokenizer, found, lookup=looks_up, source=loaded.source
+        )
     redrafter.warm_up()
     return redrafter
+
+
+def _parts(drafter: str | Path) -> list[str]:
+    """The names of the drafters in "A" or "A+B"; a name that exists on disk is one."""
+    name = str(drafter)
+    names = [name] if Path(name).exists() else name.split("+")
+    if len(names) > 2 or not all(names):
+        raise BadInputError(f"drafter is {name!r}; name one drafter, or two as A+B")
+    return names
+
+
+def _opened(
+    drafter: str | Path | Bindable | None,
+    target: TargetSource,
+    offline: bool,
+    progress: Progress | None,
+) -> Bindable | None:
+    """What a name stands for, of two names both; anything else is itself."""
+    if not isinstance(drafter, (str, Path)):
+        return drafter
+    first, *second = [_open(name, target, offline, progress) for name in _parts(drafter)]
+    return CombinedDrafters(first, *second) if second else first
+
+
+def _names_model(name: str) -> bool:
+    """Whether a name is that of a language model, and not of a drafter's folder."""
+    path = Path(name)
+    if path.is_dir():
+        return not holds_drafter(path)
+    return path.exists() or name in REGISTRY or is_repo(name)
+
+
+def _open(name: str, target: TargetSource, offline: bool, progress: Progress | None) -> Bindable:
+    """A drafter by its name: a folder, a class in a file, a model's name, or a Hub repository."""
+    if _CLASS.fullmatch(name):
+        return _from_file(name)
+    if name == "trained":
+        folders, _ = find_drafters(target.fingerprint)
+        if not folders:
+            raise ModelNotFoundError(f"there is no drafter for {target.name}; {_remedy(target)}")
+        name = str(folders[0])
+    path = Path(name)
+    if _names_model(name):
+        path = resolve(name, offline=offline, progress=progress).path
+    if (path.is_dir() and holds_drafter(path)) or not _names_model(name):
+        return DrafterFolder(path, target.name, target.fingerprint)
+    draft = load_target(name, offline=offline, progress=progress)
+    return DraftModel(draft.model, draft.tokenizer, draft.source.name)
+
+
+def _from_file(name: str) -> Bindable:
+    """A drafter of the class that "FILE.py:CLASS" names, made without arguments."""
+    path, _, wanted = name.rpartition(":")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        made: object = getattr(module, wanted)()
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"no drafter at {path}; there is no such file") from None
+    except Exception as error:  # whatever the user's own code raises
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BadInputError(f"{name} makes no drafter: {reason}") from error
+    if not isinstance(made, Drafter):
+        raise BadInputError(f"{name} makes no drafter: it does not derive from Drafter")
+    return made
+
+
+def _remedy(target: TargetSource) -> str:
+    return f"`redrafter-mlx train --model {target.name} --output DIR` trains one"
 
 
 def _draft_with_the_trained(loaded: LoadedTarget, looks_up: bool) -> Redrafter:
@@ -90,9 +183,10 @@ def _draft_with_the_trained(loaded: LoadedTarget, looks_up: bool) -> Redrafter:
     name = loaded.source.name
     folders, broken = find_drafters(loaded.source.fingerprint)
     for folder in folders:
-        named = join_lookup(folder) if looks_up else folder
         try:
-            redrafter = Redrafter(loaded.model, loaded.tokenizer, named, source=loaded.source)
+            redrafter = Redrafter(
+                loaded.model, loaded.tokenizer, folder, lookup=looks_up, source=loaded.source
+            )
         except DamagedFileError as error:
             broken.append(error)
             continue
@@ -103,13 +197,13 @@ def _draft_with_the_trained(loaded: LoadedTarget, looks_up: bool) -> Redrafter:
         notes = [taken] * (len(folders) > 1) + [f"passed over: {error}" for error in broken]
         redrafter.drafter_note = "; ".join(notes) or None
         return redrafter
-    remedy = f"`redrafter-mlx train --model {name} --output DIR` trains one"
+    remedy = _remedy(loaded.source)
     remedy += "".join(f" (passed over: {error})" for error in broken)
     if not looks_up:
         raise ModelNotFoundError(f"there is no drafter for {name}; {remedy}")
     note = f"no drafter for {name} yet, drafting by lookup; {remedy}"
     return Redrafter(
-        loaded.model, loaded.tokenizer, join_lookup(None), source=loaded.source, drafter_note=note
+        loaded.model, loaded.tokenizer, lookup=True, source=loaded.source, drafter_note=note
     )
 
 

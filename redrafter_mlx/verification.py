@@ -20,7 +20,7 @@ from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, PLAIN, BeamShape, Generatio
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.sampling import sequence_keys
@@ -125,8 +125,8 @@ def verify(
                                                      max_tokens=max_tokens)]  # fmt: skip
         decoder = redrafter.decoder(GenerationOptions(), shape)
         if oracle or redrafter.drafting is None:
-            drafts = Replay(prompt + expected, redrafter.target.vocab_size, seed=i)
-            decoder = replace(decoder, proposer=drafts, lookup=None)
+            drafts = Oracle(prompt + expected, redrafter.target.vocab_size, seed=i)
+            decoder = replace(decoder, drafter=drafts, lookup=None)
         got, verified = _drafted(decoder, prompt, expected)
         emitted += len(got) - 1
         nodes += verified
@@ -169,7 +169,7 @@ def _drafted(
         emitted.extend(result.tokens)
         return len(emitted) >= len(expected)
 
-    results = list(decoder.run(decoder.target.new_cache(), 0, prompt, sequence_keys(0), finished))
+    results = list(decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished))
     return emitted[: len(expected)], [result.nodes for result in results[1:]]
 
 

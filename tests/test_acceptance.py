@@ -16,7 +16,7 @@ from tiny import MLX_LM, byte_model, byte_tokenizer, random_drafter, random_mode
 
 from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.accept import accept_typical
@@ -108,7 +108,7 @@ def test_penalised_tokens_equal_mlx_lms_own_loop(penalty: dict, prompt: list[int
     steps = generate_step(mx.array(prompt), model, max_tokens=50, logits_processors=processors)
     want = [int(token) for token, _ in steps]
     for shape in (SHAPES[0], SHAPES[3], SHAPES[12], SHAPES[19]):
-        oracle = Replay(prompt + want, 97)
+        oracle = Oracle(prompt + want, 97)
         got, results = run(Decoder(target, oracle, shape, params), prompt, 40)
         assert got == want[:40], shape
         assert shape.length == 1 or max(len(r.tokens) for r in results) > 1
@@ -119,7 +119,7 @@ def test_no_method_adds_a_host_read_to_the_step(accept: str) -> None:
     target = Target(random_model())
     params = SamplingParams(0.8, top_p=0.9, accept=accept, repetition_penalty=1.2)  # type: ignore
     decoder = Decoder(target, random_drafter().bind(target), BeamShape(3, 4), params)
-    state, _ = decoder.start(target.new_cache(), 0, [[1, 2, 3]], sequence_keys(0))
+    state, _ = decoder.start(decoder.new_cache(), 0, [[1, 2, 3]], sequence_keys(0))
     with counted_reads() as counts:
         for i in range(5):
             state, _ = decoder.step(state, 3 + i * 4)

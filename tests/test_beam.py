@@ -13,7 +13,7 @@ from redrafter_mlx.drafting.recurrent import BoundDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, top_k
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.speculation.tree import final_candidates, pack_beam
+from redrafter_mlx.speculation.tree import Beams, final_candidates, pack_beam
 from redrafter_mlx.target.model import Target
 
 
@@ -31,6 +31,10 @@ def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...
     return full
 
 
+def search(bound: BoundDrafter, context: mx.array, root: mx.array, shape: BeamShape) -> Beams:
+    return beam_search(bound.levels(context, root), root, shape)
+
+
 @pytest.mark.parametrize("rnn", [True, False])
 @pytest.mark.parametrize(
     "head", [{}, {"head": "tied", "exit_dim": HIDDEN}, {"draft_vocab_size": 20}, {"exit_dim": 64}]
@@ -41,11 +45,11 @@ def test_beam_search_equals_a_search_over_lists(rnn: bool, head: dict, W: int, L
     drafter = random_drafter(rnn=rnn, **head)
     if "draft_vocab_size" in head:
         drafter.draft_vocab = mx.arange(VOCAB - 1, VOCAB - 21, -1)
-    bound = drafter.bind(target)
+    bound = drafter.bind(target).bound
     mx.random.seed(1)
     context = mx.random.normal((2, HIDDEN))
     roots = [3, 50]
-    beams = beam_search(bound, context, mx.array(roots), BeamShape(W, L))
+    beams = search(bound, context, mx.array(roots), BeamShape(W, L))
     assert beams.tokens.shape == beams.log_probs.shape == (2, W, L)
     for b, root in enumerate(roots):
         levels = references.beam_search(
@@ -59,8 +63,8 @@ def test_beam_search_equals_a_search_over_lists(rnn: bool, head: dict, W: int, L
 
 
 def test_scores_never_rise_from_a_prefix_to_what_goes_on_from_it() -> None:
-    bound = random_drafter().bind(Target(random_model()))
-    beams = beam_search(bound, mx.ones((1, HIDDEN)) * 50, mx.array([3]), BeamShape(4, 5))
+    bound = random_drafter().bind(Target(random_model())).bound
+    beams = search(bound, mx.ones((1, HIDDEN)) * 50, mx.array([3]), BeamShape(4, 5))
     before = mx.take_along_axis(beams.log_probs[..., :-1], beams.goes_on_from[..., 1:], axis=1)
     assert mx.all(beams.log_probs[..., 1:] <= before).item()
     assert mx.all(beams.log_probs[..., 0] == 0).item()
@@ -68,8 +72,8 @@ def test_scores_never_rise_from_a_prefix_to_what_goes_on_from_it() -> None:
 
 def test_every_prefix_that_a_search_kept_is_a_node_though_none_went_on_from_it() -> None:
     """So a full tree has no padding, and a wider one loses no first draft to a deeper one."""
-    bound = random_drafter(seed=2).bind(Target(random_model()))
-    beams = beam_search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(4, 4))
+    bound = random_drafter(seed=2).bind(Target(random_model())).bound
+    beams = search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(4, 4))
     tree = pack_beam(beams, 13)
     assert mx.all(tree.valid).item()
     levels = references.prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())
@@ -85,10 +89,10 @@ def test_every_prefix_that_a_search_kept_is_a_node_though_none_went_on_from_it()
 
 def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
     """The paper's tree: fewer nodes than every prefix makes, and how many depends on the data."""
-    bound = random_drafter(seed=2).bind(Target(random_model()))
+    bound = random_drafter(seed=2).bind(Target(random_model())).bound
     sizes = set()
     for root in range(3, 9):
-        beams = beam_search(bound, mx.ones((1, HIDDEN)), mx.array([root]), BeamShape(4, 4))
+        beams = search(bound, mx.ones((1, HIDDEN)), mx.array([root]), BeamShape(4, 4))
         tree = pack_beam(final_candidates(beams), 13)
         last = references.prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())[-1]
         tokens = [list(candidate) for candidate in last]
@@ -102,17 +106,17 @@ def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
 
 
 def test_a_drafter_that_computes_nan_still_gives_a_tree() -> None:
-    bound = random_drafter().bind(Target(random_model()))
-    beams = beam_search(bound, mx.full((1, HIDDEN), mx.nan), mx.array([3]), BeamShape(3, 4))
+    bound = random_drafter().bind(Target(random_model())).bound
+    beams = search(bound, mx.full((1, HIDDEN), mx.nan), mx.array([3]), BeamShape(3, 4))
     tree = pack_beam(beams, 8)
     assert tree.tokens[0, 0].item() == 3
     assert all(p < i for i, p in enumerate(tree.parents[0].tolist()))
 
 
 def test_a_beam_wider_than_the_draft_vocabulary_is_refused_by_name() -> None:
-    bound = random_drafter(draft_vocab_size=2).bind(Target(random_model()))
+    bound = random_drafter(draft_vocab_size=2).bind(Target(random_model())).bound
     with pytest.raises(BadInputError, match=r"beam_width is 3.*\b2\b"):
-        beam_search(bound, mx.zeros((1, HIDDEN)), mx.array([3]), BeamShape(3, 4))
+        search(bound, mx.zeros((1, HIDDEN)), mx.array([3]), BeamShape(3, 4))
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 30])

@@ -23,7 +23,7 @@ from redrafter_mlx.bench.measure.questions import (
     read_questions,
 )
 from redrafter_mlx.cli.ranges import parse_integers, parse_numbers, parse_words
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DownloadError, MismatchError
 
@@ -36,7 +36,7 @@ def tiny(*, replayed: bool = False) -> Redrafter:
     if not replayed:
         return Redrafter(model, byte_tokenizer(), random_drafter(vocab_size=258))
     text = PROMPT + plain_tokens(model, PROMPT, 40)
-    return Redrafter(model, byte_tokenizer(), Replay(text, 258))
+    return Redrafter(model, byte_tokenizer(), Oracle(text, 258))
 
 
 def plan(methods: list[Method], **changes: object) -> Plan:

@@ -14,8 +14,7 @@ from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading import TargetSource
 
-QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0",
-         "--no-breakdown"]  # fmt: skip
+QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0"]
 SHAPES = ["--beam-width", "1..2", "--beam-length", "3"]
 
 
@@ -198,15 +197,6 @@ def test_the_table_holds_figures_heatmap_and_acceptance(capsys: pytest.CaptureFi
     table = capsys.readouterr().out
     for part in ("tok/s", "speedup", "★", "W 2", "nodes before", "mlx-lm"):
         assert part in table
-
-
-def test_the_breakdown_is_of_each_shape_once(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["bench", "--limit", "1", "--max-tokens", "4", "-r", "1", "--warmup", "0",
-                 "--beam-width", "1,2", "--beam-length", "1,3", "-o", "json"]  # fmt: skip
-    assert main.run(arguments) == 0
-    found = json.loads(capsys.readouterr().out)["breakdown"]
-    assert [(b["beam_width"], b["beam_length"]) for b in found] == [(1, 3), (2, 3)]
-    assert all(b["loop"]["median"] > 0 for b in found)
 
 
 def test_a_finished_run_is_summarised_again_without_decoding(

@@ -20,7 +20,6 @@ from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
 from redrafter_mlx.bench.analyse.summary import Row, commonest_drafted, summarise
 from redrafter_mlx.bench.measure.answers import Answer, AnswersFile
-from redrafter_mlx.bench.measure.breakdown import Breakdown, Part
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.show.plot import check_plot, plot
 from redrafter_mlx.bench.show.report import heatmap, show
@@ -36,7 +35,6 @@ def made(answers: list[Answer], **changes: object) -> Result:
         "models": (loaded(),),
         "protocol": Protocol("our own", 5, 64, 3, 1, 0.0, 0, None),
         "rows": tuple(summarise(answers)),
-        "breakdowns": (),
         "interrupted": False,
         "notes": ("a note",),
     }
@@ -344,19 +342,6 @@ def test_a_grid_holds_the_rows_figures() -> None:
         assert cell is not None
         assert cell[2:] == (median(row.tps), median(row.speedup), median(row.tokens_per_step))
     assert grids(rows, least=4) == []
-
-
-def test_the_breakdown_is_shown_part_by_part() -> None:
-    part = Part("drafting", Spread(0.0125, 0.01, 0.02), Spread(0.001, 0.001, 0.001))
-    one = Spread(0.05, 0.05, 0.05)
-    shown = Breakdown("float32", 2, 4, 7, (part,), one, one, Spread(0.04, 0.04, 0.04))
-    text = printed(made(random_answers(1), breakdowns=(shown,)))
-    assert shown.beside_the_call == pytest.approx(1 - 0.0125 / 0.04)
-    for piece in ("drafting", "12.50", "2 x 4, 7 query rows", "50.00", "40.00", "68.8%"):
-        assert piece in text
-
-
-# the paper
 
 
 def papers_grid(chip: str) -> Grid:

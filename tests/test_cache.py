@@ -12,10 +12,10 @@ import pytest
 from test_target import tree_for
 from tiny import plain_tokens, random_model
 
-from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.prefix_cache import PrefixMemory, common_prefix
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache
@@ -112,8 +112,8 @@ def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
     target = Target(model)
     prompt = [3, 5, 7]
     text = prompt + plain_tokens(model, prompt, 40)
-    decoder = Decoder(target, Replay(text, 97), shape, SamplingParams())
-    cache = target.new_cache()
+    decoder = Decoder(target, Oracle(text, 97), shape, SamplingParams())
+    cache = decoder.new_cache()
     said: list[int] = []
 
     def finished(result: object) -> bool:
@@ -124,7 +124,7 @@ def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
         pass
     cache.settle()
     known = prompt + said[:-1]
-    for got, want in zip(rows(cache, 0, len(known)), fresh_rows(target, known), strict=True):
+    for got, want in zip(rows(cache.target, 0, len(known)), fresh_rows(target, known), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -145,14 +145,14 @@ def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatc
 def test_buffers_grow_by_whole_buckets() -> None:
     model = random_model()
     decoder = Decoder(Target(model), None, BeamShape(1, 1), SamplingParams())
-    cache = decoder.target.new_cache()
+    cache = decoder.new_cache()
     seen: set[int] = set()
     count = 0
 
     def finished(_: object) -> bool:
         nonlocal count
         count += 1
-        seen.add(cache.layers[0].keys.shape[2])  # type: ignore[union-attr]
+        seen.add(cache.target.layers[0].keys.shape[2])  # type: ignore[union-attr]
         return count > CAPACITY_STEP + 60
 
     for _ in decoder.run(cache, 0, [1, 2, 3], sequence_keys(0), finished):
@@ -161,17 +161,17 @@ def test_buffers_grow_by_whole_buckets() -> None:
 
 
 def test_a_memory_gives_back_only_what_the_next_prompt_shares() -> None:
-    memory = PrefixMemory()
-    cache, start = memory.take([1, 2, 3], lambda: TreeCache(0))
+    memory, decoder = PrefixCache(), Decoder(Target(random_model()), None, PLAIN, SamplingParams())
+    cache, start = memory.take([1, 2, 3], decoder)
     assert start == 0
     memory.keep(cache, [1, 2, 3, 4])
-    again, start = memory.take([1, 2, 3, 9, 9], lambda: TreeCache(0))
+    again, start = memory.take([1, 2, 3, 9, 9], decoder)
     assert again is cache
     assert start == 3
-    other, start = memory.take([1, 2, 3], lambda: TreeCache(0))
+    other, start = memory.take([1, 2, 3], decoder)
     assert other is not cache, "what was taken is not there until it is kept again"
     memory.keep(cache, [1, 2, 3])
-    _, start = memory.take([1, 2, 3], lambda: TreeCache(0))
+    _, start = memory.take([1, 2, 3], decoder)
     assert start == 2, "the last token of a prompt is always read again"
 
 

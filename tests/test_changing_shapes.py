@@ -18,8 +18,8 @@ from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.loop import Decoder, one_row
 from redrafter_mlx.decoding.step_result import StepResult, read_report
-from redrafter_mlx.drafting.interface import Proposer
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
@@ -72,7 +72,7 @@ def run(
         said.extend(result.tokens)
         return len(said) >= n
 
-    cache = decoder.target.new_cache()
+    cache = decoder.new_cache()
     results = list(decoder.run(cache, 0, prompt, sequence_keys(seed), finished, shapes))
     return said[:n], results
 
@@ -88,7 +88,7 @@ def test_tokens_equal_autoregression(seed: int, plain_rows: int) -> None:
     model = random_model(seed=3)
     prompt = [i % 97 for i in range(200)]
     text = prompt + plain_tokens(model, prompt, 440)
-    decoder = Decoder(Target(model), Replay(text, 97), PLAIN, GREEDY, lambda _: plain_rows)
+    decoder = Decoder(Target(model), Oracle(text, 97), PLAIN, GREEDY, lambda _: plain_rows)
     shapes = Scripted(seed)
     said, results = run(decoder, prompt, 400, shapes)
     assert said == text[200:600]
@@ -101,7 +101,7 @@ def test_a_seed_says_the_same_whatever_the_shapes(params: SamplingParams) -> Non
     model = random_model(seed=3)
     target = Target(model)
     plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7], 150, None, seed=11)
-    drafters: list[Proposer] = [Replay([3, 5, 7, *plain], 97), random_drafter().bind(target)]
+    drafters: list[Drafter] = [Oracle([3, 5, 7, *plain], 97), random_drafter().bind(target)]
     for drafter in drafters:
         for seed in range(2):
             decoder = Decoder(target, drafter, PLAIN, params, (one_row, two_rows)[seed])
@@ -126,7 +126,7 @@ def test_results_carry_the_shape_that_they_were_drafted_with() -> None:
     model = random_model(seed=3)
     text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 120)]
     shapes = Scripted(0)
-    decoder = Decoder(Target(model), Replay(text, 97), PLAIN, GREEDY)
+    decoder = Decoder(Target(model), Oracle(text, 97), PLAIN, GREEDY)
     _, results = run(decoder, [3, 5, 7], 100, shapes)
     assert results[0].shape == PLAIN, "the prompt's own"
     assert [r.shape for r in results[1:]] == shapes.named[: len(results) - 1]
@@ -168,7 +168,7 @@ def test_the_targets_joint_distribution_is_kept(
     for batch in range(6):
         keys = sequence_keys(batch, ROWS)
         first = shapes.next_shape(0)
-        state, output = decoder.start(target.new_cache(), 0, [PROMPT] * ROWS, keys, first)
+        state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys, first)
         said = [r.tokens for r in read_report(output)]
         while min(map(len, said)) < N_TOKENS:
             bound = len(PROMPT) + max(map(len, said))

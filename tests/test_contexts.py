@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -18,7 +19,7 @@ from redrafter_mlx.distill.corpus.extras import (
 )
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
-from redrafter_mlx.drafting.interface import DraftInput
+from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
@@ -83,11 +84,12 @@ def test_drafts_depend_on_each_layer_that_is_read() -> None:
     target = Target(random_model()).reading(LAYERS)
     drafter = random_drafter(context_layers=LAYERS).bind(target)
     context = target.prefill(mx.array([PROMPT]), target.new_cache(), 0, [len(PROMPT) - 1])
-    given = DraftInput(context, mx.array([5]), mx.array([len(PROMPT)]))
-    whole = drafter.propose(given, BeamShape(2, 3)).log_probs
+    P = len(PROMPT)
+    seen = Seen(mx.array([[0, 5]]), context, mx.array([P - 1]), mx.array([1]), P)
+    whole = drafter.draft((), seen, BeamShape(2, 3))[0].log_probs
     for part in range(3):
         blanked = mx.where(mx.arange(3 * HIDDEN) // HIDDEN == part, 0.0, context)
-        less = drafter.propose(given._replace(context=blanked), BeamShape(2, 3)).log_probs
+        less = drafter.draft((), replace(seen, features=blanked), BeamShape(2, 3))[0].log_probs
         assert not mx.allclose(whole, less, atol=1e-5)
 
 

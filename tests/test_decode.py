@@ -12,10 +12,10 @@ from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding import loop
-from redrafter_mlx.decoding.loop import Decoder, DecodeState
+from redrafter_mlx.decoding.loop import Decoder, DecodeState, Drafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
-from redrafter_mlx.drafting.interface import Proposer
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 
@@ -36,7 +36,7 @@ def run(
         said.extend(result.tokens)
         return len(said) >= n
 
-    cache = decoder.target.new_cache()
+    cache = decoder.new_cache()
     results = list(decoder.run(cache, 0, prompt, sequence_keys(seed), finished))
     return said[:n], results
 
@@ -77,7 +77,7 @@ def test_tokens_equal_autoregression_whatever_length_is_accepted(shape: BeamShap
     model = random_model(seed=3)
     prompt = [3, 5, 7]
     text = prompt + plain_tokens(model, prompt, 240)
-    decoder = Decoder(Target(model), Replay(text, 97), shape, GREEDY)
+    decoder = Decoder(Target(model), Oracle(text, 97), shape, GREEDY)
     said, results = run(decoder, prompt, 200)
     assert said == text[3:203]
     assert {len(r.tokens) for r in results} == set(range(1, shape.length + 1))
@@ -89,7 +89,7 @@ def test_tokens_equal_autoregression_while_the_cache_grows(shape: BeamShape) -> 
     model = random_model(seed=3)
     prompt = [i % 97 for i in range(200)]
     text = prompt + plain_tokens(model, prompt, 420)
-    decoder = Decoder(Target(model), Replay(text, 97), shape, GREEDY)
+    decoder = Decoder(Target(model), Oracle(text, 97), shape, GREEDY)
     said, _ = run(decoder, prompt, 400)
     assert said == text[200:600]
 
@@ -99,7 +99,7 @@ def test_tokens_equal_autoregression_when_the_tree_is_cut_short(max_nodes: int) 
     model = random_model(seed=3)
     text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 120)]
     shape = BeamShape(4, 4, max_nodes)
-    decoder = Decoder(Target(model), Replay(text, 97), shape, GREEDY)
+    decoder = Decoder(Target(model), Oracle(text, 97), shape, GREEDY)
     said, results = run(decoder, [3, 5, 7], 100)
     assert said == text[3:103]
     assert max(r.nodes for r in results) <= max_nodes
@@ -131,7 +131,7 @@ def test_rows_of_a_batch_are_decoded_as_if_alone() -> None:
     drafter = random_drafter(vocab_size=FEW).bind(target)
     decoder = Decoder(target, drafter, BeamShape(3, 4), GREEDY)
     prompts = [[3, 5, 7], [11, 13, 2, 9, 1]]
-    cache = target.new_cache()
+    cache = decoder.new_cache(2)
     state, output = decoder.start(cache, 0, prompts, sequence_keys(0, 2))
     said = [list(r.tokens) for r in read_report(output)]
     for _ in range(20):
@@ -176,7 +176,7 @@ def test_the_counter_of_reads_counts_each_kind() -> None:
     assert {*READS, "eval"} <= set(counts)
 
 
-def drafters(target: Target) -> list[Proposer | None]:
+def drafters(target: Target) -> list[Drafter | None]:
     tied = random_drafter(head="tied", exit_dim=32, draft_vocab_size=40)
     return [None, random_drafter().bind(target), tied.bind(target)]
 
@@ -185,9 +185,9 @@ def drafters(target: Target) -> list[Proposer | None]:
 @pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(0.8, top_p=0.9, top_k=20, min_p=0.05)])
 def test_a_step_reads_nothing_on_the_host(shape: BeamShape, sampling: SamplingParams) -> None:
     target = Target(random_model())
-    for proposer in drafters(target):
-        decoder = Decoder(target, proposer, shape, sampling)
-        state, _ = decoder.start(target.new_cache(), 0, [[1, 2, 3]], sequence_keys(0))
+    for drafter in drafters(target):
+        decoder = Decoder(target, drafter, shape, sampling)
+        state, _ = decoder.start(decoder.new_cache(), 0, [[1, 2, 3]], sequence_keys(0))
         with counted_reads() as counts:
             for i in range(5):
                 state, _ = decoder.step(state, 3 + i * shape.length)
@@ -208,9 +208,9 @@ def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
     seen: list[DecodeState] = []
     honest = loop._submit
 
-    def counting(state: DecodeState, output: StepOutput) -> None:
+    def counting(state: DecodeState, output: StepOutput, *before: Drafts) -> None:
         seen.append(state)
-        honest(state, output)
+        honest(state, output, *before)
 
     monkeypatch.setattr(loop, "_submit", counting)
     return seen
@@ -221,7 +221,7 @@ def test_the_next_step_is_submitted_before_the_caller_is_given_this_one(
 ) -> None:
     target = Target(random_model())
     decoder = Decoder(target, None, BeamShape(1, 1), GREEDY)
-    results = decoder.run(target.new_cache(), 0, [1, 2], sequence_keys(0), lambda _: False)
+    results = decoder.run(decoder.new_cache(), 0, [1, 2], sequence_keys(0), lambda _: False)
     for given, _ in zip(range(1, 6), results, strict=False):
         assert len(submissions) == given + 1
 
@@ -238,12 +238,12 @@ def test_memory_stays_flat_over_two_thousand_steps() -> None:
     target = Target(model)
     decoder = Decoder(target, random_drafter().bind(target), BeamShape(2, 2), GREEDY)
     prompt = [i % 97 for i in range(300)]
-    state, output = decoder.start(target.new_cache(), 0, [prompt], sequence_keys(0))
+    state, output = decoder.start(decoder.new_cache(), 0, [prompt], sequence_keys(0))
     sizes = []
     for step in range(2000):
         # Always the same place in the text: the length is set back, the rest is a real step.
         state.length = mx.array([300])
-        state.cache.pending = None
+        state.cache.target.pending = None
         state, output = decoder.step(state, 300)
         loop._submit(state, output)
         read_report(output)
@@ -259,7 +259,7 @@ def test_buffers_are_written_in_place() -> None:
     prompt = [i % 97 for i in range(3_000)]
     for shape in (BeamShape(1, 1), BeamShape(2, 3)):
         decoder = Decoder(target, random_drafter().bind(target), shape, GREEDY)
-        cache = target.new_cache()
+        cache = decoder.new_cache()
         mx.clear_cache()
         before = mx.get_active_memory()
         seen = 0
@@ -273,4 +273,4 @@ def test_buffers_are_written_in_place() -> None:
 
         for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
             pass
-        assert mx.get_peak_memory() - before < 1.4 * cache.nbytes
+        assert mx.get_peak_memory() - before < 1.4 * cache.target.nbytes

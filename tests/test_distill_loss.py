@@ -160,7 +160,7 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
     texts = some_texts()
     texts[1] = replace(texts[1], hard_labels=False)  # asked, not answered
     laid = lay_out(texts, T)
-    bound = drafter.bind(target)
+    bound = drafter.bind(target).bound
     teacher = mx.softmax(target.logits_of(bound.tokens)(mx.array(laid.states[None])), -1)[0]
     teacher = mx.concatenate([teacher, teacher[-T:]])
     weights = [1.0, 0.5, 0.25]
@@ -176,7 +176,7 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
 def test_gradients_of_the_loss_equal_those_of_mlx_cross_entropy() -> None:
     target = Target(random_model())
     drafter = random_drafter()
-    bound = drafter.bind(target)
+    bound = drafter.bind(target).bound
     batch = lay_out(some_texts(), T).batch(0, 20)
 
     def ours() -> mx.array:
@@ -201,7 +201,7 @@ def test_gradients_reach_the_drafter_and_nothing_else() -> None:
     model = random_model()
     drafter = random_drafter(head="tied", draft_vocab_size=60)
     target = Target(model)
-    bound = drafter.bind(target)
+    bound = drafter.bind(target).bound
     laid = lay_out(some_texts(), T)
     before = {k: np.array(v) for k, v in tree_flatten(model.parameters())}
 
@@ -228,7 +228,7 @@ def test_walk_goes_through_a_text_as_decoding_would() -> None:
 
 def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
     target = Target(random_model())
-    bound = random_drafter(seed=3, draft_vocab_size=6).bind(target)
+    bound = random_drafter(seed=3, draft_vocab_size=6).bind(target).bound
     texts = [Text(t.prompt, t.answer % 6, t.states) for t in some_texts(length=30)]
     laid = lay_out(texts, T)
     shape = BeamShape(3, 4)
@@ -238,7 +238,7 @@ def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
     for i in range(0, len(laid), 3):
         context = mx.array(laid.states[i : i + 1], mx.float32)
         root = mx.array(laid.roots[i : i + 1])
-        beams = beam_search(bound, context, root, shape)
+        beams = beam_search(bound.levels(context, root), root, shape)
         levels = prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())
         want, whole = 0, 0
         for depth in range(1, 4):
@@ -251,7 +251,7 @@ def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
 
 def test_what_cannot_be_drafted_counts_as_wrong() -> None:
     target = Target(random_model())
-    bound = random_drafter(seed=3, draft_vocab_size=4).bind(target)
+    bound = random_drafter(seed=3, draft_vocab_size=4).bind(target).bound
     texts = [Text(t.prompt, t.answer % 50 + 10, t.states) for t in some_texts()]
     quality = measure_quality(bound, lay_out(texts, T), VOCAB, [BeamShape(2, 4)])
     assert quality.top1 == (0.0, 0.0, 0.0)
@@ -263,7 +263,10 @@ def test_a_drafter_that_computes_nan_is_right_nowhere() -> None:
     drafter = random_drafter(seed=3)
     drafter.update(tree_map(lambda a: a * mx.nan, drafter.trainable_parameters()))
     quality = measure_quality(
-        drafter.bind(Target(random_model())), lay_out(some_texts(), T), VOCAB, [BeamShape(2, 4)]
+        drafter.bind(Target(random_model())).bound,
+        lay_out(some_texts(), T),
+        VOCAB,
+        [BeamShape(2, 4)],
     )
     assert quality.top1 == quality.top5 == (0.0, 0.0, 0.0)
 

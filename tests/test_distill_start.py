@@ -35,7 +35,7 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
     config = random_drafter(head="tied", draft_vocab_size=50).config
     said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
     drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said, seed=0)
-    for logits in draft_logits(drafter.bind(target), lay_out(said, 2).batch(0, 20)):
+    for logits in draft_logits(drafter.bind(target).bound, lay_out(said, 2).batch(0, 20)):
         assert 1.0 < mx.std(logits).item() < 4.0
 
 

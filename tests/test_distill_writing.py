@@ -189,7 +189,7 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
         (written,) = write_answers(target, [prompt], eos=[], max_tokens=60, stop_at_loops=False)
         (text,) = extras.compute(target, [written.text(target)])
         laid = lay_out([text], 3)
-        lengths = accepted_lengths(drafter.bind(target), laid, shape)
+        lengths = accepted_lengths(drafter.bind(target).bound, laid, shape)
         for prefixes, accepted in zip(seen, lengths, strict=True):
             options = {"max_tokens": 60, "beam_width": 3, "beam_length": 4, "prefixes": prefixes}
             steps: dict[int, int] = {}

@@ -16,7 +16,7 @@ from mlx_lm.generate import stream_generate as mlx_lm_stream
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 import redrafter_mlx
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import BadInputError, MismatchError
@@ -40,9 +40,9 @@ def redrafter(model: nn.Module) -> Redrafter:
     return make(model)
 
 
-def oracle_for(model: nn.Module, prompt: list[int], n: int) -> Replay:
+def oracle_for(model: nn.Module, prompt: list[int], n: int) -> Oracle:
     plain = make(model, drafted=False).generate(prompt, max_tokens=n)
-    return Replay(prompt + plain.token_ids, 258)
+    return Oracle(prompt + plain.token_ids, 258)
 
 
 def test_an_answer_equals_mlx_lms_stream_generate(model: nn.Module, redrafter: Redrafter) -> None:
@@ -125,7 +125,7 @@ def test_max_tokens_cuts_exactly_where_autoregression_would(
 def test_end_of_text_inside_an_accepted_draft_ends_the_answer_there(model: nn.Module) -> None:
     text = make(model, drafted=False).generate(PROMPT, max_tokens=60).token_ids
     for place in (1, 2, 3, 5, 8, 13):
-        drafted = Redrafter(model, byte_tokenizer(), Replay(PROMPT + text, 258))
+        drafted = Redrafter(model, byte_tokenizer(), Oracle(PROMPT + text, 258))
         drafted.tokenizer.eos_token_ids = {text[place]}
         first = text.index(text[place])
         got = drafted.generate(PROMPT, max_tokens=60, beam_width=3, beam_length=5)

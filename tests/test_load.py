@@ -79,7 +79,9 @@ def test_the_drafter_that_was_trained_for_this_target_is_found(shelf: Path) -> N
     assert redrafter.drafter is not None
     assert redrafter.drafter_note is None
     for (_, a), (_, b) in zip(
-        tree_flatten(redrafter.drafter.parameters()), tree_flatten(mine.parameters()), strict=True
+        tree_flatten(redrafter.drafter.module.parameters()),
+        tree_flatten(mine.parameters()),
+        strict=True,
     ):
         assert mx.array_equal(a, b)
 
@@ -194,7 +196,7 @@ def test_the_drafter_written_last_is_taken_and_named(shelf: Path) -> None:
     assert str(shelf / "a") in redrafter.drafter_note
     assert redrafter.drafter is not None
     want = random_drafter(9, target_fingerprint=MINE)
-    assert mx.array_equal(redrafter.drafter.rnn_u.weight, want.rnn_u.weight)
+    assert mx.array_equal(redrafter.drafter.module.rnn_u.weight, want.rnn_u.weight)
 
 
 def test_the_users_own_drafter_comes_before_the_shipped_one(shelf: Path) -> None:

@@ -14,7 +14,7 @@ from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, rando
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import FixedShape, copy_beams, tree_of_copies
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.drafting.interface import Proposer
+from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.prompt_lookup import Copy, Lookup, TextIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
@@ -84,7 +84,7 @@ def test_an_index_learns_how_far_the_matches_of_its_text_hold() -> None:
         assert bound[0] <= copy.expected <= bound[1]
 
 
-def drafters(target: Target) -> list[Proposer | None]:
+def drafters(target: Target) -> list[Drafter | None]:
     return [None, random_drafter().bind(target)]
 
 
@@ -94,8 +94,8 @@ def test_tokens_equal_autoregression(shape: BeamShape) -> None:
     model = random_model()
     target = Target(model)
     want = plain_tokens(model, [3, 5, 7], 60)
-    for proposer in drafters(target):
-        decoder = Decoder(target, proposer, shape, GREEDY, lookup=LOOKUP)
+    for used in drafters(target):
+        decoder = Decoder(target, used, shape, GREEDY, lookup=LOOKUP)
         said, results = run(decoder, [3, 5, 7], 60)
         assert said == want
         assert any(r.copied for r in results) == (shape.length > 1)
@@ -112,8 +112,8 @@ def test_a_step_with_copies_reads_no_more_on_the_host(
 ) -> None:
     """The one report of every step."""
     target = Target(random_model())
-    for proposer in drafters(target):
-        decoder = Decoder(target, proposer, shape, sampling, lookup=LOOKUP)
+    for used in drafters(target):
+        decoder = Decoder(target, used, shape, sampling, lookup=LOOKUP)
         with counted_reads() as counts:
             _, results = run(decoder, [1, 2, 3, 1, 2], 40)
         assert counts == {"tolist": len(results)}
@@ -125,8 +125,8 @@ def test_a_seed_gives_the_same_text_with_copies_and_without() -> None:
     drafter = random_drafter(vocab_size=12).bind(target)
     want, _ = run(Decoder(target, None, PLAIN, sampling), [3, 5, 7], 80, seed=4)
     for shape in (BeamShape(1, 5), BeamShape(3, 4), BeamShape(4, 4, 6)):
-        for proposer in (None, drafter):
-            decoder = Decoder(target, proposer, shape, sampling, lookup=LOOKUP)
+        for used in (None, drafter):
+            decoder = Decoder(target, used, shape, sampling, lookup=LOOKUP)
             said, results = run(decoder, [3, 5, 7], 80, seed=4)
             assert said == want
             assert max(len(r.tokens) for r in results if r.copied) > 1

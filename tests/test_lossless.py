@@ -21,7 +21,7 @@ from redrafter_mlx.config import AcceptMethod, BeamShape, Prefixes, SamplingPara
 from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
 from redrafter_mlx.decoding.loop import Decoder, Drafts
 from redrafter_mlx.decoding.step_result import read_report
-from redrafter_mlx.drafting.interface import DraftInput, Proposer
+from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation import rejection
 from redrafter_mlx.speculation.accept import Acceptance, up_to
@@ -65,18 +65,18 @@ def drawn(
     shape: BeamShape,
     params: SamplingParams,
     batches: int,
-    proposer: Proposer | None = None,
+    drafter: Drafter | None = None,
     vocabulary: int = V,
     prefixes: Prefixes = "all",
 ) -> np.ndarray:
     """How often each sequence was decoded."""
     _, target = tiny_target(vocabulary)
-    proposer = proposer or random_drafter(vocab_size=vocabulary).bind(target)
-    decoder = Decoder(target, proposer, shape, params, prefixes=prefixes)
+    drafter = drafter or random_drafter(vocab_size=vocabulary).bind(target)
+    decoder = Decoder(target, drafter, shape, params, prefixes=prefixes)
     counts = np.zeros((vocabulary,) * N_TOKENS)
     for batch in range(batches):
         keys = sequence_keys(batch, ROWS)
-        state, output = decoder.start(target.new_cache(), 0, [PROMPT] * ROWS, keys)
+        state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys)
         said = [r.tokens for r in read_report(output)]
         while min(map(len, said)) < N_TOKENS:
             state, output = decoder.step(state, len(PROMPT) + max(map(len, said)))
@@ -91,12 +91,12 @@ def fits(
     shape: BeamShape,
     params: SamplingParams,
     batches: int = 3,
-    proposer: Proposer | None = None,
+    drafter: Drafter | None = None,
     vocabulary: int = V,
     prefixes: Prefixes = "all",
 ) -> bool:
     """Whether the drawn sequences pass for draws from the exact joint distribution."""
-    counts = drawn(shape, params, batches, proposer, vocabulary, prefixes)
+    counts = drawn(shape, params, batches, drafter, vocabulary, prefixes)
     plain = SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
     expected = exact_joint(plain, vocabulary) * counts.sum()
     statistic, freedom = chi_square(counts.ravel(), expected.ravel())
@@ -142,7 +142,7 @@ def drawn_with_copies(
     counts = np.zeros((V,) * N_TOKENS)
     for batch in range(3):
         keys = sequence_keys(batch, ROWS)
-        state, output = decoder.start(target.new_cache(), 0, [PROMPT] * ROWS, keys)
+        state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys)
         said = [r.tokens for r in read_report(output)]
         indexes = [TextIndex(Lookup(1), [*PROMPT, *row]) for row in said]
         for step in itertools.count():
@@ -196,14 +196,15 @@ def test_rejection_keeps_the_distribution_with_a_draft_vocabulary() -> None:
     drafter.draft_vocab = mx.array([4, 0, 2])
     params = SamplingParams(1.0, accept="rejection")
     for shape in (BeamShape(1, 3), BeamShape(3, 3)):
-        assert fits(shape, params, proposer=drafter.bind(target))
+        assert fits(shape, params, drafter=drafter.bind(target))
 
 
 def test_what_cannot_be_drafted_has_no_probability() -> None:
     drafter = random_drafter(vocab_size=V, draft_vocab_size=3)
     drafter.draft_vocab = mx.array([4, 0, 2])
-    bound = drafter.bind(tiny_target()[1])
-    q = bound.over_vocabulary(mx.log(mx.array([[0.5, 0.25, 0.25]])))
+    bound = drafter.bind(tiny_target()[1]).bound
+    levels = bound.levels(mx.zeros((1, 32)), mx.array([0]))
+    q = levels.over_vocabulary(mx.log(mx.array([[0.5, 0.25, 0.25]])))
     np.testing.assert_allclose(mx.exp(q), [[0.25, 0, 0.25, 0, 0.5]], atol=1e-6)
 
 
@@ -292,13 +293,11 @@ def test_a_drafter_that_knows_the_target_is_never_refused() -> None:
     class Knowing:
         output_size = V
 
-        def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
-            del tokens
-            return state
+        def first(self) -> mx.array:
+            return mx.broadcast_to(logits, (500, 1, V))
 
-        def logits(self, context: mx.array, state: mx.array) -> mx.array:
-            del context
-            return mx.broadcast_to(logits, (*state.shape[:2], V))
+        def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+            raise AssertionError(f"one level was asked for, not {parents}, {tokens}")
 
         def to_tokens(self, outputs: mx.array) -> mx.array:
             return outputs
@@ -307,7 +306,7 @@ def test_a_drafter_that_knows_the_target_is_never_refused() -> None:
             return log_probs
 
     drafts = rejection.draw_drafts(
-        Knowing(), mx.zeros((500, 4)), mx.zeros((500,), mx.int32), mx.full((500,), 7), keys,
+        Knowing(), mx.zeros((500,), mx.int32), mx.full((500,), 7), keys,
         BeamShape(1, 2), params,
     )  # fmt: skip
     got = rejection.accept_rejection(drafts, p, mx.full((500,), 8), keys, 1)
@@ -321,8 +320,9 @@ def test_stochastic_beams_are_drawn_without_replacement() -> None:
     rows = 20_000
     params = SamplingParams(1.0, accept="rejection")
     context = mx.broadcast_to(mx.ones((1, target.hidden_size)) * 0.3, (rows, target.hidden_size))
-    given = DraftInput(context, mx.full((rows,), 2), mx.full((rows,), 9))
-    drafts = bound.draw(given, sequence_keys(3, rows), BeamShape(2, 2), params)
+    tokens, one = mx.broadcast_to(mx.array([0, 2]), (rows, 2)), mx.ones((rows,), mx.int32)
+    seen = Seen(tokens, context[:, None], 8 * one, one, 9)
+    drafts, _ = bound.draw((), seen, BeamShape(2, 2), sequence_keys(3, rows), params)
     pairs = np.zeros((V, V))
     for _, first, second in drafts.tree.tokens.tolist():
         pairs[first, second] += 1

@@ -14,7 +14,7 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.sampling import choose, filtered_log_probs, sequence_keys
 from redrafter_mlx.target.model import Target
 
@@ -94,7 +94,7 @@ def test_a_seed_gives_the_same_text_with_drafts_and_without(
     target = Target(model)
     alone = Decoder(target, None, BeamShape(1, 1), params)
     want, _ = run(alone, [3, 5, 7], 60, seed)
-    oracle = Replay([3, 5, 7, *want], 97)
+    oracle = Oracle([3, 5, 7, *want], 97)
     for shape in SHAPES[1::3]:
         got, _ = run(Decoder(target, oracle, shape, params), [3, 5, 7], 40, seed)
         assert got == want[:40], shape
@@ -136,7 +136,7 @@ def test_generators_that_run_interleaved_do_not_disturb_each_other() -> None:
             said[i].extend(result.tokens)  # type: ignore[attr-defined]
             return len(said[i]) >= 30
 
-        return decoder.run(target.new_cache(), 0, [3, 5], sequence_keys(i + 1), finished)
+        return decoder.run(decoder.new_cache(), 0, [3, 5], sequence_keys(i + 1), finished)
 
     for _ in itertools.zip_longest(start(0), start(1)):  # type: ignore[call-overload]
         mx.random.seed(0)

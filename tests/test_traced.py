@@ -13,9 +13,9 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.drafting.compiled import traced_proposer
-from redrafter_mlx.drafting.interface import DraftInput
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.interface import Seen
+from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 from redrafter_mlx.target.kv_cache import TreeCache
@@ -81,7 +81,7 @@ def test_a_call_is_built_once_for_each_size() -> None:
 
     model.model.norm = Counted(model.args.hidden_size)
     target = Target(model)
-    drafts = Replay(PROMPT + [3] * 200, 97)
+    drafts = Oracle(PROMPT + [3] * 200, 97)
     steps = 0
 
     class Alternating:
@@ -96,7 +96,7 @@ def test_a_call_is_built_once_for_each_size() -> None:
         return steps == 60
 
     decoder = Decoder(target, drafts, BeamShape(3, 3), SamplingParams())
-    for _ in decoder.run(target.new_cache(), 0, PROMPT, sequence_keys(0), finished, Alternating()):
+    for _ in decoder.run(decoder.new_cache(), 0, PROMPT, sequence_keys(0), finished, Alternating()):
         pass
     calls = [shape for shape in built if shape[1] != len(PROMPT)]
     # Two sizes of tree, each behind the other or itself, at four extents or fewer.
@@ -109,13 +109,13 @@ def test_replayed_drafts_equal_those_built_anew(kind: str, shape: BeamShape) -> 
     more: dict[str, dict[str, object]] = {"context": {"context_layers": (0, 1)}}
     drafter = random_drafter(**more.get(kind, {}))
     target = Target(random_model()).reading(drafter.config.context_layers)
-    proposer = drafter.bind(target)
-    traced = traced_proposer(proposer)
-    assert traced.reads_context == proposer.reads_context
-    _, context = behind_prompt(target)
+    bound = drafter.bind(target)
+    _, features = behind_prompt(target)
+    P = len(PROMPT)
     for root in (12, 14, 50):
-        given = DraftInput(context, mx.array([root]), mx.array([len(PROMPT)]))
-        want, got = proposer.propose(given, shape), traced.propose(given, shape)
+        seen = Seen(mx.array([[0, root]]), features, mx.array([P - 1]), mx.array([1]), P)
+        levels = bound.bound.levels(bound.bound.read(features[:, 0]), seen.root)
+        want, got = beam_search(levels, seen.root, shape), bound.draft((), seen, shape)[0]
         assert got.tokens.tolist() == want.tokens.tolist()
         np.testing.assert_allclose(
             np.array(got.log_probs), np.array(want.log_probs), rtol=1e-5, atol=1e-5

@@ -34,7 +34,7 @@ from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.drafting.oracle import Replay
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target.model import Target
 
@@ -88,7 +88,7 @@ def measured(redrafter: Redrafter) -> Redrafter:
 
 def oracle(model: nn.Module, prompt: list[int] = PROMPT) -> Redrafter:
     text = prompt + plain_tokens(model, prompt, 130)
-    return Redrafter(model, byte_tokenizer(), Replay(text, 258))
+    return Redrafter(model, byte_tokenizer(), Oracle(text, 258))
 
 
 def test_no_answer_waits_for_a_measurement(bench: Bench, model: nn.Module) -> None:
@@ -168,7 +168,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def in_use(model: nn.Module) -> Profiler:
     """A process's profiler, with what earlier processes have measured."""
     target = Target(model)
-    setup = setup_of(model, target, random_drafter(vocab_size=258), "drafter")
+    setup = setup_of(model, target, "drafter")
     drafter = random_drafter(vocab_size=258).bind(target)
     return Profiler(target, drafter, saved_timings(setup), 4)
 
@@ -229,7 +229,8 @@ def test_two_drafters_of_one_class_share_no_times_on_disk(bench: Bench, model: n
 
 def test_curves_hold_for_tensors_of_these_shapes_and_types_alone() -> None:
     def setup(model: nn.Module, **changes: object) -> Setup:
-        return setup_of(model, Target(model), random_drafter(**changes), "BoundDrafter")
+        target = Target(model)
+        return setup_of(model, target, random_drafter(**changes).bind(target).timing_key)
 
     mine = setup(random_model(seed=1))
     assert setup(random_model(seed=2)) == mine
@@ -239,7 +240,7 @@ def test_curves_hold_for_tensors_of_these_shapes_and_types_alone() -> None:
     half.set_dtype(mx.float16)
     assert setup(half) != mine
     model = random_model(seed=1)
-    assert setup_of(model, Target(model), None, "lookup") != mine
+    assert setup_of(model, Target(model), "lookup") != mine
 
 
 def test_a_model_that_nothing_drafts_for_is_never_measured(bench: Bench, model: nn.Module) -> None:
@@ -308,7 +309,7 @@ def profile(widest: int, drafter: bool = True) -> Profiler:
     """Of a random model, with nothing measured."""
     model = random_model()
     target = Target(model)
-    timings = Timings(setup_of(model, target, None, "lookup"))
+    timings = Timings(setup_of(model, target, "lookup"))
     return Profiler(target, random_drafter().bind(target) if drafter else None, timings, widest)
 
 

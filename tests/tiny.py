@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 from importlib.metadata import version
 
@@ -96,6 +97,14 @@ def random_model(name: str = "llama", seed: int = 0, **changes: object) -> nn.Mo
     model.load_weights(scaled)
     mx.eval(model.parameters())
     return model
+
+
+def truncated(model: nn.Module, layers: int) -> nn.Module:
+    """The model's first layers, with its own embedding, norm and output layer."""
+    less = copy.copy(model)
+    less["model"] = copy.copy(model["model"])
+    less["model"]["layers"] = model["model"]["layers"][:layers]
+    return less
 
 
 def random_drafter(seed: int = 0, **changes: object) -> Drafter:

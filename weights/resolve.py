@@ -90,7 +90,7 @@ def find_local(
     own = _existing(wanted)
     if own is not None:
         return LocalModel(wanted, own)
-    if not _is_repo(wanted):
+    if not is_repo(wanted):
         raise ModelNotFoundError(_unknown(wanted))
     folder = hub.cached_repo(wanted, "main")
     return None if folder is None else LocalModel(wanted, folder, remedy=_remedy(wanted))
@@ -185,7 +185,7 @@ def _text(name: str | Path | None) -> str:
     return DEFAULT_MODEL if name is None else str(name)
 
 
-def _is_repo(name: str) -> bool:
+def is_repo(name: str) -> bool:
     """Whether a name is a Hub repository's and not a path on this machine."""
     return _REPO.fullmatch(name) is not None and _existing(name) is None
 

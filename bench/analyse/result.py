@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from redrafter_mlx.bench.analyse.summary import WHOLE, Row
-from redrafter_mlx.bench.measure.breakdown import Breakdown
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE
 
@@ -38,7 +37,6 @@ class Result:
     models: tuple[LoadedModel, ...]
     protocol: Protocol
     rows: tuple[Row, ...]
-    breakdowns: tuple[Breakdown, ...]
     interrupted: bool
     notes: tuple[str, ...]
 
@@ -52,7 +50,6 @@ class Result:
             "interrupted": self.interrupted,
             "notes": list(self.notes),
             "rows": [row.to_dict() for row in self.rows],
-            "breakdown": [asdict(b) for b in self.breakdowns],
         }
 
 

@@ -78,6 +78,7 @@ class LoadedModel:
     @classmethod
     def of(cls, redrafter: Redrafter, dtype: str, named: str | None = None) -> LoadedModel:
         source = redrafter.source
+        module = redrafter.drafter.module if redrafter.drafter else None
         arithmetic = str(redrafter.target.dtype).rsplit(".", 1)[-1]
         return cls(
             dtype=dtype,
@@ -86,7 +87,7 @@ class LoadedModel:
             arithmetic=source.dtype if source else arithmetic,
             bits=source.bits if source else None,
             drafter=redrafter.drafting,
-            drafter_hash=parameters_hash(redrafter.drafter) if redrafter.drafter else None,
+            drafter_hash=parameters_hash(module) if module else None,
             named=named,
             tf32=not float32_is_exact(),
         )

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from redrafter_mlx.bench.analyse.compare import Change
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import WHOLE, Row
-from redrafter_mlx.bench.measure.breakdown import Breakdown
 from redrafter_mlx.bench.measure.methods import BASELINE
 from redrafter_mlx.bench.statistics import Spread
 
@@ -34,8 +33,6 @@ def tables_of(result: Result) -> list[TextTable]:
         found.append(acceptance_table(whole))
     if any(r.category != WHOLE for r in result.rows):
         found.append(category_table(result.rows))
-    if result.breakdowns:
-        found.append(breakdown_table(result.breakdowns))
     return found
 
 
@@ -143,27 +140,6 @@ def category_table(rows: Sequence[Row]) -> TextTable:
     columns = ("category", "dtype", "T", "fastest", "questions", f"{BASELINE} tok/s", "tok/s",
                "speedup", "tokens/step")  # fmt: skip
     return TextTable("By category, the fastest shape", columns, tuple(cells))
-
-
-def breakdown_table(breakdowns: Sequence[Breakdown]) -> TextTable:
-    """Milliseconds of each part of a step; a row for each shape."""
-    cells = []
-    for b in breakdowns:
-        parts = [f"{part.device.median * 1000:.2f}" for part in b.parts]
-        named = f"{b.drafter}, " if b.drafter else ""
-        shape = f"{named}{b.beam_width} x {b.beam_length}, {b.query_rows} query rows"
-        whole = (spread(b.device, "", 1000), spread(b.host, "", 1000), spread(b.loop, "", 1000))
-        cells.append((b.dtype, shape, *parts, *whole, f"{b.beside_the_call:.1%}"))
-    names = [part.name for part in breakdowns[0].parts]
-    return TextTable(
-        "The parts of a greedy step, in ms",
-        ("dtype", "W x L", *names, "sum", "host", "in the loop", "beside the call"),
-        tuple(cells),
-        "How much longer evaluating a step takes with a part than without it; brackets hold the "
-        "least and the most. Host is the building of the graph, which the loop does while the "
-        "device works, so that the step in the loop can be shorter than both together. Beside the "
-        "call: the loop's time that is not verification.",
-    )
 
 
 def compare_table(changes: Sequence[Change], before: str, after: str) -> TextTable:

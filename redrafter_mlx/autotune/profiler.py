@@ -10,14 +10,12 @@ the host is not counted.
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib import metadata
 from itertools import accumulate, pairwise
-from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -38,11 +36,12 @@ from redrafter_mlx.autotune.cost_model import (
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.interface import DraftInput, Proposer
+from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import backend, chip_name
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
@@ -72,7 +71,7 @@ class Profiler:
     """
 
     def __init__(
-        self, target: Target, drafter: Proposer | None, timings: Timings, widest: int
+        self, target: Target, drafter: Drafter | None, timings: Timings, widest: int
     ) -> None:
         """`widest`: most beams that the drafter can give."""
         self.timings = timings
@@ -208,13 +207,12 @@ class Profiler:
         return dict(zip(cases, [*rising, *rising[-1:] * 2], strict=False))
 
 
-def setup_of(model: nn.Module, target: Target, drafter: nn.Module | None, kind: str) -> Setup:
-    """What times hold for; `kind` is the drafter's, which also has tensors unless it is None."""
-    tensors = "" if drafter is None else f" {_fingerprint(drafter)}"
+def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
+    """What times hold for; `drafter` is equal for drafters that take equal times."""
     return Setup(
         chip=f"{mx.default_device().type.name} {chip_name()}",
-        model=f"{target.model_type} {_fingerprint(model)}",
-        drafter=kind + tensors,
+        model=f"{target.model_type} {shapes_hash(model)}",
+        drafter=drafter,
         dtype=str(target.dtype).rsplit(".", 1)[-1],
         mlx=metadata.version("mlx"),
         blas=BLAS.library or BLAS.note,
@@ -247,15 +245,26 @@ def verification_call(target: Target, cache: TreeCache, rows: int, context: int)
     return call
 
 
-def drafting_call(target: Target, drafter: Proposer, shape: BeamShape) -> Call:
-    """Drafting and packing of one shape after a text that is not real."""
-    context = mx.random.normal((1, target.context_size), key=mx.random.key(0)).astype(target.dtype)
-    root, position = mx.array([1 % target.vocab_size]), mx.array([SHORT_CONTEXT - 1])
-    given = DraftInput(context, root, position)
+def drafting_call(target: Target, drafter: Drafter, shape: BeamShape) -> Call:
+    """Drafting and packing of one shape after a text of SHORT_CONTEXT tokens, none of them real."""
+    P, wanted = SHORT_CONTEXT, drafter.features
+    C = target.context_size if wanted.hidden or wanted.layers else 0
+    features = mx.random.normal((1, P, C), key=mx.random.key(0)).astype(target.dtype)
+    tokens = mx.ones((1, P + 1), mx.int32) % target.vocab_size
+    memory = drafter.empty(1)
+    if wanted.every_position:
+        zero, count = mx.array([0]), mx.array([P - 1])
+        text = Seen(tokens, features if C else None, zero, count, P - 1, 0)
+        memory = drafter.extend(memory, text)
+        mx.eval(memory)
+    newest = features[:, :1] if C else None
+    seen = Seen(tokens[:, :2], newest, mx.array([P - 1]), mx.array([1]), P)
 
     def call() -> Sequence[mx.array]:
+        nonlocal memory
         BLAS.prepare_for(shape.nodes)
-        tree = pack_beam(drafter.propose(given, shape), shape.nodes)
+        beams, memory = drafter.draft(memory, seen, shape)
+        tree = pack_beam(beams, shape.nodes)
         return [tree.tokens, tree.parents, tree.depths, tree.mask]
 
     return call
@@ -274,7 +283,7 @@ def step_seconds(
         read.append(clock())
         return len(read) == steps + 2  # the prompt, and a first step that compiles
 
-    for _ in decoder.run(decoder.target.new_cache(), 0, prompt, sequence_keys(0), finished):
+    for _ in decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
         pass
     return statistics.median(b - a for a, b in pairwise(read[1:]))
 
@@ -300,10 +309,3 @@ def _usual_seconds(target: Target, call: Call) -> float:
     """The median of some measurements, after one that warms up."""
     times = _at_once(seconds_of(target, call, 1))
     return statistics.median(seconds_of(target, call, times) for _ in range(_REPEATS))
-
-
-def _fingerprint(module: nn.Module) -> str:
-    """SHA-256 of the names, shapes and types of a module's tensors: all that time depends on."""
-    leaves = cast(list[tuple[str, mx.array]], nn.utils.tree_flatten(module.parameters()))
-    lines = sorted(f"{name} {array.dtype} {array.shape}" for name, array in leaves)
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

@@ -20,8 +20,7 @@ from redrafter_mlx.autotune.cost_model import (
 from redrafter_mlx.autotune.policy import LENGTHS, WIDEST, ShapePolicy, candidates
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.config import AcceptMethod, BeamShape
-from redrafter_mlx.drafting.interface import Proposer
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target.model import Target
 
@@ -44,27 +43,17 @@ class Tuner:
         self,
         model: nn.Module,
         target: Target,
-        drafter: Proposer | None,
-        module: Drafter | None,
-        kind: str | None,
-        level_cost: float = LEVEL_COST,
+        drafter: Drafter | None,
     ) -> None:
-        """Drafters of one `kind` whose modules have equal tensors take equal times.
-
-        Args:
-          drafter: None where only copies are drafted, on the host
-          module: the drafter's tensors, if it has any
-          kind: None for a drafter like no other, of which nothing is kept on disk
-          level_cost: of a level of drafting with one beam before it is measured, as a share of a
-            one-row target call
-        """
-        self.setup = setup_of(model, target, module, kind or "one of its own")
-        self.widest, self._longest = WIDEST if drafter is not None else 0, LENGTHS[-1]
-        if module is not None:
-            self.widest = min(WIDEST, module.config.output_size)
-            self._longest = (module.config.draft_length or self._longest) + 1
-        self._level_cost = level_cost
-        self._on_disk = kind is not None
+        """Without a drafter only copies are drafted, on the host."""
+        key = "lookup" if drafter is None else drafter.timing_key
+        self.setup = setup_of(model, target, key or "one of its own")
+        self.widest, self._longest, self._level_cost = 0, LENGTHS[-1], LEVEL_COST
+        if drafter is not None:
+            self.widest = min(WIDEST, drafter.max_width or WIDEST)
+            self._longest = drafter.max_length or self._longest
+            self._level_cost = drafter.level_cost
+        self._on_disk = key is not None
         timings = saved_timings(self.setup) if self._on_disk else Timings(self.setup)
         self._profiler = Profiler(target, drafter, timings, self.widest)
         self._use_timings()

@@ -2,10 +2,10 @@
 
     state: cache, committed length, tree (drafted in the step before), random keys
 
-      verify   target(tree, behind the committed text)     -> hidden [B, N, D], logits [B, N, V]
+      verify   target(tree, after the committed text)      -> hidden [B, N, C], logits [B, N, V]
       accept   choose a token at every node, walk          -> path, accepted count, bonus token
       commit   keep the path's keys and values             -> length += 1 + accepted
-      draft    beam search behind the bonus token          -> beams [B, W, L]
+      draft    the drafter sees the accepted path          -> beams [B, W, L]
       pack     merge shared prefixes                       -> the next step's tree
 
 A step is a lazy graph that reads nothing on the host. Verification and drafting are submitted
@@ -24,8 +24,9 @@ import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
 from redrafter_mlx.decoding.copies import CopyPlan, FixedShape, Shapes, copy_beams, tree_of_copies
+from redrafter_mlx.decoding.sequence_cache import SequenceCache, joined
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report, report_step
-from redrafter_mlx.drafting.interface import DraftInput, Proposer, SamplingProposer
+from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.accept import Acceptance, accept, accept_typical
@@ -39,7 +40,6 @@ from redrafter_mlx.speculation.sampling import (
     sampled_log_probs,
 )
 from redrafter_mlx.speculation.tree import Beams, TokenTree, final_candidates, pack_beam
-from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 _CLEAR_EVERY = 256
@@ -63,17 +63,17 @@ class Drafts(NamedTuple):
 
 @dataclass
 class DecodeState:
-    """All that one sequence batch needs to go on.
+    """All that a batch of sequences needs to go on.
 
     Shapes:
-      length:  [B] int32, committed rows of the cache
+      length:  [B] int32, committed positions
       drafts:  the tree to verify next; its root is the last token emitted
       keys:    [B, 2] uint32, see sampling
       history: [B, C] int32, the tokens before the root that a repetition penalty looks at;
                None without one
     """
 
-    cache: TreeCache
+    cache: SequenceCache
     length: mx.array
     drafts: Drafts
     keys: mx.array
@@ -91,9 +91,9 @@ def one_row(_: int) -> int:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A target and what drafts for it, with the choice of tokens fixed.
+    """A target and its drafter, with the choice of tokens fixed.
 
-    proposer:   None decodes auto-regressively, the same loop with a tree of one node
+    drafter:    None decodes auto-regressively, the same loop with a tree of one node
     shape:      of the drafts where nothing else is said
     plain_rows: where nothing is drafted, the root is padded to so many nodes after a text of at
                 most so many tokens
@@ -103,7 +103,7 @@ class Decoder:
     """
 
     target: Target
-    proposer: Proposer | None
+    drafter: Drafter | None
     shape: BeamShape
     sampling: SamplingParams
     plain_rows: PlainRows = one_row
@@ -111,33 +111,56 @@ class Decoder:
     logprobs: bool = False
     lookup: Lookup | None = None
 
+    def new_cache(self, batch: int = 1) -> SequenceCache:
+        """An empty cache for so many sequences."""
+        memory = () if self.drafter is None else self.drafter.empty(batch)
+        return SequenceCache(self.target.new_cache(), memory, batch)
+
     def start(
         self,
-        cache: TreeCache,
+        cache: SequenceCache,
         start: int,
         prompts: list[list[int]],
         keys: mx.array,
         shape: BeamShape | None = None,
     ) -> tuple[DecodeState, StepOutput]:
-        """Read the prompts' tokens behind row `start` of the cache and choose the first token.
+        """Read the prompts' tokens from position `start` on and choose the first token.
 
-        Rows of a batch may differ in length; shorter ones are padded on the right.
+        Prompts of a batch may differ in length; shorter ones are padded on the right.
         """
+        shape = shape or self.shape
         fresh = [prompt[start:] for prompt in prompts]
         width = max(map(len, fresh))
-        padded = mx.array([row + [0] * (width - len(row)) for row in fresh], mx.int32)
-        context = self.target.prefill(padded, cache, start, [len(row) - 1 for row in fresh])
+        padded = mx.array([row + [0] * (width + 1 - len(row)) for row in fresh], mx.int32)
+
+        def read(at: int, hidden: mx.array) -> None:
+            """Show a chunk to the drafter: all positions whose next token is in the prompt."""
+            P = hidden.shape[1]
+            count = [min(max(len(row) - 1 - at, 0), P) for row in fresh]
+            if self._remembers and any(count):
+                seen = Seen(
+                    padded[:, at : at + P + 1],
+                    self._features(hidden),
+                    mx.full((len(fresh),), start + at, mx.int32),
+                    mx.array(count, mx.int32),
+                    start + at + P,
+                    start + at,
+                )
+                self._show(cache, seen, parked=shape == PLAIN)
+
+        last = [len(row) - 1 for row in fresh]
+        hidden = self.target.prefill(padded[:, :width], cache.target, start, last, read)
         length = mx.array([len(prompt) for prompt in prompts], mx.int32)
         only = _root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
         history = None
         if has_penalty(self.sampling):
             size = self.sampling.repetition_context
             history = mx.array([first_window(p[:-1] or p, size) for p in prompts], mx.int32)
-        logits = self.target.logits(context[:, None])
+        logits = self.target.logits(hidden)
         before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history)
         accepted, history, logits = self._judge(before, logits)
-        given = DraftInput(context, accepted.bonus, length)
-        drafts = self._draft(given, keys, shape, start + width)
+        seen = self._seen(before, hidden, accepted, start + width - 1)
+        drafts = self._draft(cache, seen, keys, shape)
         state = DecodeState(cache, length, drafts, keys, history)
         return state, report_step(only, PLAIN, accepted, logits if self.logprobs else None)
 
@@ -148,22 +171,22 @@ class Decoder:
 
         The tree is verified as it was drafted; `shape` is that of the next one.
         """
-        tree, cache, keys = state.drafts.tree, state.cache, state.keys
+        verified, cache, keys = state.drafts, state.cache, state.keys
+        tree = verified.tree
         hidden, logits = self.target.verify(
-            tree, cache, state.length, bound, compiled=not state.drafts.copied
+            tree, cache.target, state.length, bound, compiled=not verified.copied
         )
         accepted, history, logits = self._judge(state, logits)
-        length = cache.commit(tree, accepted.path, accepted.n_accepted, state.length)
-        context = mx.take_along_axis(hidden, accepted.last[:, None, None], axis=1)[:, 0]
-        given = DraftInput(context, accepted.bonus, length)
-        drafts = self._draft(given, keys, shape, bound + tree.max_depth + 1)
+        length = cache.target.commit(tree, accepted.path, accepted.n_accepted, state.length)
+        seen = self._seen(state, hidden, accepted, bound)
+        drafts = self._draft(cache, seen, keys, shape or self.shape)
         following = DecodeState(cache, length, drafts, keys, history)
-        verified, shown = state.drafts, logits if self.logprobs else None
+        shown = logits if self.logprobs else None
         return following, report_step(tree, verified.shape, accepted, shown, verified.copied)
 
     def run(
         self,
-        cache: TreeCache,
+        cache: SequenceCache,
         start: int,
         prompt: list[int],
         keys: mx.array,
@@ -174,8 +197,8 @@ class Decoder:
 
         Gives the prompt's result first, then one a step, until `finished`. The graph of the next
         step is built while the device works on this one, and submitted once this one's result is
-        read and `finished` has not ended the answer: nothing is computed behind its end. Nothing
-        is held across a yield; closing the iterator leaves the cache ready for `TreeCache.settle`.
+        read and `finished` has not ended the answer: nothing is computed after its end. Nothing
+        is held across a yield; closing the iterator leaves the cache ready for `settle`.
 
         `shapes` chooses the shape of each step's drafts from the results read by then; without it
         all have the decoder's own.
@@ -191,14 +214,13 @@ class Decoder:
             while not done:
                 shape = shapes.next_shape(rows)
                 with self.target.lock:
-                    before = cache.snapshot()
+                    before, drafted = cache.snapshot(), state.drafts
                     following, next_output = self.step(state, rows + unread, shape)
                     result = read_report(output)[0]
                     done = finished(result)
                     plan = None
                     if index is not None and not done:
                         index.extend(result.tokens)
-                        drafted = state.drafts
                         plan = shapes.plan_copies(
                             index, drafted.shape, drawn=drafted.log_probs is not None
                         )
@@ -212,7 +234,8 @@ class Decoder:
                     del before  # a second reference to the buffers would have them copied
                     if not done:
                         BLAS.prepare_for(state.drafts.tree.tokens.shape[1])
-                        _submit(following, next_output)
+                        _submit(following, next_output, drafted)
+                    del drafted
                 if steps:
                     shapes.learn(result)
                 yield result
@@ -256,17 +279,66 @@ class Decoder:
             windows = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
         return accepted, windows, logits
 
-    def _draft(
-        self, given: DraftInput, keys: mx.array, shape: BeamShape | None, bound: int
-    ) -> Drafts:
-        """What to verify in the next step, behind the bonus token `given.root`."""
-        proposer, shape, params = self.proposer, shape or self.shape, self.sampling
-        if proposer is None or shape.length == 1:
-            return Drafts(_root_alone(given.root, self.plain_rows(bound)), PLAIN)
-        if params.method == "rejection" and isinstance(proposer, SamplingProposer):
-            drawn = proposer.draw(given, keys, shape, params)
+    def _seen(self, state: DecodeState, hidden: mx.array, accepted: Acceptance, bound: int) -> Seen:
+        """What a drafter sees of a step: the accepted path, or its last position if that is enough.
+
+        Shapes:
+          hidden: [B, N, C], of the verified tree; `bound` is the most that state.length can be
+        """
+        tree, emitted = state.drafts.tree, accepted.emitted
+        most = bound + tree.max_depth + 1
+        if not self._remembers:
+            last = accepted.last[:, None]
+            tokens = [mx.take_along_axis(tree.tokens, last, axis=1), accepted.bonus[:, None]]
+            features = self._features(mx.take_along_axis(hidden, last[:, :, None], axis=1))
+            position = state.length + accepted.n_accepted
+            one = mx.ones(position.shape, mx.int32)
+            return Seen(mx.concatenate(tokens, axis=1), features, position, one, most)
+        path, count = accepted.path, accepted.n_accepted + 1
+        if state.drafts.shape == PLAIN:  # the root, and padding that is never accepted
+            path, emitted = path[:, :1], emitted[:, :1]
+            count, most = mx.ones(count.shape, mx.int32), bound + 1
+        tokens = [tree.tokens[:, :1], emitted]
+        features = self._features(mx.take_along_axis(hidden, path[:, :, None], axis=1))
+        return Seen(mx.concatenate(tokens, axis=1), features, state.length, count, most)
+
+    def _features(self, hidden: mx.array) -> mx.array | None:
+        """What the drafter reads of hidden states [B, P, C]."""
+        wanted = self.drafter is not None and self.drafter.features
+        return hidden if wanted and (wanted.hidden or wanted.layers) else None
+
+    @property
+    def _remembers(self) -> bool:
+        return self.drafter is not None and self.drafter.features.every_position
+
+    def _show(self, cache: SequenceCache, seen: Seen, parked: bool) -> None:
+        """Let the drafter remember committed positions, now or when it drafts again."""
+        cache.missed += (seen,)
+        if not parked:
+            self._catch_up(cache)
+
+    def _catch_up(self, cache: SequenceCache) -> None:
+        """Give the drafter what it missed."""
+        assert self.drafter is not None
+        for seen in joined(cache.missed):
+            cache.memory = self.drafter.extend(cache.memory, seen)
+            cache.remembered = seen.root_position
+        cache.missed = ()
+
+    def _draft(self, cache: SequenceCache, seen: Seen, keys: mx.array, shape: BeamShape) -> Drafts:
+        """What to verify in the next step, after the bonus token `seen.root`."""
+        drafter, params = self.drafter, self.sampling
+        if drafter is None or shape.length == 1:
+            if self._remembers:
+                cache.missed += (seen,)
+            return Drafts(_root_alone(seen.root, self.plain_rows(seen.bound)), PLAIN)
+        if self._remembers:
+            self._catch_up(cache)
+            cache.remembered = seen.root_position
+        if params.method == "rejection" and drafter.can_draw:
+            drawn, cache.memory = drafter.draw(cache.memory, seen, shape, keys, params)
             return Drafts(drawn.tree, shape, drawn.log_probs)
-        beams = proposer.propose(given, shape)
+        beams, cache.memory = drafter.draft(cache.memory, seen, shape)
         if self.prefixes == "final":
             beams = final_candidates(beams)
         return Drafts(pack_beam(beams, shape.nodes), shape, beams=beams)
@@ -274,16 +346,23 @@ class Decoder:
 
 def _root_alone(root: mx.array, nodes: int = 1) -> TokenTree:
     """A tree of nothing but its root [B] and padding."""
-    behind = [(0, 0), (0, 0), (0, nodes - 1)]
-    tokens = mx.pad(root[:, None, None], behind)
-    nothing = mx.broadcast_to(mx.arange(nodes) > 0, tokens.shape)
-    return pack_beam(Beams(tokens, mx.where(nothing, -mx.inf, 0.0)), nodes)
+    after = [(0, 0), (0, 0), (0, nodes - 1)]
+    tokens = mx.pad(root[:, None, None], after)
+    padding = mx.broadcast_to(mx.arange(nodes) > 0, tokens.shape)
+    return pack_beam(Beams(tokens, mx.where(padding, -mx.inf, 0.0)), nodes)
 
 
-def _submit(state: DecodeState, output: StepOutput) -> None:
-    """Start computing: first what the host will read, then the drafts for the next step."""
+def _submit(state: DecodeState, output: StepOutput, drafted: Drafts | None = None) -> None:
+    """Start computing: first what the host will read, then the drafts for the next step.
+
+    `drafted` are the drafts of the step before. A drafter that remembers writes into its buffers
+    in place only when its last call has ended; the host waits for that while the target computes.
+    """
+    cache = state.cache
     history = [] if state.history is None else [state.history]
-    mx.async_eval(output.report, state.length, *history, *state.cache.buffers)
+    mx.async_eval(output.report, state.length, *history, *cache.target.buffers)
+    if cache.memory and drafted is not None:
+        mx.eval(drafted.tree.tokens)
     tree, log_probs = state.drafts.tree, state.drafts.log_probs
-    drafted = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
-    mx.async_eval(*drafted, *([] if log_probs is None else [log_probs]))
+    arrays = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
+    mx.async_eval(*arrays, *([] if log_probs is None else [log_probs]), *cache.of_drafter)

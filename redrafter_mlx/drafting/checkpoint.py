@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.drafting import interface
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
@@ -33,6 +36,39 @@ def read_config(folder: str | Path) -> DrafterConfig:
         raise ModelNotFoundError(f"{path} is missing; a drafter's folder holds {CONFIG}") from None
     except BadInputError as error:
         raise DamagedFileError(f"{path}: {error}") from None
+
+
+def holds_drafter(folder: Path) -> bool:
+    """Whether a folder is that of a drafter rather than of a language model.
+
+    A folder without a readable config counts as a drafter's, and `read_config` says what it lacks.
+    """
+    try:
+        config = read_object(folder / CONFIG)
+    except (FileNotFoundError, DamagedFileError):
+        return True
+    return "exit_dim" in config or "num_hidden_layers" not in config
+
+
+@dataclass(frozen=True)
+class DrafterFolder:
+    """A drafter on disk, which is read when its target is known.
+
+    target_name, target_fingerprint: of the target that it is to draft for, if they are known
+    """
+
+    path: Path
+    target_name: str | None = None
+    target_fingerprint: str | None = None
+
+    def bind(self, target: Target, tokenizer: TokenizerWrapper) -> interface.Drafter:
+        """The drafter; errors as in `load_drafter`."""
+        return load_drafter(
+            self.path,
+            target,
+            target_name=self.target_name,
+            target_fingerprint=self.target_fingerprint,
+        ).bind(target, tokenizer)
 
 
 def load_drafter(

@@ -1,8 +1,8 @@
-"""Drafts from a text that is known already, spoiled here and there.
+"""The oracle drafter: it knows the text, and errs here and there.
 
-With a good drafter most of a text is accepted, with a bad one almost none. Replaying the text
-that a target is about to say, wrong at random depths and among random tokens, makes every
-accepted length occur, so that decoding is tried where it could go wrong. It says nothing of speed.
+With a good drafter most of a text is accepted, with a bad one almost none. Drafting the text that a
+target is about to generate, wrong at random depths and among random tokens, makes every accepted
+length occur, so that decoding is tried where it could go wrong. It tells nothing of speed.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.interface import DraftInput
+from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.speculation.tree import Beams
 
 _PERIOD = 1009
-"""Places in the text after which the pattern of errors repeats; a prime, so that it drifts."""
+"""Positions after which the pattern of errors repeats; a prime, so that it drifts."""
 
 
 @dataclass(frozen=True)
-class Replay:
-    """A proposer that knows the answer.
+class Oracle(Drafter):
+    """A drafter that knows the answer.
 
-    text:  the whole text, prompt included; behind its end, token 0 is drafted
+    text:  the whole text, prompt included; after its end, token 0 is drafted
     vocab: wrong tokens are below it
     """
 
@@ -33,28 +33,24 @@ class Replay:
     vocab: int
     seed: int = 0
 
-    @property
-    def reads_context(self) -> tuple[int, ...]:
-        return ()
-
-    def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
-        """Candidates for one sequence; at every other place several share a true prefix."""
-        root, position = given.root, given.position
+    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+        """Candidates for one sequence; at every other position several share a true prefix."""
+        root, position = seen.root, seen.root_position
         W, L = shape.width, shape.length
         rng = random.Random(self.seed)
-        spoilt_from = mx.array([rng.randrange(1, L + 1) for _ in range(_PERIOD)])
+        wrong_from = mx.array([rng.randrange(1, L + 1) for _ in range(_PERIOD)])
         wrong = mx.array([rng.randrange(self.vocab) for _ in range(_PERIOD * W * L)])
         known = mx.array([*self.text, *[0] * (L + 1)])
 
         at = position % _PERIOD
-        place = mx.minimum(position[:, None] + mx.arange(L)[None], len(self.text) + L)
-        true = known[place][:, None]  # [1, 1, L]
+        index = mx.minimum(position[:, None] + mx.arange(L)[None], len(self.text) + L)
+        true = known[index][:, None]  # [1, 1, L]
         depth, beam = mx.arange(L)[None, None], mx.arange(W)[None, :, None]
-        unspoilt = depth < spoilt_from[at][:, None, None]
+        right = depth < wrong_from[at][:, None, None]
         tokens = wrong.reshape(_PERIOD, W, L)[at]
-        tokens = mx.where((beam == at % W) & unspoilt, true, tokens)
-        shared = (at % 2 == 0)[:, None, None] & (depth < L // 2) & unspoilt
+        tokens = mx.where((beam == at % W) & right, true, tokens)
+        shared = (at % 2 == 0)[:, None, None] & (depth < L // 2) & right
         tokens = mx.where(shared, true, tokens)
         tokens = mx.where(depth == 0, root[:, None, None], tokens)
         scores = -depth.astype(mx.float32) - beam * 1e-3 * (depth > 0)
-        return Beams(tokens.astype(mx.int32), mx.broadcast_to(scores, tokens.shape))
+        return Beams(tokens.astype(mx.int32), mx.broadcast_to(scores, tokens.shape)), memory

@@ -173,8 +173,3 @@ def split_lookup(drafter: _T | str) -> tuple[_T | str | None, bool]:
     if not name:
         raise BadInputError(f"drafter is {drafter!r}; name a drafter before {_SUFFIX}")
     return name, name != drafter
-
-
-def join_lookup(drafter: object | None) -> str:
-    """The name that `split_lookup` takes apart into `drafter` and True."""
-    return _WORD if drafter is None else f"{drafter}{_SUFFIX}"

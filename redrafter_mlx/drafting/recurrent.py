@@ -12,16 +12,17 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import (
-    BeamShape,
-    SamplingParams,
-)
-from redrafter_mlx.drafting.interface import DraftInput
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.drafting import interface
+from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
-from redrafter_mlx.speculation.beam_search import beam_search
+from redrafter_mlx.speculation.beam_search import beam_search, select
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.target.compiled import replayed
+from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.model import Target
 
 
@@ -130,68 +131,150 @@ class Drafter(nn.Module):
         normed: mx.array = self.output_norm(x)
         return normed
 
-    def bind(self, target: Target) -> BoundDrafter:
+    def bind(self, target: Target, tokenizer: TokenizerWrapper | None = None) -> RecurrentDrafter:
         """This drafter with the target's embedding and, if tied, its output layer.
 
         Raises MismatchError when hidden size or vocabulary differ.
         """
+        del tokenizer  # it was trained on the target's own tokens
         check_target(self.config, target.hidden_size, target.vocab_size)
         tokens = self.draft_vocab if self.config.draft_vocab_size is not None else None
         head = target.output_rows(tokens) if self.config.head == "tied" else self.lm_head[-1]
-        return BoundDrafter(self, target.embedding, head, tokens)
+        return RecurrentDrafter(BoundDrafter(self, target.embedding, head, tokens, target.dtype))
 
 
 @dataclass(frozen=True)
 class BoundDrafter:
-    """A drafter that can propose: its parameters, the target's embedding, an output layer.
+    """A drafter's own parameters, the target's embedding, and an output layer.
 
     tokens: [V'] int32, the token of each output; None when outputs are tokens
+    dtype:  of the target's hidden states
     """
 
     drafter: Drafter
     embedding: Callable[[mx.array], mx.array]
     head: Callable[[mx.array], mx.array]
     tokens: mx.array | None
+    dtype: mx.Dtype
 
-    @property
-    def reads_context(self) -> tuple[int, ...]:
-        return self.drafter.config.context_layers
-
-    def propose(self, given: DraftInput, shape: BeamShape) -> Beams:
-        """Candidates behind the root by beam search; see `beam_search`."""
-        return beam_search(self, self.read(given.context), given.root, shape)
-
-    def read(self, context: mx.array) -> mx.array:
-        """The target's hidden states [..., C] as the context [..., D] of drafts."""
-        return self.drafter.read(context)
+    def read(self, features: mx.array) -> mx.array:
+        """The target's features [..., C] as the context [..., D] of drafts."""
+        return self.drafter.read(features)
 
     def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
         """Next state [B, W, D] after tokens [B, W]."""
         return self.drafter.advance(state, self.embedding(tokens).astype(state.dtype))
 
-    def draw(
-        self, given: DraftInput, keys: mx.array, shape: BeamShape, params: SamplingParams
-    ) -> SampledDrafts:
-        """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
-        context = self.read(given.context)
-        return draw_drafts(self, context, given.root, given.position, keys, shape, params)
-
     def logits(self, context: mx.array, state: mx.array) -> mx.array:
         """Logits [B, W, V'] float32 of the next token."""
         return self.head(self.drafter.features(context, state)).astype(mx.float32)
 
-    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
-        if self.tokens is None:
-            return log_probs
-        everything = mx.full((*log_probs.shape[:-1], self.drafter.config.vocab_size), -mx.inf)
-        index = mx.broadcast_to(self.tokens, log_probs.shape)
-        return mx.put_along_axis(everything, index, log_probs, axis=-1)
+    @property
+    def output_size(self) -> int:
+        """V', how many tokens can be drafted."""
+        return self.drafter.config.output_size
 
-    def to_tokens(self, outputs: mx.array) -> mx.array:
-        """Output indices as token ids."""
-        return outputs if self.tokens is None else self.tokens[outputs]
+    def levels(self, context: mx.array, root: mx.array) -> RecurrentLevels:
+        """What it drafts after `root` [B], given the context [B, D]."""
+        return RecurrentLevels(self, context, root)
+
+
+class RecurrentLevels:
+    """A drafter's distribution after one root, level by level; see `beam_search.Levels`."""
+
+    def __init__(self, bound: BoundDrafter, context: mx.array, root: mx.array) -> None:
+        self._bound = bound
+        self._context = context[:, None]
+        self._root = root
+        self._state = mx.zeros(self._context.shape, context.dtype)
 
     @property
     def output_size(self) -> int:
-        return self.drafter.config.output_size
+        return self._bound.output_size
+
+    def first(self) -> mx.array:
+        """Logits [B, 1, V'] float32 of the token after the root."""
+        self._state = self._bound.advance(self._state, self._root[:, None])
+        return self._bound.logits(self._context, self._state)
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        """Logits [B, W, V'] float32 after tokens [B, W], which extend the beams `parents`."""
+        self._state = self._bound.advance(select(self._state, parents), tokens)
+        context = mx.broadcast_to(self._context, self._state.shape)
+        return self._bound.logits(context, self._state)
+
+    def to_tokens(self, outputs: mx.array) -> mx.array:
+        """Output indices as token ids."""
+        tokens = self._bound.tokens
+        return outputs if tokens is None else tokens[outputs]
+
+    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
+        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
+        if self._bound.tokens is None:
+            return log_probs
+        V = self._bound.drafter.config.vocab_size
+        everything = mx.full((*log_probs.shape[:-1], V), -mx.inf)
+        index = mx.broadcast_to(self._bound.tokens, log_probs.shape)
+        return mx.put_along_axis(everything, index, log_probs, axis=-1)
+
+
+class RecurrentDrafter(interface.Drafter):
+    """The recurrent form of a drafter: it reads the newest hidden state and remembers nothing."""
+
+    def __init__(self, bound: BoundDrafter) -> None:
+        def search(
+            features: mx.array, root: mx.array, sizes: tuple[int, int]
+        ) -> tuple[mx.array, mx.array, mx.array]:
+            levels = bound.levels(bound.read(features), root)
+            beams = beam_search(levels, root, BeamShape(*sizes))
+            return beams.tokens, beams.log_probs, beams.goes_on_from
+
+        self.bound = bound
+        self.config = bound.drafter.config
+        self._search = replayed(search)
+
+    @property
+    def module(self) -> Drafter:
+        return self.bound.drafter
+
+    def untrained(self) -> Drafter:
+        """The same form with random weights."""
+        return self.module.untrained(self.bound.dtype)
+
+    @property
+    def features(self) -> Features:
+        return Features(self.config.context_layers, hidden=True)
+
+    @property
+    def max_width(self) -> int:
+        return self.config.output_size
+
+    @property
+    def max_length(self) -> int | None:
+        drafts = self.config.draft_length
+        return None if drafts is None else drafts + 1
+
+    @property
+    def timing_key(self) -> str:
+        return f"drafter {shapes_hash(self.bound.drafter)}"
+
+    @property
+    def can_draw(self) -> bool:
+        return True
+
+    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+        """The likeliest candidates, by beam search in one compiled graph."""
+        return Beams(*self._search(seen.newest, seen.root, (shape.width, shape.length))), memory
+
+    def draw(
+        self,
+        memory: Memory,
+        seen: Seen,
+        shape: BeamShape,
+        keys: mx.array,
+        params: SamplingParams,
+    ) -> tuple[SampledDrafts, Memory]:
+        """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
+        levels = self.bound.levels(self.bound.read(seen.newest), seen.root)
+        position = seen.root_position
+        return draw_drafts(levels, seen.root, position, keys, shape, params), memory

@@ -1,4 +1,4 @@
-"""What drafts for a target: a trained drafter, prompt lookup, both, or nothing."""
+"""From what a caller names to what drafts: a drafter, prompt lookup, both, or nothing."""
 
 from __future__ import annotations
 
@@ -6,59 +6,59 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.checkpoint import load_drafter
-from redrafter_mlx.drafting.compiled import traced_proposer
-from redrafter_mlx.drafting.interface import Proposer
+from redrafter_mlx.drafting.checkpoint import DrafterFolder
+from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.prompt_lookup import BESIDE_A_DRAFTER, Lookup, split_lookup
-from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 
 
 @dataclass(frozen=True)
-class DraftSource:
+class Drafting:
     """What drafts for one target.
 
-    proposer: drafts on the device; None if nothing does
-    drafter:  the trained one in it, if there is one
-    lookup:   adds copies of the text; None if it is not looked up
-    kind:     tells apart what takes a different time to draft; None for what is like no other
-    words:    the same for people and records; None if nothing drafts
+    drafter: drafts on the device; None if nothing does
+    lookup:  adds copies of the text; None if it is not looked up
     """
 
-    proposer: Proposer | None
     drafter: Drafter | None
     lookup: Lookup | None
-    kind: str | None
-    words: str | None
+
+    @property
+    def words(self) -> str | None:
+        """The same for people and records; None if nothing drafts."""
+        names = [] if self.drafter is None else [self.drafter.name]
+        if self.lookup is not None:
+            names.append("lookup")
+        return " and ".join(names) or None
 
 
-def find_drafts(
-    drafter: Drafter | Proposer | Lookup | str | Path | None,
+def find_drafting(
+    drafter: Bindable | Lookup | str | Path | None,
     target: Target,
+    tokenizer: TokenizerWrapper,
     source: TargetSource | None,
-) -> DraftSource:
+    *,
+    looks_up: bool = False,
+) -> Drafting:
     """What `drafter` stands for: itself, the path of its folder, or a word of `split_lookup`.
+
+    looks_up: add prompt lookup to it
 
     Raises MismatchError for a drafter of another target.
     """
-    drafter, looks_up = split_lookup(drafter)
-    if isinstance(drafter, (str, Path)):
-        drafter = load_drafter(
-            drafter,
-            target,
-            target_name=source.name if source else None,
-            target_fingerprint=source.fingerprint if source else None,
-        )
-    if isinstance(drafter, Lookup):
-        return DraftSource(None, None, drafter, "lookup", "lookup")
-    if drafter is None:
-        words = "lookup" if looks_up else None
-        return DraftSource(None, None, Lookup() if looks_up else None, "lookup", words)
-    lookup = Lookup(BESIDE_A_DRAFTER) if looks_up else None
-    words = "drafter and lookup" if looks_up else "drafter"
-    if not isinstance(drafter, Drafter):
-        return DraftSource(drafter, None, lookup, None, words)
-    mx.eval(drafter.parameters())
-    return DraftSource(traced_proposer(drafter.bind(target)), drafter, lookup, "drafter", words)
+    named, asked = split_lookup(drafter)
+    looks_up = looks_up or asked
+    if isinstance(named, (str, Path)):
+        name, fingerprint = (source.name, source.fingerprint) if source else (None, None)
+        named = DrafterFolder(Path(named), name, fingerprint)
+    if isinstance(named, Lookup):
+        return Drafting(None, named)
+    if named is None:
+        return Drafting(None, Lookup() if looks_up else None)
+    bound = named.bind(target, tokenizer)
+    if bound.module is not None:
+        mx.eval(bound.module.parameters())
+    return Drafting(bound, Lookup(BESIDE_A_DRAFTER) if looks_up else None)

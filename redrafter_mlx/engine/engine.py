@@ -18,13 +18,12 @@ from transformers import PreTrainedTokenizerBase
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.loop import Decoder, one_row
-from redrafter_mlx.decoding.prefix_cache import PrefixMemory
+from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.decoding.stopping import AnswerText
-from redrafter_mlx.drafting.interface import Proposer
+from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.prompt_lookup import Lookup
-from redrafter_mlx.drafting.recurrent import Drafter
-from redrafter_mlx.drafting.registry import find_drafts
+from redrafter_mlx.drafting.registry import find_drafting
 from redrafter_mlx.engine.prompt import Prompt, prompt_tokens
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import BadInputError
@@ -39,13 +38,16 @@ from redrafter_mlx.weights.raw_model import context_length
 
 
 class Redrafter:
-    """A target, its tokenizer and what drafts for it. Made by `load` or from an mlx-lm pair.
+    """A target, its tokenizer and its drafter. Made by `load` or from an mlx-lm pair.
 
     Any thread may call it, and any number: each answer has its own state, and steps queue up.
 
     drafter_note: one line on the choice of a drafter: that there is none and what is done instead,
                   which of several was taken, and what was passed over; None if all is plain
     context_length: tokens of prompt and answer together; None where the model names no limit
+    drafter:      drafts on the device, None if nothing does
+    lookup:       adds copies of the text to the drafts, None if it does not look them up
+    drafting:     what drafts, in words for people and records; None if it decodes plainly
     tuning:       what drafting costs on this machine and how drafts are accepted; None where
                   nothing drafts
     """
@@ -54,12 +56,15 @@ class Redrafter:
         self,
         model: nn.Module,
         tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
-        drafter: Drafter | Proposer | Lookup | str | Path | None = None,
+        drafter: Bindable | Lookup | str | Path | None = None,
         *,
+        lookup: bool = False,
         source: TargetSource | None = None,
         drafter_note: str | None = None,
     ) -> None:
         """A drafter may be given as the path of its folder; see `split_lookup` for other words.
+
+        lookup: add prompt lookup to the drafter
 
         Raises UnsupportedModelError or MismatchError for what cannot work together, and
         ForkedProcessError after a fork.
@@ -73,27 +78,21 @@ class Redrafter:
         self.model = model
         mx.eval(model.parameters())
         target = Target(model)
-        self._drafts = find_drafts(drafter, target, source)
-        self.drafter = self._drafts.drafter
-        self.proposer = self._drafts.proposer
-        self.lookup = self._drafts.lookup
+        found = find_drafting(drafter, target, self.tokenizer, source, looks_up=lookup)
+        self.drafter = found.drafter
+        self.lookup = found.lookup
+        self.drafting = found.words
         self.target = (
-            target if self.proposer is None else target.reading(self.proposer.reads_context)
+            target if self.drafter is None else target.reading(self.drafter.features.layers)
         )
         self.tuning: Tuner | None = None
-        if self._drafts.words is not None:
-            kind = self._drafts.kind
-            self.tuning = Tuner(model, self.target, self.proposer, self.drafter, kind)
+        if self.drafting is not None:
+            self.tuning = Tuner(model, self.target, self.drafter)
 
     @property
     def beam_shape(self) -> BeamShape:
         """One shape that suits such a machine, the same in every run; PLAIN if nothing drafts."""
         return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
-
-    @property
-    def drafting(self) -> str | None:
-        """What drafts, in words for people and records; None if it decodes plainly."""
-        return self._drafts.words
 
     def warm_up(self) -> None:
         """Run every kernel once, and make sure that this model's trees are exact.
@@ -123,7 +122,7 @@ class Redrafter:
           BadInputError: at once, for options or a prompt that cannot be used
         """
         chosen = self.chosen_options(options, overrides)
-        return self.respond(self.encode(prompt, raw=raw), chosen, PrefixMemory())
+        return self.respond(self.encode(prompt, raw=raw), chosen, PrefixCache())
 
     def generate(
         self,
@@ -136,7 +135,7 @@ class Redrafter:
         """The whole answer at once; arguments and errors as in `stream`."""
         ids = self.encode(prompt, raw=raw)
         chosen = self.chosen_options(options, overrides)
-        responses = list(self.respond(ids, chosen, PrefixMemory()))
+        responses = list(self.respond(ids, chosen, PrefixCache()))
         last = responses[-1]
         assert last.finish_reason is not None
         return Completion(
@@ -226,7 +225,7 @@ class Redrafter:
         return chosen
 
     def respond(
-        self, prompt: list[int], options: GenerationOptions, memory: PrefixMemory
+        self, prompt: list[int], options: GenerationOptions, memory: PrefixCache
     ) -> Generator[Response, None, None]:
         """Decode behind `prompt`, reusing what `memory` holds of it and leaving there what is new.
 
@@ -258,7 +257,7 @@ class Redrafter:
             if self.tuning is not None and shape is None:
                 policy = self.tuning.policy(options.method)
             decoder = self.decoder(options, shape or PLAIN)
-            cache, start = memory.take(prompt, self.target.new_cache)
+            cache, start = memory.take(prompt, decoder)
             tally = Tally(len(prompt), len(prompt) - start, policy is not None)
             ended = False
             results = decoder.run(cache, start, prompt, sequence_keys(seed), finished, policy)
@@ -284,7 +283,7 @@ class Redrafter:
         """The decoding loop with this model's drafts, of `shape` where none is chosen by step."""
         return Decoder(
             self.target,
-            self.proposer if options.draft else None,
+            self.drafter if options.draft else None,
             shape,
             options,
             one_row if self.tuning is None else self.tuning.costs.plain_rows,
@@ -306,7 +305,7 @@ def stream_generate(
     tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
     prompt: str | Sequence[int] | mx.array,
     *,
-    drafter: Drafter | str | Path | None = None,
+    drafter: Bindable | Lookup | str | Path | None = None,
     options: GenerationOptions | None = None,
     **overrides: object,
 ) -> Iterator[Response]:

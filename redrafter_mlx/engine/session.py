@@ -7,7 +7,7 @@ from collections.abc import Generator, Mapping
 from typing import Protocol
 
 from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.decoding.prefix_cache import PrefixMemory
+from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.engine.prompt import Prompt
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Response
@@ -23,7 +23,7 @@ class Engine(Protocol):
     def encode(self, prompt: Prompt) -> list[int]: ...
 
     def respond(
-        self, prompt: list[int], options: GenerationOptions, memory: PrefixMemory
+        self, prompt: list[int], options: GenerationOptions, memory: PrefixCache
     ) -> Generator[Response, None, None]: ...
 
 
@@ -38,7 +38,7 @@ class Session:
 
     def __init__(self, engine: Engine, system: str | None = None) -> None:
         self._engine = engine
-        self._memory = PrefixMemory()
+        self._memory = PrefixCache()
         self._answering = threading.Lock()
         self.system = system
         self.messages: list[dict[str, str]] = []

@@ -16,55 +16,60 @@ _FEW = 4
 is no faster (49152 values, k = 4: 0.4 ms against 0.6 to 2.4)."""
 
 
-class DraftModel(Protocol):
-    """What beam search asks of a drafter."""
+class Levels(Protocol):
+    """A drafter's distribution, one level of beams after the other, after one text.
+
+    Shapes: V' is the number of tokens that can be drafted, `output_size`.
+    """
 
     @property
     def output_size(self) -> int: ...
 
-    def advance(self, state: mx.array, tokens: mx.array) -> mx.array: ...
+    def first(self) -> mx.array:
+        """Logits [B, 1, V'] float32 of the token after the root."""
+        ...
 
-    def logits(self, context: mx.array, state: mx.array) -> mx.array: ...
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        """Logits [B, W, V'] float32 after `tokens` [B, W], which extend the last level's beams.
 
-    def to_tokens(self, outputs: mx.array) -> mx.array: ...
+        parents: [B, W] int32, which beam of the last level each of them extends
+        """
+        ...
+
+    def to_tokens(self, outputs: mx.array) -> mx.array:
+        """Indices into V' as token ids."""
+        ...
 
 
-def beam_search(model: DraftModel, context: mx.array, root: mx.array, shape: BeamShape) -> Beams:
+def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
     """The W likeliest prefixes of each length up to L that start with the root.
 
-    Those of length L are the candidates of the paper; those on the way there that none of them
+    Those of length L are the candidates of the paper; the shorter prefixes that no candidate
     begins with are drafts as well.
 
     Shapes:
-      context: [B, D], what the drafter read of the target's hidden state behind the root's
-               predecessor
-      root:    [B] int32
+      root: [B] int32
     Returns:
       Beams with W = shape.width and L = shape.length, the likeliest of each length first
     """
     W, L = shape.width, shape.length
-    check_width(model.output_size, W)
-    B, D = context.shape
+    check_width(levels.output_size, W)
+    B = root.shape[0]
     tokens = [mx.broadcast_to(root[:, None], (B, W))]
     scores = [mx.zeros((B, W), mx.float32)]
-    origins = [mx.zeros((B, W), mx.int32)]
-    # All begin alike, so the first extension looks at one of them only.
-    state = None if L == 1 else model.advance(mx.zeros((B, 1, D), context.dtype), root[:, None])
+    parents = [mx.zeros((B, W), mx.int32)]
     for level in range(1, L):
-        assert state is not None
-        live = state.shape[1]
-        around = mx.broadcast_to(context[:, None], (B, live, D))
-        # [B, live, V']
-        step = _no_better_than_certain(log_softmax(model.logits(around, state)))
+        if level == 1:  # all begin alike: one beam
+            logits, live = levels.first(), 1
+        else:
+            logits, live = levels.following(parents[-1], tokens[-1]), W
+        step = _at_most_zero(log_softmax(logits))  # [B, live, V']
         total = scores[-1][:, :live, None] + step
-        best, where = top_k(total.reshape(B, -1), W)
-        parent, output = where // step.shape[-1], where % step.shape[-1]
-        tokens.append(model.to_tokens(output))
+        best, index = top_k(total.reshape(B, -1), W)
+        tokens.append(levels.to_tokens(index % step.shape[-1]))
         scores.append(best)
-        origins.append(parent)
-        if level < L - 1:
-            state = model.advance(select(state, parent), tokens[-1])
-    return Beams(*(mx.stack(levels, axis=2) for levels in (tokens, scores, origins)))
+        parents.append(index // step.shape[-1])
+    return Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, parents)))
 
 
 def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
@@ -93,10 +98,10 @@ def check_width(output_size: int, width: int) -> None:
 
 
 def select(x: mx.array, beams: mx.array) -> mx.array:
-    """Rows of x [B, W', ...] at `beams` [B, W]."""
+    """x [B, W', D] at `beams` [B, W]."""
     return mx.take_along_axis(x, beams[:, :, None], axis=1)
 
 
-def _no_better_than_certain(log_probs: mx.array) -> mx.array:
-    """At most 0 in spite of rounding, and never NaN: a child is never likelier than its parent."""
+def _at_most_zero(log_probs: mx.array) -> mx.array:
+    """At most 0 in spite of rounding, and never NaN: no child is likelier than its parent."""
     return mx.minimum(mx.where(mx.isnan(log_probs), -mx.inf, log_probs), 0.0)

@@ -20,7 +20,7 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.speculation.accept import Acceptance, up_to
-from redrafter_mlx.speculation.beam_search import DraftModel, check_width, select, top_k
+from redrafter_mlx.speculation.beam_search import Levels, check_width, top_k
 from redrafter_mlx.speculation.sampling import (
     CHOICE,
     DRAFT,
@@ -44,15 +44,16 @@ class SampledDrafts(NamedTuple):
     log_probs: mx.array
 
 
-class SampledModel(DraftModel, Protocol):
+class SampledLevels(Levels, Protocol):
     """What stochastic beam search asks of a drafter."""
 
-    def over_vocabulary(self, log_probs: mx.array) -> mx.array: ...
+    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
+        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
+        ...
 
 
 def draw_drafts(
-    model: SampledModel,
-    context: mx.array,
+    levels: SampledLevels,
     root: mx.array,
     position: mx.array,
     keys: mx.array,
@@ -64,39 +65,36 @@ def draw_drafts(
     The drafter's distribution goes through the same temperature and filters as the target's.
 
     Shapes:
-      context:  [B, D]
       root:     [B] int32
-      position: [B] int32, the root's place in the text; never the same twice in one answer
+      position: [B] int32, of the root; never the same twice in one answer
       keys:     [B, 2] uint32
     """
-    check_width(model.output_size, shape.width)
+    check_width(levels.output_size, shape.width)
     W, L = shape.width, shape.length
-    B, D = context.shape
+    B = root.shape[0]
     tokens = [mx.broadcast_to(root[:, None], (B, W))]
     scores = [mx.zeros((B, W))]  # perturbed log-probabilities; the root's is 0 and certain
-    origins = [mx.zeros((B, W), mx.int32)]
+    parents = [mx.zeros((B, W), mx.int32)]
     likelihood = mx.zeros((B, 1))
-    state = model.advance(mx.zeros((B, 1, D), context.dtype), root[:, None])
-    levels = []
+    distributions = []
     for level in range(1, L):
-        live = state.shape[1]
-        around = mx.broadcast_to(context[:, None], (B, live, D))
-        q = sampled_log_probs(model.logits(around, state), params)  # [B, live, V']
-        levels.append(mx.broadcast_to(q, (B, W, q.shape[-1])) if live == 1 else q)
+        if level == 1:
+            logits, live = levels.first(), 1
+        else:
+            logits, live = levels.following(parents[-1], tokens[-1]), W
+        q = sampled_log_probs(logits, params)  # [B, live, V']
+        distributions.append(mx.broadcast_to(q, (B, W, q.shape[-1])) if live == 1 else q)
         child = likelihood[:, :, None] + q
         noise = gumbel_at(keys, position[:, None], live * q.shape[-1], DRAFT + level)
         perturbed = _with_maximum(child + noise.reshape(q.shape), scores[-1][:, :live, None])
-        best, where = top_k(perturbed.reshape(B, -1), W)
-        parent, output = where // q.shape[-1], where % q.shape[-1]
-        likelihood = mx.take_along_axis(child.reshape(B, -1), where, axis=1)
-        tokens.append(model.to_tokens(output))
+        best, index = top_k(perturbed.reshape(B, -1), W)
+        likelihood = mx.take_along_axis(child.reshape(B, -1), index, axis=1)
+        tokens.append(levels.to_tokens(index % q.shape[-1]))
         scores.append(best)
-        origins.append(parent)
-        if level < L - 1:
-            state = model.advance(select(state, parent), tokens[-1])
-    drawn = Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, origins)))
+        parents.append(index // q.shape[-1])
+    drawn = Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, parents)))
     tree, places = pack_with_places(drawn, shape.nodes)
-    return SampledDrafts(tree, model.over_vocabulary(_at_nodes(levels, places)))
+    return SampledDrafts(tree, levels.over_vocabulary(_at_nodes(distributions, places)))
 
 
 def accept_rejection(

@@ -102,6 +102,16 @@ def join_beams(first: Beams, second: Beams) -> Beams:
     )
 
 
+def likelier_candidate(first: Beams, second: Beams) -> Beams:
+    """Of two beams [B, 1, L], the one of which more drafts are expected to be accepted."""
+    expected = [mx.sum(mx.exp(beams.log_probs[:, :, 1:]), axis=2) for beams in (first, second)]
+    better = (expected[1] > expected[0])[:, :, None]
+    return Beams(
+        mx.where(better, second.tokens, first.tokens),
+        mx.where(better, second.log_probs, first.log_probs),
+    )
+
+
 def final_candidates(beams: Beams) -> Beams:
     """Only the prefixes that a candidate of full length begins with, as in the paper.
 

@@ -102,6 +102,26 @@ class TreeCache:
             offset, mask, write_at, gather, extent, capacity, keep=not tree.is_chain
         )
 
+    def plan_level(self, mask: mx.array, depth: int, length: mx.array, bound: int) -> None:
+        """The next call appends W nodes of one depth to a tree of M - W nodes after the text.
+
+        Shapes:
+          mask:   [B, W, M] bool, True = may attend; the new nodes come last
+          length: [B] int32, committed, at most `bound`; a node of depth 0 stands there
+        """
+        _, W, M = mask.shape
+        extent = _extent(bound + M)
+        attended = attention_mask(mask, length, extent)
+        self.plan = TreePlan(
+            mx.broadcast_to(length[:, None] + depth, (mask.shape[0], W)),
+            attended[0, 0] if attended.shape[0] == 1 else attended,
+            length + (M - W),
+            None,
+            extent,
+            round_up(extent, CAPACITY_STEP),
+            keep=False,
+        )
+
     def plan_forks(self, places: mx.array, ahead: int, length: int) -> None:
         """The next call appends one token to each of N forks of a text of `length` rows.
 

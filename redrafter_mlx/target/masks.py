@@ -16,15 +16,16 @@ def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.arr
           1 1     1 0 1      0        second child
 
     Shapes:
-      tree_mask: [B, N, N] bool
+      tree_mask: [B, N, M] bool, which of a tree's M nodes each of N attends to; all, in a call
+                 on the whole tree
       length:    [B] int32
     Returns:
       [B, 1, N, extent] bool, True = may attend
     """
-    B, N, _ = tree_mask.shape
+    B, N, M = tree_mask.shape
     column = mx.arange(extent)[None, :] - length[:, None]  # [B, extent], 0 = the root's row
-    inside = (column >= 0) & (column < N)
-    index = mx.broadcast_to(mx.clip(column, 0, N - 1)[:, None, :], (B, N, extent))
+    inside = (column >= 0) & (column < M)
+    index = mx.broadcast_to(mx.clip(column, 0, M - 1)[:, None, :], (B, N, extent))
     in_tree = mx.take_along_axis(tree_mask, index, axis=2)
     return ((column < 0)[:, None, :] | (inside[:, None, :] & in_tree))[:, None]
 

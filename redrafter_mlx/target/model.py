@@ -118,20 +118,29 @@ class Target:
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_layers)
 
-    def prefill(self, tokens: mx.array, cache: TreeCache, start: int, last: list[int]) -> mx.array:
-        """Append prompt tokens [B, P] at row `start`; the context behind token `last[b]` of each.
+    def prefill(
+        self,
+        tokens: mx.array,
+        cache: TreeCache,
+        start: int,
+        last: list[int],
+        read: Callable[[int, mx.array], None] | None = None,
+    ) -> mx.array:
+        """Append prompt tokens [B, P] at position `start`; the hidden states at `last[b]` of each.
 
         Works in chunks of PREFILL_CHUNK tokens, each evaluated before the next one starts, so
-        that memory stays bounded.
+        that memory stays bounded. `read` is given each chunk's offset and hidden states.
 
         Returns:
-          context: [B, C]
+          [B, 1, C]
         """
         context: dict[int, mx.array] = {}
         for at in range(0, tokens.shape[1], PREFILL_CHUNK):
             chunk = tokens[:, at : at + PREFILL_CHUNK]
             cache.plan_prompt(start + at, chunk.shape[1])
             hidden = self.hidden(chunk, cache.layers)
+            if read is not None:
+                read(at, hidden)
             for b, place in enumerate(last):
                 if at <= place < at + chunk.shape[1]:
                     context[b] = hidden[b, place - at]
@@ -139,7 +148,7 @@ class Target:
             if at + PREFILL_CHUNK < tokens.shape[1]:
                 mx.eval(cache.buffers)
                 mx.clear_cache()
-        return mx.stack([context[b] for b in range(len(last))])
+        return mx.stack([context[b] for b in range(len(last))])[:, None]
 
     def verify(
         self,
@@ -157,7 +166,13 @@ class Target:
           hidden: [B, N, C], logits: [B, N, V]
         """
         cache.plan_tree(tree, length, bound)
-        return self._tree_call(tree.tokens, cache, compiled)
+        return self.call(tree.tokens, cache, compiled)
+
+    def call(
+        self, tokens: mx.array, cache: TreeCache, compiled: bool = True
+    ) -> tuple[mx.array, mx.array]:
+        """One call on tokens [B, N] that the cache is planned for: hidden states and logits."""
+        return self._tree_call(tokens, cache, compiled)
 
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
         """Hidden states [B, N, C] of a plain call on mlx-lm's own caches, one a layer."""

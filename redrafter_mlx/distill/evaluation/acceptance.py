@@ -77,7 +77,7 @@ def accepted_lengths(
     for at in range(0, len(held_out), _POSITIONS):
         batch = held_out.batch(at, _POSITIONS)
         context = bound.read(batch.states[:_POSITIONS].astype(mx.float32))
-        beams = beam_search(bound, context, batch.roots, shape)
+        beams = beam_search(bound.levels(context, batch.roots), batch.roots, shape)
         P, W, L = beams.tokens.shape
         right = mx.ones((P, W), mx.bool_)  # prefixes that agree with the text
         run, along = mx.zeros((P,), mx.int32), mx.zeros((P, W), mx.int32)

@@ -19,7 +19,7 @@ from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.drafting.interface import DraftInput
+from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.recurrent import Drafter
 from redrafter_mlx.target.model import Target
 
@@ -74,7 +74,7 @@ def quality_on(
     for (name, drafter), timed in zip(drafters.items(), seconds, strict=True):
         laid = _laid(drafter, target, answers, shapes)
         trained = dict(tree_flatten(drafter.trainable_parameters())).values()
-        quality = measure_quality(drafter.bind(target), laid, target.vocab_size, shapes)
+        quality = measure_quality(drafter.bind(target).bound, laid, target.vocab_size, shapes)
         yield DrafterQuality(name, sum(a.size for a in trained), quality, timed)
 
 
@@ -94,7 +94,7 @@ def draft_seconds(
         for (bound, given), mine in zip(ready, times, strict=True):
             for shape in shapes:
                 began = time.perf_counter()
-                mx.eval(bound.propose(given, shape))
+                mx.eval(bound.draft((), given, shape)[0])
                 mine[shape.width].append(time.perf_counter() - began)
     return [{width: median(taken) for width, taken in mine.items()} for mine in times]
 
@@ -107,7 +107,8 @@ def _laid(
     return lay_out(read, max(shape.length for shape in shapes) - 1)
 
 
-def _first_input(laid: Positions, target: Target) -> DraftInput:
+def _first_input(laid: Positions, target: Target) -> Seen:
     """The input of a drafter in the first step of the first answer."""
-    context = mx.array(laid.states[:1]).astype(target.dtype)
-    return DraftInput(context, mx.array(laid.roots[:1]), mx.array(laid.root_at[:1]))
+    features = mx.array(laid.states[:1])[:, None].astype(target.dtype)
+    root, position = int(laid.roots[0]), int(laid.root_at[0]) - 1
+    return Seen(mx.array([[0, root]]), features, mx.array([position]), mx.array([1]), position + 1)

@@ -27,7 +27,7 @@ class Learner:
 
     def __init__(self, drafter: Drafter, target: Target, options: TrainOptions, steps: int) -> None:
         self.drafter, self.options = drafter, options
-        self.bound = drafter.bind(target)
+        self.bound = drafter.bind(target).bound
         self._dtype = target.dtype
         self._outputs = output_index(self.bound, target.vocab_size)
         self._logits = target.logits_of(self.bound.tokens) if options.soft_share else None

@@ -1,0 +1,98 @@
+"""Two drafters at once: their candidates share the beams of one tree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import mlx.core as mx
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.drafting.interface import Bindable, Drafter, Features, Memory, Seen
+from redrafter_mlx.speculation.tree import Beams, join_beams, likelier_candidate
+from redrafter_mlx.target.model import Target
+
+
+class CombinedDrafters:
+    """Any two drafters, not yet bound to a target."""
+
+    def __init__(self, first: Bindable, second: Bindable) -> None:
+        self._first, self._second = first, second
+
+    def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Combined:
+        """Both for this target; raises MismatchError if one does not fit it."""
+        return Combined(self._first.bind(target, tokenizer), self._second.bind(target, tokenizer))
+
+
+class Combined(Drafter):
+    """Half of the beams from each of two drafters; of a single beam, the likelier candidate.
+
+    It remembers what each of them remembers: a pair.
+    """
+
+    def __init__(self, first: Drafter, second: Drafter) -> None:
+        self._both = first, second
+
+    @property
+    def name(self) -> str:
+        return " and ".join(drafter.name for drafter in self._both)
+
+    @property
+    def features(self) -> Features:
+        each = [drafter.features for drafter in self._both]
+        return Features(
+            tuple(sorted({layer for wanted in each for layer in wanted.layers})),
+            any(wanted.hidden for wanted in each),
+            any(wanted.every_position for wanted in each),
+        )
+
+    @property
+    def max_width(self) -> int | None:
+        widths = [drafter.max_width for drafter in self._both if drafter.max_width is not None]
+        return 2 * min(widths) if widths else None
+
+    @property
+    def max_length(self) -> int | None:
+        first, second = (drafter.max_length for drafter in self._both)
+        return None if first is None or second is None else max(first, second)
+
+    @property
+    def level_cost(self) -> float:
+        return sum(drafter.level_cost for drafter in self._both)
+
+    @property
+    def timing_key(self) -> str | None:
+        first, second = (drafter.timing_key for drafter in self._both)
+        return None if first is None or second is None else f"{first} + {second}"
+
+    def empty(self, batch: int) -> Memory:
+        first, second = self._both
+        return first.empty(batch), second.empty(batch)
+
+    def extend(self, memory: Memory, seen: Seen) -> Memory:
+        first, second = cast("tuple[Memory, Memory]", memory)
+        one, other = self._both
+        first = one.extend(first, self._part(seen, one))
+        return first, other.extend(second, self._part(seen, other))
+
+    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+        """Candidates of both; a prefix that both propose counts once, with its better score."""
+        first, second = cast("tuple[Memory, Memory]", memory)
+        one, other = self._both
+        W, L = shape.width, shape.length
+        half = BeamShape(max(W // 2, 1), L)
+        beams, first = one.draft(first, self._part(seen, one), BeamShape(max(W - W // 2, 1), L))
+        more, second = other.draft(second, self._part(seen, other), half)
+        merged = likelier_candidate(beams, more) if W == 1 else join_beams(beams, more)
+        return merged, (first, second)
+
+    def _part(self, seen: Seen, drafter: Drafter) -> Seen:
+        """What one of the two reads of the features that both together need."""
+        wanted, all_layers = drafter.features, self.features.layers
+        if seen.features is None or wanted.layers == all_layers:
+            return seen
+        size = seen.features.shape[-1] // (len(all_layers) + 1)
+        places = [*(all_layers.index(layer) for layer in wanted.layers), len(all_layers)]
+        parts = [seen.features[..., i * size : (i + 1) * size] for i in places]
+        return replace(seen, features=mx.concatenate(parts, axis=-1))

@@ -1,0 +1,344 @@
+"""A draft language model: its trees, its cache, and what it costs, against plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.generate import speculative_generate_step
+from test_decode import counted_reads
+from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
+
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import MismatchError
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target.model import Target
+
+GREEDY = SamplingParams()
+PROMPT = [3, 5, 7, 11, 4, 2, 9, 1]
+SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(2, 3), BeamShape(3, 4), BeamShape(4, 5, 9)]
+
+
+class Words:
+    """Stands for a tokenizer of so many tokens."""
+
+    def __init__(self, size: int, **changed: int) -> None:
+        self.vocabulary = {f"t{i}": i for i in range(size)} | changed
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocabulary
+
+
+def drafter_for(target: Target, model: nn.Module) -> DraftModel:
+    words = Words(target.vocab_size)
+    return DraftModel(model, words).bind(target, words)  # type: ignore[arg-type]
+
+
+def run(
+    decoder: Decoder, n: int, seed: int = 0, shapes: object = None
+) -> tuple[list[int], list[StepResult], SequenceCache]:
+    said: list[int] = []
+
+    def finished(result: StepResult) -> bool:
+        said.extend(result.tokens)
+        return len(said) >= n
+
+    cache = decoder.new_cache()
+    keys = sequence_keys(seed)
+    results = list(decoder.run(cache, 0, PROMPT, keys, finished, shapes))  # type: ignore[arg-type]
+    return said[:n], results, cache
+
+
+class Alternating:
+    """Drafts for some steps, then decodes plainly for some."""
+
+    def __init__(self, *shapes: BeamShape) -> None:
+        self.shapes, self.step = shapes, 0
+
+    def next_shape(self, _: int) -> BeamShape:
+        self.step += 1
+        return self.shapes[self.step % len(self.shapes)]
+
+    def learn(self, _: object) -> None: ...
+
+
+@contextmanager
+def counted_calls(drafter: DraftModel) -> Iterator[list[int]]:
+    """The query rows of every call of the draft model."""
+    model, calls = drafter._model, []
+    honest_call, honest_hidden = model.call, model.hidden
+
+    def call(tokens: mx.array, *rest: object) -> object:
+        calls.append(tokens.shape[1])
+        return honest_call(tokens, *rest)  # type: ignore[arg-type]
+
+    def hidden(tokens: mx.array, *rest: object) -> object:
+        calls.append(tokens.shape[1])
+        return honest_hidden(tokens, *rest)  # type: ignore[arg-type]
+
+    model.call, model.hidden = call, hidden  # type: ignore[method-assign,assignment]
+    try:
+        yield calls
+    finally:
+        del model.call, model.hidden  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2"])
+def test_tokens_equal_autoregression(name: str, shape: BeamShape) -> None:
+    model = random_model(name, num_hidden_layers=3)
+    target = Target(model)
+    drafter = drafter_for(target, truncated(model, 2))
+    said, results, _ = run(Decoder(target, drafter, shape, GREEDY), 60)
+    assert said == plain_tokens(model, PROMPT, 60)
+    assert len({len(r.tokens) for r in results}) > 1, "acceptances of several lengths occurred"
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(3, 4)], ids=str)
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, SamplingParams(0.9, top_k=20), SamplingParams(1.0, accept="rejection", top_p=0.9)],
+    ids=lambda p: p.method,
+)
+def test_the_target_itself_is_accepted_whole(params: SamplingParams, shape: BeamShape) -> None:
+    """Of a model that is sure of itself, so that the greedy candidate is among the likeliest.
+
+    Draws are accepted whole by rejection, where q = p, with one beam.
+    """
+    model = random_model("llama (mistral-style)")
+    model.lm_head.weight = model.lm_head.weight * 100
+    target = Target(model)
+    drafter = drafter_for(target, model)
+    if params.method == "sample":
+        params = SamplingParams(1e-4)  # certain, or its draws would not be the most likely
+    if params.method == "rejection":
+        shape = BeamShape(1, shape.length)
+    _, results, _ = run(Decoder(target, drafter, shape, params), 80)
+    assert {len(r.tokens) for r in results[1:]} == {shape.length}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+def test_a_seed_gives_the_text_of_plain_decoding_by_sample(accept: str, seed: int) -> None:
+    model = random_model(num_hidden_layers=3)
+    target = Target(model)
+    params = SamplingParams(1.1, top_k=30, accept=accept)  # type: ignore[arg-type]
+    drafter = drafter_for(target, truncated(model, 1))
+    said, _, _ = run(Decoder(target, drafter, BeamShape(2, 4), params), 60, seed)
+    plain, _, _ = run(Decoder(target, None, PLAIN, params), 60, seed)
+    again, _, _ = run(Decoder(target, drafter, BeamShape(2, 4), params), 60, seed)
+    assert said == again
+    assert (said == plain) == (accept == "sample")
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        (BeamShape(3, 4),),
+        (BeamShape(1, 4),),
+        (BeamShape(1, 2), PLAIN, PLAIN, BeamShape(3, 5), PLAIN),
+        (PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, BeamShape(2, 2)),
+    ],
+    ids=len,
+)
+def test_the_draft_cache_after_any_step_equals_a_fresh_prefill(
+    shapes: tuple[BeamShape, ...],
+) -> None:
+    model = random_model(num_hidden_layers=3)
+    target = Target(model)
+    small = truncated(model, 2)
+    drafter = drafter_for(target, small)
+    for n in (8, 25, 40):
+        decoder = Decoder(target, drafter, PLAIN, GREEDY)
+        said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
+        decoder._catch_up(cache)
+        known = cache.remembered.item()
+        text = [*PROMPT, *plain_tokens(model, PROMPT, n + 10)]
+        assert known == len(PROMPT) + n - 1 or known <= len(PROMPT) + n + 5
+        fresh = Target(small)
+        want = fresh.new_cache()
+        fresh.prefill(mx.array([text[:known]]), want, 0, [known - 1])
+        assert text[: len(PROMPT) + n] == [*PROMPT, *said]
+        for pair, layer in zip(cache.memory, want.layers, strict=True):
+            for got, expected in zip(pair, (layer.keys, layer.values), strict=True):
+                assert expected is not None
+                np.testing.assert_allclose(
+                    got[:, :, :known], expected[:, :, :known], rtol=1e-4, atol=1e-5
+                )
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_step_calls_the_draft_model_once_for_each_drafted_token(shape: BeamShape) -> None:
+    model = random_model()
+    target = Target(model)
+    drafter = drafter_for(target, model)
+    with counted_calls(drafter) as calls:
+        _, results, _ = run(Decoder(target, drafter, shape, GREEDY), 40)
+    drafts = len(results) + 1  # after the prompt, after each step, and one that is not submitted
+    assert calls[0] == len(PROMPT)
+    assert len(calls) == 1 + drafts * (shape.length - 1)
+
+
+def test_a_parked_draft_model_is_not_called() -> None:
+    model = random_model()
+    target = Target(model)
+    drafter = drafter_for(target, model)
+    with counted_calls(drafter) as calls:
+        run(Decoder(target, drafter, PLAIN, GREEDY), 30)
+    assert calls == []
+
+
+def test_what_was_missed_is_read_in_one_call() -> None:
+    model = random_model()
+    target = Target(model)
+    drafter = drafter_for(target, model)
+    with counted_calls(drafter) as calls:
+        decoder = Decoder(target, drafter, PLAIN, GREEDY)
+        said, _, _ = run(decoder, 20, shapes=Alternating(*[PLAIN] * 9, BeamShape(1, 2)))
+    assert said == plain_tokens(model, PROMPT, 20)
+    assert calls[:3] == [len(PROMPT), 8, 2]
+
+
+def test_the_loop_reads_once_a_step_on_the_host() -> None:
+
+    model = random_model()
+    target = Target(model)
+    drafter = drafter_for(target, truncated(model, 1))
+    with counted_reads() as counts:
+        _, results, _ = run(Decoder(target, drafter, BeamShape(3, 4), GREEDY), 40)
+    assert counts == {"tolist": len(results), "eval": len(results) - 1}
+
+
+@pytest.mark.parametrize("chunk", [2, 3, 7])
+def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model(num_hidden_layers=3)
+    target = Target(model)
+    drafter = drafter_for(target, truncated(model, 2))
+    decoder = Decoder(target, drafter, BeamShape(3, 4), GREEDY)
+    _, whole, _ = run(decoder, 40)
+    monkeypatch.setattr("redrafter_mlx.target.model.PREFILL_CHUNK", chunk)
+    _, pieces, _ = run(decoder, 40)
+    assert [r.tokens for r in pieces] == [r.tokens for r in whole]
+
+
+def test_batch_rows_are_decoded_as_if_alone() -> None:
+    model = random_model(num_hidden_layers=3)
+    target = Target(model)
+    drafter = drafter_for(target, truncated(model, 2))
+    decoder = Decoder(target, drafter, BeamShape(2, 4), GREEDY)
+    prompts = [PROMPT, PROMPT[:3]]
+    state, output = decoder.start(decoder.new_cache(2), 0, prompts, sequence_keys(0, 2))
+    said = [list(r.tokens) for r in read_report(output)]
+    for _ in range(12):
+        bound = max(state.length.tolist())  # type: ignore[type-var]
+        state, output = decoder.step(state, int(bound))  # type: ignore[arg-type]
+        for row, result in zip(said, read_report(output), strict=True):
+            row.extend(result.tokens)
+    for prompt, row in zip(prompts, said, strict=True):
+        assert row == plain_tokens(model, prompt, len(row))
+    assert max(map(len, said)) > 20
+
+
+def test_a_session_reads_its_text_once() -> None:
+    model = byte_model()
+    small = DraftModel(truncated(model, 1), byte_tokenizer())
+    redrafter = Redrafter(model, byte_tokenizer(), small)
+    assert isinstance(redrafter.drafter, DraftModel)
+    session, alone = redrafter.session(), Redrafter(model, byte_tokenizer()).session()
+    options = {"max_tokens": 12, "beam_width": 2, "beam_length": 3}
+    read = []
+    with counted_calls(redrafter.drafter) as calls:
+        for turn in ("one", "two and more", "three"):
+            before = len(calls)
+            said = "".join(r.text for r in session.stream(turn, **options))
+            assert "".join(r.text for r in alone.stream(turn, max_tokens=12)) == said
+            read.append(max(calls[before:]))
+            redrafter.generate("something else", **options)  # type: ignore[arg-type]
+    whole = len(redrafter.encode(session.messages))
+    assert sum(read) < whole, "each turn was read once"
+
+
+def test_a_session_goes_on_after_a_turn_without_drafts() -> None:
+    model = byte_model()
+    small = DraftModel(truncated(model, 1), byte_tokenizer())
+    drafted = Redrafter(model, byte_tokenizer(), small).session()
+    plain = Redrafter(model, byte_tokenizer()).session()
+    for turn, draft in (("one", True), ("two", False), ("three", True), ("four", True)):
+        options = {"max_tokens": 10, "beam_width": 2, "beam_length": 4, "draft": draft}
+        said = "".join(r.text for r in drafted.stream(turn, **options))
+        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+
+
+def test_buffers_of_the_draft_model_are_written_in_place() -> None:
+    """While decoding, memory holds both caches once; a buffer that is copied is there twice."""
+    model = random_model(num_attention_heads=2, num_key_value_heads=2, head_dim=64)
+    target = Target(model)
+    drafter = drafter_for(target, random_model(
+        seed=4, num_attention_heads=2, num_key_value_heads=2, head_dim=64, num_hidden_layers=6
+    ))  # fmt: skip
+    prompt = [i % VOCAB for i in range(3_000)]
+    decoder = Decoder(target, drafter, BeamShape(2, 4), GREEDY)
+    cache = decoder.new_cache()
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    seen = 0
+
+    def finished(_: StepResult) -> bool:
+        nonlocal seen
+        seen += 1
+        if seen == 3:
+            mx.reset_peak_memory()
+        return seen == 12
+
+    for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
+        pass
+    held = cache.target.nbytes + sum(a.nbytes for pair in cache.memory for a in pair)
+    assert mx.get_peak_memory() - before < 1.2 * held
+
+
+def test_a_larger_vocabulary_is_cut_to_the_common_tokens() -> None:
+    for own, theirs in ((VOCAB + 31, VOCAB), (VOCAB, VOCAB + 31)):
+        model = random_model(vocab_size=theirs)
+        target = Target(model)
+        drafter = DraftModel(random_model(vocab_size=own), Words(own)).bind(  # type: ignore[arg-type]
+            target,
+            Words(theirs),  # type: ignore[arg-type]
+        )
+        for params in (GREEDY, SamplingParams(1.0, accept="rejection")):
+            said, _, _ = run(Decoder(target, drafter, BeamShape(2, 3), params), 30)
+            assert params.method != "greedy" or said == plain_tokens(model, PROMPT, 30)
+
+
+def test_another_tokenizer_is_refused_with_its_first_difference() -> None:
+    with pytest.raises(MismatchError, match=r"token 4 is 'x'.*'t4'"):
+        check_same_tokens(Words(9, x=4), Words(9), 9, "small")  # type: ignore[arg-type]
+    check_same_tokens(Words(9), Words(12), 9, "small")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_mlx_lms_own_draft_model_accepts_no_more(layers: int) -> None:
+    """One beam drafts what mlx-lm drafts, step by step."""
+    model = random_model(vocab_size=12, num_hidden_layers=3)
+    target, small = Target(model), truncated(model, layers)
+    decoder = Decoder(target, drafter_for(target, small), BeamShape(1, 4), GREEDY)
+    said, results, _ = run(decoder, 61)
+    prompt = mx.array([*PROMPT, said[0]])
+    theirs = list(
+        speculative_generate_step(prompt, model, small, num_draft_tokens=3, max_tokens=60)
+    )
+    plain = plain_tokens(model, PROMPT, 61)
+    assert said == plain
+    assert [int(token) for token, _, _ in theirs] == plain[1:]
+    steps = sum(not from_draft for _, _, from_draft in theirs) + theirs[-1][2]
+    assert len(results) - 1 <= steps

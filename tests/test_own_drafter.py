@@ -1,0 +1,245 @@
+"""A drafter of one's own, and two drafters together: through every door, and exact."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
+
+import redrafter_mlx
+from redrafter_mlx import loading
+from redrafter_mlx.cli import main
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.drafting.combined import Combined
+from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
+from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.errors import BadInputError, ModelNotFoundError
+from redrafter_mlx.loading import LoadedTarget
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.source import TargetSource
+
+DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
+PROMPT = [3, 5, 7, 3, 5, 7, 3]
+GREEDY = SamplingParams()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    """The example of the documents, as a file."""
+    (code,) = re.findall(r"```python\n(.*?)```", DESIGN.read_text(encoding="utf-8"), re.S)
+    path = tmp_path / "again.py"
+    path.write_text(code, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> LoadedTarget:
+    """A tiny model in the place of whatever is asked for."""
+    source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+    loaded = LoadedTarget(byte_model(), byte_tokenizer(), source)
+    monkeypatch.setattr(loading, "load_target", lambda *_, **__: loaded)
+    return loaded
+
+
+def tokens_of(decoder: Decoder, prompt: list[int], n: int) -> tuple[list[int], list[StepResult]]:
+    emitted: list[int] = []
+
+    def finished(result: StepResult) -> bool:
+        emitted.extend(result.tokens)
+        return len(emitted) >= n
+
+    results = list(decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished))
+    return emitted[:n], results
+
+
+def made(path: Path) -> Drafter:
+    found = loading._from_file(f"{path}:LastTokenAgain")
+    assert isinstance(found, Drafter)
+    return found
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 3), BeamShape(2, 4)], ids=str)
+def test_the_example_drafts_and_the_text_stays_the_targets(own: Path, shape: BeamShape) -> None:
+    model = random_model(vocab_size=6)
+    decoder = Decoder(Target(model), made(own), shape, GREEDY)
+    prompt = [1, 2, 3]
+    emitted, results = tokens_of(decoder, prompt, 60)
+    assert emitted == plain_tokens(model, prompt, 60)
+    assert {r.nodes for r in results[1:]} <= {shape.nodes, shape.nodes - shape.length + 1}
+    assert max(len(r.tokens) for r in results) > 1
+
+
+@pytest.mark.usefixtures("tiny")
+def test_it_drafts_through_load(own: Path) -> None:
+    plain = redrafter_mlx.load(drafter=None).generate("hello", max_tokens=20)
+    for drafter in (made(own), f"{own}:LastTokenAgain"):
+        model = redrafter_mlx.load(drafter=drafter)
+        assert model.drafting == "the last token again"
+        found = model.generate("hello", max_tokens=20, beam_width=2, beam_length=3)
+        assert found.token_ids == plain.token_ids
+        assert set(found.shapes) == {BeamShape(2, 3)}
+    both = redrafter_mlx.load(drafter=f"{own}:LastTokenAgain+lookup")
+    assert both.drafting == "the last token again and lookup"
+    assert both.generate("hello", max_tokens=20).token_ids == plain.token_ids
+
+
+@pytest.mark.usefixtures("tiny")
+def test_it_drafts_in_bench(own: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = ["bench", "--drafter", f"{own}:LastTokenAgain", "--beam-width", "2",
+              "--beam-length", "3", "--categories", "writing", "--max-tokens", "6", "-r", "1",
+              "--warmup", "0", "-o", "json"]  # fmt: skip
+    assert main.run(wanted) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["models"][0]["drafter"] == "the last token again"
+    (row, *_) = (row for row in found["rows"] if row["method"] == "redrafter")
+    assert row["nodes"] > 2
+
+
+@pytest.mark.parametrize(
+    ("code", "named"),
+    [
+        ("class LastTokenAgain: pass\n", "Drafter"),
+        ("import nowhere_to_be_found\n", "nowhere_to_be_found"),
+        ("x = 1\n", "LastTokenAgain"),
+        ("class LastTokenAgain:\n    def __init__(self): raise OSError('no')\n", "no"),
+    ],
+)
+def test_a_file_that_makes_no_drafter_is_refused_in_one_line(
+    own: Path, code: str, named: str
+) -> None:
+    own.write_text(code, encoding="utf-8")
+    with pytest.raises(BadInputError, match=named) as error:
+        loading.check_drafter(f"{own}:LastTokenAgain")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_is_not_there_is_named() -> None:
+    with pytest.raises(ModelNotFoundError, match=r"nowhere\.py"):
+        loading.check_drafter("nowhere.py:Drafter")
+
+
+def truncated_drafter(target: Target) -> DraftModel:
+    words = byte_tokenizer()
+    model = random_model(seed=5, vocab_size=target.vocab_size)
+    return DraftModel(model, words).bind(target, words)
+
+
+class SeesEverything(Drafter):
+    """Remembers features of two kinds, and drafts what it is told to."""
+
+    def __init__(self, inner: Drafter, layers: tuple[int, ...]) -> None:
+        self.inner, self.layers, self.seen = inner, layers, 0
+
+    @property
+    def features(self) -> Features:
+        return Features(self.layers, hidden=True, every_position=True)
+
+    def empty(self, batch: int) -> Memory:
+        return (mx.zeros((batch, 0, 1)),)
+
+    def extend(self, memory: Memory, seen: Seen) -> Memory:
+        assert seen.features is not None
+        (kept,) = memory
+        assert isinstance(kept, mx.array)
+        return (mx.concatenate([kept, seen.features[..., :1]], axis=1),)
+
+    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+        beams, _ = self.inner.draft((), seen, shape)
+        assert seen.features is not None
+        self.seen = seen.features.shape[-1]
+        return beams, self.extend(memory, seen)
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(2, 3), BeamShape(3, 4)], ids=str)
+@pytest.mark.parametrize("kind", ["recurrent and model", "model and oracle", "layers"])
+def test_two_drafters_together_keep_the_text(kind: str, shape: BeamShape) -> None:
+    model = random_model(vocab_size=12)
+    target = Target(model)
+    plain = plain_tokens(model, PROMPT, 60)
+    oracle = Oracle(PROMPT + plain, 12, seed=3)
+    layers = random_drafter(vocab_size=12, context_layers=(1,)).bind(target)
+    first, second = {
+        "recurrent and model": (
+            random_drafter(vocab_size=12).bind(target),
+            truncated_drafter(target),
+        ),
+        "model and oracle": (truncated_drafter(target), oracle),
+        "layers": (SeesEverything(oracle, (0,)), layers),
+    }[kind]
+    both = Combined(first, second)
+    decoder = Decoder(target.reading(both.features.layers), both, shape, GREEDY)
+    emitted, results = tokens_of(decoder, PROMPT, 60)
+    assert emitted == plain
+    assert max(len(r.tokens) for r in results) > 1
+    assert {r.shape for r in results[1:]} == {shape}
+
+
+def test_each_of_two_drafters_reads_its_own_features() -> None:
+    model = random_model(vocab_size=12)
+    target = Target(model)
+    one = SeesEverything(Oracle(PROMPT, 12), (0,))
+    other = SeesEverything(Oracle(PROMPT, 12), (1,))
+    both = Combined(one, other)
+    assert both.features == Features((0, 1), hidden=True, every_position=True)
+    reading = target.reading((0, 1))
+    tokens_of(Decoder(reading, both, BeamShape(2, 3), GREEDY), PROMPT, 10)
+    assert one.seen == other.seen == 2 * target.hidden_size
+
+
+def test_together_they_accept_at_least_what_the_better_half_does() -> None:
+    """An oracle that never errs, beside a drafter that knows nothing."""
+    model = random_model()
+    target = Target(model)
+    plain = plain_tokens(model, PROMPT, 60)
+
+    class Knows(Oracle):
+        def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+            known = mx.array([*self.text, *[0] * 20])
+            at = seen.root_position[:, None, None] + mx.arange(shape.length)[None, None]
+            tokens = mx.broadcast_to(known[at], (1, shape.width, shape.length))
+            scores = -0.01 * mx.broadcast_to(mx.arange(shape.length), tokens.shape)
+            return Beams(tokens, scores), memory
+
+    knowing = Knows(PROMPT + plain, 97)
+    for pair in ((knowing, random_drafter().bind(target)), (truncated_drafter(target), knowing)):
+        for shape in (BeamShape(1, 4), BeamShape(2, 4), BeamShape(3, 4)):
+            _, results = tokens_of(Decoder(target, Combined(*pair), shape, GREEDY), PROMPT, 40)
+            assert {len(r.tokens) for r in results[1:-1]} == {4}
+
+
+def test_parked_drafters_catch_up_together() -> None:
+    model = random_model(vocab_size=12)
+    target = Target(model)
+    both = Combined(truncated_drafter(target), SeesEverything(Oracle(PROMPT, 12), ()))
+    decoder = Decoder(target, both, PLAIN, GREEDY)
+    cache = decoder.new_cache()
+    emitted: list[int] = []
+
+    class Scripted:
+        steps = 0
+
+        def next_shape(self, _: int) -> BeamShape:
+            self.steps += 1
+            return BeamShape(2, 3) if self.steps % 5 == 0 else PLAIN
+
+        def learn(self, _: object) -> None: ...
+
+    def finished(result: StepResult) -> bool:
+        emitted.extend(result.tokens)
+        return len(emitted) >= 40
+
+    keys = sequence_keys(0)
+    for _ in decoder.run(cache, 0, PROMPT, keys, finished, Scripted()):  # type: ignore[arg-type]
+        pass
+    assert emitted[:40] == plain_tokens(model, PROMPT, 40)
+    assert isinstance(cache.memory[1][0], mx.array)
+    assert cache.memory[1][0].shape[1] >= cache.remembered.item() > 20
