@@ -46,7 +46,10 @@ def run_command(chat: Chat, line: str) -> None:
         raise BadInputError(
             f"unknown command {name}; {hint} (a space in front sends the line as a message)"
         )
-    command.run(chat, check_text(name, rest.strip()))
+    rest = check_text(name, rest.strip())
+    if rest and command.usage == name:
+        raise BadInputError(f"{name} takes nothing after it, not {rest!r}")
+    command.run(chat, rest)
 
 
 def describe_model(chat: Chat) -> str:
@@ -59,8 +62,7 @@ def describe_model(chat: Chat) -> str:
     return ", ".join([*words, f"drafting by {drafting}" if drafting else "decoding plainly"])
 
 
-def _help(chat: Chat, rest: str) -> None:
-    _refuse_words("/help", rest)
+def _help(chat: Chat, _: str) -> None:
     width = max(len(c.usage) for c in COMMANDS)
     lines = [f"{c.usage:<{width}}  {c.summary}" for c in COMMANDS]
     lines += [
@@ -71,8 +73,7 @@ def _help(chat: Chat, rest: str) -> None:
     chat.terminal.say("\n".join(lines))
 
 
-def _clear(chat: Chat, rest: str) -> None:
-    _refuse_words("/clear", rest)
+def _clear(chat: Chat, _: str) -> None:
     chat.session.clear()
     chat.terminal.say("conversation cleared; system message and options stay")
 
@@ -96,8 +97,7 @@ def _set(chat: Chat, rest: str) -> None:
     chat.terminal.say(_shown_option(chat, name))
 
 
-def _show(chat: Chat, rest: str) -> None:
-    _refuse_words("/show", rest)
+def _show(chat: Chat, _: str) -> None:
     source = chat.model.source
     rows = []
     if source is not None:
@@ -136,14 +136,12 @@ def _load(chat: Chat, rest: str) -> None:
     chat.session.messages = saved.messages
     chat.options = saved.options
     source = chat.model.source
-    note = ""
-    if saved.model is not None and source is not None and saved.model != source.name:
-        note = f"; they were with {saved.model}, this is {source.name}"
+    other = saved.model is not None and source is not None and saved.model != source.name
+    note = f"; they were with {saved.model}" if other else ""
     chat.terminal.say(f"loaded {shown_turns(saved.messages)} from {path}{note}")
 
 
-def _exit(chat: Chat, rest: str) -> None:
-    _refuse_words("/exit", rest)
+def _exit(chat: Chat, _: str) -> None:
     chat.leaving = True
 
 
@@ -190,11 +188,6 @@ def _words(name: str, text: str) -> tuple[str, ...]:
         return tuple(shlex.split(text))
     except ValueError:
         raise BadInputError(f"{name} has an open quotation mark: {text}") from None
-
-
-def _refuse_words(name: str, rest: str) -> None:
-    if rest:
-        raise BadInputError(f"{name} takes nothing after it, not {rest!r}")
 
 
 def _path(name: str, rest: str) -> Path:
