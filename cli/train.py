@@ -139,7 +139,7 @@ def command(
 ) -> None:
     """Train a drafter for a model, on text that the model writes itself.
 
-    Ctrl-C saves and stops; the same command goes on where it stopped. At the end the drafter is
+    Ctrl-C saves and stops; the same command resumes where it stopped. At the end the drafter is
     timed beside plain decoding, and a line says whether it is faster on this machine. All options
     are written to train.toml beside the drafter; --config repeats or changes a run.
     """

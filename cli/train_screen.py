@@ -39,7 +39,7 @@ Update = Callable[..., None]
 
 
 def run_training(job: TrainingJob, *, dry_run: bool) -> None:
-    """Run a job from its first stage to its last; Ctrl-C leaves it ready to go on."""
+    """Run a job from its first stage to its last; Ctrl-C leaves it ready to resume."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     loading = f"loading {job.model}"
     with progress_bars(loading) as progress, _lines(console, Stage(loading)):
@@ -130,7 +130,9 @@ def _print_quality(
 ) -> None:
     """One line an evaluation, in columns."""
     if header:
-        console.print(f"held out: {run_header(quality)}")
+        widths = ", ".join(map(str, quality.tokens_per_step))
+        length = len(next(iter(quality.accepted.values()))) + 1
+        console.print(f"held out: beams of width {widths} and length {length}")
         console.print(
             "   step   top-1 by position"
             + " " * max(1, 6 * len(quality.top1) - 16)
@@ -142,13 +144,6 @@ def _print_quality(
     top5 = " ".join(f"{x:5.1%}" for x in quality.top5)
     steps = " ".join(f"{x:.2f}" for x in quality.tokens_per_step.values())
     console.print(f"{step:7d}   {top1}  {top5}  {steps}{'  saved' if best else ''}")
-
-
-def run_header(quality: DraftQuality) -> str:
-    """Which beams are simulated."""
-    widths = ", ".join(map(str, quality.tokens_per_step))
-    length = len(next(iter(quality.accepted.values()))) + 1
-    return f"beams of width {widths} and length {length}"
 
 
 def _measure(run: TrainingRun, console: Console) -> list[MeasuredRow]:

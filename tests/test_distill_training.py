@@ -232,7 +232,7 @@ def test_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> Non
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
     saved = load_checkpoint(folder / "out")
     assert saved is not None
-    assert saved.step == 4
+    assert saved.progress.step == 4
     trainer = make_trainer(folder)
     assert losses(trainer) == want[4:]
     assert not [p for p in os.listdir(folder / "out") if p.startswith(".") and CHECKPOINT in p]

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
-from redrafter_mlx.distill.options import WritingOptions
+from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 
 PARENT = """
 import sys
 from pathlib import Path
-from redrafter_mlx.distill.options import WritingOptions
+from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
 
 class Job(CorpusJob):
@@ -26,7 +26,7 @@ class Job(CorpusJob):
         return exec, (sys.argv[1],)
 
 if __name__ == "__main__":
-    job = Job("tiny", "float32", None, (), WritingOptions(), Path("corpus"))
+    job = Job(TrainingJob("tiny", Path("out")), (), Path("corpus"))
     write_corpus(job, answer_tokens=1, max_bytes=1_000_000, workers=2)
 """
 """Writes a corpus whose workers run the code of its argument instead."""
@@ -89,6 +89,6 @@ class _UnsendableJob(CorpusJob):
 
 
 def test_a_process_that_does_not_start_says_why(tmp_path: Path) -> None:
-    job = _UnsendableJob("tiny", "float32", None, (), WritingOptions(), tmp_path / "corpus")
+    job = _UnsendableJob(TrainingJob("tiny", tmp_path), (), tmp_path / "corpus")
     with pytest.raises(OSError, match="no more processes"):
         write_corpus(job, answer_tokens=1, max_bytes=1_000_000, workers=2)

@@ -24,7 +24,7 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.distill.run import TrainingRun
-from redrafter_mlx.distill.training.checkpoint import Checkpoint, save_checkpoint
+from redrafter_mlx.distill.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.loading import load
@@ -469,7 +469,7 @@ def test_files_of_another_run_or_of_none_are_not_written_over(
 ) -> None:
     other, none = tmp_path / "other", tmp_path / "none"
     other.mkdir()
-    save_checkpoint(Checkpoint({}, {}, {"target": "sha256:0"}, 1, 0, 1, 0.0), other)
+    save_checkpoint(Checkpoint({}, {}, {"target": "sha256:0"}, Progress(1, 0, 1)), other)
     none.mkdir()
     (none / "README.md").write_text("mine")
     for output, named in ((other, "a run with target 'sha256:0'"), (none, "README.md")):

@@ -54,7 +54,6 @@ class Estimate:
 
 
 def estimate(
-    job: TrainingJob,
     corpus: CorpusJob,
     target: Target,
     tokenizer: TokenizerWrapper,
@@ -66,7 +65,7 @@ def estimate(
 
     Raises BadInputError, naming the file, for given conversations without a usable answer.
     """
-    source = corpus.source(target, tokenizer)
+    job, source = corpus.job, corpus.source(target, tokenizer)
     if isinstance(source, Writer):
         answers, seconds = job.answer_tokens, _writing_seconds(job, corpus.room, target)
     else:

@@ -126,17 +126,19 @@ class TrainingRun:
 
     @property
     def corpus_job(self) -> CorpusJob:
-        job = self.job
         return CorpusJob(
-            job.model, job.dtype, job.quantize, self.given.conversations, job.writing, self.folder,
-            job.labels if job.data else None, job.training.draft_length,
-            self.extras, self.given.exclude, self.plan.room,
-        )  # fmt: skip
+            self.job,
+            self.given.conversations,
+            self.folder,
+            self.extras,
+            self.given.exclude,
+            self.plan.room,
+        )
 
     def estimate(self) -> Estimate:
         """What the whole run will take, from a short trial."""
         tokenizer = self.loaded.tokenizer
-        return estimate(self.job, self.corpus_job, self.target, tokenizer, self._plan)
+        return estimate(self.corpus_job, self.target, tokenizer, self._plan)
 
     def write(self, progress: Callable[[CorpusSize], None] = lambda _: None) -> CorpusSize:
         """Stage one: the corpus, as far as it is not there yet."""

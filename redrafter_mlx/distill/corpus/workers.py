@@ -20,14 +20,13 @@ from pathlib import Path
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import DType
 from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, Exclusions
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import ShardSummary, save_shard, summarise_shard
 from redrafter_mlx.distill.corpus.writer import Writer
-from redrafter_mlx.distill.options import Labels, WritingOptions
+from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import remove_abandoned
@@ -41,35 +40,27 @@ _POLL = 1.0
 
 @dataclass(frozen=True)
 class CorpusJob:
-    """What a worker has to know: the target, the conversations, what to do with them, and where.
+    """What a worker has to know: the job, its texts, and where to write.
 
-    model, dtype, quantize: as in `load_target`
-    conversations: prompts to answer; with `labels`, answers to read
-    labels, length: as in `Reader`; without labels the target writes
-    extras: what is kept beside the texts
+    conversations: prompts to answer; with `job.data`, answers to read
+    extras:  what is kept beside the texts
     exclude: questions that the target's own prompts must not be
-    room: bytes for the rows of one batch in a process; None is no bound
+    room:    bytes for the rows of one batch in a process; None is no bound
     """
 
-    model: str
-    dtype: DType
-    quantize: int | None
+    job: TrainingJob
     conversations: tuple[Conversation, ...]
-    writing: WritingOptions
     folder: Path
-    labels: Labels | None = None
-    length: int = 0
     extras: Extras = field(default_factory=Extras)
     exclude: Exclusions = NOTHING
     room: int | None = None
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
         """What makes the blocks."""
-        if self.labels is None:
-            return Writer(
-                target, tokenizer, self.conversations, self.writing, self.exclude, self.room
-            )
-        return Reader(target, tokenizer, self.conversations, self.labels, self.length)
+        job, texts = self.job, self.conversations
+        if job.data is None:
+            return Writer(target, tokenizer, texts, job.writing, self.exclude, self.room)
+        return Reader(target, tokenizer, texts, job.labels, job.training.draft_length)
 
     def path(self, block: int) -> Path:
         return self.folder / f"block-{block:06d}.safetensors"
@@ -110,7 +101,7 @@ def write_corpus(
     It has `least_blocks` at least, unless they take more than `max_bytes`.
     A single worker is this process, with the target that it has `loaded`.
     What is in the folder already is kept. Interrupted by an exception (Ctrl-C is one) it leaves
-    whole shards only, and goes on with the next call.
+    whole shards only, which the next call adds to.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     remove_abandoned(job.folder.rglob(".*.block-*"))
@@ -140,7 +131,7 @@ def write_corpus(
                 if process.exitcode not in (None, 0):
                     raise RedrafterError(
                         "a writing process ended early; its message is above, and the same "
-                        "command goes on where it stopped"
+                        "command resumes where it stopped"
                     )
             now = size()
             progress(now)
@@ -149,7 +140,8 @@ def write_corpus(
 
 def work(job: CorpusJob, worker: int, workers: int) -> None:
     """Write the blocks of one worker until this process is ended."""
-    loaded = load_target(job.model, dtype=job.dtype, quantize=job.quantize, offline=True)
+    wanted = job.job
+    loaded = load_target(wanted.model, dtype=wanted.dtype, quantize=wanted.quantize, offline=True)
     for _ in _write_blocks(job, loaded, worker, workers):
         pass
 
@@ -158,7 +150,7 @@ def _write_blocks(job: CorpusJob, loaded: LoadedTarget, worker: int, workers: in
     """Write the blocks of one of several workers that are not there yet, in order."""
     target = Target(loaded.model).reading(job.extras.context)
     source = job.source(target, loaded.tokenizer)
-    made = {"writing": json.dumps(asdict(job.writing)), "target": loaded.source.fingerprint}
+    made = {"writing": json.dumps(asdict(job.job.writing)), "target": loaded.source.fingerprint}
     block = worker
     while source.blocks is None or block < source.blocks:
         path, tokenizer = job.path(block), loaded.tokenizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,24 +17,33 @@ CHECKPOINT = "checkpoint.safetensors"
 FORMAT = "redrafter-mlx training 1"
 
 
+@dataclass
+class Progress:
+    """How far training has come.
+
+    step:  of the optimiser
+    epoch, batch: in the order of batches
+    best:  the highest simulated tokens/step that was saved, 0 if none was
+    """
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0
+    best: float = 0.0
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A run's state.
 
     drafter, optimizer: parameters by dotted name
     made_by: what the run is, compared before it resumes
-    step:    steps of the optimiser that were made
-    epoch, batch: where in the order of batches it stands
-    best:    the highest simulated tokens/step that was saved, 0 if none was
     """
 
     drafter: Mapping[str, mx.array]
     optimizer: Mapping[str, mx.array]
     made_by: Mapping[str, object]
-    step: int
-    epoch: int
-    batch: int
-    best: float
+    progress: Progress
 
 
 def save_checkpoint(state: Checkpoint, folder: Path) -> None:
@@ -43,15 +52,9 @@ def save_checkpoint(state: Checkpoint, folder: Path) -> None:
         **{f"drafter.{name}": array for name, array in state.drafter.items()},
         **{f"optimizer.{name}": array for name, array in state.optimizer.items()},
     }
-    position = {
-        "made_by": state.made_by,
-        "step": state.step,
-        "epoch": state.epoch,
-        "batch": state.batch,
-        "best": state.best,
-    }
+    record = json.dumps({"made_by": state.made_by, **asdict(state.progress)})
     with atomic_write(folder / CHECKPOINT) as partial:
-        mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": json.dumps(position)})
+        mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": record})
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
@@ -68,21 +71,14 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
         mx.eval(arrays)
-        position = json.loads(metadata["state"])
+        record = json.loads(metadata["state"])
         parts: dict[str, dict[str, mx.array]] = {"drafter": {}, "optimizer": {}}
         for name, array in arrays.items():
             part, rest = name.split(".", 1)
             parts[part][rest] = array
-        return Checkpoint(
-            parts["drafter"],
-            parts["optimizer"],
-            position["made_by"],
-            int(position["step"]),
-            int(position["epoch"]),
-            int(position["batch"]),
-            float(position["best"]),
-        )
-    except (RuntimeError, ValueError, KeyError) as error:
+        made_by = record.pop("made_by")
+        return Checkpoint(parts["drafter"], parts["optimizer"], made_by, Progress(**record))
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise DamagedFileError(
             f"{path} cannot be used: {error}; delete it to train from the start"
         ) from None

@@ -17,6 +17,7 @@ from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_qu
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import (
     Checkpoint,
+    Progress,
     check_same_run,
     load_checkpoint,
     save_checkpoint,
@@ -54,16 +55,6 @@ class Evaluation:
 Event = Step | Evaluation
 
 
-@dataclass
-class _Progress:
-    """How far training has come in the order of batches."""
-
-    step: int = 0
-    epoch: int = 0
-    batch: int = 0
-    best: float = 0.0
-
-
 class Trainer:
     """One training run of a drafter in a folder."""
 
@@ -85,7 +76,7 @@ class Trainer:
         self.steps, self.folder, self.made_by = steps, folder, made_by
         self.learner = Learner(drafter, target, options, steps)
         self._start = self._weights() if options.keep_start else {}
-        self._at = _Progress()
+        self._at = Progress()
         self._resume()
 
     @property
@@ -116,19 +107,9 @@ class Trainer:
 
     def save(self) -> None:
         """Write the run's state, from which the same command resumes."""
-        at = self._at
-        save_checkpoint(
-            Checkpoint(
-                self._weights(),
-                dict(tree_flatten(self.learner.optimizer.state)),
-                self.made_by,
-                at.step,
-                at.epoch,
-                at.batch,
-                at.best,
-            ),
-            self.folder,
-        )
+        optimizer = dict(tree_flatten(self.learner.optimizer.state))
+        state = Checkpoint(self._weights(), optimizer, self.made_by, self._at)
+        save_checkpoint(state, self.folder)
 
     def _weights(self) -> dict[str, mx.array]:
         """What is trained, by dotted name."""
@@ -141,7 +122,7 @@ class Trainer:
         check_same_run(found, self.made_by, self.folder)
         self.drafter.load_weights(list(found.drafter.items()), strict=False)
         self.learner.optimizer.state = tree_unflatten(list(found.optimizer.items()))
-        self._at = _Progress(found.step, found.epoch, found.batch, found.best)
+        self._at = found.progress
 
     def _batches(self) -> Iterator[Batch]:
         """Batch after batch, pass after pass, from where the run stands."""
