@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from redrafter_mlx.distill.options_file import OPTIONS, make_job, read_options
 from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.loading import find_drafters
 from redrafter_mlx.weights import SHIPPED_DRAFTERS
@@ -27,6 +28,14 @@ def test_a_shipped_drafter_is_small_whole_and_explained(folder: Path) -> None:
     assert header.shapes["draft_vocab"] == (config.draft_vocab_size,)
     assert sum(file.stat().st_size for file in folder.iterdir()) < 20_000_000
     assert "redrafter-mlx train" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("folder", SHIPPED, ids=lambda folder: folder.name)
+def test_the_options_of_a_shipped_drafter_are_those_of_train(folder: Path, tmp_path: Path) -> None:
+    job, config = make_job(read_options(folder / OPTIONS), tmp_path), read_config(folder)
+    assert job.model == folder.name == config.target
+    assert job.drafter.draft_vocab == config.draft_vocab_size
+    assert job.drafter.layers == config.num_draft_layers
 
 
 def test_the_default_model_finds_its_drafter_by_fingerprint(
