@@ -1,35 +1,42 @@
-"""What the README says is shown, and by which command, is so."""
+"""What README.md and docs/ say is so: tests exist, links lead somewhere, commands parse."""
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 from tiny import ARCHITECTURES, MLX_LM
 
+from redrafter_mlx.cli.main import app
+
 TESTS = Path(__file__).parent
-README = (TESTS.parent / "README.md").read_text(encoding="utf-8")
-BY_DEFAULT, EXHAUSTIVE = (
-    "How that is shown, by `python -m pytest -q`:",
-    "-m exhaustive`, some hours",
-)
+ROOT = TESTS.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BY_DEFAULT, EXHAUSTIVE = "By `python -m pytest -q`:", "By `python -m pytest -q -m exhaustive`"
 
 
-def table_after(words: str) -> list[str]:
-    """The rows of the first table after `words`."""
-    _, _, rest = README.partition(words)
-    rows = re.search(r"(?:^\|.*\n)+", rest, re.MULTILINE)
-    assert rows is not None
-    return rows.group().splitlines()[2:]
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def laws_after(words: str) -> list[str]:
+    """The lines of the first table of docs/exactness.md after `words`, without its head."""
+    _, _, rest = text_of(ROOT / "docs" / "exactness.md").partition(words)
+    table = re.search(r"(?:^\|.*\n)+", rest, re.MULTILINE)
+    assert table is not None
+    return table.group().splitlines()[2:]
 
 
 def known_tests() -> dict[str, bool]:
     """Every test by its name, and whether a plain pytest runs it; files stand for any of theirs."""
     found: dict[str, bool] = {}
     for path in TESTS.glob("test_*.py"):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in ast.parse(text_of(path)).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 marks = [ast.unparse(mark) for mark in node.decorator_list]
                 runs = "pytest.mark.exhaustive" not in marks
@@ -42,20 +49,20 @@ def known_tests() -> dict[str, bool]:
 @pytest.mark.parametrize(("words", "by_default"), [(BY_DEFAULT, True), (EXHAUSTIVE, False)])
 def test_each_law_names_tests_that_its_command_runs(words: str, by_default: bool) -> None:
     known = known_tests()
-    rows = table_after(words)
-    assert len(rows) > 3
-    for row in rows:
-        named = re.findall(r"`(tests/\w+\.py|test_\w+)`", row)
-        assert named, row
-        assert [known.get(name) for name in named] == [by_default] * len(named), row
+    laws = laws_after(words)
+    assert len(laws) > 3
+    for law in laws:
+        named = re.findall(r"`(tests/\w+\.py|test_\w+)`", law)
+        assert named, law
+        assert [known.get(name) for name in named] == [by_default] * len(named), law
 
 
 @pytest.mark.skipif(MLX_LM < (0, 32), reason="an architecture is left out with this mlx-lm")
 def test_the_architectures_that_are_counted_are_tried() -> None:
     types = {name.split(" ")[0] for name in ARCHITECTURES}
     dense = {name for name in types if "moe" not in name}
-    (row,) = (row for row in table_after(BY_DEFAULT) if "architectures" in row)
-    assert [int(n) for n in re.findall(r"\d+", row)] == [len(types), len(dense)]
+    (law,) = (law for law in laws_after(BY_DEFAULT) if "architectures" in law)
+    assert [int(n) for n in re.findall(r"\d+", law)] == [len(types), len(dense)]
     assert len(types) - len(dense) == 1
 
 
@@ -64,4 +71,57 @@ def test_no_test_skips_for_data_that_a_clone_lacks() -> None:
     outside = re.compile(r"parents\[[2-9]\]")
     for path in TESTS.glob("*.py"):
         if path != Path(__file__):
-            assert not outside.search(path.read_text(encoding="utf-8")), path.name
+            assert not outside.search(text_of(path)), path.name
+
+
+def test_the_readme_is_short() -> None:
+    assert (ROOT / "README.md").stat().st_size <= 9000
+
+
+def without_blocks(text: str) -> str:
+    """The text without its fenced blocks of code."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", without_blocks(text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_blocks(text_of(page))):
+        if re.match(r"\w+:", link):
+            continue
+        path, _, heading = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        assert not heading or heading in anchors(target), link
+
+
+def shown_commands(text: str) -> Iterator[str]:
+    """Every `redrafter-mlx ...` of a page: in shell blocks, and in code spans."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    spans = [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", without_blocks(text))]
+    for code in [*lines, *spans]:
+        for command in re.split(r"&&|\||;", re.sub(r"\s#.*", "", code)):
+            if command.strip().startswith("redrafter-mlx "):
+                yield command.strip()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_that_are_shown_have_their_options(page: Path) -> None:
+    root = typer.main.get_command(app)
+    commands = root.commands  # type: ignore[attr-defined]
+    for line in shown_commands(text_of(page)):
+        name, *arguments = shlex.split(line)[1:]
+        assert name in commands, line
+        parser = commands[name].make_parser(typer.Context(commands[name]))
+        given = [argument for argument in arguments if argument not in ("…", "...")]
+        try:
+            _, left, _ = parser.parse_args(args=given)
+        except Exception as error:
+            pytest.fail(f"{page.name}: {line}: {error}")
+        assert not left, line
