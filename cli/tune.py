@@ -62,7 +62,7 @@ def command(
     loaded = opt.load_model(loading)
     tuning = loaded.tuning
     if tuning is None:
-        raise BadInputError("nothing drafts; tune needs a drafter, or --drafter lookup")
+        raise BadInputError("there is no drafter; tune needs one, or --drafter lookup")
     with progress_bars("measuring this machine", lambda done, _: f"{done}%") as report:
         if again or not tuning.measured:
             tuning.measure(lambda share: report("calls", int(100 * share), 100) if report else None)
@@ -100,14 +100,14 @@ def describe_choice(policy: ShapePolicy) -> str:
     """The shape that promises most, and how much, in a sentence."""
     promises = policy.promises(_CONTEXT)
     if {*promises} == {PLAIN}:
-        return "drafts copies of the text alone, each as long as its match promises to hold"
+        return "drafts copies of the text, each as long as its match is expected to hold"
     drafted = _best({s: p for s, p in promises.items() if s != PLAIN})
     tokens, rate = promises[drafted]
     gain = rate / promises[PLAIN][1]
     if _best(promises) == PLAIN:
         return (
-            f"decodes plainly: at this drafter's acceptance the best drafts, {in_words(drafted)}, "
-            f"promise {tokens:.2f} tokens/step and {gain:.2f} times the speed"
+            f"falls back to plain decoding: at this drafter's acceptance the best beam shape, "
+            f"{in_words(drafted)}, promises {tokens:.2f} tokens/step and {gain:.2f} times its speed"
         )
     return (
         f"drafts {in_words(drafted)}: at this drafter's acceptance {tokens:.2f} tokens/step, "

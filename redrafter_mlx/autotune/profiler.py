@@ -182,7 +182,8 @@ class Profiler:
 
         A step and its parts are measured in turn, and compared within each round: the overhead is
         small, and the difference of times from different moments would be what the machine did
-        meanwhile. A plain step has least and one with several beams most, whatever noise says.
+        meanwhile. Whatever noise says, a plain step has least and one with several beams most, and
+        none has more than a one-row call.
         """
         plain_rows = cost_model(timings, backend(), self._widest).plain_rows
         caches: dict[int, TreeCache] = {}
@@ -202,7 +203,9 @@ class Profiler:
                 step = step_seconds(decoder, prompt, _REPEATS)
                 with BLAS.threads_by_rows():
                     rest.append(step - sum(_usual_seconds(self._target, call) for call in calls))
-        rising = list(accumulate([0.0, *map(statistics.median, found)], max))[1:]
+        most = timings.seconds["call", 1, SHORT_CONTEXT]
+        medians = [max(0.0, min(statistics.median(rest), most)) for rest in found]
+        rising = [*accumulate(medians, max)]
         cases: list[Case] = [("overhead", s.width, s.length) for s in OVERHEADS]
         return dict(zip(cases, [*rising, *rising[-1:] * 2], strict=False))
 
