@@ -23,7 +23,8 @@ Name = Annotated[
 ]
 
 
-def pull(name: Name, offline: opt.Offline = False) -> None:
+@opt.with_options
+def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> None:
     """Download a model and check it; prints its path.
 
     An interrupted download resumes where it stopped.
@@ -33,7 +34,7 @@ def pull(name: Name, offline: opt.Offline = False) -> None:
         from redrafter_mlx.weights.folder_files import check_model
         from redrafter_mlx.weights.resolve import pull as fetch
 
-        local = fetch(wanted, offline=offline, progress=progress)
+        local = fetch(wanted, offline=target.offline, progress=progress)
         check_model(local.path)
     print(sanitise(str(local.path)))
 

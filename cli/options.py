@@ -53,22 +53,18 @@ class Flag:
     def option(self, name: str, default: object) -> Any:
         """typer's option for a field of that name."""
         default = not default if self.negated else None if default == () else default
-        return typer.Option(default, *self._names(name), **self._shown(default is not None))
-
-    def alone(self, name: str) -> Any:
-        """The same for `Annotated`, where the parameter has the default."""
-        return typer.Option(*self._names(name), **self._shown(True))
+        return typer.Option(
+            default,
+            *(self.names or (f"--{name.replace('_', '-')}",)),
+            help=self.help,
+            metavar=self.metavar,
+            rich_help_panel=self.panel,
+            show_default=default is not None,
+        )
 
     @property
     def negated(self) -> bool:
         return self.names[:1] != () and self.names[0].startswith("--no-")
-
-    def _names(self, name: str) -> tuple[str, ...]:
-        return self.names or (f"--{name.replace('_', '-')}",)
-
-    def _shown(self, default: bool) -> dict[str, Any]:
-        return {"help": self.help, "metavar": self.metavar, "rich_help_panel": self.panel,
-                "show_default": default}  # fmt: skip
 
 
 def flag(default: Any, shown: Flag) -> Any:
@@ -301,8 +297,3 @@ def _value(name: str, shown: Flag, given: object) -> object:
     if isinstance(given, list):
         return tuple(check_text(what, text) for text in given)
     return not given if shown.negated else given
-
-
-Model = Annotated[str | None, TARGET.alone("model")]
-Quantize = Annotated[int | None, QUANTIZE.alone("quantize")]
-Offline = Annotated[bool, OFFLINE.alone("offline")]

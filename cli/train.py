@@ -117,10 +117,11 @@ Dtype = Annotated[
 ]  # fmt: skip
 
 
+@opt.with_options
 def command(
+    *,
     output: Output,
     config: Config = None,
-    model: opt.Model = None,
     prompts: Prompts = None,
     data: Data = None,
     labels: Labels = None,
@@ -134,8 +135,7 @@ def command(
     memory: Memory = None,
     dry_run: DryRun = False,
     dtype: Dtype = None,
-    quantize: opt.Quantize = None,
-    offline: opt.Offline = False,
+    target: Annotated[opt.TargetOptions, ("model", "quantize", "offline")],
 ) -> None:
     """Train a drafter for a model, on text that the model writes itself.
 
@@ -150,7 +150,7 @@ def command(
         raise BadInputError("--output is empty; give a folder")
     given = {"model": "smollm2-135m", **({} if config is None else read_options(config))}
     for key, value in {
-        "model": model or None,
+        "model": target.model or None,
         "prompts": [str(path) for path in prompts or ()] or None,
         "data": None if data is None else str(data),
         "labels": labels,
@@ -164,14 +164,14 @@ def command(
         "training.seed": seed,
         "memory": memory,
         "dtype": dtype,
-        "quantize": quantize,
+        "quantize": target.quantize,
     }.items():
         if value is not None:
             table, _, name = key.rpartition(".")
             part = given.setdefault(table, {}) if table else given
             if isinstance(part, dict):
                 part[name] = value
-    run_training(make_job(given, Path(output), offline=offline), dry_run=dry_run)
+    run_training(make_job(given, Path(output), offline=target.offline), dry_run=dry_run)
 
 
 def _vocabulary(given: str) -> int | str:
