@@ -100,14 +100,14 @@ def beam_search(
     return levels
 
 
-def prefixes(tokens: list[list[int]], origins: list[list[int]]) -> list[list[tuple[int, ...]]]:
+def prefixes(tokens: list[list[int]], parents: list[list[int]]) -> list[list[tuple[int, ...]]]:
     """The prefixes of a search, by length and number: what each goes on from, and its token."""
     levels = [[(row[0],) for row in tokens]]
     for depth in range(1, len(tokens[0])):
         levels.append(
             [
                 (*levels[-1][came[depth]], row[depth])
-                for row, came in zip(tokens, origins, strict=True)
+                for row, came in zip(tokens, parents, strict=True)
             ]
         )
     return levels

@@ -55,7 +55,7 @@ def test_beam_search_equals_a_search_over_lists(rnn: bool, head: dict, W: int, L
         levels = references.beam_search(
             lambda path, b=b: log_probs_along(bound, context[b], path), root, W, L
         )
-        found = references.prefixes(beams.tokens[b].tolist(), beams.goes_on_from[b].tolist())
+        found = references.prefixes(beams.tokens[b].tolist(), beams.parent_indices[b].tolist())
         for depth, want in enumerate(levels):
             assert found[depth][: len(want)] == [p for p, _ in want]
             scores = beams.log_probs[b, : len(want), depth].tolist()
@@ -65,7 +65,7 @@ def test_beam_search_equals_a_search_over_lists(rnn: bool, head: dict, W: int, L
 def test_scores_never_rise_from_a_prefix_to_what_goes_on_from_it() -> None:
     bound = random_drafter().bind(Target(random_model())).bound
     beams = search(bound, mx.ones((1, HIDDEN)) * 50, mx.array([3]), BeamShape(4, 5))
-    before = mx.take_along_axis(beams.log_probs[..., :-1], beams.goes_on_from[..., 1:], axis=1)
+    before = mx.take_along_axis(beams.log_probs[..., :-1], beams.parent_indices[..., 1:], axis=1)
     assert mx.all(beams.log_probs[..., 1:] <= before).item()
     assert mx.all(beams.log_probs[..., 0] == 0).item()
 
@@ -76,7 +76,7 @@ def test_every_prefix_that_a_search_kept_is_a_node_though_none_went_on_from_it()
     beams = search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(4, 4))
     tree = pack_beam(beams, 13)
     assert mx.all(tree.valid).item()
-    levels = references.prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())
+    levels = references.prefixes(beams.tokens[0].tolist(), beams.parent_indices[0].tolist())
     parents, valid = tree.parents[0].tolist(), tree.valid[0].tolist()
     packed = references.packed_paths(tree.tokens[0].tolist(), parents, valid)
     assert set(packed) == {prefix for level in levels for prefix in level}
@@ -94,7 +94,7 @@ def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
     for root in range(3, 9):
         beams = search(bound, mx.ones((1, HIDDEN)), mx.array([root]), BeamShape(4, 4))
         tree = pack_beam(final_candidates(beams), 13)
-        last = references.prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())[-1]
+        last = references.prefixes(beams.tokens[0].tolist(), beams.parent_indices[0].tolist())[-1]
         tokens = [list(candidate) for candidate in last]
         trie = references.build_trie(tokens, [[0.0] * 4] * 4)
         valid = tree.valid[0].tolist()

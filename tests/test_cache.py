@@ -101,7 +101,7 @@ def test_cache_after_settle_equals_prefill() -> None:
     accepted = accept(tree, choices)
     assert accepted.n_accepted.item() == 1
     cache.commit(tree, accepted.path, accepted.n_accepted, mx.array([3]))
-    cache.settle()
+    cache.flush()
     for got, want in zip(rows(cache, 0, 5), fresh_rows(target, [*prompt, 4, 10]), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
@@ -122,7 +122,7 @@ def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
 
     for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
         pass
-    cache.settle()
+    cache.flush()
     known = prompt + said[:-1]
     for got, want in zip(rows(cache.target, 0, len(known)), fresh_rows(target, known), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -239,7 +239,7 @@ def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
         context = mx.array(laid.states[i : i + 1], mx.float32)
         root = mx.array(laid.roots[i : i + 1])
         beams = beam_search(bound.levels(context, root), root, shape)
-        levels = prefixes(beams.tokens[0].tolist(), beams.goes_on_from[0].tolist())
+        levels = prefixes(beams.tokens[0].tolist(), beams.parent_indices[0].tolist())
         want, whole = 0, 0
         for depth in range(1, 4):
             said = (int(laid.roots[i]), *laid.labels[i, :depth].tolist())

@@ -233,17 +233,17 @@ def test_joined_beams_keep_the_likeliest_nodes_of_both_and_are_still_a_tree(seed
 
 def random_search(rng: random.Random, root: int, W: int, L: int, vocab: int) -> tuple:
     """Prefixes that go on from any of those before, some of them twice, some of them none."""
-    tokens, origins = [[root] for _ in range(W)], [[0] for _ in range(W)]
+    tokens, parents = [[root] for _ in range(W)], [[0] for _ in range(W)]
     scores = [[0.0] for _ in range(W)]
     for depth in range(1, L):
         for w in range(W):
             before = rng.randrange(W)
             alive = rng.random() < 0.9
             tokens[w].append(rng.randrange(vocab))
-            origins[w].append(before)
+            parents[w].append(before)
             step = -rng.choice([0.0, 0.25, rng.random() * 3])
             scores[w].append(scores[before][depth - 1] + step if alive else -math.inf)
-    return tokens, scores, origins
+    return tokens, scores, parents
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -254,8 +254,8 @@ def test_prefixes_that_nothing_goes_on_from_are_merged_and_kept_like_all_others(
     searches = [random_search(rng, 1, rng.randrange(1, 5), L, vocab) for _ in range(2)]
     N = rng.randrange(1, sum(len(tokens) for tokens, *_ in searches) * (L - 1) + 2)
     best: dict[tuple[int, ...], float] = {}
-    for tokens, scores, origins in searches:
-        for depth, level in enumerate(prefixes(tokens, origins)):
+    for tokens, scores, parents in searches:
+        for depth, level in enumerate(prefixes(tokens, parents)):
             for w, path in enumerate(level):
                 if scores[w][depth] > -math.inf:
                     best[path] = max(best.get(path, -math.inf), scores[w][depth])
@@ -270,7 +270,7 @@ def test_the_two_packings_of_the_worked_example() -> None:
     beams = Beams(
         tokens=mx.array([[[MARS, IS, A], [MARS, RED, DARK]]]),
         log_probs=mx.array([[[0, -0.1, -0.3], [0, -0.7, -0.8]]]),
-        origins=mx.array([[[0, 0, 0], [0, 0, 0]]]),
+        parents=mx.array([[[0, 0, 0], [0, 0, 0]]]),
     )
     whole, final = pack_beam(beams, 5), pack_beam(final_candidates(beams), 5)
     assert whole.tokens.tolist() == [[MARS, IS, A, RED, DARK]]
@@ -305,8 +305,8 @@ def test_final_candidates_pack_to_the_prefixes_of_the_last_ones(seed: int) -> No
     searches = [random_search(rng, 1, rng.randrange(1, 4), L, vocab) for _ in range(2)]
     best: dict[tuple[int, ...], float] = {}
     final: set[tuple[int, ...]] = set()
-    for tokens, scores, origins in searches:
-        levels = prefixes(tokens, origins)
+    for tokens, scores, parents in searches:
+        levels = prefixes(tokens, parents)
         for depth, level in enumerate(levels):
             for path, row in zip(level, scores, strict=True):
                 best[path] = max(best.get(path, -math.inf), row[depth])
@@ -314,7 +314,7 @@ def test_final_candidates_pack_to_the_prefixes_of_the_last_ones(seed: int) -> No
             for depth in range(L - 1, -1, -1):
                 if scores[number][depth] > -math.inf:
                     final.add(levels[depth][number])
-                number = origins[number][depth]
+                number = parents[number][depth]
     W = sum(len(tokens) for tokens, *_ in searches)
     N = rng.choice([W * (L - 1) + 1, rng.randrange(1, W * (L - 1) + 2)])
     first, second = (Beams(*(mx.array([part]) for part in search)) for search in searches)

@@ -133,7 +133,7 @@ def _lengthened(beams: Beams, length: int) -> Beams:
     return Beams(
         mx.pad(beams.tokens, after),
         mx.pad(beams.log_probs, after, constant_values=-mx.inf),
-        mx.concatenate([beams.goes_on_from, itself], axis=2),
+        mx.concatenate([beams.parent_indices, itself], axis=2),
     )
 
 

@@ -198,7 +198,7 @@ class Decoder:
         Gives the prompt's result first, then one a step, until `finished`. The graph of the next
         step is built while the device works on this one, and submitted once this one's result is
         read and `finished` has not ended the answer: nothing is computed after its end. Nothing
-        is held across a yield; closing the iterator leaves the cache ready for `settle`.
+        is held across a yield; closing the iterator leaves the cache ready for `flush`.
 
         `shapes` chooses the shape of each step's drafts from the results read by then; without it
         all have the decoder's own.

@@ -35,7 +35,7 @@ class PrefixCache:
 
     def keep(self, cache: SequenceCache, tokens: list[int]) -> None:
         """Take `cache` back, whose first positions are those of `tokens`."""
-        cache.settle()
+        cache.flush()
         self._cache, self.tokens = cache, tokens
 
     def clear(self) -> None:

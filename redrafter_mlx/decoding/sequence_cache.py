@@ -53,9 +53,9 @@ class SequenceCache:
         self.memory, self.remembered = before.memory, before.remembered
         self.missed = before.missed
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Make the cache ready to be kept: all that it holds is computed."""
-        self.target.settle()
+        self.target.flush()
         mx.eval(self.target.buffers, self.of_drafter)
 
     @property

@@ -122,7 +122,7 @@ class DraftModel(Drafter):
     def _cache(self, memory: Memory) -> TreeCache:
         cache = self._model.new_cache()
         if memory:
-            cache.rows = [(*pair, None, None) for pair in cast("Pairs", memory)]
+            cache.layer_buffers = [(*pair, None, None) for pair in cast("Pairs", memory)]
         return cache
 
     def _known(self, tokens: mx.array) -> mx.array:
@@ -218,7 +218,7 @@ def _chain(tokens: mx.array) -> TokenTree:
 
 def _memory(cache: TreeCache) -> Memory:
     """What the cache holds, a pair of keys and values for each layer."""
-    return cast("Memory", tuple((keys, values) for keys, values, *_ in cache.rows))
+    return cast("Memory", tuple((keys, values) for keys, values, *_ in cache.layer_buffers))
 
 
 def _nbytes(module: nn.Module) -> int:

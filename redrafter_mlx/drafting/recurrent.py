@@ -21,7 +21,7 @@ from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
 from redrafter_mlx.speculation.beam_search import beam_search, select
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.tree import Beams
-from redrafter_mlx.target.compiled import replayed
+from redrafter_mlx.target.compiled import compile_graph
 from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.model import Target
 
@@ -227,11 +227,11 @@ class RecurrentDrafter(interface.Drafter):
         ) -> tuple[mx.array, mx.array, mx.array]:
             levels = bound.levels(bound.read(features), root)
             beams = beam_search(levels, root, BeamShape(*sizes))
-            return beams.tokens, beams.log_probs, beams.goes_on_from
+            return beams.tokens, beams.log_probs, beams.parent_indices
 
         self.bound = bound
         self.config = bound.drafter.config
-        self._search = replayed(search)
+        self._search = compile_graph(search)
 
     @property
     def module(self) -> Drafter:

@@ -1,4 +1,4 @@
-"""A conversation: messages, and the keys and values that make the next turn quick to read."""
+"""A conversation: its messages, and the cache that spares reading them again each turn."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ class Session:
     ) -> Generator[Response, None, None]:
         """The next turn, one response a token.
 
-        It begins with the first response that is asked for, and follows the turns that have ended
-        by then. Message and answer join the conversation when it ends; closed early or
-        interrupted, with the text given until then, and not at all where there is none.
+        The turn starts when its first response is asked for, after the turns that have ended by
+        then. Message and answer join the conversation when it ends. If it is closed early or
+        interrupted, the text so far joins; without any text, nothing does.
 
         Raises:
           BadInputError: at once, for options or a text that cannot be used; at the first
-            response, while another turn is being answered; nothing is changed
+            response, if another turn is being answered. The conversation stays as it was
         """
         if not isinstance(text, str):
             raise BadInputError(f"the message is {text!r:.80}; give a string")

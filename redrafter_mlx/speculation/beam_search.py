@@ -12,8 +12,8 @@ from redrafter_mlx.speculation.sampling import log_softmax
 from redrafter_mlx.speculation.tree import Beams
 
 _FEW = 4
-"""Up to so many are found by one argmax each: on Metal a partition is a full sort, and on a CPU it
-is no faster (49152 values, k = 4: 0.4 ms against 0.6 to 2.4)."""
+"""Up to this many are found by one argmax each: on Metal a partition is a full sort, and on a CPU
+it is no faster (49152 values, k = 4: 0.4 ms against 0.6 to 2.4)."""
 
 
 class Levels(Protocol):
@@ -59,7 +59,7 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
     scores = [mx.zeros((B, W), mx.float32)]
     parents = [mx.zeros((B, W), mx.int32)]
     for level in range(1, L):
-        if level == 1:  # all begin alike: one beam
+        if level == 1:  # all beams hold the root alone: search one
             logits, live = levels.first(), 1
         else:
             logits, live = levels.following(parents[-1], tokens[-1]), W
@@ -90,7 +90,7 @@ def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
 
 
 def check_width(output_size: int, width: int) -> None:
-    """Raise BadInputError for a beam wider than what a drafter can draft."""
+    """Raise BadInputError for a beam wider than the number of tokens that can be drafted."""
     if output_size < width:
         raise BadInputError(
             f"beam_width is {width}; the drafter can draft only {output_size} tokens"

@@ -1,15 +1,16 @@
-"""Speculative sampling on a tree: drafts are drawn, tested and, if refused, corrected for.
+"""Rejection sampling on a tree: drafts are drawn, tested and, if refused, corrected for.
 
 One beam is the algorithm of Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318):
-a draft x, drawn from q, is kept with probability min(1, p(x) / q(x)), and in place of a refused
-one the next token is drawn from what p has left over q. With several candidates behind a node,
-drawn without replacement, the next one is tested against that rest, and q is normalised without
-those refused (recursive rejection sampling, Jeon et al., arXiv 2402.14160). Candidates are drawn
-by stochastic beam search (Kool et al., arXiv 1903.06059): the sequences with the largest scores
-after adding Gumbel noise are a draw without replacement, and in the order of their scores so are
-the children of each node, among them those that the search went no further from. What ranks them
-depends on the noise alone, never on which token it fell on, so leaving out what scores less, at
-each length and at the tree's capacity, keeps the law.
+a draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)), and instead of a refused
+one the next token is drawn from the residual, max(p - q, 0) normalised. If a node has several
+children, drawn without replacement, the next one is tested against that residual, and q is
+normalised without those refused (recursive rejection sampling, Jeon et al., arXiv 2402.14160).
+
+Candidates are drawn by stochastic beam search (Kool et al., arXiv 1903.06059): the sequences with
+the largest scores after adding Gumbel noise are a draw without replacement. In the order of their
+scores so are the children of each node, those that the search did not extend included. Their ranks
+depend on the noise alone, never on the tokens, so dropping the lowest scores, at each length and at
+the tree's capacity, keeps the distribution.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from redrafter_mlx.speculation.sampling import (
     sampled_log_probs,
     uniform_at,
 )
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_with_places
+from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_with_sources
 
 
 class SampledDrafts(NamedTuple):
     """A tree of drawn drafts and what they were drawn from.
 
     Shapes:
-      tree:      siblings stand in the order in which they were drawn
+      tree:      siblings are in the order in which they were drawn
       log_probs: [B, N, V] float32, the distribution of the children of each node
     """
 
@@ -93,8 +94,8 @@ def draw_drafts(
         scores.append(best)
         parents.append(index // q.shape[-1])
     drawn = Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, parents)))
-    tree, places = pack_with_places(drawn, shape.nodes)
-    return SampledDrafts(tree, levels.over_vocabulary(_at_nodes(distributions, places)))
+    tree, sources = pack_with_sources(drawn, shape.nodes)
+    return SampledDrafts(tree, levels.over_vocabulary(_at_nodes(distributions, sources)))
 
 
 def accept_rejection(
@@ -104,74 +105,74 @@ def accept_rejection(
     keys: mx.array,
     width: int,
 ) -> Acceptance:
-    """Test the drafts of each node in turn, and go on from the first that is kept.
+    """Test the drafts of each node in turn, and continue from the first that is accepted.
 
     Shapes:
-      log_probs: [B, N, V], what the target draws from behind each node
-      position:  [B] int32, where the token behind the root stands in the text
+      log_probs: [B, N, V], the target's distribution after each node
+      position:  [B] int32, of the token after the root in the text
       keys:      [B, 2] uint32
     """
     tree = drafts.tree
     B, _, V = log_probs.shape
     children = _children(tree, width)  # [B, N, W], -1 where there are fewer
     node = mx.zeros((B,), mx.int32)
-    going = mx.ones((B,), mx.bool_)
-    rest = mx.exp(_row(log_probs, node))
+    active = mx.ones((B,), mx.bool_)
+    residual = mx.exp(_at_node(log_probs, node))
     for depth in range(tree.max_depth):
-        place = (position + depth)[:, None]
-        luck = uniform_at(keys, place, width, TRIAL)[:, 0]  # [B, W]
-        p, q = rest, mx.exp(_row(drafts.log_probs, node))
-        candidates = _row(children, node)  # [B, W]
+        uniform = uniform_at(keys, (position + depth)[:, None], width, TRIAL)[:, 0]  # [B, W]
+        p, q = residual, mx.exp(_at_node(drafts.log_probs, node))
+        candidates = _at_node(children, node)  # [B, W]
         chosen = mx.full((B,), -1, mx.int32)
         for i in range(width):
-            at = candidates[:, i]
-            token = mx.take_along_axis(tree.tokens, mx.maximum(at, 0)[:, None], axis=1)
+            child = candidates[:, i]
+            token = mx.take_along_axis(tree.tokens, mx.maximum(child, 0)[:, None], axis=1)
             p_token = mx.take_along_axis(p, token, axis=1)[:, 0]
             q_token = mx.take_along_axis(q, token, axis=1)[:, 0]
-            open_ = going & (at >= 0) & (chosen < 0)
-            kept = open_ & (luck[:, i] * q_token < p_token)
-            chosen = mx.where(kept, at, chosen)
-            refused = (open_ & mx.logical_not(kept))[:, None]
+            tested = active & (child >= 0) & (chosen < 0)
+            accepted = tested & (uniform[:, i] * q_token < p_token)
+            chosen = mx.where(accepted, child, chosen)
+            refused = (tested & mx.logical_not(accepted))[:, None]
             p = mx.where(refused, _normalised(mx.maximum(p - q, 0), p), p)
             without = mx.where(mx.arange(V)[None] == token, 0, q)
             q = mx.where(refused, _normalised(without, q), q)
-        going = chosen >= 0
-        node = mx.where(going, chosen, node)
-        rest = mx.where(going[:, None], mx.exp(_row(log_probs, node)), p)
-        # A row that has stopped keeps the rest of the node where it did.
-    noise = gumbel_at(keys, (position + _row(tree.depths, node))[:, None], V, CHOICE)[:, 0]
-    bonus = mx.argmax(mx.log(rest) + noise, axis=1).astype(mx.int32)
+        active = chosen >= 0
+        node = mx.where(active, chosen, node)
+        # A batch row that has stopped keeps the residual of its last node.
+        residual = mx.where(active[:, None], mx.exp(_at_node(log_probs, node)), p)
+    last = (position + _at_node(tree.depths, node))[:, None]
+    noise = gumbel_at(keys, last, V, CHOICE)[:, 0]
+    bonus = mx.argmax(mx.log(residual) + noise, axis=1).astype(mx.int32)
     return up_to(tree, node, bonus)
 
 
 def _with_maximum(perturbed: mx.array, maximum: mx.array) -> mx.array:
-    """Gumbel-perturbed scores [B, W, V] shifted so that each row's largest is `maximum` [B, W, 1].
+    """Gumbel-perturbed scores [B, W, V] shifted so that each beam's largest is `maximum` [B, W, 1].
 
-    -log(exp(-T) - exp(-Z) + exp(-G)) with T the maximum, Z the row's own and G a score, computed
+    -log(exp(-T) - exp(-Z) + exp(-G)) with T the maximum, Z the beam's own and G a score, computed
     as in Kool et al., appendix B.3.
     """
     own = mx.max(perturbed, axis=-1, keepdims=True)
     v = maximum - perturbed + mx.log1p(-mx.exp(mx.minimum(perturbed - own, 0)))
     shifted = maximum - mx.maximum(v, 0) - mx.log1p(mx.exp(-mx.abs(v)))
-    # The largest itself has log1p(-1) = -inf behind it; -inf stays what it was.
+    # For the largest itself, log1p(-1) is -inf; scores of -inf stay as they are.
     shifted = mx.where(perturbed == own, maximum, shifted)
     return mx.where((perturbed == -mx.inf) | mx.isnan(shifted), -mx.inf, shifted)
 
 
-def _at_nodes(levels: list[mx.array], places: mx.array) -> mx.array:
-    """The draft distribution [B, N, V'] behind each node; any behind the deepest.
+def _at_nodes(levels: list[mx.array], sources: mx.array) -> mx.array:
+    """The draft distribution [B, N, V'] after each node; any after the deepest.
 
     Shapes:
-      levels: L - 1 times [B, W, V'], behind the prefixes of each length
-      places: [B, N], of each node, depth * W + the prefix's number
+      levels:  L - 1 times [B, W, V'], after the prefixes of each length
+      sources: [B, N], of each node, depth * W + the prefix's index
     """
     stacked = mx.concatenate(levels, axis=1)  # [B, (L - 1) * W, V']
-    place = mx.minimum(places, stacked.shape[1] - 1)
-    return mx.take_along_axis(stacked, place[:, :, None], axis=1)
+    index = mx.minimum(sources, stacked.shape[1] - 1)
+    return mx.take_along_axis(stacked, index[:, :, None], axis=1)
 
 
 def _children(tree: TokenTree, width: int) -> mx.array:
-    """The children [B, N, W] of each node in tree order, -1 behind them."""
+    """The children [B, N, W] of each node in tree order, then -1."""
     N = tree.tokens.shape[1]
     node = mx.arange(N)
     mine = tree.parents[:, None, :] == node[None, :, None]  # [B, N, N]
@@ -181,7 +182,7 @@ def _children(tree: TokenTree, width: int) -> mx.array:
     return mx.where(first < N, first, -1)
 
 
-def _row(x: mx.array, node: mx.array) -> mx.array:
+def _at_node(x: mx.array, node: mx.array) -> mx.array:
     """x [B, N, ...] at node [B]."""
     index = node.reshape(-1, *[1] * (x.ndim - 1))
     return mx.take_along_axis(x, index, axis=1)[:, 0]

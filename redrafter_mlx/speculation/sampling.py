@@ -1,4 +1,4 @@
-"""The target's own choice behind every node: the argmax, or one draw from its distribution.
+"""The target's own choice after every node: the argmax, or one draw from its distribution.
 
 The randomness of a draw belongs to the token's position in the text, not to the step that made the
 draw: every node that could become token p uses the noise of p. With `--accept sample` a seed

@@ -5,10 +5,10 @@
     Mars is red when    0 0 1 1                 |- red ----- when
     Mars is dark red    0 0 2 2                 `- dark ---- red
 
-A beam search gives more than its last candidates: every prefix that stood among the W likeliest of
-its length is a node, though no candidate may have gone on from it. Verifying it costs a node that
-merging has left free, and where the text ends up there, its tokens are kept. The paper verifies
-the last candidates alone: `final_candidates`.
+A beam search gives more than its last candidates: every prefix among the W likeliest of its length
+is a node, even if no candidate extends it. Verifying it costs a node that merging has left free,
+and can be what the target chooses. The paper verifies the last candidates alone:
+`final_candidates`.
 
 Every operation keeps its shapes whatever the data, and none reads a value on the host.
 """
@@ -25,33 +25,33 @@ class Beams(NamedTuple):
 
     Shapes:
       tokens:    [B, W, L] int32, tokens[b, w, l] ends prefix w of l + 1 tokens; the root at l = 0
-      log_probs: [B, W, L] float32, of those prefixes; 0 at the root and never above that of the
-                 prefix gone on from; -inf for none, the token there being any
-      origins:   [B, W, L] int32, which prefix of one token less it goes on from, anything at l = 0;
-                 None where each is number w again, so that tokens[b, w] is a candidate
+      log_probs: [B, W, L] float32, of those prefixes; 0 at the root and never above the parent's;
+                 -inf where there is no prefix, with any token
+      parents:   [B, W, L] int32, the parent's index among the prefixes of one token less, any at
+                 l = 0; None if every parent has index w too, so that tokens[b, w] is a candidate
     """
 
     tokens: mx.array
     log_probs: mx.array
-    origins: mx.array | None = None
+    parents: mx.array | None = None
 
     @property
-    def goes_on_from(self) -> mx.array:
-        """`origins`, spelled out."""
-        if self.origins is not None:
-            return self.origins
+    def parent_indices(self) -> mx.array:
+        """[B, W, L] int32: `parents`, spelled out where it is None."""
+        if self.parents is not None:
+            return self.parents
         return mx.broadcast_to(mx.arange(self.tokens.shape[1])[None, :, None], self.tokens.shape)
 
 
 class TokenTree(NamedTuple):
-    """Merged beams in a fixed number of nodes, parents before children, padding behind.
+    """Merged beams in a fixed number of nodes, parents before children, padding last.
 
     Shapes:
       tokens:  [B, N] int32, node 0 is the root
       parents: [B, N] int32, parents[b, i] < i; -1 at the root and at padding
-      depths:  [B, N] int32, 0 at the root; means nothing at padding
-      beams:   [B, N] int32, one less than the beams that are needed to reach the node: the largest
-             number of a prefix on its path; means nothing at padding
+      depths:  [B, N] int32, 0 at the root; undefined at padding
+      beams:   [B, N] int32, smallest beam width that contains this node, minus one: the largest
+             index of a prefix on its path; undefined at padding
       mask:    [B, N, N] bool, True = node i may attend to node j: j is i or its ancestor
 
     max_depth: static bound of the depths
@@ -85,15 +85,15 @@ def dedup_prefix(tokens: mx.array) -> mx.array:
 
 
 def join_beams(first: Beams, second: Beams) -> Beams:
-    """The prefixes of two sources; one that several propose has the best of their scores.
+    """The prefixes of two drafters; one that both propose has the better score.
 
-    So a parent is never less likely than its child, though the sources disagree on both.
+    So a parent is never less likely than its child, even if the drafters disagree on both.
     """
     W = first.tokens.shape[1]
     both = Beams(
         mx.concatenate([first.tokens, second.tokens], axis=1),
         mx.concatenate([first.log_probs, second.log_probs], axis=1),
-        mx.concatenate([first.goes_on_from, second.goes_on_from + W], axis=1),
+        mx.concatenate([first.parent_indices, second.parent_indices + W], axis=1),
     )
     owners = _owners(_lineages(both))
     shared = owners[:, :, None] == owners[:, None]  # [B, W, W, L]
@@ -113,7 +113,7 @@ def likelier_candidate(first: Beams, second: Beams) -> Beams:
 
 
 def final_candidates(beams: Beams) -> Beams:
-    """Only the prefixes that a candidate of full length begins with, as in the paper.
+    """Only the prefixes of candidates of full length, as in the paper.
 
         search, W = 2            all its prefixes           of the final candidates
         length 2    length 3
@@ -121,22 +121,22 @@ def final_candidates(beams: Beams) -> Beams:
         red         is dark            |      `- dark                    `- dark
                                        `- red
 
-    `red` was among the two likeliest of its length, and no candidate goes on from it. A tree of
+    `red` was among the two likeliest of its length, and no candidate extends it. A tree of
     these beams has as many nodes as merging leaves, so their number depends on the data; with every
     prefix it is W (L - 1) + 1 at each step. A candidate that ended early counts as one of full
-    length if its number goes on from itself.
+    length if it is its own parent at the later lengths.
 
     Returns:
-      the same tokens and origins, log_probs -inf for the other prefixes
+      the same tokens and parents, log_probs -inf for the other prefixes
     """
     B, W, L = beams.tokens.shape
-    number, every = mx.arange(W), mx.ones((B, W), mx.bool_)
-    begun = every  # [B, W], which prefixes of a length some candidate begins with
-    levels = [begun]
+    index, every = mx.arange(W), mx.ones((B, W), mx.bool_)
+    extended = every  # [B, W], which prefixes of a length some candidate begins with
+    levels = [extended]
     for level in range(L - 1, 1, -1):
-        goes_on = beams.goes_on_from[:, :, level, None] == number  # [B, W, W]
-        begun = mx.any(goes_on & begun[:, :, None], axis=1)
-        levels.append(begun)
+        is_parent = beams.parent_indices[:, :, level, None] == index  # [B, W, W]
+        extended = mx.any(is_parent & extended[:, :, None], axis=1)
+        levels.append(extended)
     if L > 1:
         levels.append(every)  # the root
     of_final = mx.stack(levels[::-1], axis=2)
@@ -144,21 +144,21 @@ def final_candidates(beams: Beams) -> Beams:
 
 
 def pack_beam(beams: Beams, max_nodes: int) -> TokenTree:
-    """Merge shared prefixes and keep the `max_nodes` likeliest nodes; see `pack_with_places`."""
-    return pack_with_places(beams, max_nodes)[0]
+    """Merge shared prefixes and keep the `max_nodes` likeliest nodes; see `pack_with_sources`."""
+    return pack_with_sources(beams, max_nodes)[0]
 
 
-def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]:
-    """The packed tree, likeliest nodes first, and where in the beams each node was.
+def pack_with_sources(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]:
+    """The packed tree, likeliest nodes first, and the prefix that each node came from.
 
-    A parent is never less likely than its child and wins a tie, so what is kept is a tree.
-    A node of log-probability -inf is none.
+    A parent is never less likely than its child and wins a tie, so the likeliest nodes are a tree.
+    A prefix of log-probability -inf is no node.
 
     Args:
-      max_nodes: N, the node capacity; what is not needed is padding, which no valid node
-                 attends to and which accepts nothing
+      max_nodes: N, the node capacity; nodes that are not needed are padding, which no valid node
+                 attends to and which is never accepted
     Returns:
-      places: [B, N] int32, depth * W + the prefix's number of each node
+      sources: [B, N] int32, depth * W + the prefix's index, of each node
     """
     B, W, L = beams.tokens.shape
     if W == 1:
@@ -166,10 +166,10 @@ def pack_with_places(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]
         return tree, tree.depths
     M, N = W * L, min(max_nodes, W * (L - 1) + 1)
     lineages = _lineages(beams)
-    # Prefixes in depth-major order, m = depth * W + number: a parent stands before its child.
-    number, depth = mx.arange(M) % W, mx.arange(M) // W
+    # Prefixes in depth-major order, m = depth * W + index: a parent comes before its child.
+    index, depth = mx.arange(M) % W, mx.arange(M) // W
     scores = _depth_major(beams.log_probs)
-    distinct = (_depth_major(_owners(lineages)) == number[None]) & (scores > -mx.inf)
+    distinct = (_depth_major(_owners(lineages)) == index[None]) & (scores > -mx.inf)
     rank = _best_first(scores, distinct)
 
     slot = mx.arange(N)
@@ -218,21 +218,21 @@ def _chain(tokens: mx.array, log_probs: mx.array) -> TokenTree:
 
 
 def _lineages(beams: Beams) -> mx.array:
-    """The path to each prefix, as the first number at each length that stands for the same tokens.
+    """The path to each prefix, as the first index of the same tokens at each length.
 
     Returns:
       [B, W, L, L] int32; [b, w, l, k] is the least v whose prefix of k + 1 tokens is that of prefix
-      w of l + 1 tokens, for k <= l; 0 behind
+      w of l + 1 tokens, for k <= l; 0 after
     """
     B, W, L = beams.tokens.shape
     index = mx.arange(W)
-    # What is no prefix is like nothing else.
+    # Where there is no prefix, the token equals no other.
     tokens = mx.where(beams.log_probs > -mx.inf, beams.tokens, -1 - index[None, :, None])
-    origins = beams.goes_on_from
+    parents = beams.parent_indices
     path = mx.zeros((B, W, 1), mx.int32)
     paths = [path]
     for level in range(1, L):
-        before = mx.take_along_axis(path, origins[:, :, level, None], axis=1)
+        before = mx.take_along_axis(path, parents[:, :, level, None], axis=1)
         token, parent = tokens[:, :, level], before[:, :, -1]
         same = (token[:, :, None] == token[:, None]) & (parent[:, :, None] == parent[:, None])
         first = mx.min(mx.where(same, index, W), axis=2).astype(mx.int32)
@@ -242,7 +242,7 @@ def _lineages(beams: Beams) -> mx.array:
 
 
 def _owners(lineages: mx.array) -> mx.array:
-    """[B, W, L], the first number that stands for the same tokens as each prefix."""
+    """[B, W, L], the first index of the same tokens as each prefix."""
     L = lineages.shape[2]
     last = mx.broadcast_to(mx.arange(L)[None, None, :, None], (*lineages.shape[:3], 1))
     return mx.take_along_axis(lineages, last, axis=3)[..., 0]
@@ -254,9 +254,9 @@ def _depth_major(x: mx.array) -> mx.array:
 
 
 def _best_first(scores: mx.array, distinct: mx.array) -> mx.array:
-    """The place of every candidate when distinct ones come first, then by score, then by index.
+    """The rank of every candidate: distinct ones first, then by score, then by index.
 
-    Counts who stands before whom instead of sorting: exact on ties, on every backend.
+    Counts the candidates before each one instead of sorting: exact on ties, on every backend.
 
     Shapes:
       scores:   [B, M] float32

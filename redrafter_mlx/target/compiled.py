@@ -1,10 +1,11 @@
-"""Graphs that are traced once for every size and replayed from then on.
+"""Compiled graphs, one for each size.
 
 An mlx-lm model builds its graph in Python, module by module, at every call, and so does a drafter.
-Replaying a trace spares that and fuses elementwise operations; what is computed stays the same.
+Compiling spares that and fuses elementwise operations; the results stay the same.
 
-A trace holds the weights that were there when it was made, and MLX keeps traces by thread: when a
-target is gone, a thread that called it, but not last, holds its weights until the thread ends.
+A compiled graph holds the weights it was compiled with, and MLX keeps compiled graphs by thread:
+after a target is deleted, a thread that called it, but not last, holds its weights until the thread
+ends.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import ParamSpec, TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.target.kv_cache import TreeCache
-from redrafter_mlx.target.layer_cache import LayerRows, TreePlan
+from redrafter_mlx.target.layer_cache import LayerBuffers, TreePlan
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -25,14 +26,14 @@ _R = TypeVar("_R")
 TreeCall = Callable[[mx.array, TreeCache, bool], tuple[mx.array, mx.array]]
 """tokens [B, N] of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V].
 
-The flag says whether to compile: a size that hardly comes again is built faster than compiled.
+The flag says whether to compile: a size that is rarely used is built faster than compiled.
 """
 
 
-def traced_call(
+def compile_tree_call(
     backbone: Callable[..., mx.array], head: Callable[[mx.array], mx.array]
 ) -> TreeCall:
-    """The backbone and the output layer behind it, as one call on a planned cache."""
+    """The backbone and the output layer as one call on a planned cache."""
 
     def build(
         tokens: mx.array,
@@ -41,13 +42,13 @@ def traced_call(
         write_at: mx.array,
         gather: mx.array | None,
         sizes: tuple[int, int, bool],
-        rows: Sequence[LayerRows],
-    ) -> tuple[mx.array, mx.array, Sequence[LayerRows]]:
-        cache = TreeCache.of(rows, TreePlan(offset, mask, write_at, gather, *sizes))
+        buffers: Sequence[LayerBuffers],
+    ) -> tuple[mx.array, mx.array, Sequence[LayerBuffers]]:
+        cache = TreeCache.of(buffers, TreePlan(offset, mask, write_at, gather, *sizes))
         hidden = backbone(tokens, cache=cache.layers)
-        return hidden, head(hidden), cache.rows
+        return hidden, head(hidden), cache.layer_buffers
 
-    replay = replayed(build)
+    compiled_build = compile_graph(build)
 
     def call(tokens: mx.array, cache: TreeCache, compiled: bool) -> tuple[mx.array, mx.array]:
         if not compiled:
@@ -56,19 +57,19 @@ def traced_call(
         plan = cache.plan
         assert isinstance(plan, TreePlan)
         sizes = (plan.extent, plan.capacity, plan.keep)
-        hidden, logits, cache.rows = replay(
-            tokens, plan.offset, plan.mask, plan.write_at, plan.gather, sizes, cache.rows
+        hidden, logits, cache.layer_buffers = compiled_build(
+            tokens, plan.offset, plan.mask, plan.write_at, plan.gather, sizes, cache.layer_buffers
         )
         return hidden, logits
 
     return call
 
 
-def replayed(build: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`build`, traced once for all that it is given but the values of arrays.
+def compile_graph(build: Callable[_P, _R]) -> Callable[_P, _R]:
+    """`build`, compiled once for each combination of shapes and other arguments.
 
-    MLX finds traces by a function's address and may keep those of one that is gone. A number of
-    its own, given with every call, keeps them from answering for the next function there.
+    MLX looks graphs up by a function's address, and may keep those of a deleted function. A random
+    number in every call keeps them from being used for the next function at that address.
     """
 
     def numbered(_: int, *given: _P.args, **named: _P.kwargs) -> _R:

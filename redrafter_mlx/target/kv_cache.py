@@ -1,10 +1,10 @@
-"""The target's keys and values, kept so that a tree of drafts can be verified and one path kept.
+"""The KV cache: a tree of drafts is verified in it, and one path of the tree committed.
 
 Every array operation here is lazy: lengths live on the device, and the host knows only an upper
-bound of them. A step writes each buffer once, before attention reads it: the rows of the path
-that the step before accepted, and behind them the rows of the new tree, in one slice update.
-MLX updates in place only a buffer that nothing in flight still reads; a second write in the same
-step, to compact the path at once, would copy every buffer whole.
+bound of them. A step writes each buffer once, before attention reads it: the path that the step
+before accepted, followed by the new tree, in one slice update. MLX updates in place only a buffer
+that nothing in flight still reads; a second write in the same step, to move the path to its slots
+at once, would copy every buffer whole.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import mlx.core as mx
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.cache_slots import round_up
 from redrafter_mlx.target.layer_cache import (
+    LayerBuffers,
     LayerCache,
-    LayerRows,
     NextCall,
     Pending,
     PromptSpan,
@@ -27,23 +27,23 @@ from redrafter_mlx.target.layer_cache import (
 from redrafter_mlx.target.masks import attention_mask, chain_mask
 
 CAPACITY_STEP = 256
-"""Buffers grow by this many rows, so that growing copies rarely."""
+"""Buffers grow by this many slots, so that growing copies rarely."""
 
 EXTENT_STEP = 32
-"""Attention reads the buffers up to the length's bound, rounded up to this many rows or, in long
-texts, to an eighth more: each extent is a trace of its own."""
+"""Attention reads the buffers up to the length's bound, rounded up to this many slots or, in long
+texts, to an eighth more: each extent has a compiled graph of its own."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
     """The cache's references at one moment."""
 
-    rows: Sequence[LayerRows]
+    layer_buffers: Sequence[LayerBuffers]
     pending: Pending | None
 
 
 class TreeCache:
-    """The cache of one sequence batch, over all layers of a target."""
+    """The KV cache of a batch of sequences, over all layers of a target."""
 
     def __init__(self, n_layers: int) -> None:
         self._call = NextCall(PromptSpan(0, 0, 0))
@@ -51,21 +51,21 @@ class TreeCache:
         self.pending: Pending | None = None
 
     @classmethod
-    def of(cls, rows: Sequence[LayerRows], plan: TreePlan) -> TreeCache:
-        """A cache of these rows, for one call."""
-        cache = cls(len(rows))
-        cache.rows, cache.plan = rows, plan
+    def of(cls, buffers: Sequence[LayerBuffers], plan: TreePlan) -> TreeCache:
+        """A cache of these buffers, for one call."""
+        cache = cls(len(buffers))
+        cache.layer_buffers, cache.plan = buffers, plan
         return cache
 
     @property
-    def rows(self) -> Sequence[LayerRows]:
+    def layer_buffers(self) -> Sequence[LayerBuffers]:
         """The buffers of every layer."""
         return [(c.keys, c.values, c.tree_keys, c.tree_values) for c in self.layers]
 
-    @rows.setter
-    def rows(self, rows: Sequence[LayerRows]) -> None:
-        for layer, held in zip(self.layers, rows, strict=True):
-            layer.keys, layer.values, layer.tree_keys, layer.tree_values = held
+    @layer_buffers.setter
+    def layer_buffers(self, given: Sequence[LayerBuffers]) -> None:
+        for layer, buffers in zip(self.layers, given, strict=True):
+            layer.keys, layer.values, layer.tree_keys, layer.tree_values = buffers
 
     @property
     def plan(self) -> PromptSpan | TreePlan:
@@ -77,12 +77,12 @@ class TreeCache:
         self._call.plan = plan
 
     def plan_prompt(self, start: int, count: int) -> None:
-        """The next call appends `count` prompt rows at row `start`."""
-        assert self.pending is None, "settle() first"
+        """The next call appends `count` prompt tokens at slot `start`."""
+        assert self.pending is None, "flush() first"
         self.plan = PromptSpan(start, count, round_up(start + count, CAPACITY_STEP))
 
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
-        """The next call verifies `tree` behind the committed `length` [B], at most `bound`."""
+        """The next call verifies `tree` after the committed `length` [B], at most `bound`."""
         N = tree.tokens.shape[1]
         extent = _extent(bound + N)
         slack = 0 if self.pending is None else self.pending.path.shape[1]
@@ -91,7 +91,7 @@ class TreeCache:
         write_at, gather = length, None
         if self.pending is not None:
             write_at = self.pending.length
-            gather = _gather_index(self.pending, _tree_rows(self.layers[0]), N)
+            gather = _gather_index(self.pending, _tree_size(self.layers[0]), N)
         if tree.is_chain:
             mask = chain_mask(length, N, extent)
         else:
@@ -122,46 +122,46 @@ class TreeCache:
             keep=False,
         )
 
-    def plan_forks(self, places: mx.array, ahead: int, length: int) -> None:
-        """The next call appends one token to each of N forks of a text of `length` rows.
+    def plan_forks(self, positions: mx.array, ahead: int, length: int) -> None:
+        """The next call appends one token to each of N forks of a text of `length` tokens.
 
-        A fork goes on from its place [N] int32 in the text and has `ahead` tokens already; it sees
-        the text in front of that place and itself. Their tokens lie behind the text, one of each
-        fork after the other.
+        A fork starts at its position [N] int32 in the text and has `ahead` tokens already; it sees
+        the text before that position and itself. The slots after the text hold one token of each
+        fork in turn.
 
-        With places 1 and 3 in a text of 4, ahead 1:
+        With positions 1 and 3 in a text of 4, ahead 1:
 
-            text      fork rows
+            text      forks
             1 0 0 0   1 0 1 0
             1 1 1 0   0 1 0 1
         """
-        assert self.pending is None, "settle() first"
-        N = places.shape[0]
+        assert self.pending is None, "flush() first"
+        N = positions.shape[0]
         extent = length + (ahead + 1) * N
         column = mx.arange(extent)[None]
         own = (column - length) % N == mx.arange(N)[:, None]
-        mask = mx.where(column < length, column < places[:, None], own)
+        mask = mx.where(column < length, column < positions[:, None], own)
         self.plan = TreePlan(
-            (places + ahead)[None], mask, mx.array([length + ahead * N]), None, extent,
+            (positions + ahead)[None], mask, mx.array([length + ahead * N]), None, extent,
             round_up(extent, CAPACITY_STEP), keep=False,
         )  # fmt: skip
 
     def commit(
         self, tree: TokenTree, path: mx.array, n_accepted: mx.array, length: mx.array
     ) -> mx.array:
-        """Keep exactly the path of `tree` that was accepted; returns the new length [B].
+        """Commit the accepted path of `tree`; returns the new length [B].
 
-        A chain's rows lie in place already. Those of a tree are put in place by the next step's
-        write, or by `settle`.
+        A chain's nodes are in their slots already. A tree's path is moved to its slots by the next
+        step's write, or by `flush`.
         """
         self.pending = None if tree.is_chain else Pending(path, n_accepted, length)
         return length + 1 + n_accepted
 
-    def settle(self) -> None:
-        """Put a pending path in place, so that the rows below the length are all valid."""
+    def flush(self) -> None:
+        """Move a pending path to its slots, so that all slots below the length are valid."""
         if self.pending is not None:
             for layer in self.layers:
-                layer.settle(self.pending)
+                layer.flush(self.pending)
         self.pending = None
         for layer in self.layers:
             layer.tree_keys = layer.tree_values = None
@@ -171,39 +171,39 @@ class TreeCache:
 
         Drop it before submitting: a buffer with two references is copied whole when written.
         """
-        return Snapshot(self.rows, self.pending)
+        return Snapshot(self.layer_buffers, self.pending)
 
     def restore(self, before: Snapshot) -> None:
         """Forget a step that was built and not submitted."""
-        self.rows, self.pending = before.rows, before.pending
+        self.layer_buffers, self.pending = before.layer_buffers, before.pending
 
     @property
     def buffers(self) -> list[mx.array]:
         """All arrays that hold state, for evaluation."""
-        return [a for layer in self.rows for a in layer if a is not None]
+        return [a for layer in self.layer_buffers for a in layer if a is not None]
 
     @property
     def nbytes(self) -> int:
         return sum(a.nbytes for a in self.buffers)
 
 
-def _extent(rows: int) -> int:
-    return round_up(rows, max(EXTENT_STEP, (1 << rows.bit_length()) >> 4))
+def _extent(slots: int) -> int:
+    return round_up(slots, max(EXTENT_STEP, (1 << slots.bit_length()) >> 4))
 
 
 def _gather_index(pending: Pending, n_old: int, n_new: int) -> mx.array:
-    """Which row comes where: the accepted path first, the new tree's rows straight behind it.
+    """The node for each slot: the accepted path first, the new tree straight after it.
 
     With path 0-2, one draft accepted, 3 old and 2 new nodes: [0, 2, 3, 4, ...].
     """
     L = pending.path.shape[1]
-    kept = 1 + pending.n_accepted[:, None]
+    accepted = 1 + pending.n_accepted[:, None]
     i = mx.arange(L + n_new)[None, :]
     path = mx.pad(pending.path, [(0, 0), (0, n_new)])
-    behind = mx.minimum(n_old + i - kept, n_old + n_new - 1)
-    return mx.where(i < kept, path, behind)
+    new = mx.minimum(n_old + i - accepted, n_old + n_new - 1)
+    return mx.where(i < accepted, path, new)
 
 
-def _tree_rows(layer: LayerCache) -> int:
+def _tree_size(layer: LayerCache) -> int:
     assert layer.tree_keys is not None
     return layer.tree_keys.shape[2]

@@ -59,7 +59,7 @@ class Pending:
     length: mx.array
 
 
-LayerRows = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
+LayerBuffers = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
 """The buffers of one layer: keys, values, tree keys, tree values; see LayerCache."""
 
 
@@ -127,7 +127,7 @@ class LayerCache:
         self.values = write_slots(self.values, values, plan.write_at)
         return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
 
-    def settle(self, pending: Pending) -> None:
+    def flush(self, pending: Pending) -> None:
         """Move the pending path to its slots."""
         if self.keys is None or self.values is None or self.tree_keys is None:
             return

@@ -6,9 +6,9 @@ import mlx.core as mx
 
 
 def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.array:
-    """What each node may attend to: all committed rows, and its own ancestors behind them.
+    """What each node may attend to: all committed slots, and its own ancestors after them.
 
-    With two committed rows and a root with two children, `extent` 6:
+    With two committed slots and a root with two children, `extent` 6:
 
         committed  tree    unused
           1 1     1 0 0      0        root
@@ -23,7 +23,7 @@ def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.arr
       [B, 1, N, extent] bool, True = may attend
     """
     B, N, M = tree_mask.shape
-    column = mx.arange(extent)[None, :] - length[:, None]  # [B, extent], 0 = the root's row
+    column = mx.arange(extent)[None, :] - length[:, None]  # [B, extent], 0 = the root's slot
     inside = (column >= 0) & (column < M)
     index = mx.broadcast_to(mx.clip(column, 0, M - 1)[:, None, :], (B, N, extent))
     in_tree = mx.take_along_axis(tree_mask, index, axis=2)
@@ -31,6 +31,6 @@ def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.arr
 
 
 def chain_mask(length: mx.array, nodes: int, extent: int) -> mx.array:
-    """`attention_mask` [B, 1, N, extent] of one candidate: all rows up to and including its own."""
+    """`attention_mask` [B, 1, N, extent] of one candidate: slots up to and including its own."""
     own = length[:, None] + mx.arange(nodes)[None]
     return (mx.arange(extent)[None, None] <= own[:, :, None])[:, None]

@@ -3,7 +3,7 @@
 An mlx-lm attention layer asks three things of its cache: rotary positions (`offset`), a mask
 (`make_mask`), and keys and values (`update_and_fetch`). `TreeCache` answers all three for a tree,
 so the layers run as they are. Only rotary embedding needs help: MLX's takes one position per
-batch row, so nodes of different depth are folded into the batch axis around it.
+batch row, so nodes of different depth are folded into the batch axis for it.
 
 The caller's model object is never changed: `Target` works on a copy of its module tree that
 shares every array.
@@ -34,7 +34,7 @@ from redrafter_mlx.target.adapter import (
     unsupported,
     with_node_positions,
 )
-from redrafter_mlx.target.compiled import traced_call
+from redrafter_mlx.target.compiled import compile_tree_call
 from redrafter_mlx.target.kv_cache import TreeCache
 
 PREFILL_CHUNK = 2048
@@ -46,7 +46,7 @@ class Target:
 
     model_type:  mlx-lm's name of the architecture
     hidden_size: D, of the final norm's output
-    context_layers: whose inputs are read beside the final norm's output; see `reading`
+    context_layers: whose inputs are read besides the final norm's output; see `reading`
     vocab_size:  V, of the logits
     n_layers:    of keys and values
     model:       the caller's own, or the language model in it
@@ -68,7 +68,7 @@ class Target:
                 f"{layers - ropes} of its {layers} layers have no rotary embedding that takes "
                 f"positions",
             )
-        #: Held while a step is built, submitted and read, so that callers queue up by steps.
+        #: Held while a step is built, submitted and read: callers take turns step by step.
         self.lock = ModelLock()
         self.n_layers = layers
         self.model = whole
@@ -76,7 +76,7 @@ class Target:
         self._head = head_of(whole, self.model_type)
         self.context_layers: tuple[int, ...] = ()
         self._read: Callable[..., mx.array] = view
-        self._tree_call = traced_call(view, self._head)
+        self._tree_call = compile_tree_call(view, self._head)
         self.embedding = find_embedding(backbone, self.model_type)
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
@@ -98,7 +98,10 @@ class Target:
         view = copy.copy(self)
         view.context_layers = tuple(layers)
         view._read = self._backbone
-        head, size = self._head, self.hidden_size  # and not the view, which holds the trace
+        head, size = (
+            self._head,
+            self.hidden_size,
+        )  # not the view, which holds the graph
         if layers:
             record = recording(self._backbone, layers, self.model_type)
 
@@ -107,7 +110,7 @@ class Target:
                 return mx.concatenate([*seen, out], axis=-1)
 
             view._read = read
-        view._tree_call = traced_call(view._read, lambda context: head(context[..., -size:]))
+        view._tree_call = compile_tree_call(view._read, lambda context: head(context[..., -size:]))
         return view
 
     @property
@@ -141,9 +144,9 @@ class Target:
             hidden = self.hidden(chunk, cache.layers)
             if read is not None:
                 read(at, hidden)
-            for b, place in enumerate(last):
-                if at <= place < at + chunk.shape[1]:
-                    context[b] = hidden[b, place - at]
+            for b, position in enumerate(last):
+                if at <= position < at + chunk.shape[1]:
+                    context[b] = hidden[b, position - at]
             mx.async_eval(*cache.buffers, *context.values())
             if at + PREFILL_CHUNK < tokens.shape[1]:
                 mx.eval(cache.buffers)
@@ -175,7 +178,7 @@ class Target:
         return self._tree_call(tokens, cache, compiled)
 
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
-        """Hidden states [B, N, C] of a plain call on mlx-lm's own caches, one a layer."""
+        """Hidden states [B, N, C] of a plain call on mlx-lm's own caches, one per layer."""
         return self._read(tokens, cache=cache)
 
     def logits(self, hidden: mx.array) -> mx.array:

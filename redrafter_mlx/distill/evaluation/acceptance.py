@@ -82,7 +82,7 @@ def accepted_lengths(
         right = mx.ones((P, W), mx.bool_)  # prefixes that agree with the text
         run, along = mx.zeros((P,), mx.int32), mx.zeros((P, W), mx.int32)
         for level in range(1, L):
-            origin = beams.goes_on_from[:, :, level]
+            origin = beams.parent_indices[:, :, level]
             same = beams.tokens[:, :, level] == batch.labels[:, level - 1, None]
             same = same & batch.valid[:, level - 1, None]
             right = same & mx.take_along_axis(right, origin, axis=1)
