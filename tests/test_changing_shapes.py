@@ -16,7 +16,8 @@ from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.loop import Decoder, one_row
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.state import one_row
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle

@@ -12,7 +12,8 @@ from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding import loop
-from redrafter_mlx.decoding.loop import Decoder, DecodeState, Drafts
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle

@@ -19,7 +19,8 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, Prefixes, SamplingParams
 from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
-from redrafter_mlx.decoding.loop import Decoder, Drafts
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.state import Drafts
 from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex

@@ -14,7 +14,8 @@ from tiny import truncated
 
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
-from redrafter_mlx.decoding.loop import Decoder, DecodeState
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.state import DecodeState
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting import recurrent
 from redrafter_mlx.drafting.checkpoint import load_drafter

@@ -251,7 +251,7 @@ def verification_call(target: Target, cache: TreeCache, rows: int, context: int)
 def drafting_call(target: Target, drafter: Drafter, shape: BeamShape) -> Call:
     """Drafting and packing of one shape after a text of SHORT_CONTEXT tokens, none of them real."""
     P, wanted = SHORT_CONTEXT, drafter.features
-    C = target.context_size if wanted.hidden or wanted.layers else 0
+    C = target.context_size if wanted.any else 0
     features = mx.random.normal((1, P, C), key=mx.random.key(0)).astype(target.dtype)
     tokens = mx.ones((1, P + 1), mx.int32) % target.vocab_size
     memory = drafter.empty(1)

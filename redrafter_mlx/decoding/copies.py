@@ -19,7 +19,13 @@ import mlx.core as mx
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.prompt_lookup import Copy, TextIndex
-from redrafter_mlx.speculation.tree import Beams, TokenTree, join_beams, pack_beam
+from redrafter_mlx.speculation.tree import (
+    Beams,
+    TokenTree,
+    join_beams,
+    likelier_candidate,
+    pack_beam,
+)
 
 _MOST_COPIES = 2
 """Copies beside the drafter's branches: further occurrences are seldom right."""
@@ -111,10 +117,8 @@ def tree_of_copies(copies: Beams, shape: BeamShape, drafted: Beams | None) -> To
     drafted = _lengthened(drafted, shape.length)
     if shape.width > 1:
         return pack_beam(join_beams(drafted, copies), shape.nodes)
-    better = (_expected(copies) > _expected(drafted))[:, :, None]
-    tokens = mx.where(better, copies.tokens[:, :1], drafted.tokens)
-    log_probs = mx.where(better, copies.log_probs[:, :1], drafted.log_probs)
-    return pack_beam(Beams(tokens, log_probs), shape.nodes)
+    first = Beams(copies.tokens[:, :1], copies.log_probs[:, :1])
+    return pack_beam(likelier_candidate(drafted, first), shape.nodes)
 
 
 def _padded(copy: Copy, drafts: int) -> Copy:
@@ -135,8 +139,3 @@ def _lengthened(beams: Beams, length: int) -> Beams:
         mx.pad(beams.log_probs, after, constant_values=-mx.inf),
         mx.concatenate([beams.parent_indices, itself], axis=2),
     )
-
-
-def _expected(beams: Beams) -> mx.array:
-    """How many drafts [B, 1] of the first candidate are expected to be accepted."""
-    return mx.sum(mx.exp(beams.log_probs[:, :1, 1:]), axis=2)

@@ -18,15 +18,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
 from redrafter_mlx.decoding.copies import CopyPlan, FixedShape, Shapes, copy_beams, tree_of_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, joined
+from redrafter_mlx.decoding.state import (
+    DecodeState,
+    Drafts,
+    PlainRows,
+    newest_positions,
+    one_row,
+    root_alone,
+)
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report, report_step
-from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.accept import Acceptance, accept, accept_typical
@@ -39,54 +46,11 @@ from redrafter_mlx.speculation.sampling import (
     penalised,
     sampled_log_probs,
 )
-from redrafter_mlx.speculation.tree import Beams, TokenTree, final_candidates, pack_beam
+from redrafter_mlx.speculation.tree import final_candidates, pack_beam
 from redrafter_mlx.target.model import Target
 
 _CLEAR_EVERY = 256
 """Steps between returns of unused memory to the system, as in mlx-lm's loop."""
-
-
-class Drafts(NamedTuple):
-    """A tree, the shape it was drafted with and, for rejection, what it was drawn from.
-
-    log_probs: [B, N, V], the distribution of each node's children; None if nothing was drawn
-    beams:     what the tree was packed from, for copies to join; None if nothing was drafted
-    copied:    whether copies of the text are in the tree
-    """
-
-    tree: TokenTree
-    shape: BeamShape
-    log_probs: mx.array | None = None
-    beams: Beams | None = None
-    copied: bool = False
-
-
-@dataclass
-class DecodeState:
-    """All that a batch of sequences needs to go on.
-
-    Shapes:
-      length:  [B] int32, committed positions
-      drafts:  the tree to verify next; its root is the last token emitted
-      keys:    [B, 2] uint32, see sampling
-      history: [B, C] int32, the tokens before the root that a repetition penalty looks at;
-               None without one
-    """
-
-    cache: SequenceCache
-    length: mx.array
-    drafts: Drafts
-    keys: mx.array
-    history: mx.array | None
-
-
-PlainRows = Callable[[int], int]
-"""Nodes of a tree without drafts, from the most that the committed length can be."""
-
-
-def one_row(_: int) -> int:
-    """The root, and no padding."""
-    return 1
 
 
 @dataclass(frozen=True)
@@ -140,7 +104,7 @@ class Decoder:
             if self._remembers and any(count):
                 seen = Seen(
                     padded[:, at : at + P + 1],
-                    self._features(hidden),
+                    hidden if self._features.any else None,
                     mx.full((len(fresh),), start + at, mx.int32),
                     mx.array(count, mx.int32),
                     start + at + P,
@@ -151,7 +115,7 @@ class Decoder:
         last = [len(row) - 1 for row in fresh]
         hidden = self.target.prefill(padded[:, :width], cache.target, start, last, read)
         length = mx.array([len(prompt) for prompt in prompts], mx.int32)
-        only = _root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
+        only = root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
         history = None
         if has_penalty(self.sampling):
             size = self.sampling.repetition_context
@@ -159,7 +123,7 @@ class Decoder:
         logits = self.target.logits(hidden)
         before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history)
         accepted, history, logits = self._judge(before, logits)
-        seen = self._seen(before, hidden, accepted, start + width - 1)
+        seen = newest_positions(before, hidden, accepted, start + width - 1, self._features)
         drafts = self._draft(cache, seen, keys, shape)
         state = DecodeState(cache, length, drafts, keys, history)
         return state, report_step(only, PLAIN, accepted, logits if self.logprobs else None)
@@ -178,7 +142,7 @@ class Decoder:
         )
         accepted, history, logits = self._judge(state, logits)
         length = cache.target.commit(tree, accepted.path, accepted.n_accepted, state.length)
-        seen = self._seen(state, hidden, accepted, bound)
+        seen = newest_positions(state, hidden, accepted, bound, self._features)
         drafts = self._draft(cache, seen, keys, shape or self.shape)
         following = DecodeState(cache, length, drafts, keys, history)
         shown = logits if self.logprobs else None
@@ -279,37 +243,13 @@ class Decoder:
             windows = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
         return accepted, windows, logits
 
-    def _seen(self, state: DecodeState, hidden: mx.array, accepted: Acceptance, bound: int) -> Seen:
-        """What a drafter sees of a step: the accepted path, or its last position if that is enough.
-
-        Shapes:
-          hidden: [B, N, C], of the verified tree; `bound` is the most that state.length can be
-        """
-        tree, emitted = state.drafts.tree, accepted.emitted
-        most = bound + tree.max_depth + 1
-        if not self._remembers:
-            last = accepted.last[:, None]
-            tokens = [mx.take_along_axis(tree.tokens, last, axis=1), accepted.bonus[:, None]]
-            features = self._features(mx.take_along_axis(hidden, last[:, :, None], axis=1))
-            position = state.length + accepted.n_accepted
-            one = mx.ones(position.shape, mx.int32)
-            return Seen(mx.concatenate(tokens, axis=1), features, position, one, most)
-        path, count = accepted.path, accepted.n_accepted + 1
-        if state.drafts.shape == PLAIN:  # the root, and padding that is never accepted
-            path, emitted = path[:, :1], emitted[:, :1]
-            count, most = mx.ones(count.shape, mx.int32), bound + 1
-        tokens = [tree.tokens[:, :1], emitted]
-        features = self._features(mx.take_along_axis(hidden, path[:, :, None], axis=1))
-        return Seen(mx.concatenate(tokens, axis=1), features, state.length, count, most)
-
-    def _features(self, hidden: mx.array) -> mx.array | None:
-        """What the drafter reads of hidden states [B, P, C]."""
-        wanted = self.drafter is not None and self.drafter.features
-        return hidden if wanted and (wanted.hidden or wanted.layers) else None
+    @property
+    def _features(self) -> Features:
+        return Features() if self.drafter is None else self.drafter.features
 
     @property
     def _remembers(self) -> bool:
-        return self.drafter is not None and self.drafter.features.every_position
+        return self._features.every_position
 
     def _show(self, cache: SequenceCache, seen: Seen, parked: bool) -> None:
         """Let the drafter remember committed positions, now or when it drafts again."""
@@ -331,7 +271,7 @@ class Decoder:
         if drafter is None or shape.length == 1:
             if self._remembers:
                 cache.missed += (seen,)
-            return Drafts(_root_alone(seen.root, self.plain_rows(seen.bound)), PLAIN)
+            return Drafts(root_alone(seen.root, self.plain_rows(seen.bound)), PLAIN)
         if self._remembers:
             self._catch_up(cache)
             cache.remembered = seen.root_position
@@ -342,14 +282,6 @@ class Decoder:
         if self.prefixes == "final":
             beams = final_candidates(beams)
         return Drafts(pack_beam(beams, shape.nodes), shape, beams=beams)
-
-
-def _root_alone(root: mx.array, nodes: int = 1) -> TokenTree:
-    """A tree of nothing but its root [B] and padding."""
-    after = [(0, 0), (0, 0), (0, nodes - 1)]
-    tokens = mx.pad(root[:, None, None], after)
-    padding = mx.broadcast_to(mx.arange(nodes) > 0, tokens.shape)
-    return pack_beam(Beams(tokens, mx.where(padding, -mx.inf, 0.0)), nodes)
 
 
 def _submit(state: DecodeState, output: StepOutput, drafted: Drafts | None = None) -> None:

@@ -78,7 +78,7 @@ class SequenceCache:
         self.memory, self.missed = self.memory or drafter.empty(1), ()
         if not features.every_position or known == len(tokens):
             return len(tokens)
-        if features.hidden or features.layers:
+        if features.any:
             return known
         self.missed = (_of_text(tokens, known),)
         return len(tokens)

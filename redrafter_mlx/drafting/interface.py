@@ -40,6 +40,11 @@ class Features:
     hidden: bool = False
     every_position: bool = False
 
+    @property
+    def any(self) -> bool:
+        """Whether it reads anything of the target beside the tokens."""
+        return self.hidden or bool(self.layers)
+
 
 @dataclass(frozen=True)
 class Seen:

@@ -17,8 +17,9 @@ from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.decoding.loop import Decoder, one_row
+from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.state import one_row
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.drafting.interface import Bindable

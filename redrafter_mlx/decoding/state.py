@@ -1,0 +1,92 @@
+"""What goes from step to step, and what a drafter sees of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.drafting.interface import Features, Seen
+from redrafter_mlx.speculation.accept import Acceptance
+from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+
+
+class Drafts(NamedTuple):
+    """A tree, the shape it was drafted with and, for rejection, what it was drawn from.
+
+    log_probs: [B, N, V], the distribution of each node's children; None if nothing was drawn
+    beams:     what the tree was packed from, for copies to join; None if nothing was drafted
+    copied:    whether copies of the text are in the tree
+    """
+
+    tree: TokenTree
+    shape: BeamShape
+    log_probs: mx.array | None = None
+    beams: Beams | None = None
+    copied: bool = False
+
+
+@dataclass
+class DecodeState:
+    """All that a batch of sequences needs to go on.
+
+    Shapes:
+      length:  [B] int32, committed positions
+      drafts:  the tree to verify next; its root is the last token emitted
+      keys:    [B, 2] uint32, see sampling
+      history: [B, C] int32, the tokens before the root that a repetition penalty looks at;
+               None without one
+    """
+
+    cache: SequenceCache
+    length: mx.array
+    drafts: Drafts
+    keys: mx.array
+    history: mx.array | None
+
+
+PlainRows = Callable[[int], int]
+"""Nodes of a tree without drafts, from the most that the committed length can be."""
+
+
+def one_row(_: int) -> int:
+    """The root, and no padding."""
+    return 1
+
+
+def newest_positions(
+    state: DecodeState, hidden: mx.array, accepted: Acceptance, bound: int, features: Features
+) -> Seen:
+    """The accepted path of a verified tree, or its last position if a drafter needs no more.
+
+    Shapes:
+      hidden: [B, N, C], of the tree; `bound` is the most that state.length can be
+    """
+    tree, emitted = state.drafts.tree, accepted.emitted
+    most = bound + tree.max_depth + 1
+    if not features.every_position:
+        last = accepted.last[:, None]
+        tokens = [mx.take_along_axis(tree.tokens, last, axis=1), accepted.bonus[:, None]]
+        read = mx.take_along_axis(hidden, last[:, :, None], axis=1) if features.any else None
+        position = state.length + accepted.n_accepted
+        one = mx.ones(position.shape, mx.int32)
+        return Seen(mx.concatenate(tokens, axis=1), read, position, one, most)
+    path, count = accepted.path, accepted.n_accepted + 1
+    if state.drafts.shape == PLAIN:  # the root, and padding that is never accepted
+        path, emitted = path[:, :1], emitted[:, :1]
+        count, most = mx.ones(count.shape, mx.int32), bound + 1
+    read = mx.take_along_axis(hidden, path[:, :, None], axis=1) if features.any else None
+    tokens = [tree.tokens[:, :1], emitted]
+    return Seen(mx.concatenate(tokens, axis=1), read, state.length, count, most)
+
+
+def root_alone(root: mx.array, nodes: int = 1) -> TokenTree:
+    """A tree of nothing but its root [B] and padding."""
+    after = [(0, 0), (0, 0), (0, nodes - 1)]
+    tokens = mx.pad(root[:, None, None], after)
+    padding = mx.broadcast_to(mx.arange(nodes) > 0, tokens.shape)
+    return pack_beam(Beams(tokens, mx.where(padding, -mx.inf, 0.0)), nodes)
