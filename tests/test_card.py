@@ -261,7 +261,7 @@ def test_limits_speak_of_rounding_only_where_there_is_any() -> None:
     assert "nearly tied" in render_card(report(target=source(dtype="bfloat16", bits=None)))
 
 
-def test_given_answers_and_whole_vocabulary_are_said() -> None:
+def test_given_answers_and_whole_vocabulary_are_named() -> None:
     card = render_card(
         report(
             job=replace(JOB, prompts=(), data=Path("given.jsonl"), labels="data"),

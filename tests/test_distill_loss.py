@@ -43,7 +43,7 @@ def some_texts(seed: int = 0, count: int = 4, length: int = 9) -> list[Text]:
     ]
 
 
-def test_labels_are_the_tokens_behind_the_root_and_end_with_the_text() -> None:
+def test_labels_are_the_tokens_after_the_root_and_end_with_the_text() -> None:
     states = np.arange(4)[:, None].astype(np.float16)
     fine = Text([9], np.array([10, 11, 12, 2], np.int32), states)
     short = Text([9], np.array([5], np.int32), states[:1] + 7)

@@ -108,7 +108,7 @@ def test_prompts_are_kept_as_shards_whose_texts_are_no_labels(tmp_path: Path) ->
     assert laid.states.shape[1] == 2 * target.hidden_size
 
 
-def test_prompts_that_are_not_new_are_not_learnt(tmp_path: Path) -> None:
+def test_prompts_that_are_not_new_are_not_trained_on(tmp_path: Path) -> None:
     target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
     save_shard(Shard(texts(target), {}), shard, {})
     extras = Extras(context=(0,), read=(ReadTexts(),))
@@ -127,14 +127,14 @@ def test_a_shard_holds_texts_of_one_kind(tmp_path: Path) -> None:
 def test_texts_that_are_only_read_are_read_once_each_block_after_block(tmp_path: Path) -> None:
     target, tokenizer = Target(byte_model()), byte_tokenizer()
     some = [Conversation((f"Text {i}.",), (f"Answer {i}.",) if i % 2 else ()) for i in range(5)]
-    foreign = ReadTexts(tuple(some), per_block=2)
-    extras = Extras(read=(ReadTexts(), foreign))
+    files = ReadTexts(tuple(some), per_block=2)
+    extras = Extras(read=(ReadTexts(), files))
     seen = ""
     for block in range(4):
         shard = tmp_path / f"block-{block:06d}.safetensors"
         save_shard(Shard([], {}), shard, {})
         extras.add(target, tokenizer, shard, block)
-        read = load_shard(foreign.path(shard)).texts
+        read = load_shard(files.path(shard)).texts
         assert len(read) == (2, 2, 1, 0)[block]
         seen += "".join(tokenizer.decode(text.answer.tolist()) for text in read)
         assert not any(text.hard_labels for text in read)

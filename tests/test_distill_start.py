@@ -74,7 +74,7 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
         assert 0.8 * bound < mx.max(mx.abs(array)).item() <= bound
 
 
-def test_what_was_learnt_is_kept(given: Path) -> None:
+def test_a_trained_drafter_starts_with_its_weights(given: Path) -> None:
     drafter = start_drafter(given, Target(random_model()))
     stored = mx.load(str(given / WEIGHTS))
     mine = dict(tree_flatten(drafter.parameters()))

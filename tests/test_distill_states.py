@@ -33,7 +33,7 @@ def loud(model: nn.Module, dtype: mx.Dtype) -> Target:
 
 
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float32])
-def test_states_beyond_float16_are_learnt_as_the_target_made_them(
+def test_states_beyond_float16_are_trained_on_as_the_target_made_them(
     dtype: mx.Dtype, tmp_path: Path
 ) -> None:
     target = loud(random_model(tie_word_embeddings=False), dtype)

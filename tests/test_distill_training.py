@@ -1,4 +1,4 @@
-"""Training: what it learns, that it goes on exactly, and that nothing half-written is left."""
+"""Training: it fits its batches, resumes exactly, and leaves nothing half-written."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_a_resumed_run_has_the_losses_of_the_unbroken_one(
         assert (tmp_path / "a/out" / name).read_bytes() == (tmp_path / "b/out" / name).read_bytes()
 
 
-def test_what_is_saved_lies_between_the_start_and_what_was_learnt(tmp_path: Path) -> None:
+def test_what_is_saved_lies_between_the_start_and_the_trained_weights(tmp_path: Path) -> None:
     for name in ("kept", "not"):
         (tmp_path / name).mkdir()
     trainer = make_trainer(tmp_path / "kept", keep_start=0.25, evaluations=1)
@@ -139,7 +139,7 @@ def test_a_run_of_other_options_is_not_mixed_in(tmp_path: Path) -> None:
         make_trainer(tmp_path, seed=1)
 
 
-def test_one_batch_is_learnt_by_heart() -> None:
+def test_one_batch_is_fitted_exactly() -> None:
     target = Target(random_model())
     said = texts(target, 3)
     drafter = random_drafter(seed=1, head="own", exit_dim=2 * HIDDEN)
@@ -156,7 +156,7 @@ def test_one_batch_is_learnt_by_heart() -> None:
     assert quality.tokens_per_step[1] > 3.7  # 4 is the most there can be
 
 
-def test_accumulated_batches_learn_as_one_of_them_all() -> None:
+def test_accumulated_batches_equal_one_of_them_all() -> None:
     target = Target(random_model())
     laid = lay_out(texts(target, 4), 3)
     size = len(laid) // 2
@@ -183,7 +183,7 @@ def test_the_best_drafter_is_kept_and_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("steps", "looks", "at"), [
     (12, 3, [4, 8, 12]), (11, 3, [4, 7, 11]), (7, 2, [4, 7]), (3, 10, [1, 2, 3]),
 ])  # fmt: skip
-def test_held_out_texts_are_looked_at_as_often_as_asked_and_at_the_end(
+def test_held_out_texts_are_evaluated_as_often_as_asked_and_at_the_end(
     tmp_path: Path, steps: int, looks: int, at: list[int]
 ) -> None:
     trainer = make_trainer(tmp_path, steps=steps, evaluations=looks)

@@ -156,7 +156,7 @@ def test_turns_drawn_together_go_on_from_their_own_prefix(name: str) -> None:
         assert turns == ([tokens[:stop]] if stop else []) * count
 
 
-def test_prompts_behind_beginnings_begin_so_and_each_beginning_comes_in_turn() -> None:
+def test_prompts_continue_their_starters_and_each_starter_comes_in_turn() -> None:
     tokenizer, target = byte_tokenizer(), Target(byte_model())
     twice = draw_starters(2 * len(PROMPT_STARTERS), "seed")
     assert set(twice) == set(PROMPT_STARTERS)
@@ -207,7 +207,7 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
     assert final < every
 
 
-def test_a_loop_begins_where_a_run_is_said_again() -> None:
+def test_a_loop_begins_where_a_run_repeats() -> None:
     assert loop_start([1, 2, 3, 4, 1, 2, 3, 9], window=3) == 4
     assert loop_start([1, 2, 3, 4, 5, 6], window=3) is None
     assert loop_start([7] * 10, window=4) == 1
@@ -250,7 +250,7 @@ def decode(text: Text) -> str:
     return str(byte_tokenizer().decode(text.prompt))
 
 
-def test_later_turns_are_asked_behind_the_answers_to_the_earlier_ones() -> None:
+def test_later_turns_follow_the_answers_to_the_earlier_ones() -> None:
     tokenizer, target = byte_tokenizer(), Target(byte_model())
     said = Conversation(("first", "second"), ("an answer",), "be brief")
     writer = Writer(target, tokenizer, [said], options(own_share=0.0, batch=1, openings=(0,)))
@@ -329,7 +329,7 @@ def test_bad_prompt_files_are_refused_in_one_line(tmp_path, content: str, said: 
         read_conversations(tmp_path / "nowhere.jsonl")
 
 
-def test_held_out_prompts_are_never_learnt_from() -> None:
+def test_held_out_prompts_are_never_trained_on() -> None:
     tokenizer, target = byte_tokenizer(), Target(byte_model())
     prompts = [Conversation((f"prompt {i}",)) for i in range(5)]
     writer = Writer(target, tokenizer, prompts, options(own_share=0.5, openings=(0, 2)))

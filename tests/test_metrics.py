@@ -34,7 +34,7 @@ def evaluation(n: int, best: bool = True) -> Evaluation:
 
 
 def run(first: int, last: int) -> list[Event]:
-    """Steps from `first` to `last`, with an evaluation behind every third."""
+    """Steps from `first` to `last`, with an evaluation after every third."""
     events: list[Event] = []
     for n in range(first, last + 1):
         events.append(step(n, loss=10 / n))
@@ -94,7 +94,7 @@ def test_new_run_begins_an_empty_log(tmp_path: Path) -> None:
     assert read(tmp_path) == run(1, 2)
 
 
-def test_checkpoint_ahead_of_the_log_goes_on_behind_it(tmp_path: Path) -> None:
+def test_a_checkpoint_ahead_of_the_log_appends_to_it(tmp_path: Path) -> None:
     """After a power cut the checkpoint may know of steps that the log lost."""
     write(tmp_path, run(1, 5))
     write(tmp_path, run(9, 10), steps_made=8)
@@ -129,7 +129,7 @@ def test_half_written_last_line_is_removed(tmp_path: Path, cut: int) -> None:
     assert read(tmp_path) == run(1, 6)
 
 
-def test_zeros_behind_the_last_line_are_removed(tmp_path: Path) -> None:
+def test_zeros_after_the_last_line_are_removed(tmp_path: Path) -> None:
     """What some file systems leave where a write was not finished."""
     path = tmp_path / METRICS
     write(tmp_path, run(1, 4))

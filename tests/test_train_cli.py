@@ -503,7 +503,7 @@ def test_the_smallest_run_that_is_accepted_holds_some_out_and_ends_with_a_drafte
     assert (output / "model.safetensors").exists()
 
 
-def test_given_answers_are_learnt_as_they_stand_or_as_the_target_would_go_on(
+def test_labels_of_given_answers_are_the_answers_or_the_targets_continuations(
     model: Path, tmp_path: Path
 ) -> None:
     data = tmp_path / "data.jsonl"

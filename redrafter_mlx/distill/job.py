@@ -1,4 +1,4 @@
-"""What a training run is asked to do."""
+"""A training job: its options as one record."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class DrafterForm:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """What `redrafter-mlx train` is asked to do.
+    """The options of `redrafter-mlx train`.
 
     model, dtype, quantize, offline: as in `load_target`
     output:           the drafter's folder

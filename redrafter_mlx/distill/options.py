@@ -71,7 +71,7 @@ class WritingOptions:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The optimisation; what is trained is a DrafterConfig, what from is a corpus.
+    """The optimisation of a drafter (a DrafterConfig) on a corpus.
 
     draft_length:  T, tokens drafted after the root (paper: 5)
     epochs:        passes over the corpus

@@ -46,13 +46,13 @@ class ReadTexts:
     per_block: int = 126
 
     def path(self, shard: Path) -> Path:
-        """Where what is read with a shard lies."""
+        """Where the texts read with a shard lie."""
         return shard.parent / self.folder / shard.name
 
     def of_block(
         self, target: Target, tokenizer: TokenizerWrapper, block: int, asked: Sequence[Text]
     ) -> list[Text]:
-        """What is read with a block whose new prompts are those of `asked`."""
+        """The texts that are read with a block; `asked` are those with its new prompts."""
         if self.texts is None:
             whole = [_Read(t.prompt, t.prompt + t.answer.tolist(), t.prompt_states) for t in asked]
         else:

@@ -12,7 +12,7 @@ A shard is one safetensors file of the texts that were written together:
 
 and, as metadata, how it was made, what was left out of it, and `own`: "no" where the answers are
 texts that the target only read, see read_texts.py. A shard appears whole or not at all, and is
-never written again: a corpus that was interrupted goes on with the shards it lacks.
+never written again: an interrupted corpus is completed with the shards it lacks.
 """
 
 from __future__ import annotations
@@ -195,4 +195,4 @@ def _join(parts: Sequence[np.ndarray], nothing: np.ndarray) -> np.ndarray:
 
 def damaged(path: Path, why: Exception) -> DamagedFileError:
     """One line for a file of a corpus that is not whole."""
-    return DamagedFileError(f"{path} cannot be used: {why}; delete it and go on")
+    return DamagedFileError(f"{path} cannot be used: {why}; delete it and run the same command")

@@ -54,7 +54,7 @@ def draw_user_turns(
 ) -> list[list[str]]:
     """For each prefix its turns, starters included.
 
-    None is there twice or matches `exclude`; what is left out is counted in `left_out`.
+    Duplicates and matches of `exclude` are left out and counted in `left_out`.
     """
     eos = set(tokenizer.eos_token_ids)
     starts = [_template_up_to(tokenizer, prefix) for prefix in prefixes]

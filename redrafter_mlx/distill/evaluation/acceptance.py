@@ -1,6 +1,6 @@
 """How good a drafter is on held-out texts, without decoding them again.
 
-The target's greedy text is known, so what it would accept is too: the longest draft that agrees
+The target's greedy text is known, and with it the drafts it would accept: the longest that agree
 with the text. Walking the text in such steps gives the very tokens/step of decoding it.
 """
 

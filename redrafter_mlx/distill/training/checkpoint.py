@@ -90,5 +90,5 @@ def check_same_run(found: Checkpoint, made_by: Mapping[str, object], folder: Pat
         if found.made_by.get(key) != wanted:
             raise BadInputError(
                 f"{folder} holds a run with {key} {found.made_by.get(key)!r}, not {wanted!r}; "
-                f"give another --output, or the same options to go on"
+                f"give another --output, or the same options to resume"
             )

@@ -1,4 +1,4 @@
-"""Questions that a drafter is measured with stay out of what it learns from."""
+"""Questions that a drafter is measured with are not trained on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HALF = WritingOptions(own_share=0.5)
 
 
 @pytest.fixture
-def reserved(tmp_path: Path) -> Exclusions:
+def excluded(tmp_path: Path) -> Exclusions:
     file = tmp_path / "questions.jsonl"
     rows = [{"turns": [LONG, "And at night?"]}, {"question": "Who?", "answer": f"It was {LONG}"}]
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -49,24 +49,24 @@ def reserved(tmp_path: Path) -> Exclusions:
     ],
 )
 def test_thirteen_words_in_a_row_or_a_whole_short_question_are_held(
-    reserved: Exclusions, text: str, held: bool
+    excluded: Exclusions, text: str, held: bool
 ) -> None:
-    assert reserved.match(text) == held
+    assert excluded.match(text) == held
     assert not Exclusions().match(text)
 
 
-def test_prompts_answers_and_texts_with_a_reserved_question_are_left_out(tmp_path: Path) -> None:
+def test_prompts_answers_and_texts_with_an_excluded_question_are_left_out(tmp_path: Path) -> None:
     files = {
         "first.txt": ["What is a ship?", LONG],
         "second.txt": ["Why is the sea salt?"],
         "read.txt": [f"Once upon a time. {LONG}", "The sea is salt."],
-        "reserved.txt": [LONG],
+        "excluded.txt": [LONG],
     }
     for name, lines in files.items():
         (tmp_path / name).write_text("\n".join(lines))
     job = TrainingJob(
         "tiny", tmp_path, prompts=(tmp_path / "first.txt", tmp_path / "second.txt"),
-        read=(tmp_path / "read.txt",), exclude=(tmp_path / "reserved.txt",), writing=HALF,
+        read=(tmp_path / "read.txt",), exclude=(tmp_path / "excluded.txt",), writing=HALF,
     )  # fmt: skip
     given = read_given(job)
     assert [c.turns for c in given.conversations] == [
@@ -109,8 +109,8 @@ def test_the_target_answers_prompts_itself_where_a_file_has_answers(tmp_path: Pa
     assert writer.write(0).texts
 
 
-def test_a_reserved_question_that_the_target_writes_itself_is_not_asked(
-    reserved: Exclusions, monkeypatch: pytest.MonkeyPatch
+def test_an_excluded_question_that_the_target_writes_itself_is_not_asked(
+    excluded: Exclusions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = byte_tokenizer()
     written = ["What is a ship?", f"So, {LONG}", "And at night?", "Why is the sea salt?"]
@@ -118,7 +118,7 @@ def test_a_reserved_question_that_the_target_writes_itself_is_not_asked(
     monkeypatch.setattr(user_turns, "write_turns", lambda *_: drawn)
     left_out: Counter[str] = Counter()
     (found,) = user_turns.draw_user_turns(
-        Target(random_model()), tokenizer, [user_turns.TurnPrefix([], None, 4)], 1.0, reserved,
+        Target(random_model()), tokenizer, [user_turns.TurnPrefix([], None, 4)], 1.0, excluded,
         mx.random.key(0), left_out,
     )  # fmt: skip
     assert found == [written[0], written[3]]
