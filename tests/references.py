@@ -48,7 +48,7 @@ def owners(tokens: list[list[int]]) -> list[list[int]]:
 
 
 def kept_paths(tokens: list[list[int]], scores: list[list[float]], max_nodes: int) -> set[float]:
-    """The scores of the nodes that a capacity of `max_nodes` keeps, best first."""
+    """The scores of the nodes that a capacity of `max_nodes` holds, best first."""
     ranked = sorted(trie_paths(build_trie(tokens, scores)).values(), reverse=True)
     return set(ranked[:max_nodes])
 
@@ -56,14 +56,14 @@ def kept_paths(tokens: list[list[int]], scores: list[list[float]], max_nodes: in
 def packed_paths(
     tokens: list[int], parents: list[int], valid: list[bool]
 ) -> dict[tuple[int, ...], int]:
-    """Every node of a packed tree by the tokens from the root to it, with its place."""
+    """Every node of a packed tree by the tokens from the root to it, with its index."""
     paths: list[tuple[int, ...]] = []
     found: dict[tuple[int, ...], int] = {}
     for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         path = (token,) if i == 0 else (*paths[parent], token)
         paths.append(path)
         if valid[i]:
-            assert path not in found, "a node stands twice in the tree"
+            assert path not in found, "a node is twice in the tree"
             found[path] = i
     return found
 
@@ -101,13 +101,13 @@ def beam_search(
 
 
 def prefixes(tokens: list[list[int]], parents: list[list[int]]) -> list[list[tuple[int, ...]]]:
-    """The prefixes of a search, by length and number: what each goes on from, and its token."""
-    levels = [[(row[0],) for row in tokens]]
+    """The prefixes of a search, by length and index: each is its parent's and its token."""
+    levels = [[(own[0],) for own in tokens]]
     for depth in range(1, len(tokens[0])):
         levels.append(
             [
-                (*levels[-1][came[depth]], row[depth])
-                for row, came in zip(tokens, parents, strict=True)
+                (*levels[-1][parent[depth]], own[depth])
+                for own, parent in zip(tokens, parents, strict=True)
             ]
         )
     return levels

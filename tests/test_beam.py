@@ -18,7 +18,7 @@ from redrafter_mlx.target.model import Target
 
 
 def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...]) -> list[float]:
-    """The drafter's distribution behind a path of tokens, one token at a time, by token id."""
+    """The drafter's distribution after a path of tokens, one token at a time, by token id."""
     state = mx.zeros((1, 1, HIDDEN))
     for token in path:
         state = bound.advance(state, mx.array([[token]]))
@@ -62,7 +62,7 @@ def test_beam_search_equals_a_search_over_lists(rnn: bool, head: dict, W: int, L
             np.testing.assert_allclose(scores, [s for _, s in want], rtol=1e-4, atol=1e-4)
 
 
-def test_scores_never_rise_from_a_prefix_to_what_goes_on_from_it() -> None:
+def test_scores_never_rise_from_a_prefix_to_its_children() -> None:
     bound = random_drafter().bind(Target(random_model())).bound
     beams = search(bound, mx.ones((1, HIDDEN)) * 50, mx.array([3]), BeamShape(4, 5))
     before = mx.take_along_axis(beams.log_probs[..., :-1], beams.parent_indices[..., 1:], axis=1)
@@ -81,7 +81,7 @@ def test_every_prefix_that_a_search_kept_is_a_node_though_none_went_on_from_it()
     packed = references.packed_paths(tree.tokens[0].tolist(), parents, valid)
     assert set(packed) == {prefix for level in levels for prefix in level}
     abandoned = set(levels[1]) - {prefix[:2] for prefix in levels[3]}
-    assert abandoned, "this search went on from all that it kept, which shows nothing"
+    assert abandoned, "this search extended all its prefixes, which shows nothing"
     for path, node in packed.items():
         numbers = [levels[n - 1].index(path[:n]) for n in range(1, len(path) + 1)]
         assert tree.beams[0, node].item() == max(numbers)

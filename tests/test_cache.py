@@ -23,7 +23,7 @@ from redrafter_mlx.target.masks import attention_mask
 from redrafter_mlx.target.model import Target
 
 
-def rows(cache: TreeCache, row: int, length: int) -> list[np.ndarray]:
+def slots(cache: TreeCache, row: int, length: int) -> list[np.ndarray]:
     return [
         np.array(a[row, :, :length])
         for c in cache.layers
@@ -32,10 +32,10 @@ def rows(cache: TreeCache, row: int, length: int) -> list[np.ndarray]:
     ]
 
 
-def fresh_rows(target: Target, tokens: list[int]) -> list[np.ndarray]:
+def prefilled_slots(target: Target, tokens: list[int]) -> list[np.ndarray]:
     cache = target.new_cache()
     target.prefill(mx.array([tokens]), cache, 0, [len(tokens) - 1])
-    return rows(cache, 0, len(tokens))
+    return slots(cache, 0, len(tokens))
 
 
 def test_mask_lets_nodes_see_the_committed_text_and_their_ancestors() -> None:
@@ -52,7 +52,7 @@ def test_mask_lets_nodes_see_the_committed_text_and_their_ancestors() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_cache_after_commit_equals_prefill(batch: int) -> None:
-    """For every node that acceptance could end at, in rows of different length and shape."""
+    """For every node that acceptance could end at, in batch rows of different length and shape."""
     target = Target(random_model("qwen3"))
     prompts = [[11, 12, 13, 14, 15], [21, 22, 23]][:batch]
     tree = tree_for(batch)
@@ -80,29 +80,31 @@ def test_cache_after_commit_equals_prefill(batch: int) -> None:
         after = cache.commit(tree, accepted.path, accepted.n_accepted, length)
         assert after.tolist() == [len(p) + len(q) for p, q in zip(prompts, paths, strict=True)]
 
-        # Once put in place at once, and once by the write of the next step.
+        # The next step's write moves the path to its slots.
         following = tree_for(batch)
         target.verify(following, cache, after, width + 4)
-        written = [rows(cache, b, after[b].item()) for b in range(batch)]
+        written = [slots(cache, b, after[b].item()) for b in range(batch)]
         for b in range(batch):
             text = prompts[b] + [tree.tokens[b, i].item() for i in paths[b]]
-            for got, want in zip(written[b], fresh_rows(target, text), strict=True):
+            for got, want in zip(written[b], prefilled_slots(target, text), strict=True):
                 np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_cache_after_settle_equals_prefill() -> None:
+def test_cache_after_flush_equals_prefill() -> None:
     target = Target(random_model())
     tree = tree_for(1)
     cache = target.new_cache()
     prompt = [11, 12, 13]
     target.prefill(mx.array([prompt]), cache, 0, [2])
     target.verify(tree, cache, mx.array([3]), 3)
-    choices = mx.where(tree.depths == 0, 10, 96)  # to token 10, the child that stands last
+    choices = mx.where(tree.depths == 0, 10, 96)  # to token 10, the last child
     accepted = accept(tree, choices)
     assert accepted.n_accepted.item() == 1
     cache.commit(tree, accepted.path, accepted.n_accepted, mx.array([3]))
     cache.flush()
-    for got, want in zip(rows(cache, 0, 5), fresh_rows(target, [*prompt, 4, 10]), strict=True):
+    for got, want in zip(
+        slots(cache, 0, 5), prefilled_slots(target, [*prompt, 4, 10]), strict=True
+    ):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -114,28 +116,30 @@ def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
     text = prompt + plain_tokens(model, prompt, 40)
     decoder = Decoder(target, Oracle(text, 97), shape, SamplingParams())
     cache = decoder.new_cache()
-    said: list[int] = []
+    emitted: list[int] = []
 
     def finished(result: object) -> bool:
-        said.extend(result.tokens)  # type: ignore[attr-defined]
-        return len(said) >= 30
+        emitted.extend(result.tokens)  # type: ignore[attr-defined]
+        return len(emitted) >= 30
 
     for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
         pass
     cache.flush()
-    known = prompt + said[:-1]
-    for got, want in zip(rows(cache.target, 0, len(known)), fresh_rows(target, known), strict=True):
+    known = prompt + emitted[:-1]
+    for got, want in zip(
+        slots(cache.target, 0, len(known)), prefilled_slots(target, known), strict=True
+    ):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = Target(random_model())
     tokens = [(7 * i) % 97 for i in range(50)]
-    want = fresh_rows(target, tokens)
+    want = prefilled_slots(target, tokens)
     monkeypatch.setattr("redrafter_mlx.target.model.PREFILL_CHUNK", 7)
     cache = target.new_cache()
     context = target.prefill(mx.array([tokens]), cache, 0, [49])
-    for got, expected in zip(rows(cache, 0, 50), want, strict=True):
+    for got, expected in zip(slots(cache, 0, 50), want, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
     monkeypatch.undo()
     at_once = target.prefill(mx.array([tokens]), target.new_cache(), 0, [49])
@@ -160,7 +164,7 @@ def test_buffers_grow_by_whole_buckets() -> None:
     assert seen == {CAPACITY_STEP, 2 * CAPACITY_STEP}
 
 
-def test_a_memory_gives_back_only_what_the_next_prompt_shares() -> None:
+def test_a_prefix_cache_returns_only_what_the_next_prompt_shares() -> None:
     memory, decoder = PrefixCache(), Decoder(Target(random_model()), None, PLAIN, SamplingParams())
     cache, start = memory.take([1, 2, 3], decoder)
     assert start == 0
@@ -169,7 +173,7 @@ def test_a_memory_gives_back_only_what_the_next_prompt_shares() -> None:
     assert again is cache
     assert start == 3
     other, start = memory.take([1, 2, 3], decoder)
-    assert other is not cache, "what was taken is not there until it is kept again"
+    assert other is not cache, "a cache that was taken is not there until it is given back"
     memory.keep(cache, [1, 2, 3])
     _, start = memory.take([1, 2, 3], decoder)
     assert start == 2, "the last token of a prompt is always read again"

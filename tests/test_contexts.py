@@ -102,10 +102,10 @@ def test_text_drafted_with_context_layers_is_the_targets(
     model, prompt = random_model(name, vocab_size=16), [t % 16 for t in PROMPT]
     drafter = random_drafter(vocab_size=16, context_layers=LAYERS)
     redrafter = Redrafter(model, byte_tokenizer(), drafter)
-    said = redrafter.generate(prompt, max_tokens=60, beam_width=width, beam_length=length)
-    assert said.tokens_per_step > 1 or width == 1
-    assert said.token_ids == plain_tokens(model, prompt, 60)[: len(said.token_ids)]
-    assert len(said.token_ids) > 5
+    answer = redrafter.generate(prompt, max_tokens=60, beam_width=width, beam_length=length)
+    assert answer.tokens_per_step > 1 or width == 1
+    assert answer.token_ids == plain_tokens(model, prompt, 60)[: len(answer.token_ids)]
+    assert len(answer.token_ids) > 5
 
 
 def texts(target: Target) -> list[Text]:
@@ -116,8 +116,8 @@ def texts(target: Target) -> list[Text]:
 
 def test_what_is_kept_while_writing_is_what_reading_finds() -> None:
     target = Target(random_model()).reading(LAYERS)
-    said = texts(target)
-    for text, again in zip(said, with_layer_inputs(target, said), strict=True):
+    examples = texts(target)
+    for text, again in zip(examples, with_layer_inputs(target, examples), strict=True):
         want = again.layer_inputs
         assert text.layer_inputs is not None
         assert want is not None
@@ -133,14 +133,14 @@ def test_contexts_are_added_to_a_corpus_that_lacks_them_and_kept_where_they_are(
     tmp_path: Path,
 ) -> None:
     plain, shard = Target(random_model()), tmp_path / "block-000000.safetensors"
-    said, extras = texts(plain), Extras(context=LAYERS)
-    save_shard(Shard(said, {}), shard, {})
+    examples, extras = texts(plain), Extras(context=LAYERS)
+    save_shard(Shard(examples, {}), shard, {})
     with pytest.raises(DamagedFileError, match="states-0-1"):
         extras.load(shard)
     extras.add(plain, byte_tokenizer(), shard, 0)
     path = layer_inputs_path(shard, LAYERS)
     written = path.read_bytes()
-    for text, want in zip(extras.load(shard), extras.compute(plain, said), strict=True):
+    for text, want in zip(extras.load(shard), extras.compute(plain, examples), strict=True):
         assert text.layer_inputs is not None
         assert np.array_equal(text.layer_inputs, want.layer_inputs)  # type: ignore[arg-type]
     extras.add(plain.reading((1,)), byte_tokenizer(), shard, 0)
@@ -150,10 +150,10 @@ def test_contexts_are_added_to_a_corpus_that_lacks_them_and_kept_where_they_are(
 
 def test_contexts_of_other_texts_or_damaged_ones_are_named(tmp_path: Path) -> None:
     target, shard = Target(random_model()).reading(LAYERS), tmp_path / "block-000000.safetensors"
-    said, extras = texts(target), Extras(context=LAYERS)
-    save_shard(Shard(said, {}), shard, {})
+    examples, extras = texts(target), Extras(context=LAYERS)
+    save_shard(Shard(examples, {}), shard, {})
     path = layer_inputs_path(shard, LAYERS)
-    save_layer_inputs([t.layer_inputs for t in said[1:] if t.layer_inputs is not None], path)
+    save_layer_inputs([t.layer_inputs for t in examples[1:] if t.layer_inputs is not None], path)
     with pytest.raises(DamagedFileError, match="states-0-1"):
         extras.load(shard)
     path.write_bytes(path.read_bytes()[:-9])

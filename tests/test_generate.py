@@ -124,10 +124,10 @@ def test_max_tokens_cuts_exactly_where_autoregression_would(
 
 def test_end_of_text_inside_an_accepted_draft_ends_the_answer_there(model: nn.Module) -> None:
     text = make(model, drafted=False).generate(PROMPT, max_tokens=60).token_ids
-    for place in (1, 2, 3, 5, 8, 13):
+    for position in (1, 2, 3, 5, 8, 13):
         drafted = Redrafter(model, byte_tokenizer(), Oracle(PROMPT + text, 258))
-        drafted.tokenizer.eos_token_ids = {text[place]}
-        first = text.index(text[place])
+        drafted.tokenizer.eos_token_ids = {text[position]}
+        first = text.index(text[position])
         got = drafted.generate(PROMPT, max_tokens=60, beam_width=3, beam_length=5)
         assert (got.token_ids, got.finish_reason) == (text[: first + 1], "stop")
 
@@ -313,9 +313,9 @@ def test_a_closed_answer_keeps_what_was_said_and_the_session_goes_on(
     session = redrafter.session()
     turn(session, "one")
     stream = session.stream("two", max_tokens=30)
-    said = [next(stream).text for _ in range(after)]
+    given = [next(stream).text for _ in range(after)]
     stream.close()
-    assert session.messages[-1] == {"role": "assistant", "content": "".join(said)}
+    assert session.messages[-1] == {"role": "assistant", "content": "".join(given)}
     want = fresh_answer(redrafter, session, "three")
     assert [r.token for r in turn(session, "three")] == want
 
@@ -337,7 +337,7 @@ def test_an_exception_in_the_consumer_leaves_the_session_consistent(redrafter: R
 def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
     redrafter: Redrafter, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C can fall behind any call of the target, the prompt's among them."""
+    """Ctrl-C can come after any call of the target, the prompt's among them."""
     session = redrafter.session()
     turn(session, "one")
     calls = 0

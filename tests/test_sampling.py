@@ -41,7 +41,7 @@ def kept_by_mlx_lm(logits: mx.array, params: SamplingParams) -> set[int]:
 def test_filters_keep_the_tokens_that_mlx_lm_keeps(filters: dict) -> None:
     mx.random.seed(7)
     logits = mx.random.normal((24,)) * 2
-    params = SamplingParams(3.0, **filters)  # hot, so that every kept token is drawn
+    params = SamplingParams(3.0, **filters)  # hot, so that every token that is left is drawn
     ours = np.isfinite(np.array(filtered_log_probs(logits, params)))
     assert set(np.flatnonzero(ours).tolist()) == kept_by_mlx_lm(logits, params)
 
@@ -114,7 +114,7 @@ def test_seeds_and_rows_differ() -> None:
 
 
 def test_neighbouring_places_are_independent_of_neighbouring_seeds() -> None:
-    """Seed s at place p + 1 must not repeat seed s + 1 at place p."""
+    """Seed s at position p + 1 must not repeat seed s + 1 at position p."""
     logits, depths = mx.zeros((1, 4, 97)), mx.arange(4)[None]
     rows = [
         choose(logits, depths, mx.array([0]), sequence_keys(s), SamplingParams(1.0), 3)[0].tolist()
@@ -129,15 +129,15 @@ def test_generators_that_run_interleaved_do_not_disturb_each_other() -> None:
     params = SamplingParams(1.0)
     decoder = Decoder(target, random_drafter().bind(target), BeamShape(2, 3), params)
     want = [run(decoder, [3, 5], 30, seed)[0] for seed in (1, 2)]
-    said: list[list[int]] = [[], []]
+    emitted: list[list[int]] = [[], []]
 
     def start(i: int) -> object:
         def finished(result: object) -> bool:
-            said[i].extend(result.tokens)  # type: ignore[attr-defined]
-            return len(said[i]) >= 30
+            emitted[i].extend(result.tokens)  # type: ignore[attr-defined]
+            return len(emitted[i]) >= 30
 
         return decoder.run(decoder.new_cache(), 0, [3, 5], sequence_keys(i + 1), finished)
 
     for _ in itertools.zip_longest(start(0), start(1)):  # type: ignore[call-overload]
         mx.random.seed(0)
-    assert [row[:30] for row in said] == want
+    assert [row[:30] for row in emitted] == want

@@ -31,7 +31,7 @@ def tree_for(batch: int, max_nodes: int = 12) -> TokenTree:
 
 
 def sequential_logits(model: nn.Module, tokens: list[int]) -> np.ndarray:
-    """mlx-lm's own model and cache on a plain sequence: the logits behind its last token."""
+    """mlx-lm's own model and cache on a plain sequence: the logits after its last token."""
     out = model(mx.array([tokens]), cache=make_prompt_cache(model))
     return np.array(out[0, -1].astype(mx.float32))
 
@@ -96,7 +96,7 @@ def test_the_check_at_loading_notices_a_broken_mask(monkeypatch: pytest.MonkeyPa
 
 DAMAGES: dict[str, Callable[[TokenTree], TokenTree]] = {
     "sees siblings": lambda tree: tree._replace(mask=mx.ones_like(tree.mask)),
-    "leaves one place late": lambda tree: tree._replace(
+    "leaves one position late": lambda tree: tree._replace(
         depths=mx.where(tree.depths == 2, 3, tree.depths)
     ),
     "leaves do not see the root": lambda tree: tree._replace(

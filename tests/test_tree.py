@@ -130,7 +130,7 @@ def test_a_node_attends_to_itself_and_its_ancestors_alone(seed: int) -> None:
         for i in range(N):
             allowed, at = {i}, parents[i]
             while at >= 0:
-                assert at < i, "a parent stands before its child"
+                assert at < i, "a parent comes before its child"
                 allowed.add(at)
                 at = parents[at]
             got = {j for j in range(N) if tree.mask[b, i, j].item()}
@@ -159,7 +159,7 @@ def test_one_beam_is_a_chain_of_whatever_length_fits() -> None:
 
 
 def test_certain_children_do_not_displace_their_parents() -> None:
-    """Scores that tie all the way down: the parent wins, so every prefix of a kept path is kept."""
+    """Scores tie all the way down: the parent wins, so every prefix of a packed path is packed."""
     tree = pack([[[1, 2, 3], [1, 4, 5], [1, 6, 7]]], [[[0.0] * 3] * 3], 4)
     assert tree.tokens.tolist() == [[1, 2, 4, 6]]
     assert tree.depths.tolist() == [[0, 1, 1, 1]]
@@ -247,7 +247,7 @@ def random_search(rng: random.Random, root: int, W: int, L: int, vocab: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(60))
-def test_prefixes_that_nothing_goes_on_from_are_merged_and_kept_like_all_others(seed: int) -> None:
+def test_prefixes_without_children_are_merged_and_packed_like_all_others(seed: int) -> None:
     """Two searches in one tree, against their prefixes in a dictionary."""
     rng = random.Random(5000 + seed)
     L, vocab = rng.randrange(2, 6), rng.choice([2, 3, 20])
@@ -266,7 +266,7 @@ def test_prefixes_that_nothing_goes_on_from_are_merged_and_kept_like_all_others(
 
 
 def test_the_two_packings_of_the_worked_example() -> None:
-    """The drawing of `final_candidates`: `red` was kept, and no candidate goes on from it."""
+    """The drawing of `final_candidates`: `red` is in the search, and no candidate extends it."""
     beams = Beams(
         tokens=mx.array([[[MARS, IS, A], [MARS, RED, DARK]]]),
         log_probs=mx.array([[[0, -0.1, -0.3], [0, -0.7, -0.8]]]),

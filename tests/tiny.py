@@ -135,7 +135,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> TokenizerWrapper:
-    """One token a byte, three control tokens behind them, and a ChatML template."""
+    """One token a byte, three control tokens after them, and a ChatML template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -50,8 +50,8 @@ class DrafterConfig:
     num_lookback_tokens: kept for the paper's code, unused
     context_layers:   layers of the target, counted from 0, whose inputs the drafter reads beside
                       the last hidden state, through a projection; see Target.reading
-    head:             `own` output matrix, or `tied` to the target's; behind the blocks then stand
-                      an output projection, where exit_dim is not D, and a norm
+    head:             `own` output matrix, or `tied` to the target's; then, after the blocks, come
+                      an output projection, if exit_dim is not D, and a norm
     draft_vocab_size: only so many tokens can be drafted; None drafts all
     bits, group_size: quantisation of the stored weights, None if not quantised
     target, target_fingerprint: what it was trained for

@@ -1,4 +1,4 @@
-"""Traces that are replayed, against graphs that are built anew."""
+"""Compiled graphs, against graphs that are built module by module."""
 
 from __future__ import annotations
 
@@ -29,35 +29,35 @@ def tree() -> TokenTree:
     return pack_beam(Beams(mx.array(tokens), -mx.broadcast_to(mx.arange(3.0), (1, 3, 3))), 6)
 
 
-def behind_prompt(target: Target) -> tuple[TreeCache, mx.array]:
+def after_prompt(target: Target) -> tuple[TreeCache, mx.array]:
     cache = target.new_cache()
     context = target.prefill(mx.array([PROMPT]), cache, 0, [len(PROMPT) - 1])
     return cache, context
 
 
 def logits_of(target: Target) -> np.ndarray:
-    """Traced, of the same tree behind the same prompt every time."""
-    cache, _ = behind_prompt(target)
+    """Compiled, of the same tree after the same prompt every time."""
+    cache, _ = after_prompt(target)
     return np.array(target.verify(tree(), cache, mx.array([len(PROMPT)]), len(PROMPT))[1])
 
 
 def built_logits_of(target: Target) -> np.ndarray:
     """The same, module by module."""
-    cache, _ = behind_prompt(target)
+    cache, _ = after_prompt(target)
     cache.plan_tree(tree(), mx.array([len(PROMPT)]), len(PROMPT))
     return np.array(target.logits(target.hidden(tree().tokens, cache.layers)))
 
 
-def test_replayed_calls_equal_those_built_anew() -> None:
+def test_compiled_calls_equal_those_built_by_module() -> None:
     target = Target(random_model())
     want = built_logits_of(target)
     for _ in range(3):
         np.testing.assert_allclose(logits_of(target), want, rtol=1e-5, atol=1e-5)
 
 
-def test_a_target_never_answers_with_the_weights_of_one_that_is_gone() -> None:
-    """MLX keeps traces by thread, and forgets those of a function in the thread that last used it:
-    the other one still has them when the next target's function lies at the same address."""
+def test_a_target_never_computes_with_the_weights_of_a_deleted_one() -> None:
+    """MLX keeps graphs by thread, and forgets those of a function in the thread that last used it:
+    the other one still has them when the next target's function has the same address."""
     with ThreadPoolExecutor(1) as elsewhere:
         for seed in range(10):
             target = Target(random_model(seed=seed))
@@ -99,18 +99,18 @@ def test_a_call_is_built_once_for_each_size() -> None:
     for _ in decoder.run(decoder.new_cache(), 0, PROMPT, sequence_keys(0), finished, Alternating()):
         pass
     calls = [shape for shape in built if shape[1] != len(PROMPT)]
-    # Two sizes of tree, each behind the other or itself, at four extents or fewer.
+    # Two sizes of tree, each after the other or itself, at four extents or fewer.
     assert 2 <= len(calls) <= 16
 
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4)])
 @pytest.mark.parametrize("kind", ["drafter", "context"])
-def test_replayed_drafts_equal_those_built_anew(kind: str, shape: BeamShape) -> None:
+def test_compiled_drafts_equal_those_built_by_module(kind: str, shape: BeamShape) -> None:
     more: dict[str, dict[str, object]] = {"context": {"context_layers": (0, 1)}}
     drafter = random_drafter(**more.get(kind, {}))
     target = Target(random_model()).reading(drafter.config.context_layers)
     bound = drafter.bind(target)
-    _, features = behind_prompt(target)
+    _, features = after_prompt(target)
     P = len(PROMPT)
     for root in (12, 14, 50):
         seen = Seen(mx.array([[0, root]]), features, mx.array([P - 1]), mx.array([1]), P)
