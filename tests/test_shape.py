@@ -290,10 +290,14 @@ def test_drafting_begins_again_when_it_pays_again(name: str) -> None:
     assert sum(waited) / len(waited) < (64 if name in PROBES_ARE_DEAR else 32), waited
 
 
-@pytest.mark.parametrize("name", MACHINES)
+DRAFT_MODEL = machine(cliff(16), lambda w, n: (9 + w) * (n - 1))
+"""Each level of drafting costs half a call, as with a draft language model."""
+
+
+@pytest.mark.parametrize("name", [*MACHINES, "draft model"])
 def test_a_random_drafter_costs_at_most_three_percent(name: str) -> None:
     """Once its first answer has told; that one costs a little more."""
-    curves = MACHINES[name]
+    curves = MACHINES.get(name, DRAFT_MODEL)
     for seed in SEEDS:
         policy = ShapePolicy(curves)
         plain = curves.step(PLAIN, 128)
@@ -307,6 +311,14 @@ def test_a_good_drafter_is_used_from_the_first_step() -> None:
     steps = decode(ShapePolicy(curves), curves, [Text(1.0, 5)] * 64)
     assert steps[0].shape != PLAIN
     assert pace(steps) > 1.5 / curves.step(PLAIN, 128)
+
+
+def test_a_drafter_whose_levels_are_dear_drafts_few() -> None:
+    text = Text(1.0, 5)
+    steps = decode(ShapePolicy(DRAFT_MODEL), DRAFT_MODEL, [text] * 150)[20:]
+    paces = {s: text.tokens(s) / DRAFT_MODEL.step(s, 128) for s in candidates(DRAFT_MODEL)}
+    assert pace(steps) > 0.95 * max(paces.values())
+    assert max(step.shape.length for step in steps) < 5
 
 
 def test_a_small_gain_is_not_worth_a_change() -> None:

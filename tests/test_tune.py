@@ -28,6 +28,7 @@ from redrafter_mlx.autotune.cost_model import (
     saved_timings,
 )
 from redrafter_mlx.autotune.profiler import Profiler, random_tree, setup_of
+from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
 from redrafter_mlx.cli.terminal import Terminal
@@ -198,6 +199,18 @@ def test_what_is_measured_after_answers_is_measured_once_over_all_processes(
     spent = clock.now
     in_use(model).after_answer(1e6, step=1.0)
     assert clock.now == spent == 4 * len(process.cases())
+    assert bench.asked == 0
+
+
+def test_a_drafter_that_says_its_levels_are_dear_begins_with_short_drafts(
+    bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.backend", lambda: "cuda")
+    shapes = []
+    for cost in (0.01, 0.8):
+        monkeypatch.setattr(Oracle, "level_cost", cost)
+        shapes.append(Tuner(model, Target(model), Oracle([1, 2], 258)).best_shape(by_clock=False))
+    assert shapes[0].length > shapes[1].length
     assert bench.asked == 0
 
 
