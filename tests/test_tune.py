@@ -318,12 +318,12 @@ def test_a_tree_to_measure_with_has_as_many_nodes_as_asked(rows: int) -> None:
     assert tree.is_chain == (rows <= 2)
 
 
-def profile(widest: int, drafter: bool = True) -> Profiler:
-    """Of a random model, with nothing measured."""
+def profile(widest: int) -> Profiler:
+    """Of a random model with a drafter if `widest` is above 0, with nothing measured."""
     model = random_model()
     target = Target(model)
     timings = Timings(setup_of(model, target, "lookup"))
-    return Profiler(target, random_drafter().bind(target) if drafter else None, timings, widest)
+    return Profiler(target, random_drafter().bind(target) if widest else None, timings, widest)
 
 
 def costs_of(timings: Timings) -> CostModel:
@@ -372,6 +372,13 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
     costs = costs_of(machine.measure_all(budget=0.0))
     assert [r for r, _ in costs.short] == list(FEW_ROWS)
     assert {calls[rows] for rows in (5, 6, 10, 13, 24)} == {1}
+
+
+def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
+    costs = costs_of(profile(widest=0).measure_all(budget=0.0))
+    assert costs.draft == ()
+    assert costs.drafting(2, 4) == 0.0
+    assert costs.plain_overhead == costs.chain_overhead == costs.tree_overhead
 
 
 def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(

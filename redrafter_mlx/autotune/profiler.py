@@ -73,11 +73,9 @@ class Profiler:
     def __init__(
         self, target: Target, drafter: Drafter | None, timings: Timings, widest: int
     ) -> None:
-        """`widest`: most beams that the drafter can give."""
+        """`widest`: most beams that are drafted, 0 without a drafter."""
         self.timings = timings
-        self._target = target
-        self._drafter = drafter
-        self._widest = 0 if drafter is None else widest
+        self._target, self._drafter, self._widest = target, drafter, widest
 
     def cases(self) -> list[Case]:
         """What is measured, the most telling first."""
@@ -273,17 +271,12 @@ def drafting_call(target: Target, drafter: Drafter, shape: BeamShape) -> Call:
     return call
 
 
-def step_seconds(
-    decoder: Decoder,
-    prompt: list[int],
-    steps: int,
-    clock: Callable[[], float] = time.perf_counter,
-) -> float:
+def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
     """The median time of `steps` steps of the decoding loop after a prompt."""
     read: list[float] = []
 
     def finished(_: StepResult) -> bool:
-        read.append(clock())
+        read.append(time.perf_counter())
         return len(read) == steps + 2  # the prompt, and a first step that compiles
 
     for _ in decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished):

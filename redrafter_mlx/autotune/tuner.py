@@ -39,12 +39,7 @@ class Tuner:
     widest: most beams that are chosen automatically, 0 without a drafter
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        target: Target,
-        drafter: Drafter | None,
-    ) -> None:
+    def __init__(self, model: nn.Module, target: Target, drafter: Drafter | None) -> None:
         """Without a drafter only copies are drafted, on the host."""
         key = "lookup" if drafter is None else drafter.timing_key
         self.setup = setup_of(model, target, key or "one of its own")
