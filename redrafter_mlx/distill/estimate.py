@@ -112,13 +112,13 @@ def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> floa
     prompts = [[1] * _PROMPT_TOKENS] * (writing.batch // len(writing.openings) or 1)
     openings = (0,) * len(writing.openings)
 
-    def seconds(tokens: int) -> float:
+    def seconds(asked: list[list[int]], tokens: int) -> float:
         began = time.monotonic()
-        write_answers(target, prompts, [], tokens, openings=openings, room=room)
+        write_answers(target, asked, [], tokens, openings=openings, room=room)
         return time.monotonic() - began
 
-    seconds(1)
-    short, long = seconds(1), seconds(1 + _TRIED_TOKENS)
+    seconds(prompts[:1], 1)  # warms up
+    short, long = seconds(prompts, 1), seconds(prompts, 1 + _TRIED_TOKENS)
     turns = writing.own_share * _TURNS / len(openings)  # of an answer
     columns = writing.max_answer_tokens + turns * _TURN_TOKENS
     total = short + (long - short) / _TRIED_TOKENS * columns
