@@ -220,7 +220,7 @@ class Decoder:
     def _judge(
         self, state: DecodeState, logits: mx.array
     ) -> tuple[Acceptance, mx.array | None, mx.array]:
-        """What is kept of the drafts, the history behind it, and the logits it was chosen from."""
+        """The accepted path, the history after it, and the logits that were chosen from."""
         tree, params, position = state.drafts.tree, self.sampling, state.length + 1
         windows = None if state.history is None else path_windows(state.history, tree)
         logits = penalised(logits, windows, params)

@@ -38,7 +38,7 @@ class StepResult:
     """One row's step as the host knows it.
 
     tokens:    what was emitted: the accepted drafts and the bonus token
-    path:      the node behind which each of them was chosen
+    path:      the node after which each of them was chosen
     beams:     of each node of the tree that was not padding, one less than the beams that reach it
     depths:    of the same nodes
     shape:     what the tree was drafted with

@@ -228,7 +228,7 @@ class Redrafter:
     def respond(
         self, prompt: list[int], options: GenerationOptions, memory: PrefixCache
     ) -> Generator[Response, None, None]:
-        """Decode behind `prompt`, reusing what `memory` holds of it and leaving there what is new.
+        """Answer `prompt`, reusing what `memory` holds of it and adding what is new.
 
         It ends with the finish reason "length" at `max_tokens`, or where the model's context ends.
         Whatever ends it, the memory is consistent: after an exception in here it is empty.
