@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
     from redrafter_mlx.drafting.recurrent import Drafter
     from redrafter_mlx.drafting.recurrent_config import DrafterConfig
-    from redrafter_mlx.engine.engine import Redrafter, stream_generate
+    from redrafter_mlx.engine.drop_in import stream_generate
+    from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.session import Session
     from redrafter_mlx.errors import RedrafterError
     from redrafter_mlx.loading import load
@@ -39,7 +40,7 @@ _HOME = {
     "Redrafter": "engine.engine",
     "Response": "response",
     "Session": "engine.session",
-    "stream_generate": "engine.engine",
+    "stream_generate": "engine.drop_in",
     "load": "loading",
     "VerificationReport": "verification",
     "verify": "verification",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -299,24 +298,3 @@ def _context_length(model: nn.Module, source: TargetSource | None) -> int | None
     if source is not None:
         return source.context_length
     return context_length(vars(model.args)) if hasattr(model, "args") else None
-
-
-def stream_generate(
-    model: nn.Module,
-    tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
-    prompt: str | Sequence[int] | mx.array,
-    *,
-    drafter: Bindable | Lookup | str | Path | None = None,
-    options: GenerationOptions | None = None,
-    **overrides: object,
-) -> Iterator[Response]:
-    """mlx-lm's `stream_generate` with drafts, for those who hold its model and tokenizer already.
-
-    Args:
-      prompt: text (taken as it is, as mlx-lm does) or token ids
-      drafter: or the path of a drafter's folder, or "lookup"; None decodes auto-regressively
-      options: and `overrides`, its fields by name; see GenerationOptions
-    """
-    redrafter = Redrafter(model, tokenizer, drafter)
-    given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
-    return redrafter.stream(given, raw=True, options=options, **overrides)

@@ -1,0 +1,40 @@
+"""What stands in for a function of mlx-lm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerBase
+
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.drafting.prompt_lookup import Lookup
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.response import Response
+
+
+def stream_generate(
+    model: nn.Module,
+    tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
+    prompt: str | Sequence[int] | mx.array,
+    *,
+    drafter: Bindable | Lookup | str | Path | None = None,
+    options: GenerationOptions | None = None,
+    **overrides: object,
+) -> Iterator[Response]:
+    """mlx-lm's `stream_generate` with drafts, for those who hold its model and tokenizer already.
+
+    Args:
+      prompt: text (taken as it is, as mlx-lm does) or token ids
+      drafter: or the path of a drafter's folder, or "lookup"; None decodes auto-regressively
+      options: and `overrides`, its fields by name; see GenerationOptions
+    """
+    redrafter = Redrafter(model, tokenizer, drafter)
+    given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
+    return redrafter.stream(given, raw=True, options=options, **overrides)
