@@ -19,7 +19,8 @@ from redrafter_mlx.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
-    from redrafter_mlx.drafting.recurrent import Drafter
+    from redrafter_mlx.drafting.draft_model import DraftModel
+    from redrafter_mlx.drafting.interface import Drafter
     from redrafter_mlx.drafting.recurrent_config import DrafterConfig
     from redrafter_mlx.engine.drop_in import stream_generate
     from redrafter_mlx.engine.engine import Redrafter
@@ -33,7 +34,8 @@ _HOME = {
     "BeamShape": "config",
     "GenerationOptions": "config",
     "SamplingParams": "config",
-    "Drafter": "drafting.recurrent",
+    "DraftModel": "drafting.draft_model",
+    "Drafter": "drafting.interface",
     "DrafterConfig": "drafting.recurrent_config",
     "RedrafterError": "errors",
     "Completion": "response",
@@ -50,6 +52,7 @@ __all__ = [
     "BLAS",
     "BeamShape",
     "Completion",
+    "DraftModel",
     "Drafter",
     "DrafterConfig",
     "GenerationOptions",

@@ -9,7 +9,7 @@ import references
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.recurrent import BoundDrafter
+from redrafter_mlx.drafting.recurrent import BoundNetwork
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, top_k
 from redrafter_mlx.speculation.sampling import log_softmax
@@ -17,7 +17,7 @@ from redrafter_mlx.speculation.tree import Beams, final_candidates, pack_beam
 from redrafter_mlx.target.model import Target
 
 
-def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...]) -> list[float]:
+def log_probs_along(bound: BoundNetwork, context: mx.array, path: tuple[int, ...]) -> list[float]:
     """The drafter's distribution after a path of tokens, one token at a time, by token id."""
     state = mx.zeros((1, 1, HIDDEN))
     for token in path:
@@ -31,7 +31,7 @@ def log_probs_along(bound: BoundDrafter, context: mx.array, path: tuple[int, ...
     return full
 
 
-def search(bound: BoundDrafter, context: mx.array, root: mx.array, shape: BeamShape) -> Beams:
+def search(bound: BoundNetwork, context: mx.array, root: mx.array, shape: BeamShape) -> Beams:
     return beam_search(bound.levels(context, root), root, shape)
 
 

@@ -24,7 +24,7 @@ from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, output_i
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.distill.training.loss import distillation_loss
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.target.model import Target
 
@@ -81,7 +81,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def reference_loss(
-    drafter: Drafter, embed: np.ndarray, head: np.ndarray, texts: list[Text], soft: float,
+    drafter: RecurrentNetwork, embed: np.ndarray, head: np.ndarray, texts: list[Text], soft: float,
     weights: list[float],
 ) -> float:  # fmt: skip
     """Place by place, depth by depth, in float64."""

@@ -16,7 +16,7 @@ from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
 from redrafter_mlx.distill.training.initial_drafter import check_start, fresh_drafter, start_drafter
 from redrafter_mlx.drafting.checkpoint import WEIGHTS, read_config, save_drafter
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target.model import Target
 
@@ -58,7 +58,7 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
 
     def made(seed: int, global_seed: int) -> tuple[dict[str, mx.array], float]:
         mx.random.seed(global_seed)
-        fresh = [Drafter.fresh(usual.config, seed), usual.untrained(mx.float32, seed)]
+        fresh = [RecurrentNetwork.fresh(usual.config, seed), usual.untrained(mx.float32, seed)]
         one, two = (dict(tree_flatten(drafter.parameters())) for drafter in fresh)
         assert all(mx.array_equal(one[name], two[name]) for name in one)
         return one, mx.random.uniform().item()

@@ -15,7 +15,7 @@ from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli import options as cli_options
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target import kv_cache
@@ -25,12 +25,12 @@ PROMPTS = [[i, 2 * i + 1, 7, i % 5] for i in range(1, 9)]
 SHAPE = BeamShape(3, 4)
 
 
-def make(drafter: Drafter | None = None) -> Redrafter:
+def make(drafter: RecurrentNetwork | None = None) -> Redrafter:
     return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
 
 
 @pytest.mark.parametrize("drafter", [None, random_drafter(vocab_size=258)])
-def test_float32_is_exact(drafter: Drafter | None) -> None:
+def test_float32_is_exact(drafter: RecurrentNetwork | None) -> None:
     seen: list[int] = []
     report = verify(make(drafter), PROMPTS, max_tokens=30, shape=SHAPE, done=seen.append)
     assert report.exact

@@ -78,7 +78,7 @@ class Subject:
         config = DrafterConfig(
             size, self.target.vocab_size, size, 1, head="tied", draft_vocab_size=4096
         )
-        return recurrent.Drafter(config).bind(self.target)
+        return recurrent.RecurrentNetwork(config).bind(self.target)
 
     def shipped_drafter(self) -> Drafter:
         (folder, *_), _ = find_drafters(self.loaded.source.fingerprint)

@@ -13,7 +13,7 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 
 VOCAB = 97
@@ -107,7 +107,7 @@ def truncated(model: nn.Module, layers: int) -> nn.Module:
     return less
 
 
-def random_drafter(seed: int = 0, **changes: object) -> Drafter:
+def random_drafter(seed: int = 0, **changes: object) -> RecurrentNetwork:
     """A drafter for `random_model` with random weights."""
     given: dict[str, object] = {
         "hidden_size": HIDDEN,
@@ -117,7 +117,7 @@ def random_drafter(seed: int = 0, **changes: object) -> Drafter:
         "rnn": True,
     }
     mx.random.seed(seed)
-    drafter = Drafter(DrafterConfig.from_dict({**given, **changes}))
+    drafter = RecurrentNetwork(DrafterConfig.from_dict({**given, **changes}))
     mx.eval(drafter.parameters())
     return drafter
 

@@ -18,7 +18,7 @@ from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, drafter_parameters
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
@@ -136,7 +136,7 @@ def _training_seconds(job: TrainingJob, target: Target, config: DrafterConfig) -
         mx.ones((P, T), mx.bool_),
         mx.ones((P,), mx.bool_),
     )
-    learner = Learner(Drafter(config), target, job.training, 1)
+    learner = Learner(RecurrentNetwork(config), target, job.training, 1)
     learner.step([batch])
     began = time.monotonic()
     learner.step([batch])

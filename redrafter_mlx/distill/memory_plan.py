@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.distill.corpus.batch_cache import row_bytes
 from redrafter_mlx.distill.corpus.hidden_states import host_size
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
@@ -106,7 +106,9 @@ def plan_memory(
 
 def drafter_parameters(config: DrafterConfig) -> int:
     """How many numbers are trained."""
-    return sum(a.size for a in dict(tree_flatten(Drafter(config).trainable_parameters())).values())
+    return sum(
+        a.size for a in dict(tree_flatten(RecurrentNetwork(config).trainable_parameters())).values()
+    )
 
 
 def machine_memory() -> int:

@@ -16,7 +16,7 @@ from redrafter_mlx.distill.report.card import CARD
 from redrafter_mlx.distill.report.metrics import METRICS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.drafting.checkpoint import CONFIG, WEIGHTS
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
 
@@ -72,7 +72,7 @@ def check_bits(config: DrafterConfig, bits: int, group_size: int) -> None:
 
     The drafter is not built: MLX makes arrays when they are first used.
     """
-    for name, module in Drafter(config).named_modules():
+    for name, module in RecurrentNetwork(config).named_modules():
         if isinstance(module, nn.Linear) and module.weight.shape[1] % group_size:
             raise BadInputError(
                 f"the drafter's bits are {bits}, and {name} has {module.weight.shape[1]} columns; "

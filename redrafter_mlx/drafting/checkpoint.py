@@ -14,7 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.drafting import interface
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.runtime.atomic_write import name_in_errors
@@ -77,7 +77,7 @@ def load_drafter(
     *,
     target_name: str | None = None,
     target_fingerprint: str | None = None,
-) -> Drafter:
+) -> RecurrentNetwork:
     """A drafter for `target`, parameters evaluated, in the target's arithmetic.
 
     Raises:
@@ -89,7 +89,7 @@ def load_drafter(
     config = read_config(folder)
     check_target(config, target.hidden_size, target.vocab_size)
     check_trained_for(config, folder, target_name, target_fingerprint)
-    drafter = Drafter.stored_as(config)
+    drafter = RecurrentNetwork.stored_as(config)
     _load_weights(drafter, Path(folder) / WEIGHTS)
     drafter.set_dtype(target.dtype)
     drafter.eval()
@@ -112,7 +112,9 @@ def check_trained_for(
         )
 
 
-def save_drafter(drafter: Drafter, folder: str | Path, *, dtype: mx.Dtype | None = None) -> None:
+def save_drafter(
+    drafter: RecurrentNetwork, folder: str | Path, *, dtype: mx.Dtype | None = None
+) -> None:
     """Write a drafter's folder; each file appears whole or not at all, the weights first.
 
     dtype: of what is stored in floating point; None stores it as it is
@@ -124,7 +126,7 @@ def save_drafter(drafter: Drafter, folder: str | Path, *, dtype: mx.Dtype | None
         _save(drafter, folder, dtype)
 
 
-def _save(drafter: Drafter, folder: Path, dtype: mx.Dtype | None) -> None:
+def _save(drafter: RecurrentNetwork, folder: Path, dtype: mx.Dtype | None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(drafter.parameters()))
     if dtype is not None:
@@ -141,7 +143,7 @@ def _save(drafter: Drafter, folder: Path, dtype: mx.Dtype | None) -> None:
             os.replace(part / name, folder / name)
 
 
-def _check_finite(drafter: Drafter, path: Path) -> None:
+def _check_finite(drafter: RecurrentNetwork, path: Path) -> None:
     """Evaluate the parameters; raises DamagedFileError for values that are not finite."""
     parameters = dict(tree_flatten(drafter.parameters()))
     floating = {n: a for n, a in parameters.items() if mx.issubdtype(a.dtype, mx.floating)}
@@ -155,7 +157,7 @@ def _check_finite(drafter: Drafter, path: Path) -> None:
             )
 
 
-def _load_weights(drafter: Drafter, path: Path) -> None:
+def _load_weights(drafter: RecurrentNetwork, path: Path) -> None:
     """Fill a drafter with the tensors of a file, all of them and no others."""
     if not path.is_file():
         raise DamagedFileError(f"{path} is missing; a drafter's folder holds {WEIGHTS}")

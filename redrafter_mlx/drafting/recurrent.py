@@ -37,7 +37,7 @@ class ResidualBlock(nn.Module):
         return x + nn.silu(self.linear(x))
 
 
-class Drafter(nn.Module):
+class RecurrentNetwork(nn.Module):
     """The drafter's own parameters; `bind` joins them with a target's tables."""
 
     def __init__(self, config: DrafterConfig) -> None:
@@ -66,7 +66,7 @@ class Drafter(nn.Module):
             self.freeze(recurse=False, keys=["draft_vocab"])
 
     @classmethod
-    def fresh(cls, config: DrafterConfig, seed: int) -> Drafter:
+    def fresh(cls, config: DrafterConfig, seed: int) -> RecurrentNetwork:
         """An untrained one: linear layers as mlx.nn draws them, but from a key of their own."""
         drafter = cls(config)
         layers = [m for _, m in sorted(drafter.named_modules()) if isinstance(m, nn.Linear)]
@@ -79,13 +79,13 @@ class Drafter(nn.Module):
         return drafter
 
     @classmethod
-    def stored_as(cls, config: DrafterConfig) -> Drafter:
+    def stored_as(cls, config: DrafterConfig) -> RecurrentNetwork:
         """With weights to be replaced, quantised where the config says that its file is."""
         return cls(config)._quantised()
 
-    def untrained(self, dtype: mx.Dtype, seed: int = 0) -> Drafter:
+    def untrained(self, dtype: mx.Dtype, seed: int = 0) -> RecurrentNetwork:
         """One of the same form, draft vocabulary and cost that has learnt nothing."""
-        fresh = Drafter.fresh(self.config, seed)._quantised()
+        fresh = RecurrentNetwork.fresh(self.config, seed)._quantised()
         if self.config.draft_vocab_size is not None:
             fresh.draft_vocab = self.draft_vocab
         if self.config.context_layers:
@@ -94,7 +94,7 @@ class Drafter(nn.Module):
         fresh.eval()
         return fresh
 
-    def _quantised(self) -> Drafter:
+    def _quantised(self) -> RecurrentNetwork:
         """Itself, quantised where its config says so."""
         config = self.config
         if config.bits is not None and config.group_size is not None:
@@ -140,18 +140,18 @@ class Drafter(nn.Module):
         check_target(self.config, target.hidden_size, target.vocab_size)
         tokens = self.draft_vocab if self.config.draft_vocab_size is not None else None
         head = target.output_rows(tokens) if self.config.head == "tied" else self.lm_head[-1]
-        return RecurrentDrafter(BoundDrafter(self, target.embedding, head, tokens, target.dtype))
+        return RecurrentDrafter(BoundNetwork(self, target.embedding, head, tokens, target.dtype))
 
 
 @dataclass(frozen=True)
-class BoundDrafter:
+class BoundNetwork:
     """A drafter's own parameters, the target's embedding, and an output layer.
 
     tokens: [V'] int32, the token of each output; None when outputs are tokens
     dtype:  of the target's hidden states
     """
 
-    drafter: Drafter
+    drafter: RecurrentNetwork
     embedding: Callable[[mx.array], mx.array]
     head: Callable[[mx.array], mx.array]
     tokens: mx.array | None
@@ -182,7 +182,7 @@ class BoundDrafter:
 class RecurrentLevels:
     """A drafter's distribution after one root, level by level; see `beam_search.Levels`."""
 
-    def __init__(self, bound: BoundDrafter, context: mx.array, root: mx.array) -> None:
+    def __init__(self, bound: BoundNetwork, context: mx.array, root: mx.array) -> None:
         self._bound = bound
         self._context = context[:, None]
         self._root = root
@@ -221,7 +221,7 @@ class RecurrentLevels:
 class RecurrentDrafter(interface.Drafter):
     """The recurrent form of a drafter: it reads the newest hidden state and remembers nothing."""
 
-    def __init__(self, bound: BoundDrafter) -> None:
+    def __init__(self, bound: BoundNetwork) -> None:
         def search(
             features: mx.array, root: mx.array, sizes: tuple[int, int]
         ) -> tuple[mx.array, mx.array, mx.array]:
@@ -234,10 +234,10 @@ class RecurrentDrafter(interface.Drafter):
         self._search = compile_graph(search)
 
     @property
-    def module(self) -> Drafter:
+    def module(self) -> RecurrentNetwork:
         return self.bound.drafter
 
-    def untrained(self) -> Drafter:
+    def untrained(self) -> RecurrentNetwork:
         """The same form with random weights."""
         return self.module.untrained(self.bound.dtype)
 

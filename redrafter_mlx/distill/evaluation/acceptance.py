@@ -15,7 +15,7 @@ import numpy as np
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Batch, Positions
 from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, output_index
-from redrafter_mlx.drafting.recurrent import BoundDrafter
+from redrafter_mlx.drafting.recurrent import BoundNetwork
 from redrafter_mlx.speculation.beam_search import beam_search
 
 _POSITIONS = 512
@@ -41,7 +41,7 @@ class DraftQuality:
 
 
 def measure_quality(
-    bound: BoundDrafter, held_out: Positions, vocab_size: int, shapes: Sequence[BeamShape]
+    bound: BoundNetwork, held_out: Positions, vocab_size: int, shapes: Sequence[BeamShape]
 ) -> DraftQuality:
     """Quality on `held_out`; tokens outside the draft vocabulary count as wrong."""
     outputs = output_index(bound, vocab_size)
@@ -66,7 +66,7 @@ def measure_quality(
 
 
 def accepted_lengths(
-    bound: BoundDrafter, held_out: Positions, shape: BeamShape
+    bound: BoundNetwork, held_out: Positions, shape: BeamShape
 ) -> tuple[np.ndarray, np.ndarray]:
     """How many drafts the target would accept at each position.
 
@@ -115,7 +115,7 @@ def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
     return np.array(steps, np.int64)
 
 
-def _hits(bound: BoundDrafter, batch: Batch, outputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
+def _hits(bound: BoundNetwork, batch: Batch, outputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
     """[2, T] how often the label was first, or in the first five; [T] how often there was one."""
     first, five = [], []
     for depth, logits in enumerate(draft_logits(bound, batch)):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 
 from redrafter_mlx.distill.corpus.examples import Batch
-from redrafter_mlx.drafting.recurrent import BoundDrafter
+from redrafter_mlx.drafting.recurrent import BoundNetwork
 
 
-def output_index(bound: BoundDrafter, vocab_size: int) -> mx.array:
+def output_index(bound: BoundNetwork, vocab_size: int) -> mx.array:
     """[V] int32: which output of the drafter each token is, -1 for what it cannot draft."""
     if bound.tokens is None:
         return mx.arange(vocab_size, dtype=mx.int32)
@@ -17,7 +17,7 @@ def output_index(bound: BoundDrafter, vocab_size: int) -> mx.array:
     return index
 
 
-def draft_logits(bound: BoundDrafter, batch: Batch) -> list[mx.array]:
+def draft_logits(bound: BoundNetwork, batch: Batch) -> list[mx.array]:
     """Logits [P, V'] float32 of each of the T positions, fed with the labels before it."""
     P, T = batch.labels.shape
     context = bound.read(batch.states[:P].astype(mx.float32))

@@ -20,7 +20,7 @@ from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.target.model import Target
 
 _AT_ONCE = 40
@@ -64,7 +64,7 @@ def answer_questions(
 
 
 def quality_on(
-    drafters: Mapping[str, Drafter],
+    drafters: Mapping[str, RecurrentNetwork],
     target: Target,
     answers: Sequence[Text],
     shapes: Sequence[BeamShape],
@@ -79,7 +79,7 @@ def quality_on(
 
 
 def draft_seconds(
-    drafters: Sequence[Drafter], target: Target, answer: Text, shapes: Sequence[BeamShape]
+    drafters: Sequence[RecurrentNetwork], target: Target, answer: Text, shapes: Sequence[BeamShape]
 ) -> list[dict[int, float]]:
     """What one step's drafts take each drafter after `answer`'s first token, by beam width.
 
@@ -100,7 +100,7 @@ def draft_seconds(
 
 
 def _laid(
-    drafter: Drafter, target: Target, answers: Sequence[Text], shapes: Sequence[BeamShape]
+    drafter: RecurrentNetwork, target: Target, answers: Sequence[Text], shapes: Sequence[BeamShape]
 ) -> Positions:
     """The positions of `answers`, with what the drafter reads there."""
     read = Extras.of(drafter.config).compute(target, answers)

@@ -13,7 +13,7 @@ import numpy as np
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.drafting.checkpoint import WEIGHTS, check_trained_for, load_drafter, read_config
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
@@ -51,14 +51,14 @@ def check_start(folder: Path, wanted: DrafterConfig) -> str:
 
 def fresh_drafter(
     config: DrafterConfig, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
-) -> Drafter:
+) -> RecurrentNetwork:
     """An untrained drafter, its inputs scaled to those of a corpus.
 
     counts: [V], how often each token is a label; the most frequent can be drafted
     texts:  some of the corpus
     seed:   of its weights
     """
-    drafter = Drafter.fresh(config, seed)
+    drafter = RecurrentNetwork.fresh(config, seed)
     if config.draft_vocab_size is not None:
         drafter.draft_vocab = mx.array(choose_vocabulary(counts, config.draft_vocab_size))
     seen = lay_out(texts, 1).states
@@ -70,7 +70,7 @@ def fresh_drafter(
     return drafter
 
 
-def start_drafter(folder: Path, target: Target) -> Drafter:
+def start_drafter(folder: Path, target: Target) -> RecurrentNetwork:
     """The drafter in a folder, which `check_start` let pass, ready for training."""
     drafter = load_drafter(folder, target)
     drafter.set_dtype(mx.float32)
@@ -80,7 +80,7 @@ def start_drafter(folder: Path, target: Target) -> Drafter:
 
 
 def initialise(
-    drafter: Drafter, context_rms: mx.array, embedding_rms: float, logit_rms: float
+    drafter: RecurrentNetwork, context_rms: mx.array, embedding_rms: float, logit_rms: float
 ) -> None:
     """Scale a fresh drafter's inputs to unit size, and a tied head's logits.
 

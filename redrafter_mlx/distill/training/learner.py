@@ -14,7 +14,7 @@ from redrafter_mlx.distill.evaluation.draft_logits import output_index
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.loss import distillation_loss
 from redrafter_mlx.distill.training.optimizer import drafter_optimizer
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.target.model import Target
 
 
@@ -25,7 +25,9 @@ class Learner:
     output rows, and nothing else.
     """
 
-    def __init__(self, drafter: Drafter, target: Target, options: TrainOptions, steps: int) -> None:
+    def __init__(
+        self, drafter: RecurrentNetwork, target: Target, options: TrainOptions, steps: int
+    ) -> None:
         self.drafter, self.options = drafter, options
         self.bound = drafter.bind(target).bound
         self._dtype = target.dtype

@@ -14,11 +14,11 @@ import mlx.core as mx
 
 from redrafter_mlx.distill.corpus.examples import Batch
 from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
-from redrafter_mlx.drafting.recurrent import BoundDrafter
+from redrafter_mlx.drafting.recurrent import BoundNetwork
 
 
 def distillation_loss(
-    bound: BoundDrafter,
+    bound: BoundNetwork,
     batch: Batch,
     outputs: mx.array,
     teacher: mx.array | None,

@@ -24,7 +24,7 @@ from redrafter_mlx.distill.training.checkpoint import (
 )
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.checkpoint import save_drafter
-from redrafter_mlx.drafting.recurrent import Drafter
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
@@ -60,7 +60,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: Drafter,
+        drafter: RecurrentNetwork,
         target: Target,
         examples: Examples,
         held_out: Positions,
