@@ -1,4 +1,4 @@
-"""ReDrafter on MLX: the target's own words, sooner (Zhang et al., arXiv 2403.09919).
+"""ReDrafter on MLX: exact speculative decoding (Zhang et al., arXiv 2403.09919).
 
     import redrafter_mlx
     model = redrafter_mlx.load()

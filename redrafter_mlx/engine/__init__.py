@@ -1,1 +1,1 @@
-"""One model that answers prompts: requests, answers, conversations."""
+"""One model that answers prompts: prompts, answers, conversations."""

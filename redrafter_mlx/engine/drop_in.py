@@ -1,4 +1,4 @@
-"""What stands in for a function of mlx-lm."""
+"""A drop-in for mlx-lm's `stream_generate`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def stream_generate(
 
     Args:
       prompt: text (taken as it is, as mlx-lm does) or token ids
-      drafter: or the path of a drafter's folder, or "lookup"; None decodes auto-regressively
+      drafter: itself, the path of its folder, or "lookup"; None decodes auto-regressively
       options: and `overrides`, its fields by name; see GenerationOptions
     """
     redrafter = Redrafter(model, tokenizer, drafter)

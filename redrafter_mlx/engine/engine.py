@@ -40,16 +40,15 @@ from redrafter_mlx.weights.raw_model import context_length
 class Redrafter:
     """A target, its tokenizer and its drafter. Made by `load` or from an mlx-lm pair.
 
-    Any thread may call it, and any number: each answer has its own state, and steps queue up.
+    Any number of threads may call it: each answer has its own state, and they take turns by steps.
 
-    drafter_note: one line on the choice of a drafter: that there is none and what is done instead,
-                  which of several was taken, and what was passed over; None if all is plain
-    context_length: tokens of prompt and answer together; None where the model names no limit
-    drafter:      drafts on the device, None if nothing does
-    lookup:       adds copies of the text to the drafts, None if it does not look them up
-    drafting:     what drafts, in words for people and records; None if it decodes plainly
-    tuning:       what drafting costs on this machine and how drafts are accepted; None where
-                  nothing drafts
+    drafter_note: one line on the choice of a drafter: that there is none and what drafts instead,
+                  which of several was taken, and which were passed over; None if it was unambiguous
+    context_length: most tokens of prompt and answer together; None if the model names no limit
+    drafter:      drafts on the device; None without one
+    lookup:       prompt lookup, which adds copies of the text to the drafts; None without it
+    drafting:     the names of both, for people and records; None for plain decoding
+    tuning:       auto-tuning: cost model and acceptance statistics; None for plain decoding
     """
 
     def __init__(
@@ -66,8 +65,8 @@ class Redrafter:
 
         lookup: add prompt lookup to the drafter
 
-        Raises UnsupportedModelError or MismatchError for what cannot work together, and
-        ForkedProcessError after a fork.
+        Raises UnsupportedModelError or MismatchError if model and drafter do not fit together,
+        and ForkedProcessError after a fork.
         """
         MLX_PROCESS.check()
         wrapped = isinstance(tokenizer, TokenizerWrapper)
@@ -91,11 +90,11 @@ class Redrafter:
 
     @property
     def beam_shape(self) -> BeamShape:
-        """One shape that suits such a machine, the same in every run; PLAIN if nothing drafts."""
+        """A good shape for such a machine, the same in every run; PLAIN without drafts."""
         return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
 
     def warm_up(self) -> None:
-        """Run every kernel once, and make sure that this model's trees are exact.
+        """Run every kernel once, and check that this model's trees are exact.
 
         Raises UnsupportedModelError if they are not.
         """
@@ -112,14 +111,14 @@ class Redrafter:
         options: GenerationOptions | None = None,
         **overrides: object,
     ) -> Generator[Response, None, None]:
-        """Answer a prompt, one response a token.
+        """Answer a prompt, one response per token.
 
         Args:
           prompt: a user's message, a list of messages with `role` and `content`, or token ids
-          raw: take a string as it is, without the chat template
+          raw: use a string as it is, without the chat template
           options: and `overrides`, its fields by name; see GenerationOptions
         Raises:
-          BadInputError: at once, for options or a prompt that cannot be used
+          BadInputError: at once, for unusable options or prompt
         """
         chosen = self.chosen_options(options, overrides)
         return self.respond(self.encode(prompt, raw=raw), chosen, PrefixCache())
@@ -152,7 +151,7 @@ class Redrafter:
         )
 
     def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:
-        """The shape that every step of an answer drafts with; None if it is chosen step by step.
+        """The beam shape of every step of an answer; None if it is chosen step by step.
 
         Args:
           length: tokens of the prompt
@@ -194,14 +193,14 @@ class Redrafter:
             await asyncio.to_thread(responses.close)
 
     def session(self, system: str | None = None) -> Session:
-        """A conversation that keeps keys and values from turn to turn."""
+        """A conversation that keeps its KV cache from turn to turn."""
         return Session(self, system)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
         """The token ids of any kind of prompt.
 
-        Raises BadInputError if there are none, or so many that the model's context has no room for
-        an answer.
+        Raises BadInputError if there are none, or so many that no token of an answer fits into the
+        model's context.
         """
         ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size)
         if self.context_length is not None and len(ids) >= self.context_length:
@@ -294,7 +293,7 @@ class Redrafter:
 
 
 def _context_length(model: nn.Module, source: TargetSource | None) -> int | None:
-    """What the files said of it, or the model's own arguments where they are not known."""
+    """From the model's files, or from its arguments if the files are not known."""
     if source is not None:
         return source.context_length
     return context_length(vars(model.args)) if hasattr(model, "args") else None

@@ -46,7 +46,7 @@ class Session:
     def stream(
         self, text: str, *, options: GenerationOptions | None = None, **overrides: object
     ) -> Generator[Response, None, None]:
-        """The next turn, one response a token.
+        """The next turn, one response per token.
 
         The turn starts when its first response is asked for, after the turns that have ended by
         then. Message and answer join the conversation when it ends. If it is closed early or
