@@ -12,9 +12,10 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice
-from redrafter_mlx.drafting.checkpoint import WEIGHTS, DrafterFolder, holds_drafter, read_config
+from redrafter_mlx.drafting.checkpoint import DrafterFolder, holds_drafter, read_config
 from redrafter_mlx.drafting.combined import CombinedDrafters
 from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
 from redrafter_mlx.engine.engine import Redrafter
@@ -23,12 +24,10 @@ from redrafter_mlx.errors import (
     DamagedFileError,
     MismatchError,
     ModelNotFoundError,
-    RedrafterError,
 )
-from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.source import TargetSource
-from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
+from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
 from redrafter_mlx.weights.precision import check_quantize, convert
@@ -205,50 +204,6 @@ def _draft_with_the_trained(loaded: LoadedTarget, looks_up: bool) -> Redrafter:
     return Redrafter(
         loaded.model, loaded.tokenizer, lookup=True, source=loaded.source, drafter_note=note
     )
-
-
-def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
-    """The folders of drafters for the target of that fingerprint, the one to take first.
-
-    The user's own, in `drafters/` of our cache, come before those shipped beside the code in
-    `weights/drafters/`; of several there, the one whose weights were written last comes first.
-
-    Returns:
-      the folders, and what is wrong with those that could not be looked into
-    """
-    found: list[Path] = []
-    broken: list[RedrafterError] = []
-    for shelf in (cache_dir() / "drafters", SHIPPED_DRAFTERS):
-        here = []
-        for folder in _inside(shelf, broken):
-            try:
-                if read_config(folder).target_fingerprint == fingerprint:
-                    here.append((_written(folder), folder))
-            except ModelNotFoundError:
-                continue  # something else
-            except RedrafterError as error:
-                broken.append(error)
-        found += [folder for _, folder in sorted(here, reverse=True)]
-    return found, broken
-
-
-def _inside(shelf: Path, broken: list[RedrafterError]) -> list[Path]:
-    try:
-        return sorted(shelf.iterdir())
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        broken.append(DamagedFileError(f"{shelf} cannot be read: {error.strerror or error}"))
-        return []
-
-
-def _written(folder: Path) -> float:
-    """When a drafter's weights were written, in seconds since 1970."""
-    path = folder / WEIGHTS
-    try:
-        return path.stat().st_mtime
-    except OSError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def load_target(

@@ -14,8 +14,9 @@ from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx import loading
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
+from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
-from redrafter_mlx.loading import LoadedTarget, TargetSource, find_drafters, load
+from redrafter_mlx.loading import LoadedTarget, TargetSource, load
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
 
 

@@ -20,10 +20,11 @@ from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting import recurrent
 from redrafter_mlx.drafting.checkpoint import load_drafter
 from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
-from redrafter_mlx.loading import LoadedTarget, find_drafters, load_target
+from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.speculation.sampling import log_softmax, sampled_log_probs, sequence_keys
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
