@@ -79,6 +79,11 @@ def check_drafter(drafter: str | Path | Bindable | None) -> None:
         if _CLASS.fullmatch(name):
             _from_file(name)
         elif name not in ("auto", "trained") and not _names_model(name):
+            if not Path(name).exists():
+                raise ModelNotFoundError(
+                    f"no drafter at {name}; give a drafter's folder, the name of a model that "
+                    f"`redrafter-mlx list` shows, a Hub repository, or FILE.py:CLASS"
+                )
             read_config(name)
 
 
