@@ -15,6 +15,7 @@ from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model, 
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
@@ -278,6 +279,33 @@ def test_a_session_goes_on_after_a_turn_without_drafts() -> None:
         options = {"max_tokens": 10, "beam_width": 2, "beam_length": 4, "draft": draft}
         said = "".join(r.text for r in drafted.stream(turn, **options))
         assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+
+
+def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
+    """A long text, another one after half of it while drafts are parked, then its continuation."""
+    model = random_model(num_hidden_layers=3)
+    target, small = Target(model), truncated(model, 2)
+    drafter, kept = drafter_for(target, small), PrefixCache()
+    first = [(5 * i + 1) % VOCAB for i in range(40)]
+    second = first[:20] + [(3 * i + 2) % VOCAB for i in range(30)]
+    for prompt, shape in (
+        (first, BeamShape(1, 3)),
+        (second[:-5], PLAIN),
+        (second, BeamShape(1, 3)),
+    ):
+        decoder = Decoder(target, drafter, shape, GREEDY)
+        cache, start = kept.take(prompt, decoder)
+        for _ in decoder.run(cache, start, prompt, sequence_keys(0), lambda _: True):
+            pass
+        kept.keep(cache, prompt)
+    fresh = Target(small).new_cache()
+    Target(small).prefill(mx.array([second]), fresh, 0, [len(second) - 1])
+    for (keys, _), layer in zip(cache.memory, fresh.layers, strict=True):
+        known = len(second)
+        assert layer.keys is not None
+        np.testing.assert_allclose(
+            keys[:, :, :known], layer.keys[:, :, :known], rtol=1e-4, atol=1e-5
+        )
 
 
 def test_buffers_of_the_draft_model_are_written_in_place() -> None:

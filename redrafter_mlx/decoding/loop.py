@@ -198,7 +198,7 @@ class Decoder:
                     del before  # a second reference to the buffers would have them copied
                     if not done:
                         BLAS.prepare_for(state.drafts.tree.tokens.shape[1])
-                        _submit(following, next_output, drafted)
+                        _submit(following, next_output, drafted if self._remembers else None)
                     del drafted
                 if steps:
                     shapes.learn(result)
@@ -287,13 +287,14 @@ class Decoder:
 def _submit(state: DecodeState, output: StepOutput, drafted: Drafts | None = None) -> None:
     """Start computing: first what the host will read, then the drafts for the next step.
 
-    `drafted` are the drafts of the step before. A drafter that remembers writes into its buffers
-    in place only when its last call has ended; the host waits for that while the target computes.
+    `drafted` are the drafts of the step before, of a drafter that remembers. It writes into its
+    buffers in place only when its last call has ended; the host waits for that while the target
+    computes.
     """
     cache = state.cache
     history = [] if state.history is None else [state.history]
     mx.async_eval(output.report, state.length, *history, *cache.target.buffers)
-    if cache.memory and drafted is not None:
+    if drafted is not None:
         mx.eval(drafted.tree.tokens)
     tree, log_probs = state.drafts.tree, state.drafts.log_probs
     arrays = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]

@@ -74,13 +74,15 @@ class SequenceCache:
         missed; one that remembers the tokens alone is given them.
         """
         features = drafter.features
+        if not features.every_position:
+            return len(tokens)
         known = min(cast(int, self.remembered.item()), len(tokens))
         self.memory, self.missed = self.memory or drafter.empty(1), ()
-        if not features.every_position or known == len(tokens):
-            return len(tokens)
+        self.remembered = mx.array([known], mx.int32)  # what came after it is of another text
         if features.any:
             return known
-        self.missed = (_of_text(tokens, known),)
+        if known < len(tokens):
+            self.missed = (_of_text(tokens, known),)
         return len(tokens)
 
 

@@ -89,7 +89,7 @@ class DraftModel(Drafter):
     def extend(self, memory: Memory, seen: Seen) -> Memory:
         """Keys and values of the committed positions, from one call."""
         cache = self._cache(memory)
-        tokens = self._known(seen.tokens[:, :-1])
+        tokens = _embeddable(seen.tokens[:, :-1], self._model)
         if seen.start is None:
             cache.plan_tree(_chain(tokens), seen.position, seen.bound)
         else:
@@ -125,9 +125,6 @@ class DraftModel(Drafter):
             cache.layer_buffers = [(*pair, None, None) for pair in cast("Pairs", memory)]
         return cache
 
-    def _known(self, tokens: mx.array) -> mx.array:
-        return mx.minimum(tokens, self._model.vocab_size - 1)
-
 
 class _Levels:
     """The draft model's distribution after one root; see `rejection.SampledLevels`.
@@ -155,7 +152,7 @@ class _Levels:
     def first(self) -> mx.array:
         """Logits [B, 1, V'] after the root; reads what was committed since the last step."""
         seen = self._seen
-        tokens = self._known(seen.tokens)
+        tokens = _embeddable(seen.tokens, self._model)
         self.cache.plan_tree(_chain(tokens), seen.position, seen.bound)
         hidden, _ = self._model.call(tokens, self.cache)
         at_root = mx.take_along_axis(hidden, seen.count[:, None, None], axis=1)
@@ -172,7 +169,7 @@ class _Levels:
         seen = self._seen
         self.cache.plan_level(mask, self._depth, seen.root_position + 1, seen.bound + 1)
         self._depth += 1
-        _, logits = self._model.call(self._known(tokens), self.cache)
+        _, logits = self._model.call(_embeddable(tokens, self._model), self.cache)
         return self._cut(logits)
 
     def to_tokens(self, outputs: mx.array) -> mx.array:
@@ -184,10 +181,6 @@ class _Levels:
         missing = self._vocab_size - self._output_size
         edges = [(0, 0)] * (log_probs.ndim - 1) + [(0, missing)]
         return mx.pad(log_probs, edges, constant_values=-mx.inf)
-
-    def _known(self, tokens: mx.array) -> mx.array:
-        """Tokens that the draft model has an embedding for."""
-        return mx.minimum(tokens, self._model.vocab_size - 1)
 
     def _cut(self, logits: mx.array) -> mx.array:
         return logits[..., : self._output_size].astype(mx.float32)
@@ -208,6 +201,11 @@ def check_same_tokens(
                 f"token {i} is {mine[i]!r} in {name} and {theirs[i]!r} in the target; a draft "
                 f"model must have the target's tokenizer"
             )
+
+
+def _embeddable(tokens: mx.array, model: Target) -> mx.array:
+    """Tokens that the model has an embedding for, its last one in place of others."""
+    return mx.minimum(tokens, model.vocab_size - 1)
 
 
 def _chain(tokens: mx.array) -> TokenTree:
