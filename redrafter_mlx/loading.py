@@ -12,9 +12,10 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice
-from redrafter_mlx.drafting.checkpoint import DrafterFolder, holds_drafter, read_config
 from redrafter_mlx.drafting.combined import CombinedDrafters
 from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.drafter_files import open_files
+from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
@@ -73,7 +74,7 @@ def load(
 
 
 def check_drafter(drafter: str | Path | Bindable | None) -> None:
-    """Raise for a folder that holds no drafter, before a target is loaded; see `read_config`."""
+    """Raise for a folder that holds no drafter, before a target is loaded."""
     own, _ = split_lookup(drafter)
     for name in _parts(own) if isinstance(own, (str, Path)) else []:
         if _CLASS.fullmatch(name):
@@ -84,7 +85,7 @@ def check_drafter(drafter: str | Path | Bindable | None) -> None:
                     f"no drafter at {name}; give a drafter's folder, the name of a model that "
                     f"`redrafter-mlx list` shows, a Hub repository, or FILE.py:CLASS"
                 )
-            read_config(name)
+            find_form(open_files(name))
 
 
 def draft_with(

@@ -15,10 +15,11 @@ from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
 from redrafter_mlx.distill.training.initial_drafter import check_start, fresh_drafter, start_drafter
-from redrafter_mlx.drafting.checkpoint import WEIGHTS, read_config, save_drafter
+from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.stored_tensors import WEIGHTS
 
 
 @pytest.fixture

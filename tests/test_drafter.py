@@ -16,6 +16,7 @@ from tiny import HIDDEN, VOCAB, random_drafter, random_model
 from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.stored_tensors import StoredTensors
 
 PAPER_KEYS = {
     "hidden_size": HIDDEN,
@@ -150,8 +151,11 @@ def test_a_quantised_drafter_survives_saving(tmp_path: Path) -> None:
     )
 
 
-def test_a_mismatch_is_refused_before_any_weight_is_read(tmp_path: Path) -> None:
-    """There is no weight file at all, and the error is still about the mismatch."""
+def test_a_mismatch_is_refused_before_any_weight_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StoredTensors, "read", None)
+    save_drafter(random_drafter(), tmp_path)
     target = Target(random_model())
     cases = [
         ({"hidden_size": 64}, r"hidden size is 64, the target's is 32"),
@@ -206,12 +210,12 @@ def truncate(path: Path) -> None:
             "holds tensor extra",
         ),
         (lambda f: (f / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (lambda f: truncate(f / "model.safetensors"), "model.safetensors cannot be read"),
+        (lambda f: truncate(f / "model.safetensors"), "model.safetensors is truncated"),
         (
             lambda f: (f / "model.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}"),
-            "model.safetensors cannot be read",
+            "model.safetensors is truncated",
         ),
-        (lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors cannot be read"),
+        (lambda f: (f / "model.safetensors").write_bytes(b""), "model.safetensors is truncated"),
     ],
 )
 def test_damage_is_one_line_that_names_the_file(

@@ -218,9 +218,6 @@ def test_a_wrong_folder_is_said_before_the_target_is_loaded(
 
 
 def test_a_drafter_for_another_target_is_refused_by_both_names(shelf: Path) -> None:
-    shelf.mkdir()
-    config = {"hidden_size": HIDDEN, "vocab_size": VOCAB, "exit_dim": 8, "num_draft_layers": 1,
-              "rnn": True, "target": "other", "target_fingerprint": "sha256:o"}  # fmt: skip
-    (shelf / "config.json").write_text(json.dumps(config))
+    save_drafter(random_drafter(target="other", target_fingerprint="sha256:o"), shelf)
     with pytest.raises(MismatchError, match=r"other \(sha256:o\), not for tiny \(sha256:t\)"):
         load("tiny", drafter=shelf)

@@ -68,7 +68,7 @@ def convert(
     if wanted is not None:
         _cast(model, wanted)
     if quantize is not None and bits is None:
-        _quantize(model, quantize)
+        quantize_layers(model, quantize)
     return Precision(_dtype(model), _bits(model))
 
 
@@ -87,8 +87,11 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def _quantize(model: nn.Module, bits: int) -> None:
-    """Quantise the layers whose rows divide into groups; the others stay, as in mlx-lm."""
+def quantize_layers(model: nn.Module, bits: int) -> None:
+    """Quantise the layers whose rows divide into groups; the others stay, as in mlx-lm.
+
+    Raises BadInputError where that is no layer at all.
+    """
     own = getattr(model, "quant_predicate", None) or (lambda _path, _module: True)
 
     def how(path: str, module: nn.Module) -> bool | dict[str, int]:

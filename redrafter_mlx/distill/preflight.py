@@ -15,10 +15,11 @@ from redrafter_mlx.distill.options_file import OPTIONS
 from redrafter_mlx.distill.report.card import CARD
 from redrafter_mlx.distill.report.metrics import METRICS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
-from redrafter_mlx.drafting.checkpoint import CONFIG, WEIGHTS
+from redrafter_mlx.drafting.drafter_files import CONFIG
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.weights.stored_tensors import WEIGHTS
 
 
 def check_output(folder: Path) -> None:

@@ -12,11 +12,13 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.drafting.checkpoint import WEIGHTS, check_trained_for, load_drafter, read_config
+from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
+from redrafter_mlx.drafting.drafter_files import check_trained_for
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.stored_tensors import WEIGHTS
 
 _NOT_FORM = (
     "target", "target_fingerprint", "draft_length",
@@ -36,7 +38,7 @@ def check_start(folder: Path, wanted: DrafterConfig) -> str:
       MismatchError: naming the key in which their forms differ, or the target it was trained for
     """
     given = read_config(folder)
-    check_trained_for(given, folder, wanted.target, wanted.target_fingerprint)
+    check_trained_for(given.to_dict(), folder, wanted.target, wanted.target_fingerprint)
     for key in (field.name for field in fields(DrafterConfig) if field.name not in _NOT_FORM):
         if getattr(given, key) != getattr(wanted, key):
             raise MismatchError(

@@ -1,0 +1,189 @@
+"""A drafter's folder as it was published, and what a form of drafter makes of it.
+
+A form is known by the names of the tensors, since a `config.json` often says `LlamaForCausalLM`
+whatever the files hold.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.config import shown
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.precision import quantize_layers
+from redrafter_mlx.weights.stored_tensors import StoredTensors, open_tensors
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class DrafterFiles:
+    """A drafter's folder, its weights not read yet.
+
+    config:  of config.json
+    tensors: what the headers of the weight files say
+    bits:    4 or 8: weights are quantised so once they are read; None leaves them as they are
+    """
+
+    folder: Path
+    config: Mapping[str, object]
+    tensors: StoredTensors
+    bits: int | None = None
+
+    def integer(
+        self, key: str, default: int | None = None, least: int = 1, most: int = 2**31
+    ) -> int:
+        """The integer under a key; without a default the key must be there."""
+        value = self.config.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.bad_value(key, f"an integer from {least} to {most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """The finite number under a key; without a default the key must be there."""
+        value = self.config.get(key, default)
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30:
+            return float(value)
+        raise self.bad_value(key, "a number")
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Whether a key is true; null counts as missing."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise self.bad_value(key, "true or false")
+        return value
+
+    def bad_value(self, key: str, wanted: str) -> DamagedFileError:
+        """An error that names config.json, the key, what is there and what is wanted."""
+        there = f"is {shown(self.config[key])}" if key in self.config else "is missing"
+        return DamagedFileError(f"{self.folder / CONFIG}: {key} {there}; it must be {wanted}")
+
+
+@dataclass(frozen=True)
+class Form:
+    """A published form of drafter: how to know its files, and how to make a drafter of them.
+
+    name:       as people say it, such as "EAGLE-3"
+    recognises: whether files are of this form, by tensor names, and by config.json where names do
+                not tell
+    load:       the drafter, bound to its target and evaluated. Raises MismatchError, naming both
+                sides, before weights are read, and DamagedFileError
+    """
+
+    name: str
+    recognises: Callable[[DrafterFiles], bool]
+    load: Callable[[DrafterFiles, Target], Drafter]
+
+
+def read_drafter_config(folder: str | Path) -> dict[str, object]:
+    """A drafter's config.json; raises ModelNotFoundError or DamagedFileError in one line."""
+    path = Path(folder) / CONFIG
+    if not os.path.isdir(folder):
+        raise ModelNotFoundError(f"no drafter at {folder}; give a folder that holds {CONFIG}")
+    try:
+        return read_object(path)
+    except FileNotFoundError:
+        raise ModelNotFoundError(f"{path} is missing; a drafter's folder holds {CONFIG}") from None
+
+
+def open_files(folder: str | Path, bits: int | None = None) -> DrafterFiles:
+    """A drafter's folder with its configuration and the headers of its weight files."""
+    config = read_drafter_config(folder)
+    return DrafterFiles(Path(folder), config, open_tensors(Path(folder)), bits)
+
+
+def check_trained_for(
+    config: Mapping[str, object], folder: str | Path, name: str | None, fingerprint: str | None
+) -> None:
+    """Raises MismatchError, naming both, if the drafter was trained for another target.
+
+    config: of the drafter
+    name, fingerprint: of the target that is present; without a fingerprint nothing is known
+    """
+    trained_for = config.get("target_fingerprint")
+    if isinstance(trained_for, str) and fingerprint is not None and trained_for != fingerprint:
+        raise MismatchError(
+            f"{folder} was trained for {config.get('target') or 'another target'} "
+            f"({trained_for:.80}), not for {name or 'this target'} ({fingerprint})"
+        )
+
+
+def fill(
+    network: nn.Module, tensors: dict[str, mx.array], files: DrafterFiles, dtype: mx.Dtype
+) -> None:
+    """Put tensors into a network, all of them and no others, ready to draft.
+
+    What is floating is cast to `dtype`; weights are quantised where `files.bits` says so.
+
+    tensors: under the network's own names
+
+    Raises DamagedFileError naming the tensor that is missing, misshapen, unknown, of another kind
+    of number, or not finite in `dtype`.
+    """
+    wanted = _parameters(network)
+    _check_names_and_shapes(tensors, wanted, files.tensors.path)
+    network.load_weights(list(tensors.items()))
+    network.set_dtype(dtype)
+    network.eval()
+    _check_finite(network, files.tensors.path)
+    if files.bits is not None:
+        quantize_layers(network, files.bits)
+        mx.eval(network.parameters())
+
+
+def _check_names_and_shapes(
+    tensors: Mapping[str, mx.array], wanted: Mapping[str, mx.array], path: Path
+) -> None:
+    for name, array in wanted.items():
+        if name not in tensors:
+            raise DamagedFileError(f"{path} lacks tensor {name} of shape {list(array.shape)}")
+        if tensors[name].shape != array.shape:
+            raise DamagedFileError(
+                f"{path}: tensor {name} has shape {list(tensors[name].shape)}, "
+                f"{CONFIG} asks for {list(array.shape)}"
+            )
+        if _is_floating(tensors[name]) != _is_floating(array):
+            raise DamagedFileError(
+                f"{path}: tensor {name} holds {_dtype_name(tensors[name])}, "
+                f"not {'numbers with a fraction' if _is_floating(array) else 'integers'}"
+            )
+    for name in tensors:
+        if name not in wanted:
+            raise DamagedFileError(f"{path} holds tensor {name}, which {CONFIG} does not name")
+
+
+def _check_finite(network: nn.Module, path: Path) -> None:
+    """Evaluate the parameters; raises DamagedFileError for values that are not finite."""
+    parameters = _parameters(network)
+    finite = {n: mx.isfinite(a).all() for n, a in parameters.items() if _is_floating(a)}
+    mx.eval(parameters, finite)
+    for name, good in finite.items():
+        if not good.item():
+            raise DamagedFileError(
+                f"{path}: tensor {name} holds values that are not finite in "
+                f"{_dtype_name(parameters[name])}"
+            )
+
+
+def _parameters(network: nn.Module) -> dict[str, mx.array]:
+    return dict(cast("list[tuple[str, mx.array]]", tree_flatten(network.parameters())))
+
+
+def _is_floating(array: mx.array) -> bool:
+    return mx.issubdtype(array.dtype, mx.floating)
+
+
+def _dtype_name(array: mx.array) -> str:
+    return str(array.dtype).removeprefix("mlx.core.")

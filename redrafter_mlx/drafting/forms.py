@@ -1,0 +1,97 @@
+"""The published forms of drafters, and from a folder of files to a drafter of the right form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.drafting.checkpoint import RECURRENT
+from redrafter_mlx.drafting.drafter_files import (
+    CONFIG,
+    DrafterFiles,
+    Form,
+    check_trained_for,
+    open_files,
+)
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.target.model import Target
+
+FORMS: tuple[Form, ...] = (RECURRENT,)
+"""In the order in which they are tried."""
+
+
+@dataclass(frozen=True)
+class DrafterFolder:
+    """A drafter on disk, which is read when its target is known.
+
+    target_name, target_fingerprint: of the target that it is to draft for, if they are known
+    bits: 4 or 8, to quantise its weights so; None leaves them as they are
+    """
+
+    path: Path
+    target_name: str | None = None
+    target_fingerprint: str | None = None
+    bits: int | None = None
+
+    def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
+        """The drafter, evaluated, in the target's arithmetic; errors as in `Form.load`."""
+        del tokenizer  # published drafters were trained on the target's own tokens
+        files = open_files(self.path, self.bits)
+        check_trained_for(files.config, self.path, self.target_name, self.target_fingerprint)
+        return find_form(files).load(files, target)
+
+
+def find_form(files: DrafterFiles) -> Form:
+    """The form of a drafter's files.
+
+    Raises UnsupportedModelError, naming what was found and what is supported.
+    """
+    for form in FORMS:
+        if form.recognises(files):
+            return form
+    supported = ", ".join(form.name for form in FORMS)
+    unsupported = _unsupported_form(files)
+    if unsupported is not None:
+        raise UnsupportedModelError(
+            f"{files.folder} is a {unsupported} drafter, which is not supported; "
+            f"supported are {supported}"
+        )
+    found = ", ".join(sorted(files.tensors.shapes)[:3])
+    raise UnsupportedModelError(
+        f"{files.folder} holds no drafter of a known form (its tensors: {found:.200}, ...); "
+        f"supported are {supported}"
+    )
+
+
+def _unsupported_form(files: DrafterFiles) -> str | None:
+    """The name of a form that is known and not supported."""
+    names, config = files.tensors.shapes, files.config
+    if "hidden_norm.weight" in names or "dflash_config" in config:
+        return "DSpark" if any(name.startswith("markov_") for name in names) else "DFlash"
+    if "hydra_num_heads" in config or any(name.startswith("hydra") for name in names):
+        return "Hydra"
+    if "kangaroo" in str(config.get("model_type", "")).lower():
+        return "Kangaroo"
+    return None
+
+
+def holds_drafter(folder: Path) -> bool:
+    """Whether a folder is that of a drafter rather than of a language model.
+
+    A folder without a readable config counts as a drafter's, and `open_files` says what it lacks.
+    """
+    try:
+        config = read_object(folder / CONFIG)
+    except (FileNotFoundError, DamagedFileError):
+        return True
+    if "num_hidden_layers" not in config or "exit_dim" in config:
+        return True
+    try:
+        files = open_files(folder)
+    except DamagedFileError:
+        return False
+    return _unsupported_form(files) is not None or any(f.recognises(files) for f in FORMS)

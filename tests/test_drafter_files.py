@@ -1,0 +1,138 @@
+"""Published drafter files: which weight files are read, what their config says, what they are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx.utils import tree_flatten
+from tiny import random_drafter, random_model
+
+from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.drafting.drafter_files import DrafterFiles, fill, open_files
+from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.stored_tensors import StoredTensors, open_tensors
+
+
+def write(folder: Path, name: str, **tensors: tuple[int, ...]) -> None:
+    """A file of zeros of these shapes."""
+    mx.save_safetensors(str(folder / name), {n: mx.zeros(shape) for n, shape in tensors.items()})
+
+
+def files_of(folder: Path, bits: int | None = None, **config: object) -> DrafterFiles:
+    return DrafterFiles(folder, config, StoredTensors(folder / "weights", (), {}), bits)
+
+
+def test_shards_of_an_index_are_read_as_one(tmp_path: Path) -> None:
+    write(tmp_path, "model-1.safetensors", a=(2, 3))
+    write(tmp_path, "model-2.safetensors", b=(4,))
+    write(tmp_path, "other.safetensors", c=(5,))
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    stored = open_tensors(tmp_path)
+    assert stored.shapes == {"a": (2, 3), "b": (4,)}
+    assert {name: array.shape for name, array in stored.read().items()} == stored.shapes
+    (tmp_path / "model-2.safetensors").unlink()
+    with pytest.raises(DamagedFileError, match=r"model-2\.safetensors is missing"):
+        open_tensors(tmp_path)
+
+
+def test_any_safetensors_are_read_and_a_name_in_two_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DamagedFileError, match=r"model\.safetensors is missing"):
+        open_tensors(tmp_path)
+    write(tmp_path, "heads.safetensors", a=(2, 3))
+    assert open_tensors(tmp_path).path == tmp_path / "heads.safetensors"
+    write(tmp_path, "more.safetensors", a=(2, 3))
+    with pytest.raises(DamagedFileError, match=r"more\.safetensors holds tensor a, which another"):
+        open_tensors(tmp_path)
+
+
+@pytest.mark.parametrize("value", [None, "4", 4.0, True, 0, 2**40, [4]])
+def test_a_config_value_of_a_wrong_kind_names_the_key(tmp_path: Path, value: object) -> None:
+    files = files_of(tmp_path, heads=value)
+    with pytest.raises(DamagedFileError, match=r"config\.json: heads is .* integer from 1 to"):
+        files.integer("heads")
+
+
+def test_missing_keys_take_their_defaults(tmp_path: Path) -> None:
+    files = files_of(tmp_path, bias=None, eps=1)
+    assert files.integer("heads", 4) == 4
+    assert files.flag("bias", True)
+    assert files.number("eps") == 1.0
+    with pytest.raises(DamagedFileError, match="heads is missing"):
+        files.integer("heads")
+    with pytest.raises(DamagedFileError, match="eps is 1; it must be true or false"):
+        files.flag("eps", False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": None}, r"weights lacks tensor weight of shape \[4, 64\]"),
+        ({"weight": mx.zeros((4, 3))}, r"weight has shape \[4, 3\].*asks for \[4, 64\]"),
+        ({"more": mx.zeros(1)}, "weights holds tensor more"),
+        ({"weight": mx.zeros((4, 64), mx.int32)}, "weight holds int32"),
+        ({"weight": mx.full((4, 64), 1e6)}, "weight holds values that are not finite in float16"),
+    ],
+)
+def test_a_network_takes_all_of_its_tensors_and_no_others(
+    tmp_path: Path, change: dict[str, mx.array | None], message: str
+) -> None:
+    tensors = {"weight": mx.zeros((4, 64)), **change}
+    given = {name: array for name, array in tensors.items() if array is not None}
+    with pytest.raises(DamagedFileError, match=message):
+        fill(nn.Linear(64, 4, bias=False), given, files_of(tmp_path), mx.float16)
+
+
+def test_drafter_bits_quantise_a_network_once_it_is_filled(tmp_path: Path) -> None:
+    network = nn.Sequential(nn.Linear(64, 4, bias=False))
+    weight = mx.random.normal((4, 64))
+    fill(network, {"layers.0.weight": weight}, files_of(tmp_path, bits=8), mx.float32)
+    assert isinstance(network.layers[0], nn.QuantizedLinear)
+    x = mx.random.normal((64,))
+    assert mx.allclose(network(x), weight @ x, atol=0.2)
+
+
+def test_the_papers_files_go_through_the_forms(tmp_path: Path) -> None:
+    target = Target(random_model())
+    drafter = random_drafter()
+    save_drafter(drafter, tmp_path)
+    module = DrafterFolder(tmp_path).bind(target, None).module  # type: ignore[arg-type]
+    assert module is not None
+    stored = dict(tree_flatten(drafter.parameters()))
+    assert all(mx.array_equal(a, stored[n]) for n, a in tree_flatten(module.parameters()))
+    quantised = DrafterFolder(tmp_path, bits=4).bind(target, None).module  # type: ignore[arg-type]
+    assert quantised is not None
+    assert "input_proj.scales" in dict(tree_flatten(quantised.parameters()))
+
+
+UNSUPPORTED = {
+    "DFlash": ({"num_hidden_layers": 5}, {"hidden_norm.weight": (4,), "fc.weight": (4, 8)}),
+    "DSpark": (
+        {"num_hidden_layers": 5}, {"hidden_norm.weight": (4,), "markov_head.weight": (4, 8)}),
+    "Hydra": ({"hydra_num_heads": 4}, {"0.0.linear.weight": (4, 8)}),
+    "Kangaroo": ({"model_type": "kangaroo"}, {"layers.0.weight": (4, 4)}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", UNSUPPORTED)
+def test_a_form_that_is_not_supported_is_refused_by_name(tmp_path: Path, form: str) -> None:
+    config, shapes = UNSUPPORTED[form]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    write(tmp_path, "model.safetensors", **shapes)
+    assert holds_drafter(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=f"a {form} drafter.*supported are ReDrafter"):
+        find_form(open_files(tmp_path))
+
+
+def test_what_is_no_drafter_says_what_was_found(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
+    write(tmp_path, "model.safetensors", **{"model.embed_tokens.weight": (4, 4)})
+    assert not holds_drafter(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=r"model\.embed_tokens\.weight"):
+        find_form(open_files(tmp_path))

@@ -1,0 +1,93 @@
+"""The tensors of a folder's weight files: names and shapes from headers alone, arrays on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.weights.folder_files import read_safetensors_header
+
+WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True)
+class StoredTensors:
+    """What a folder's weight files hold.
+
+    path:   the file, or the folder if there are several, for messages
+    files:  the weight files
+    shapes: by tensor name
+    """
+
+    path: Path
+    files: tuple[Path, ...]
+    shapes: Mapping[str, tuple[int, ...]]
+
+    def read(self) -> dict[str, mx.array]:
+        """All arrays, whose values are read when they are evaluated.
+
+        Raises DamagedFileError naming the file that cannot be read.
+        """
+        return {name: array for file in self.files for name, array in _arrays(file).items()}
+
+
+def open_tensors(folder: Path) -> StoredTensors:
+    """The weight files of a folder: the shards of an index, model.safetensors, or any safetensors.
+
+    Raises DamagedFileError, naming the file, where there is none, or one is missing, truncated, or
+    holds a tensor that another holds too.
+    """
+    try:
+        files = _weight_files(folder)
+        path = files[0] if len(files) == 1 else folder
+        return StoredTensors(path, tuple(files), _all_shapes(files))
+    except OSError as error:
+        raise DamagedFileError(f"{folder} cannot be read: {error.strerror or error}") from error
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if (folder / _INDEX).exists():
+        return _shards(folder / _INDEX)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise DamagedFileError(f"{folder / WEIGHTS} is missing; a drafter's folder holds {WEIGHTS}")
+    return files
+
+
+def _shards(index: Path) -> list[Path]:
+    """The files that an index names, all of which must be beside it."""
+    shards = read_object(index).get("weight_map")
+    if not isinstance(shards, dict) or not shards:
+        raise DamagedFileError(f"{index}: it has no weight_map")
+    files = sorted({index.parent / Path(str(shard)).name for shard in shards.values()})
+    for file in files:
+        if not file.is_file():
+            raise DamagedFileError(f"{file} is missing; {index.name} names it")
+    return files
+
+
+def _all_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        for name, shape in read_safetensors_header(file).shapes.items():
+            if name in shapes:
+                raise DamagedFileError(f"{file} holds tensor {name}, which another file holds too")
+            shapes[name] = shape
+    return shapes
+
+
+def _arrays(file: Path) -> dict[str, mx.array]:
+    try:
+        arrays = mx.load(str(file))
+    except (RuntimeError, ValueError) as error:
+        raise DamagedFileError(f"{file} cannot be read: {error}") from None
+    assert isinstance(arrays, dict)
+    return arrays
