@@ -16,6 +16,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.drafting import interface
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary, VocabularyLevels
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
 from redrafter_mlx.speculation.beam_search import beam_search, select
@@ -179,18 +180,16 @@ class BoundNetwork:
         return RecurrentLevels(self, context, root)
 
 
-class RecurrentLevels:
+class RecurrentLevels(VocabularyLevels):
     """A drafter's distribution after one root, level by level; see `beam_search.Levels`."""
 
     def __init__(self, bound: BoundNetwork, context: mx.array, root: mx.array) -> None:
+        config = bound.drafter.config
+        super().__init__(DraftVocabulary(config.output_size, config.vocab_size, bound.tokens))
         self._bound = bound
         self._context = context[:, None]
         self._root = root
         self._state = mx.zeros(self._context.shape, context.dtype)
-
-    @property
-    def output_size(self) -> int:
-        return self._bound.output_size
 
     def first(self) -> mx.array:
         """Logits [B, 1, V'] float32 of the token after the root."""
@@ -202,20 +201,6 @@ class RecurrentLevels:
         self._state = self._bound.advance(select(self._state, parents), tokens)
         context = mx.broadcast_to(self._context, self._state.shape)
         return self._bound.logits(context, self._state)
-
-    def to_tokens(self, outputs: mx.array) -> mx.array:
-        """Output indices as token ids."""
-        tokens = self._bound.tokens
-        return outputs if tokens is None else tokens[outputs]
-
-    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
-        if self._bound.tokens is None:
-            return log_probs
-        V = self._bound.drafter.config.vocab_size
-        everything = mx.full((*log_probs.shape[:-1], V), -mx.inf)
-        index = mx.broadcast_to(self._bound.tokens, log_probs.shape)
-        return mx.put_along_axis(everything, index, log_probs, axis=-1)
 
 
 class RecurrentDrafter(interface.Drafter):

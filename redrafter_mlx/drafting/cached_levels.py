@@ -1,0 +1,60 @@
+"""Levels of drafts in a drafter's own cache: what the forms that remember have in common.
+
+The committed positions stand first, one slot each. The drafts of a step stand after them, level
+after level, where the next step writes over them.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, cast
+
+import mlx.core as mx
+
+from redrafter_mlx.drafting.interface import Memory
+from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.target.kv_cache import TreeCache
+
+Pairs: TypeAlias = "tuple[tuple[mx.array, mx.array], ...]"
+"""Keys and values [B, K, T, head size] of each layer."""
+
+
+class LevelPlans:
+    """Plans one call of the drafter for each level of beams after the text.
+
+    Shapes:
+      length: [B] int32, slots before the first level; `bound` is the most that it can be
+    """
+
+    def __init__(self, cache: TreeCache, length: mx.array, bound: int) -> None:
+        self._cache, self._length, self._bound = cache, length, bound
+        self._depth = 0
+        self._mask: mx.array | None = None  # [B, W, nodes so far], of the last level
+
+    def plan(self, parents: mx.array) -> None:
+        """The next call appends nodes that extend the last level's beams `parents` [B, W]."""
+        B, W = parents.shape
+        mask = mx.broadcast_to(mx.eye(W, dtype=mx.bool_), (B, W, W))
+        if self._mask is not None:
+            above = mx.take_along_axis(self._mask, parents[:, :, None], axis=1)
+            mask = mx.concatenate([above, mask], axis=2)
+        self._mask = mask
+        self._cache.plan_level(mask, self._depth, self._length, self._bound)
+        self._depth += 1
+
+
+def chain(tokens: mx.array) -> TokenTree:
+    """Tokens [B, P], each the child of the one before."""
+    candidate = tokens[:, None].astype(mx.int32)
+    return pack_beam(Beams(candidate, mx.zeros(candidate.shape)), tokens.shape[1])
+
+
+def fill_cache(cache: TreeCache, memory: Memory) -> TreeCache:
+    """An empty cache with what `memory_of` a cache like it gave."""
+    if memory:
+        cache.layer_buffers = [(*pair, None, None) for pair in cast("Pairs", memory)]
+    return cache
+
+
+def memory_of(cache: TreeCache) -> Memory:
+    """What the cache holds, a pair of keys and values for each layer."""
+    return cast("Memory", tuple((keys, values) for keys, values, *_ in cache.layer_buffers))

@@ -1,0 +1,53 @@
+"""The tokens that a drafter can draft, which may be fewer than the target's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """What each output of a drafter stands for.
+
+    size:       V', of its outputs
+    vocab_size: V, of the target
+    tokens:     [V'] int32, the token of each output; None where outputs are token ids
+    """
+
+    size: int
+    vocab_size: int
+    tokens: mx.array | None = None
+
+    def to_tokens(self, outputs: mx.array) -> mx.array:
+        """Output indices as token ids."""
+        return outputs if self.tokens is None else self.tokens[outputs]
+
+    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
+        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
+        if self.tokens is None:
+            missing = [(0, 0)] * (log_probs.ndim - 1) + [(0, self.vocab_size - self.size)]
+            return mx.pad(log_probs, missing, constant_values=-mx.inf)
+        everything = mx.full((*log_probs.shape[:-1], self.vocab_size), -mx.inf)
+        index = mx.broadcast_to(self.tokens, log_probs.shape)
+        return mx.put_along_axis(everything, index, log_probs, axis=-1)
+
+
+class VocabularyLevels:
+    """What levels of drafts over a draft vocabulary have in common; see `beam_search.Levels`."""
+
+    def __init__(self, vocabulary: DraftVocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @property
+    def output_size(self) -> int:
+        return self._vocabulary.size
+
+    def to_tokens(self, outputs: mx.array) -> mx.array:
+        """Output indices as token ids."""
+        return self._vocabulary.to_tokens(outputs)
+
+    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
+        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
+        return self._vocabulary.over_vocabulary(log_probs)
