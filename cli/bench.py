@@ -28,6 +28,7 @@ def command(*, options: BenchOptions) -> None:
     """
     options.check_output()
     if options.compare is not None:
+        options.check_comparison()
         print_comparison(*options.compare, as_json=options.output == "json")
         return
     options.check()

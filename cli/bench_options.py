@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -106,6 +106,14 @@ class BenchOptions:
         """Raise BadInputError for an output that does not exist."""
         if self.output not in _FORMATS:
             raise BadInputError(f"--output is {self.output!r}; choose one of {', '.join(_FORMATS)}")
+
+    def check_comparison(self) -> None:
+        """Raise BadInputError for an option that `--compare` has no use for."""
+        for option in fields(self):
+            used = option.name in ("compare", "output")
+            if not used and getattr(self, option.name) != option.default:
+                name = option.name.replace("_", "-")
+                raise BadInputError(f"--compare measures nothing; leave out --{name}")
 
     def check(self) -> None:
         """Raise BadInputError for everything that is wrong without a model being loaded."""

@@ -20,7 +20,13 @@ from redrafter_mlx.cli.bench_options import BenchOptions, Loading
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.loading import LoadedTarget, check_drafter, draft_with, load_target
+from redrafter_mlx.loading import (
+    LoadedTarget,
+    NamedDrafter,
+    draft_with,
+    load_target,
+    parse_drafter,
+)
 
 INTERRUPTED = 130
 """128 + SIGINT."""
@@ -82,15 +88,16 @@ def run_session(options: BenchOptions) -> Outcome:
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
     """The target with each drafter that was asked for; the key of a single one is None."""
     first, *others = [name for name in options.drafters if name != RANDOM] or ["trained"]
-    for name in others:
-        check_drafter(name)
+    named = {name: parse_drafter(name) for name in others}
     loaded = opt.load_model(
         opt.ModelOptions(options.model, loading.dtype, loading.quantize, options.offline, first)
     )
-    by_name = {first: loaded} | {name: _again(loaded, name) for name in others}
+    by_name = {first: loaded} | {name: _again(loaded, other) for name, other in named.items()}
     if RANDOM in options.drafters:
         trained = (r for r in by_name.values() if r.drafter is not None)
-        by_name[RANDOM] = _untrained(next(trained, None) or _again(loaded, "trained"))
+        by_name[RANDOM] = _untrained(
+            next(trained, None) or _again(loaded, parse_drafter("trained"))
+        )
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
     for redrafter in found.values():
         if redrafter.drafting is None and (options.widths or options.lengths):
@@ -195,7 +202,7 @@ def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> nn.Module | N
     return draft.model
 
 
-def _again(loaded: Redrafter, drafter: str) -> Redrafter:
+def _again(loaded: Redrafter, drafter: NamedDrafter) -> Redrafter:
     """The same target with another drafter."""
     assert loaded.source is not None, "was loaded by name"
     return draft_with(drafter, LoadedTarget(loaded.model, loaded.tokenizer, loaded.source))

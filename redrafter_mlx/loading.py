@@ -27,6 +27,7 @@ from redrafter_mlx.errors import (
     ModelNotFoundError,
 )
 from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.folder import load_folder
@@ -37,6 +38,9 @@ from redrafter_mlx.weights.resolve import LocalModel, is_repo, resolve
 
 _CLASS = re.compile(r".+\.py:\w+")
 """A drafter's class in a file of the user's own."""
+
+_TRAINED = "trained"
+"""The name of the drafter that was trained for the target."""
 
 
 @dataclass(frozen=True)
@@ -68,42 +72,64 @@ def load(
     Raises:
       RedrafterError: in one line, for whatever a user can cause
     """
-    check_drafter(drafter)
+    named = parse_drafter(drafter)
     loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
-    return draft_with(drafter, loaded, offline=offline, progress=progress)
+    return draft_with(named, loaded, offline=offline, progress=progress)
 
 
-def check_drafter(drafter: str | Path | Bindable | None) -> None:
-    """Raise for a folder that holds no drafter, before a target is loaded."""
-    own, _ = split_lookup(drafter)
-    for name in _parts(own) if isinstance(own, (str, Path)) else []:
-        if _CLASS.fullmatch(name):
-            _from_file(name)
-        elif name not in ("auto", "trained") and not _names_model(name):
-            if not Path(name).exists():
-                raise ModelNotFoundError(
-                    f"no drafter at {name}; give a drafter's folder, the name of a model that "
-                    f"`redrafter-mlx list` shows, a Hub repository, or FILE.py:CLASS"
-                )
-            find_form(open_files(name))
+@dataclass(frozen=True)
+class NamedDrafter:
+    """What a caller names as the drafter, checked as far as that goes without a target.
+
+    parts:          drafters, or their names; two of them draft together
+    looks_up:       prompt lookup is added
+    trained_if_any: "auto": without a trained drafter, lookup drafts alone
+    """
+
+    parts: tuple[str | Bindable, ...]
+    looks_up: bool
+    trained_if_any: bool = False
+
+
+def parse_drafter(drafter: str | Path | Bindable | None) -> NamedDrafter:
+    """Refuse, before a target is loaded, what cannot be a drafter; arguments as in `load`.
+
+    Raises RedrafterError for a name that stands for none, or a folder that holds none.
+    """
+    own, looks_up = split_lookup(drafter)
+    if own == "auto":
+        return NamedDrafter((_TRAINED,), looks_up=True, trained_if_any=True)
+    if isinstance(own, (str, Path)):
+        return NamedDrafter(tuple(map(_checked, _parts(own))), looks_up)
+    return NamedDrafter(() if own is None else (own,), looks_up)
 
 
 def draft_with(
-    drafter: str | Path | Bindable | None,
+    drafter: NamedDrafter,
     loaded: LoadedTarget,
     *,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Redrafter:
     """What `load` does with a target in memory: find the drafter, and warm up."""
-    own, looks_up = split_lookup(drafter)
-    if own in ("auto", "trained"):
-        redrafter = _draft_with_the_trained(loaded, looks_up or own == "auto")
-    else:
-        found = _opened(own, loaded.source, offline, progress)
-        redrafter = Redrafter(
-            loaded.model, loaded.tokenizer, found, lookup=looks_up, source=loaded.source
-        )
+    parts: list[Bindable] = []
+    note = None
+    for part in drafter.parts:
+        if part == _TRAINED:
+            trained, note = _find_trained(loaded, drafter)
+            parts += [] if trained is None else [trained]
+        elif isinstance(part, str):
+            parts.append(_open(part, loaded.source, offline, progress))
+        else:
+            parts.append(part)
+    redrafter = Redrafter(
+        loaded.model,
+        loaded.tokenizer,
+        CombinedDrafters(*parts) if len(parts) > 1 else next(iter(parts), None),
+        lookup=drafter.looks_up,
+        source=loaded.source,
+        drafter_note=note,
+    )
     redrafter.warm_up()
     return redrafter
 
@@ -117,17 +143,23 @@ def _parts(drafter: str | Path) -> list[str]:
     return names
 
 
-def _opened(
-    drafter: str | Path | Bindable | None,
-    target: TargetSource,
-    offline: bool,
-    progress: Progress | None,
-) -> Bindable | None:
-    """What a name stands for, of two names both; anything else is itself."""
-    if not isinstance(drafter, (str, Path)):
-        return drafter
-    first, *second = [_open(name, target, offline, progress) for name in _parts(drafter)]
-    return CombinedDrafters(first, *second) if second else first
+def _checked(name: str) -> str | Bindable:
+    """A drafter's name, or the drafter that "FILE.py:CLASS" makes."""
+    if name == "auto":
+        raise BadInputError(
+            f"auto is {_TRAINED}+lookup, and two drafters at most draft together; "
+            f"name {_TRAINED} and the other one"
+        )
+    if _CLASS.fullmatch(name):
+        return _from_file(name)
+    if name != _TRAINED and not _names_model(name):
+        if not Path(name).exists():
+            raise ModelNotFoundError(
+                f"no drafter at {name}; give a drafter's folder, the name of a model that "
+                f"`redrafter-mlx list` shows, a Hub repository, or FILE.py:CLASS"
+            )
+        find_form(open_files(name))
+    return name
 
 
 def _names_model(name: str) -> bool:
@@ -139,21 +171,14 @@ def _names_model(name: str) -> bool:
 
 
 def _open(name: str, target: TargetSource, offline: bool, progress: Progress | None) -> Bindable:
-    """A drafter by its name: a folder, a class in a file, a model's name, or a Hub repository."""
-    if _CLASS.fullmatch(name):
-        return _from_file(name)
-    if name == "trained":
-        folders, _ = find_drafters(target.fingerprint)
-        if not folders:
-            raise ModelNotFoundError(f"there is no drafter for {target.name}; {_remedy(target)}")
-        name = str(folders[0])
+    """A drafter by its name: a folder, a model's name, or a Hub repository of either."""
     path = Path(name)
     if _names_model(name):
         path = resolve(name, offline=offline, progress=progress).path
-    if (path.is_dir() and holds_drafter(path)) or not _names_model(name):
-        return DrafterFolder(path, target.name, target.fingerprint)
-    draft = load_target(name, offline=offline, progress=progress)
-    return DraftModel(draft.model, draft.tokenizer, draft.source.name)
+        if not (path.is_dir() and holds_drafter(path)):
+            draft = load_target(name, offline=offline, progress=progress)
+            return DraftModel(draft.model, draft.tokenizer, draft.source.name)
+    return DrafterFolder(path, target.name, target.fingerprint)
 
 
 def _from_file(name: str) -> Bindable:
@@ -176,40 +201,35 @@ def _from_file(name: str) -> Bindable:
     return made
 
 
-def _remedy(target: TargetSource) -> str:
-    return f"`redrafter-mlx train --model {target.name} --output DIR` trains one"
+def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter | None, str | None]:
+    """The first drafter that was trained for this target and can be loaded.
 
-
-def _draft_with_the_trained(loaded: LoadedTarget, looks_up: bool) -> Redrafter:
-    """The first drafter for this target that can be loaded, or lookup alone where that is asked.
-
-    `drafter_note` of the result says what was passed over, and which was taken of several.
+    Returns:
+      the drafter, or None where "auto" finds none; a line that says what was passed over, and which
+      was taken of several
+    Raises ModelNotFoundError where there is none and one is needed.
     """
-    name = loaded.source.name
-    folders, broken = find_drafters(loaded.source.fingerprint)
+    source = loaded.source
+    target = Target(loaded.model)
+    folders, broken = find_drafters(source.fingerprint)
     for folder in folders:
+        found = DrafterFolder(folder, source.name, source.fingerprint)
         try:
-            redrafter = Redrafter(
-                loaded.model, loaded.tokenizer, folder, lookup=looks_up, source=loaded.source
-            )
+            drafter = found.bind(target, loaded.tokenizer)
         except DamagedFileError as error:
             broken.append(error)
             continue
         except MismatchError as error:
             broken.append(MismatchError(f"{folder}: {error}"))
             continue
-        taken = f"drafts with {folder}, one of {len(folders)} for {name}"
+        taken = f"drafts with {folder}, one of {len(folders)} for {source.name}"
         notes = [taken] * (len(folders) > 1) + [f"passed over: {error}" for error in broken]
-        redrafter.drafter_note = "; ".join(notes) or None
-        return redrafter
-    remedy = _remedy(loaded.source)
+        return drafter, "; ".join(notes) or None
+    remedy = f"`redrafter-mlx train --model {source.name} --output DIR` trains one"
     remedy += "".join(f" (passed over: {error})" for error in broken)
-    if not looks_up:
-        raise ModelNotFoundError(f"there is no drafter for {name}; {remedy}")
-    note = f"no drafter for {name} yet, drafting by lookup; {remedy}"
-    return Redrafter(
-        loaded.model, loaded.tokenizer, lookup=True, source=loaded.source, drafter_note=note
-    )
+    if not wanted.trained_if_any:
+        raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
+    return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 
 
 def load_target(

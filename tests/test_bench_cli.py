@@ -277,6 +277,17 @@ def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize(
     ("arguments", "named"),
+    [((), "cannot read /none"), (("--repeats", "2"), "--repeats"), (("--plot", "a.png"), "--plot")],
+)
+def test_a_comparison_that_cannot_be_made_is_refused(
+    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["bench", "--compare", "/none", "/none", *arguments]) == 1
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
     [
         (["--beam-width", "4..1"], "4..1"),
         (["--beam-width", "0"], "beam_width is 0"),
@@ -313,7 +324,6 @@ def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["--max-tokens", "1"], "--max-tokens is 1"),
         (["--drafter", "none", "--beam-width", "2"], "--drafter is none"),
         (["--answers", "/none/a"], "/none"),
-        (["--compare", "/none", "/none"], "/none"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line_before_anything_is_loaded(

@@ -174,6 +174,19 @@ def test_a_broken_drafter_is_named_and_the_next_one_taken(shelf: Path, what: str
         load("tiny", drafter="trained")
 
 
+def test_beside_another_drafter_too(shelf: Path) -> None:
+    for name, written in (("broken", 9), ("good", 1)):
+        save_drafter(random_drafter(1, target_fingerprint=MINE), shelf / name)
+        _written(shelf / name, written)
+    _nan(shelf / "broken")
+    other = shelf.parent / "other"
+    save_drafter(random_drafter(2), other)
+    for name in (f"trained+{other}", f"{other}+trained"):
+        redrafter = load("tiny", drafter=name)
+        assert redrafter.drafting == "drafter and drafter"
+        assert str(shelf / "broken") in str(redrafter.drafter_note)
+
+
 def _written(folder: Path, seconds: int) -> None:
     if (folder / "model.safetensors").exists():
         os.utime(folder / "model.safetensors", (seconds, seconds))
@@ -215,6 +228,16 @@ def test_a_wrong_folder_is_said_before_the_target_is_loaded(
     monkeypatch.setattr(loading, "load_target", None)
     with pytest.raises(ModelNotFoundError, match="no drafter at"):
         load("tiny", drafter=shelf / "nothing")
+
+
+def test_auto_beside_another_drafter_is_refused_before_the_target_is_loaded(
+    shelf: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_drafter(random_drafter(1), shelf / "a")
+    monkeypatch.setattr(loading, "load_target", None)
+    for name in (f"auto+{shelf / 'a'}", f"{shelf / 'a'}+auto"):
+        with pytest.raises(BadInputError, match=r"auto is trained\+lookup"):
+            load("tiny", drafter=name)
 
 
 def test_a_drafter_for_another_target_is_refused_by_both_names(shelf: Path) -> None:

@@ -118,13 +118,22 @@ def test_a_file_that_makes_no_drafter_is_refused_in_one_line(
 ) -> None:
     own.write_text(code, encoding="utf-8")
     with pytest.raises(BadInputError, match=named) as error:
-        loading.check_drafter(f"{own}:LastTokenAgain")
+        loading.parse_drafter(f"{own}:LastTokenAgain")
     assert "\n" not in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ModelNotFoundError, match=r"nowhere\.py"):
-        loading.check_drafter("nowhere.py:Drafter")
+        loading.parse_drafter("nowhere.py:Drafter")
+
+
+@pytest.mark.usefixtures("tiny")
+def test_its_code_runs_once(own: Path) -> None:
+    marks = own.with_suffix(".ran")
+    with own.open("a", encoding="utf-8") as code:
+        code.write(f"open({str(marks)!r}, 'a').write('x')\n")
+    redrafter_mlx.load(drafter=f"{own}:LastTokenAgain")
+    assert marks.read_text(encoding="utf-8") == "x"
 
 
 def truncated_drafter(target: Target) -> DraftModel:

@@ -8,7 +8,7 @@ import pytest
 
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.loading import draft_with, load_target
+from redrafter_mlx.loading import draft_with, load_target, parse_drafter
 
 pytestmark = pytest.mark.real_model
 
@@ -20,7 +20,7 @@ QUESTIONS = [OWN_QUESTIONS[0].text, OWN_QUESTIONS[8].text, QUOTING[3].text, QUOT
 @pytest.fixture(scope="module")
 def drafters() -> dict[str, Redrafter]:
     loaded = load_target("smollm2-135m", dtype="float32")
-    return {word: draft_with(word, loaded) for word in ("trained", "auto")}
+    return {word: draft_with(parse_drafter(word), loaded) for word in ("trained", "auto")}
 
 
 def tokens_per_step(redrafter: Redrafter, width: int, length: int) -> float:
