@@ -279,7 +279,7 @@ def test_drafts_drawn_before_the_filters_fail(monkeypatch: pytest.MonkeyPatch) -
         plain = honest(*rest, SamplingParams(1.0, accept="rejection"))  # type: ignore[arg-type]
         return drafts._replace(log_probs=plain.log_probs)
 
-    monkeypatch.setattr("redrafter_mlx.drafting.recurrent.draw_drafts", unfiltered_q)
+    monkeypatch.setattr("redrafter_mlx.drafting.level_drafter.draw_drafts", unfiltered_q)
     assert not fits(BeamShape(1, 3), SamplingParams(0.5, accept="rejection", top_k=2))
 
 

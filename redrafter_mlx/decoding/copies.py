@@ -114,7 +114,6 @@ def tree_of_copies(copies: Beams, shape: BeamShape, drafted: Beams | None) -> To
     """
     if drafted is None:
         return pack_beam(copies, shape.nodes)
-    drafted = _lengthened(drafted, shape.length)
     if shape.width > 1:
         return pack_beam(join_beams(drafted, copies), shape.nodes)
     first = Beams(copies.tokens[:, :1], copies.log_probs[:, :1])
@@ -126,16 +125,4 @@ def _padded(copy: Copy, drafts: int) -> Copy:
     missing = drafts - len(copy.tokens)
     return Copy(
         copy.tokens[:drafts] + (0,) * missing, copy.log_probs[:drafts] + (-math.inf,) * missing
-    )
-
-
-def _lengthened(beams: Beams, length: int) -> Beams:
-    """The same candidates, padded to `length`."""
-    B, W, L = beams.tokens.shape
-    after = [(0, 0), (0, 0), (0, length - L)]
-    itself = mx.broadcast_to(mx.arange(W)[None, :, None], (B, W, length - L))
-    return Beams(
-        mx.pad(beams.tokens, after),
-        mx.pad(beams.log_probs, after, constant_values=-mx.inf),
-        mx.concatenate([beams.parent_indices, itself], axis=2),
     )

@@ -16,20 +16,17 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary, VocabularyLevels
-from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.drafting.interface import Features, Memory, Seen
+from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.errors import MismatchError
-from redrafter_mlx.speculation.beam_search import beam_search
-from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
-from redrafter_mlx.speculation.tree import Beams
 from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 
-class DraftModel(Drafter):
+class DraftModel(LevelDrafter):
     """Any mlx-lm model whose cache can hold a tree, as a drafter.
 
     It remembers keys and values of every committed position: a pair for each layer.
@@ -81,10 +78,6 @@ class DraftModel(Drafter):
     def timing_key(self) -> str:
         return f"draft model {self._model.model_type} {shapes_hash(self.module)}"
 
-    @property
-    def can_draw(self) -> bool:
-        return True
-
     def extend(self, memory: Memory, seen: Seen) -> Memory:
         """Keys and values of the committed positions, from one call."""
         cache = fill_cache(self._model.new_cache(), memory)
@@ -96,36 +89,16 @@ class DraftModel(Drafter):
         self._model.hidden(tokens, cache.layers)
         return memory_of(cache)
 
-    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
-        """The likeliest candidates, by beam search."""
-        levels = self._levels(memory, seen)
-        beams = beam_search(levels, seen.root, shape)
-        return beams, memory_of(levels.cache)
-
-    def draw(
-        self,
-        memory: Memory,
-        seen: Seen,
-        shape: BeamShape,
-        keys: mx.array,
-        params: SamplingParams,
-    ) -> tuple[SampledDrafts, Memory]:
-        """Candidates drawn from the draft model's distribution; see `draw_drafts`."""
-        levels = self._levels(memory, seen)
-        drafts = draw_drafts(levels, seen.root, seen.root_position, keys, shape, params)
-        return drafts, memory_of(levels.cache)
-
-    def _levels(self, memory: Memory, seen: Seen) -> _Levels:
+    def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftModelLevels:
+        del drafts
         cache = fill_cache(self._model.new_cache(), memory)
-        return _Levels(self._model, cache, seen, self._vocabulary)
+        return DraftModelLevels(self._model, cache, seen, self._vocabulary)
 
 
-class _Levels(VocabularyLevels):
-    """The draft model's distribution after one root; see `rejection.SampledLevels`.
+class DraftModelLevels(DraftLevels):
+    """The draft model's distribution after one root; see `DraftLevels`.
 
     The nodes of all levels stand in the cache after the root, where the next step writes over them.
-
-    cache: with the committed positions and the root once `first` was called
     """
 
     def __init__(
@@ -133,23 +106,28 @@ class _Levels(VocabularyLevels):
     ) -> None:
         super().__init__(vocabulary)
         self._model = model
-        self.cache = cache
+        self._cache = cache
         self._seen = seen
         self._plans = LevelPlans(cache, seen.root_position + 1, seen.bound + 1)
+
+    @property
+    def memory(self) -> Memory:
+        """With the committed positions and the root."""
+        return memory_of(self._cache)
 
     def first(self) -> mx.array:
         """Logits [B, 1, V'] after the root; reads what was committed since the last step."""
         seen = self._seen
         tokens = _embeddable(seen.tokens, self._model)
-        self.cache.plan_tree(chain(tokens), seen.position, seen.bound)
-        hidden, _ = self._model.call(tokens, self.cache)
+        self._cache.plan_tree(chain(tokens), seen.position, seen.bound)
+        hidden, _ = self._model.call(tokens, self._cache)
         at_root = mx.take_along_axis(hidden, seen.count[:, None, None], axis=1)
         return self._cut(self._model.logits(at_root))
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """Logits [B, W, V'] after tokens [B, W], which extend the beams `parents` [B, W]."""
         self._plans.plan(parents)
-        _, logits = self._model.call(_embeddable(tokens, self._model), self.cache)
+        _, logits = self._model.call(_embeddable(tokens, self._model), self._cache)
         return self._cut(logits)
 
     def _cut(self, logits: mx.array) -> mx.array:

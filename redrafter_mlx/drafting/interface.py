@@ -15,7 +15,9 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.rejection import SampledDrafts
+from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.speculation.tree import Beams
 from redrafter_mlx.target.model import Target
 
@@ -138,6 +140,11 @@ class Drafter(ABC):
         return None
 
     @property
+    def fixed_shape(self) -> BeamShape | None:
+        """The one shape that it drafts, a static tree's; None if it drafts any."""
+        return None
+
+    @property
     def level_cost(self) -> float:
         """An assumption until drafting was timed: one level of beam search with one beam takes so
         much of a target call with one query row."""
@@ -160,6 +167,10 @@ class Drafter(ABC):
         the other tokens if not, which together is one draw from the target.
         """
         return False
+
+    def along(self, tree: StaticTree) -> Drafter:
+        """The same drafter along a static tree; raises BadInputError if it has no such drafts."""
+        raise BadInputError(f"{self.name} cannot draft along {tree}")
 
     def untrained(self) -> Bindable | None:
         """A baseline of the same form and cost that has learned nothing; None if there is none."""

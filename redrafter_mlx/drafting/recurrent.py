@@ -14,15 +14,11 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.drafting import interface
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary, VocabularyLevels
-from redrafter_mlx.drafting.interface import Features, Memory, Seen
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.drafting.interface import Features
+from redrafter_mlx.drafting.level_drafter import DraftLevels, MemorylessDrafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
-from redrafter_mlx.speculation.beam_search import beam_search, select
-from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
-from redrafter_mlx.speculation.tree import Beams
-from redrafter_mlx.target.compiled import compile_graph
+from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.model import Target
 
@@ -180,8 +176,8 @@ class BoundNetwork:
         return RecurrentLevels(self, context, root)
 
 
-class RecurrentLevels(VocabularyLevels):
-    """A drafter's distribution after one root, level by level; see `beam_search.Levels`."""
+class RecurrentLevels(DraftLevels):
+    """A recurrent state for each beam; see `DraftLevels`."""
 
     def __init__(self, bound: BoundNetwork, context: mx.array, root: mx.array) -> None:
         config = bound.drafter.config
@@ -192,31 +188,22 @@ class RecurrentLevels(VocabularyLevels):
         self._state = mx.zeros(self._context.shape, context.dtype)
 
     def first(self) -> mx.array:
-        """Logits [B, 1, V'] float32 of the token after the root."""
         self._state = self._bound.advance(self._state, self._root[:, None])
         return self._bound.logits(self._context, self._state)
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
-        """Logits [B, W, V'] float32 after tokens [B, W], which extend the beams `parents`."""
         self._state = self._bound.advance(select(self._state, parents), tokens)
         context = mx.broadcast_to(self._context, self._state.shape)
         return self._bound.logits(context, self._state)
 
 
-class RecurrentDrafter(interface.Drafter):
+class RecurrentDrafter(MemorylessDrafter):
     """The recurrent form of a drafter: it reads the newest hidden state and remembers nothing."""
 
     def __init__(self, bound: BoundNetwork) -> None:
-        def search(
-            features: mx.array, root: mx.array, sizes: tuple[int, int]
-        ) -> tuple[mx.array, mx.array, mx.array]:
-            levels = bound.levels(bound.read(features), root)
-            beams = beam_search(levels, root, BeamShape(*sizes))
-            return beams.tokens, beams.log_probs, beams.parent_indices
-
+        super().__init__()
         self.bound = bound
         self.config = bound.drafter.config
-        self._search = compile_graph(search)
 
     @property
     def module(self) -> RecurrentNetwork:
@@ -243,23 +230,6 @@ class RecurrentDrafter(interface.Drafter):
     def timing_key(self) -> str:
         return f"drafter {shapes_hash(self.bound.drafter)}"
 
-    @property
-    def can_draw(self) -> bool:
-        return True
-
-    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
-        """The likeliest candidates, by beam search in one compiled graph."""
-        return Beams(*self._search(seen.newest, seen.root, (shape.width, shape.length))), memory
-
-    def draw(
-        self,
-        memory: Memory,
-        seen: Seen,
-        shape: BeamShape,
-        keys: mx.array,
-        params: SamplingParams,
-    ) -> tuple[SampledDrafts, Memory]:
-        """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
-        levels = self.bound.levels(self.bound.read(seen.newest), seen.root)
-        position = seen.root_position
-        return draw_drafts(levels, seen.root, position, keys, shape, params), memory
+    def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> RecurrentLevels:
+        del drafts
+        return self.bound.levels(self.bound.read(features), root)

@@ -63,13 +63,22 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
             logits, live = levels.first(), 1
         else:
             logits, live = levels.following(parents[-1], tokens[-1]), W
-        step = _at_most_zero(log_softmax(logits))  # [B, live, V']
+        step = draft_log_probs(logits)  # [B, live, V']
         total = scores[-1][:, :live, None] + step
         best, index = top_k(total.reshape(B, -1), W)
         tokens.append(levels.to_tokens(index % step.shape[-1]))
         scores.append(best)
         parents.append(index // step.shape[-1])
     return Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, parents)))
+
+
+def draft_log_probs(logits: mx.array) -> mx.array:
+    """Log-probabilities at most 0 in spite of rounding, and never NaN.
+
+    So no child is likelier than its parent.
+    """
+    log_probs = log_softmax(logits)
+    return mx.minimum(mx.where(mx.isnan(log_probs), -mx.inf, log_probs), 0.0)
 
 
 def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
@@ -100,8 +109,3 @@ def check_width(output_size: int, width: int) -> None:
 def select(x: mx.array, beams: mx.array) -> mx.array:
     """x [B, W', D] at `beams` [B, W]."""
     return mx.take_along_axis(x, beams[:, :, None], axis=1)
-
-
-def _at_most_zero(log_probs: mx.array) -> mx.array:
-    """At most 0 in spite of rounding, and never NaN: no child is likelier than its parent."""
-    return mx.minimum(mx.where(mx.isnan(log_probs), -mx.inf, log_probs), 0.0)

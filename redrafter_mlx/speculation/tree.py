@@ -89,6 +89,7 @@ def join_beams(first: Beams, second: Beams) -> Beams:
 
     So a parent is never less likely than its child, even if the drafters disagree on both.
     """
+    first, second = _equally_long(first, second)
     W = first.tokens.shape[1]
     both = Beams(
         mx.concatenate([first.tokens, second.tokens], axis=1),
@@ -104,11 +105,29 @@ def join_beams(first: Beams, second: Beams) -> Beams:
 
 def likelier_candidate(first: Beams, second: Beams) -> Beams:
     """Of two beams [B, 1, L], the one of which more drafts are expected to be accepted."""
+    first, second = _equally_long(first, second)
     expected = [mx.sum(mx.exp(beams.log_probs[:, :, 1:]), axis=2) for beams in (first, second)]
     better = (expected[1] > expected[0])[:, :, None]
     return Beams(
         mx.where(better, second.tokens, first.tokens),
         mx.where(better, second.log_probs, first.log_probs),
+    )
+
+
+def _equally_long(first: Beams, second: Beams) -> tuple[Beams, Beams]:
+    """The same prefixes, the shorter ones padded to the length of the others."""
+    length = max(first.tokens.shape[2], second.tokens.shape[2])
+    return _lengthened(first, length), _lengthened(second, length)
+
+
+def _lengthened(beams: Beams, length: int) -> Beams:
+    B, W, L = beams.tokens.shape
+    after = [(0, 0), (0, 0), (0, length - L)]
+    itself = mx.broadcast_to(mx.arange(W)[None, :, None], (B, W, length - L))
+    return Beams(
+        mx.pad(beams.tokens, after),
+        mx.pad(beams.log_probs, after, constant_values=-mx.inf),
+        mx.concatenate([beams.parent_indices, itself], axis=2),
     )
 
 

@@ -1,0 +1,155 @@
+"""Drafters that draft level by level: beam search over them, draws, and static trees.
+
+A form that derives from these implements its distribution, and inherits every way to search it.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+import mlx.core as mx
+
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.drafting.draft_vocabulary import VocabularyLevels
+from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.beam_search import beam_search, check_width
+from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
+from redrafter_mlx.speculation.static_tree import StaticTree, static_tree
+from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.target.compiled import compile_graph
+
+_D = TypeVar("_D", bound="LevelDrafter")
+
+
+class DraftLevels(VocabularyLevels, ABC):
+    """A drafter's distribution after one root, level by level; see `rejection.SampledLevels`."""
+
+    @property
+    def memory(self) -> Memory:
+        """What the drafter remembers once its levels have been searched."""
+        return ()
+
+    @abstractmethod
+    def first(self) -> mx.array:
+        """Logits [B, 1, V'] float32 of the token after the root."""
+
+    @abstractmethod
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        """Logits [B, W, V'] float32 after tokens [B, W], which extend the beams `parents`."""
+
+
+class LevelDrafter(Drafter):
+    """A drafter whose levels are searched: by beam search, or along a static tree."""
+
+    _tree: StaticTree | None = None
+
+    @abstractmethod
+    def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
+        """Its distribution after `seen.root`, of which `drafts` levels will be asked for."""
+
+    @property
+    def most_drafts(self) -> int | None:
+        """How many tokens in a row it can draft; None without a limit.
+
+        Longer beams are drafted so far.
+        """
+        return None
+
+    @property
+    def can_draw(self) -> bool:
+        """Draws have no ranks, so along a static tree nothing is drawn."""
+        return self._tree is None
+
+    @property
+    def fixed_shape(self) -> BeamShape | None:
+        return None if self._tree is None else self._tree.shape
+
+    def along(self: _D, tree: StaticTree) -> _D:
+        """The same drafter along a static tree."""
+        if self.most_drafts is not None and tree.depth > self.most_drafts:
+            raise BadInputError(
+                f"the tree is {tree.depth} deep; {self.name} can draft {self.most_drafts} tokens "
+                f"in a row"
+            )
+        if self.max_width is not None:
+            check_width(self.max_width, tree.most_ranks)
+        drafter = copy.copy(self)
+        drafter._tree = tree
+        return drafter
+
+    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+        """The likeliest candidates by beam search, or those of the static tree."""
+        shape = self._drafted(shape)
+        levels = self.levels(memory, seen, shape.length - 1)
+        return _search(levels, seen.root, shape, self._tree), levels.memory
+
+    def draw(
+        self,
+        memory: Memory,
+        seen: Seen,
+        shape: BeamShape,
+        keys: mx.array,
+        params: SamplingParams,
+    ) -> tuple[SampledDrafts, Memory]:
+        """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
+        shape = self._drafted(shape)
+        levels = self.levels(memory, seen, shape.length - 1)
+        drafts = draw_drafts(levels, seen.root, seen.root_position, keys, shape, params)
+        return drafts, levels.memory
+
+    def _drafted(self, shape: BeamShape) -> BeamShape:
+        """The shape, no longer than the drafter can draft.
+
+        Raises BadInputError for another shape than a static tree's.
+        """
+        if self._tree is not None and shape != self._tree.shape:
+            raise BadInputError(f"the drafter drafts {self._tree}, and no other shape")
+        most = shape.length if self.most_drafts is None else self.most_drafts + 1
+        return BeamShape(shape.width, min(shape.length, most), shape.max_nodes)
+
+
+class MemorylessDrafter(LevelDrafter):
+    """A drafter that reads the target's newest features alone and remembers nothing.
+
+    Its search is one compiled graph.
+    """
+
+    def __init__(self) -> None:
+        def search(
+            features: mx.array,
+            root: mx.array,
+            sizes: tuple[int, int],
+            paths: tuple[tuple[int, ...], ...] | None,
+        ) -> tuple[mx.array, mx.array, mx.array]:
+            shape = BeamShape(*sizes)
+            levels = self.levels_of(features, root, shape.length - 1)
+            beams = _search(levels, root, shape, None if paths is None else StaticTree(paths))
+            return beams.tokens, beams.log_probs, beams.parent_indices
+
+        self._compiled_search = compile_graph(search)
+
+    @abstractmethod
+    def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> DraftLevels:
+        """Its distribution after `root` [B], given the target's features [B, C] before it."""
+
+    def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
+        del memory
+        return self.levels_of(seen.newest, seen.root, drafts)
+
+    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+        """The same search in one compiled graph."""
+        shape = self._drafted(shape)
+        sizes = (shape.width, shape.length)
+        paths = None if self._tree is None else self._tree.paths
+        return Beams(*self._compiled_search(seen.newest, seen.root, sizes, paths)), memory
+
+
+def _search(
+    levels: DraftLevels, root: mx.array, shape: BeamShape, tree: StaticTree | None
+) -> Beams:
+    if tree is None:
+        return beam_search(levels, root, shape)
+    return static_tree(levels, root, tree)

@@ -1,0 +1,115 @@
+"""Static trees: drafts along a fixed list of rank paths, whatever their scores.
+
+Medusa (arXiv 2401.10774, section 2.1.2) and EAGLE-1 (arXiv 2401.15077) choose a tree once, from the
+accuracy of each rank at each depth, and draft along it at every step:
+
+    paths                                tree
+    (0,), (1,), (0, 0), (0, 1)           root -+- likeliest -+- likeliest after that
+                                               |             `- second after that
+                                               `- second
+
+Beam search chooses the nodes anew at each step, by the scores of their paths.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import mlx.core as mx
+
+from redrafter_mlx.config import MAX_BEAM_LENGTH, MAX_BEAM_WIDTH, BeamShape, check_int
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.beam_search import Levels, draft_log_probs, top_k
+from redrafter_mlx.speculation.tree import Beams
+
+RankPath = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class StaticTree:
+    """Paths of ranks from the root: (0, 2) is the third likeliest token after the likeliest one."""
+
+    paths: tuple[RankPath, ...]
+
+    def __post_init__(self) -> None:
+        """Raises BadInputError, naming the path, for a list that is not a tree."""
+        known = {()} | {*self.paths}
+        if len(known) != len(self.paths) + 1 or not self.paths:
+            raise BadInputError("a static tree needs paths, each once, and none that is empty")
+        for path in self.paths:
+            check_int("depth of a static tree", len(path), 1, MAX_BEAM_LENGTH - 1)
+            check_int(f"rank in {list(path)}", path[-1], 0, MAX_BEAM_WIDTH - 1)
+            if path[:-1] not in known:
+                raise BadInputError(f"the path {list(path)} needs {list(path[:-1])} in the tree")
+        widest = max(Counter(map(len, self.paths)).values())
+        check_int("width of a static tree", widest, 1, MAX_BEAM_WIDTH)
+
+    @property
+    def depth(self) -> int:
+        """Drafts in its longest path."""
+        return max(map(len, self.paths))
+
+    @property
+    def most_ranks(self) -> int:
+        """The most tokens that are ranked after a node."""
+        return max(path[-1] for path in self.paths) + 1
+
+    def level(self, depth: int) -> list[RankPath]:
+        """The paths of one depth, in order; the root's is empty."""
+        return sorted(path for path in self.paths if len(path) == depth) if depth else [()]
+
+    @cached_property
+    def shape(self) -> BeamShape:
+        """What it is as a shape: W nodes at its widest depth, L = depth + 1, and its nodes."""
+        widest = max(len(self.level(depth)) for depth in range(1, self.depth + 1))
+        return BeamShape(widest, self.depth + 1, len(self.paths) + 1)
+
+    def __str__(self) -> str:
+        return f"a static tree of {len(self.paths)} drafts, {self.depth} deep"
+
+
+def static_tree(levels: Levels, root: mx.array, tree: StaticTree) -> Beams:
+    """The drafts along the tree's paths; only nodes that have children are extended.
+
+    Shapes:
+      root: [B] int32
+    Returns:
+      Beams of the tree's shape: at each length its nodes in the order of their paths, then padding
+    """
+    W, L = tree.shape.width, tree.shape.length
+    B = root.shape[0]
+    tokens = [mx.broadcast_to(root[:, None], (B, W))]
+    scores = [mx.zeros((B, W), mx.float32)]
+    parents = [mx.zeros((B, W), mx.int32)]
+    asked: list[RankPath] = []  # the nodes that the last logits follow
+    for depth in range(1, L):
+        above, here = tree.level(depth - 1), tree.level(depth)
+        extended = sorted({path[:-1] for path in here})
+        if depth == 1:
+            logits = levels.first()
+        else:
+            origins = _indices(asked, [path[:-1] for path in extended], B)
+            among = mx.array([above.index(path) for path in extended])
+            logits = levels.following(origins, tokens[-1][:, among])
+        asked = extended
+        ranks = max(path[-1] for path in here) + 1
+        step = draft_log_probs(logits)  # [B, extended, V']
+        best, index = top_k(step.reshape(-1, step.shape[-1]), ranks)
+        chosen = mx.array([extended.index(path[:-1]) * ranks + path[-1] for path in here])
+        parent = _indices(above, [path[:-1] for path in here], B)
+        total = mx.take_along_axis(scores[-1], parent, axis=1)
+        total = total + best.reshape(B, -1)[:, chosen]
+        after = [(0, 0), (0, W - len(here))]
+        tokens.append(mx.pad(levels.to_tokens(index.reshape(B, -1)[:, chosen]), after))
+        scores.append(mx.pad(total, after, constant_values=-mx.inf))
+        parents.append(mx.pad(parent, after))
+    return Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, parents)))
+
+
+def _indices(among: Sequence[RankPath], paths: Sequence[RankPath], batch: int) -> mx.array:
+    """Where `paths` stand in a list, [B, len(paths)] int32."""
+    index = mx.array([among.index(path) for path in paths], mx.int32)
+    return mx.broadcast_to(index, (batch, len(paths)))

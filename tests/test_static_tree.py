@@ -1,0 +1,147 @@
+"""Static trees: the tokens of a fixed list of rank paths over any drafter, whatever the scores."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from test_beam import log_probs_along
+from test_own_drafter import tokens_of
+from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model
+
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.static_tree import RankPath, StaticTree, static_tree
+from redrafter_mlx.speculation.tree import pack_beam
+from redrafter_mlx.target.model import Target
+
+PROMPT = [3, 5, 7, 11, 4]
+PATHS = ((0,), (1,), (2,), (0, 0), (0, 3), (2, 0), (2, 1), (0, 3, 0), (2, 1, 1), (2, 1, 2))
+TREE = StaticTree(PATHS)
+
+
+class Words:
+    """Stands for a tokenizer: both models have the same tokens."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {f"t{i}": i for i in range(VOCAB)}
+
+
+def draft_model(target: Target) -> Drafter:
+    model = random_model(seed=7)
+    return DraftModel(model, Words()).bind(target, Words())  # type: ignore[arg-type]
+
+
+def recurrent(target: Target) -> Drafter:
+    return random_drafter().bind(target)
+
+
+def test_each_path_bears_the_token_of_its_rank_after_the_path_before() -> None:
+    bound = random_drafter(draft_vocab_size=20).bind(Target(random_model())).bound
+    mx.random.seed(3)
+    context, roots = mx.random.normal((2, HIDDEN)), [3, 50]
+    beams = static_tree(bound.levels(context, mx.array(roots)), mx.array(roots), TREE)
+    tree = pack_beam(beams, TREE.shape.nodes)
+    for b, root in enumerate(roots):
+        tokens: dict[RankPath, tuple[int, ...]] = {(): (root,)}
+        scores = {(root,): 0.0}
+        for path in sorted(PATHS, key=len):
+            before = tokens[path[:-1]]
+            row = np.array(log_probs_along(bound, context[b], before))
+            token = int(np.argsort(-row, kind="stable")[path[-1]])
+            tokens[path] = (*before, token)
+            scores[tokens[path]] = scores[before] + float(row[token])
+        packed: list[tuple[int, ...]] = []
+        for token, parent in zip(tree.tokens[b].tolist(), tree.parents[b].tolist(), strict=True):
+            packed.append((*packed[parent], token) if packed else (token,))
+        assert sorted(packed) == sorted(tokens.values())
+        for depth in range(1, 4):
+            for i, path in enumerate(TREE.level(depth)):
+                assert beams.tokens[b, i, depth].item() == tokens[path][-1]
+                got = beams.log_probs[b, i, depth].item()
+                assert got == pytest.approx(scores[tokens[path]], abs=1e-4)
+
+
+@pytest.mark.parametrize("make", [recurrent, draft_model])
+def test_tokens_equal_autoregression_and_the_whole_tree_is_verified(make: object) -> None:
+    model = random_model(vocab_size=VOCAB)
+    target = Target(model)
+    drafter = make(target).along(TREE)  # type: ignore[operator]
+    assert drafter.fixed_shape == TREE.shape == BeamShape(4, 4, 11)
+    decoder = Decoder(target, drafter, TREE.shape, SamplingParams())
+    emitted, results = tokens_of(decoder, PROMPT, 50)
+    assert emitted == plain_tokens(model, PROMPT, 50)
+    assert {r.shape for r in results[1:]} == {TREE.shape}
+    assert {r.nodes for r in results[1:]} == {r.rows for r in results[1:]} == {len(PATHS) + 1}
+
+
+def test_the_target_itself_is_accepted_along_the_first_path() -> None:
+    """And a step calls it once for each depth, on the nodes that have children."""
+    model = random_model()
+    target = Target(model)
+    drafter = DraftModel(model, Words()).bind(target, Words())  # type: ignore[arg-type]
+    along = drafter.along(StaticTree(((0,), (0, 0), (0, 0, 0), (1,), (1, 0))))
+    rows: list[int] = []
+    honest = drafter._model.call
+
+    def call(tokens: mx.array, *rest: object) -> object:
+        rows.append(tokens.shape[1])
+        return honest(tokens, *rest)  # type: ignore[arg-type]
+
+    drafter._model.call = call  # type: ignore[method-assign,assignment]
+    assert along.fixed_shape is not None
+    _, results = tokens_of(Decoder(target, along, along.fixed_shape, SamplingParams()), PROMPT, 40)
+    assert {len(r.tokens) for r in results[1:]} == {4}
+    assert rows[-3:] == [5, 2, 1]  # the path that was accepted and the root, (0,) (1,), (0, 0)
+
+
+def test_rejection_draws_at_the_nodes_since_ranks_are_not_drawn() -> None:
+    target = Target(random_model())
+    assert recurrent(target).can_draw
+    assert not recurrent(target).along(TREE).can_draw
+
+
+def test_sampling_gives_the_text_of_plain_decoding() -> None:
+    target = Target(random_model())
+    params = SamplingParams(0.9)
+    with_tree = Decoder(target, recurrent(target).along(TREE), TREE.shape, params)
+    plain = Decoder(target, None, BeamShape(1, 1), params)
+    assert tokens_of(with_tree, PROMPT, 40)[0] == tokens_of(plain, PROMPT, 40)[0]
+
+
+@pytest.mark.parametrize(
+    ("paths", "named"),
+    [
+        ((), "paths"),
+        (((0,), (0,)), "once"),
+        (((0,), (1, 0)), r"\[1, 0\] needs \[1\]"),
+        (((0,), (-1,)), "-1"),
+        (((0,), (64,)), "64"),
+        ((tuple([0] * 40),), "40"),
+    ],
+)
+def test_a_list_that_is_no_tree_is_refused(paths: tuple[RankPath, ...], named: str) -> None:
+    with pytest.raises(BadInputError, match=named):
+        StaticTree(paths)
+
+
+def test_another_shape_than_the_trees_is_refused() -> None:
+    target = Target(random_model())
+    decoder = Decoder(target, recurrent(target).along(TREE), BeamShape(2, 3), SamplingParams())
+    with pytest.raises(BadInputError, match="10 drafts, 3 deep"):
+        tokens_of(decoder, PROMPT, 5)
+
+
+def test_a_drafter_without_levels_has_no_static_tree() -> None:
+    with pytest.raises(BadInputError, match="cannot draft along"):
+        Oracle(PROMPT, VOCAB).along(TREE)
+
+
+def test_more_ranks_than_a_draft_vocabulary_has_are_refused() -> None:
+    drafter = random_drafter(draft_vocab_size=3).bind(Target(random_model()))
+    with pytest.raises(BadInputError, match="only 3 tokens"):
+        drafter.along(TREE)
