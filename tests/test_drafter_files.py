@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from pathlib import Path
 
 import mlx.core as mx
@@ -10,6 +11,7 @@ import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
 from tiny import random_drafter, random_model
+from torch_files import write_torch_file
 
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, fill, open_files
@@ -52,6 +54,38 @@ def test_any_safetensors_are_read_and_a_name_in_two_files_is_refused(tmp_path: P
         open_tensors(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ({"shape": [2, 2**40], "data_offsets": [0, 16]}, "cannot be at bytes 0 to 16"),
+        ({"shape": [-2, -2], "data_offsets": [0, 16]}, "cannot be at bytes"),
+        ({"shape": [4], "data_offsets": [-16, 0]}, "cannot be at bytes"),
+        ({"shape": [1] * 10_000, "data_offsets": [0, 4]}, "cannot be at bytes"),
+        ({"shape": [4], "data_offsets": [0]}, "not that of a safetensors file"),
+        ({"shape": [float("inf")], "data_offsets": [0, 4]}, "not that of a safetensors file"),
+        ({"shape": [8], "data_offsets": [0, 32]}, "is truncated"),
+    ],
+)
+def test_a_safetensors_header_that_lies_is_refused(
+    tmp_path: Path, place: dict[str, object], message: str
+) -> None:
+    header = json.dumps({"w": {"dtype": "F32", **place}}).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(16)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(DamagedFileError, match=message) as caught:
+        open_tensors(tmp_path)
+    assert len(str(caught.value)) < len(str(tmp_path)) + 250
+
+
+def test_tensors_at_the_same_bytes_are_refused(tmp_path: Path) -> None:
+    place = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
+    header = json.dumps({"a": place, "b": place}).encode()
+    data = struct.pack("<Q", len(header)) + header + bytes(16)
+    (tmp_path / "model.safetensors").write_bytes(data)
+    with pytest.raises(DamagedFileError, match="tensor b of shape"):
+        open_tensors(tmp_path)
+
+
 @pytest.mark.parametrize("value", [None, "4", 4.0, True, 0, 2**40, [4]])
 def test_a_config_value_of_a_wrong_kind_names_the_key(tmp_path: Path, value: object) -> None:
     files = files_of(tmp_path, heads=value)
@@ -87,6 +121,17 @@ def test_a_network_takes_all_of_its_tensors_and_no_others(
     given = {name: array for name, array in tensors.items() if array is not None}
     with pytest.raises(DamagedFileError, match=message):
         fill(nn.Linear(64, 4, bias=False), given, files_of(tmp_path), mx.float16)
+
+
+def test_a_drafter_in_pytorchs_format_is_the_same_as_in_safetensors(tmp_path: Path) -> None:
+    drafter = random_drafter()
+    save_drafter(drafter, tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    write_torch_file(tmp_path / "pytorch_model.bin", dict(tree_flatten(drafter.parameters())))
+    module = DrafterFolder(tmp_path).bind(Target(random_model()), None).module  # type: ignore[arg-type]
+    assert module is not None
+    stored = dict(tree_flatten(drafter.parameters()))
+    assert all(mx.array_equal(a, stored[n]) for n, a in tree_flatten(module.parameters()))
 
 
 def test_drafter_bits_quantise_a_network_once_it_is_filled(tmp_path: Path) -> None:

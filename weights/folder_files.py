@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from redrafter_mlx.errors import (
@@ -23,6 +24,14 @@ from redrafter_mlx.weights.gguf_header import read_header
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",
                     "spiece.model", "vocab.txt")  # fmt: skip
+
+_WIDTHS = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1,
+    "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+}  # fmt: skip
+"""Bytes of an element of each type that MLX reads from safetensors."""
+
+_MAX_DIMENSIONS = 32
 
 
 @dataclass(frozen=True)
@@ -104,14 +113,25 @@ def read_safetensors_header(path: Path) -> SafetensorsHeader:
     try:
         content = json.loads(raw)
         tensors = {n: t for n, t in content.items() if n != "__metadata__"}
-        ends = {n: int(t["data_offsets"][1]) for n, t in tensors.items()}
+        places = {n: t["data_offsets"] for n, t in tensors.items()}
+        spans = {n: (int(place[0]), int(place[1])) for n, place in places.items()}
         shapes = {n: tuple(int(s) for s in t["shape"]) for n, t in tensors.items()}
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise DamagedFileError(f"{path}: its header is not that of a safetensors file") from error
-    for name, end in sorted(ends.items(), key=lambda item: item[1]):
+        widths = {n: _WIDTHS.get(t["dtype"]) for n, t in tensors.items()}
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError):
+        raise DamagedFileError(f"{path}: its header is not that of a safetensors file") from None
+    at = 0
+    for name, (start, end) in sorted(spans.items(), key=lambda item: item[1]):
         if 8 + length + end > size:
             raise DamagedFileError(
                 f"{path} is truncated: tensor {name} ends at byte {8 + length + end} "
                 f"of a file of {size}"
             )
+        width, shape = widths[name], shapes[name]
+        wrong = len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0 or start < at
+        if wrong or (width is not None and prod(shape) * width != end - start):
+            raise DamagedFileError(
+                f"{path}: tensor {name:.80} of shape {list(shape)!s:.80} cannot be at bytes "
+                f"{start} to {end}"
+            )
+        at = end
     return SafetensorsHeader(shapes, raw)

@@ -1,9 +1,13 @@
-"""The tensors of a folder's weight files: names and shapes from headers alone, arrays on demand."""
+"""The tensors of a folder's weight files: names and shapes from headers alone, arrays on demand.
+
+Files are safetensors, or what PyTorch writes (see pickle_tensors.py) where there are none.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import mlx.core as mx
@@ -11,9 +15,21 @@ import mlx.core as mx
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.folder_files import read_safetensors_header
+from redrafter_mlx.weights.pickle_tensors import open_torch_file
 
 WEIGHTS = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
+
+_SETS = (
+    (WEIGHTS, f"{WEIGHTS}.index.json", ("*.safetensors",)),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json", ("*.bin", "*.pt")),
+)
+"""A whole file, an index of shards, and other names, in the order in which they are looked for."""
+
+_OF_TRAINING = (
+    "optimizer.bin", "optimizer.pt", "random_states.pt", "rng_state.pt", "scheduler.bin",
+    "scheduler.pt", "training_args.bin", "training_state.pt",
+)  # fmt: skip
+"""Files that trainers leave beside weights."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +46,7 @@ class StoredTensors:
     shapes: Mapping[str, tuple[int, ...]]
 
     def read(self) -> dict[str, mx.array]:
-        """All arrays, whose values are read when they are evaluated.
+        """All arrays; those of safetensors are read when they are evaluated.
 
         Raises DamagedFileError naming the file that cannot be read.
         """
@@ -38,7 +54,7 @@ class StoredTensors:
 
 
 def open_tensors(folder: Path) -> StoredTensors:
-    """The weight files of a folder: the shards of an index, model.safetensors, or any safetensors.
+    """The weight files of a folder; of several sets, safetensors come first.
 
     Raises DamagedFileError, naming the file, where there is none, or one is missing, truncated, or
     holds a tensor that another holds too.
@@ -51,15 +67,33 @@ def open_tensors(folder: Path) -> StoredTensors:
         raise DamagedFileError(f"{folder} cannot be read: {error.strerror or error}") from error
 
 
+def weight_names(names: Collection[str]) -> list[str]:
+    """Those of a folder's file names under which its weights are, an index among them.
+
+    One whole file comes before shards with their index, and those before any other names.
+    """
+    for whole, index, others in _SETS:
+        if whole in names:
+            return [whole]
+        found = sorted(
+            name for name in names
+            if any(fnmatch(name, pattern) for pattern in others) and name not in _OF_TRAINING
+        )  # fmt: skip
+        if index in names:
+            return [index, *found]
+        if found:
+            return found
+    return []
+
+
 def _weight_files(folder: Path) -> list[Path]:
-    if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
-    if (folder / _INDEX).exists():
-        return _shards(folder / _INDEX)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+    names = [path.name for path in folder.iterdir() if path.is_file()]
+    found = weight_names(names)
+    if not found:
         raise DamagedFileError(f"{folder / WEIGHTS} is missing; a drafter's folder holds {WEIGHTS}")
-    return files
+    if found[0].endswith(".json"):
+        return _shards(folder / found[0])
+    return [folder / name for name in found]
 
 
 def _shards(index: Path) -> list[Path]:
@@ -77,14 +111,24 @@ def _shards(index: Path) -> list[Path]:
 def _all_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
-        for name, shape in read_safetensors_header(file).shapes.items():
+        for name, shape in _shapes(file).items():
+            if not name.isprintable():
+                raise DamagedFileError(f"{file} holds a tensor of the name {name!r:.80}")
             if name in shapes:
                 raise DamagedFileError(f"{file} holds tensor {name}, which another file holds too")
             shapes[name] = shape
     return shapes
 
 
+def _shapes(file: Path) -> Mapping[str, tuple[int, ...]]:
+    if file.suffix == ".safetensors":
+        return read_safetensors_header(file).shapes
+    return {name: view.shape for name, view in open_torch_file(file).views.items()}
+
+
 def _arrays(file: Path) -> dict[str, mx.array]:
+    if file.suffix != ".safetensors":
+        return open_torch_file(file).read()
     try:
         arrays = mx.load(str(file))
     except (RuntimeError, ValueError) as error:

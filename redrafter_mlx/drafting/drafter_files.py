@@ -127,7 +127,7 @@ def fill(
 
     What is floating is cast to `dtype`; weights are quantised where `files.bits` says so.
 
-    tensors: under the network's own names
+    tensors: under the network's own names; emptied, so that what was read is freed once it is cast
 
     Raises DamagedFileError naming the tensor that is missing, misshapen, unknown, of another kind
     of number, or not finite in `dtype`.
@@ -135,6 +135,7 @@ def fill(
     wanted = _parameters(network)
     _check_names_and_shapes(tensors, wanted, files.tensors.path)
     network.load_weights(list(tensors.items()))
+    tensors.clear()
     network.set_dtype(dtype)
     network.eval()
     _check_finite(network, files.tensors.path)

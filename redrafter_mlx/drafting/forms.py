@@ -92,6 +92,6 @@ def holds_drafter(folder: Path) -> bool:
         return True
     try:
         files = open_files(folder)
-    except DamagedFileError:
-        return False
+    except DamagedFileError:  # what could be a model's weights is left to a model's loader
+        return not any(folder.glob("model*.safetensors"))
     return _unsupported_form(files) is not None or any(f.recognises(files) for f in FORMS)

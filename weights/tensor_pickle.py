@@ -1,0 +1,278 @@
+"""What PyTorch writes of a dictionary of tensors, read without unpickling it.
+
+A pickle is a program, and Python's unpickler runs it. Here the few instructions that PyTorch writes
+for named tensors are followed on a stack of plain values, and any other is refused by its name:
+nothing is imported, called or set. A hostile file can at most fill the stack, and MAX_BYTES bounds
+that.
+"""
+
+from __future__ import annotations
+
+import pickletools
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from typing import TypeVar
+
+T = TypeVar("T")
+
+MAX_BYTES = 2**21
+"""Of a pickle; PyTorch writes some 200 bytes for a tensor."""
+
+MAX_DIMENSIONS = 8
+
+MAX_SHARING = 4
+"""How often the different tensors of one storage may cover it; tied weights count once."""
+
+STORAGES = {
+    f"torch {kind}Storage": size
+    for kind, size in (
+        ("Half", 2), ("BFloat16", 2), ("Float", 4), ("Double", 8), ("Bool", 1), ("Long", 8),
+        ("Int", 4), ("Short", 2), ("Char", 1), ("Byte", 1),
+    )
+}  # fmt: skip
+"""Bytes of an element, by the name of a storage's type."""
+
+_DICTIONARY = "collections OrderedDict"
+_TENSOR = "torch._utils _rebuild_tensor_v2"
+_GLOBALS = (_DICTIONARY, _TENSOR, *STORAGES)
+
+
+class RefusedError(Exception):
+    """A pickle is not that of named tensors; `str(error)` says in a few words what is wrong."""
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A run of numbers in a file of its own.
+
+    kind: its type's name, of STORAGES
+    size: in elements
+    """
+
+    kind: str
+    key: str
+    size: int
+
+
+@dataclass(frozen=True)
+class TensorView:
+    """A tensor: a view of a storage; offset and strides are in elements."""
+
+    storage: Storage
+    offset: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    @property
+    def span(self) -> int:
+        """How many elements of the storage lie from its first to its last."""
+        if 0 in self.shape:
+            return 0
+        return 1 + sum((n - 1) * by for n, by in zip(self.shape, self.strides, strict=True))
+
+
+@dataclass(frozen=True)
+class _Global:
+    """A name that stands for a function or a class; it is never looked up."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """Where a group of values on the stack begins."""
+
+
+def read_views(data: bytes) -> dict[str, TensorView]:
+    """The tensors of a pickled dictionary by their names.
+
+    Each lies within its storage, and those of one storage cover it a few times at most.
+
+    Raises RefusedError for whatever is not a dictionary of tensors.
+    """
+    if len(data) > MAX_BYTES:
+        raise RefusedError(f"its list of tensors is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        result = _Reader().run(data)
+    except ValueError as error:  # of pickletools: cut off, or an argument that is none
+        raise RefusedError(f"its list of tensors is damaged ({error!s:.80})") from None
+    if not isinstance(result, dict):
+        raise RefusedError("it holds no dictionary of tensors")
+    views = {}
+    for name, view in result.items():
+        if not isinstance(view, TensorView):
+            raise RefusedError(f"its entry {name!r:.80} is no tensor")
+        views[name] = view
+    _check_together(views)
+    return views
+
+
+class _Reader:
+    """A stack and a memo, and what each admitted instruction does to them.
+
+    Dictionaries have strings as keys: hashing nested tuples can take for ever.
+    """
+
+    def __init__(self) -> None:
+        self._stack: list[object] = []
+        self._memo: dict[int, object] = {}
+        self._done: dict[str, Callable[[object], object]] = {
+            "NONE": lambda _: None,
+            "NEWTRUE": lambda _: True,
+            "NEWFALSE": lambda _: False,
+            **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"), _itself),
+            "MARK": lambda _: _Mark(),
+            "EMPTY_DICT": lambda _: {},
+            "EMPTY_TUPLE": lambda _: (),
+            "TUPLE1": lambda _: self._take(1),
+            "TUPLE2": lambda _: self._take(2),
+            "TUPLE3": lambda _: self._take(3),
+            "TUPLE": lambda _: self._since_mark(),
+            "BINGET": self._recall,
+            "LONG_BINGET": self._recall,
+            "GLOBAL": _admit,
+            "REDUCE": lambda _: _call(*self._take(2)),
+            "BINPERSID": lambda _: _storage(*self._take(1)),
+            "BUILD": lambda _: _drop_attributes(*self._take(2)),
+            "SETITEM": lambda _: _with_items(*self._take(3)),
+            "SETITEMS": lambda _: self._with_items_since_mark(),
+        }
+
+    def run(self, data: bytes) -> object:
+        """What the pickle leaves on the stack."""
+        for opcode, argument, _ in pickletools.genops(data):
+            if opcode.name == "STOP":
+                return self._take(1)[0]
+            if opcode.name in ("BINPUT", "LONG_BINPUT"):
+                (value,) = self._take(1)
+                self._stack.append(value)
+                self._memo[_typed(argument, int)] = value
+            elif opcode.name in self._done:
+                self._stack.append(self._done[opcode.name](argument))
+            elif opcode.name != "PROTO":
+                raise RefusedError(f"it asks for {opcode.name}, which no tensor needs")
+        raise RefusedError("its list of tensors has no end")
+
+    def _take(self, count: int) -> tuple[object, ...]:
+        """The last values of the stack, which loses them."""
+        taken = tuple(self._stack[-count:])
+        if len(taken) < count or any(isinstance(value, _Mark) for value in taken):
+            raise RefusedError("its list of tensors is damaged (a value is missing)")
+        del self._stack[-count:]
+        return taken
+
+    def _since_mark(self) -> tuple[object, ...]:
+        taken: list[object] = []
+        while self._stack:
+            value = self._stack.pop()
+            if isinstance(value, _Mark):
+                return tuple(reversed(taken))
+            taken.append(value)
+        raise RefusedError("its list of tensors is damaged (a mark is missing)")
+
+    def _with_items_since_mark(self) -> dict[str, object]:
+        items = self._since_mark()
+        return _with_items(*self._take(1), *items)
+
+    def _recall(self, index: object) -> object:
+        if index not in self._memo:
+            raise RefusedError("its list of tensors is damaged (it recalls what was not there)")
+        return self._memo[_typed(index, int)]
+
+
+def _itself(argument: object) -> object:
+    return argument
+
+
+def _admit(name: object) -> _Global:
+    if name not in _GLOBALS:
+        shown = str(name).replace(" ", ".")
+        raise RefusedError(f"it asks for {shown[:80]!r}, which no tensor needs")
+    return _Global(str(name))
+
+
+def _call(function: object, arguments: object) -> object:
+    """What PyTorch would make of a function's name and its arguments: a dictionary or a tensor."""
+    name, given = _typed(function, _Global).name, _typed(arguments, tuple)
+    if name == _DICTIONARY and not given:
+        return {}
+    if name != _TENSOR or len(given) not in (6, 7):
+        raise RefusedError(f"it calls {name.replace(' ', '.')} with other arguments than PyTorch")
+    storage, offset, shape, strides = given[:4]
+    return _view(_typed(storage, Storage), _count(offset), _counts(shape), _counts(strides))
+
+
+def _view(
+    storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> TensorView:
+    if len(shape) != len(strides):
+        raise RefusedError("a tensor has other strides than dimensions")
+    view = TensorView(storage, offset, shape, strides)
+    if offset + view.span > storage.size:
+        raise RefusedError("a tensor reaches beyond its storage")
+    if prod(shape) > view.span:
+        raise RefusedError("a tensor has elements that lie over one another")
+    return view
+
+
+def _storage(persistent_id: object) -> Storage:
+    given = _typed(persistent_id, tuple)
+    if len(given) != 5 or given[0] != "storage":
+        raise RefusedError("it refers to something that is no storage")
+    kind = _typed(given[1], _Global).name
+    if kind not in STORAGES:
+        raise RefusedError(f"a storage is of type {kind.replace(' ', '.')}")
+    return Storage(kind, _typed(given[2], str), _count(given[4]))
+
+
+def _drop_attributes(value: object, attributes: object) -> dict[str, object]:
+    """A dictionary without the attributes that a module gives it (`_metadata`)."""
+    _typed(attributes, dict)
+    return _typed(value, dict)
+
+
+def _with_items(dictionary: object, *items: object) -> dict[str, object]:
+    """The same dictionary with items put into it: a key, its value, the next key, and so on."""
+    into: dict[str, object] = _typed(dictionary, dict)
+    if len(items) % 2:
+        raise RefusedError("its list of tensors is damaged (a key has no value)")
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        name = _typed(key, str)
+        if name in into:
+            raise RefusedError(f"it names {name!r:.80} twice")
+        into[name] = value
+    return into
+
+
+def _counts(value: object) -> tuple[int, ...]:
+    counts = _typed(value, tuple)
+    if len(counts) > MAX_DIMENSIONS:
+        raise RefusedError(f"a tensor has more than {MAX_DIMENSIONS} dimensions")
+    return tuple(_count(one) for one in counts)
+
+
+def _count(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
+        raise RefusedError("a size, stride or offset is no count")
+    return value
+
+
+def _typed(value: object, kind: type[T]) -> T:
+    if not isinstance(value, kind):
+        raise RefusedError(f"it has a {type(value).__name__} where a {kind.__name__} belongs")
+    return value
+
+
+def _check_together(views: dict[str, TensorView]) -> None:
+    """Refuse a small storage that is read again and again as large tensors."""
+    storages: dict[str, Storage] = {}
+    spans: Counter[str] = Counter()
+    for view in set(views.values()):
+        storage = view.storage
+        if storages.setdefault(storage.key, storage) != storage:
+            raise RefusedError(f"storage {storage.key!r:.80} has two types or sizes")
+        spans[storage.key] += view.span
+        if spans[storage.key] > MAX_SHARING * storage.size:
+            raise RefusedError(f"too many tensors share storage {storage.key!r:.80}")
