@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +11,7 @@ import typer
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import check_text, sanitise
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, RedrafterError
 
 if TYPE_CHECKING:
     from redrafter_mlx.weights.status import ModelStatus
@@ -25,17 +26,16 @@ Name = Annotated[
 
 @opt.with_options
 def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> None:
-    """Download a model and check it; prints its path.
+    """Download a model or a published drafter and check it; prints its path.
 
-    An interrupted download resumes where it stopped.
+    REPO may name a revision: org/name@revision. An interrupted download resumes where it stopped.
     """
     wanted = _checked(name)
     with progress_bars(f"pulling {wanted}") as progress:
-        from redrafter_mlx.weights.folder_files import check_model
         from redrafter_mlx.weights.resolve import pull as fetch
 
         local = fetch(wanted, offline=target.offline, progress=progress)
-        check_model(local.path)
+        _check_files(local.path)
     print(sanitise(str(local.path)))
 
 
@@ -75,6 +75,21 @@ def show(name: Name) -> None:
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
         print(sanitise(f"{label:<{width}}  {value}"))
+
+
+def _check_files(path: Path) -> None:
+    """Raise unless files can be a model, or a drafter of a form that is supported."""
+    from redrafter_mlx.weights.folder_files import check_model
+
+    try:
+        check_model(path)
+    except RedrafterError:
+        from redrafter_mlx.drafting.drafter_files import open_files
+        from redrafter_mlx.drafting.forms import find_form, holds_drafter
+
+        if path.is_file() or not holds_drafter(path):
+            raise
+        find_form(open_files(path))
 
 
 def _rows(model: ModelStatus) -> list[tuple[str, str]]:

@@ -21,10 +21,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import mlx.core as mx
 import pytest
 from huggingface_hub import constants
+from tiny import random_drafter
 
 from redrafter_mlx.cli import main
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
 from redrafter_mlx.loading import load_target
 from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, human_size
@@ -334,6 +337,61 @@ def test_repository_comes_as_a_folder_at_its_revision(hub: FakeHub, name: str) -
     assert hub.asked != []
 
 
+DRAFTER = {
+    "config.json": b'{"model_type": "llama", "num_hidden_layers": 1}',
+    "pytorch_model.bin": b"1" * 100,
+    "training_state.pt": b"unwanted",
+    "optimizer.bin": b"unwanted",
+    "README.md": b"unwanted",
+    "vocab.txt": b"unwanted",
+}
+
+
+@pytest.mark.parametrize(
+    ("weights", "unwanted"),
+    [
+        (["pytorch_model.bin"], []),
+        (["medusa_lm_head.pt"], []),
+        (["heads.safetensors"], ["pytorch_model.bin", "medusa_lm_head.pt"]),
+        (["pytorch_model.bin.index.json", "pytorch_model-1.bin"], ["other.bin"]),
+    ],
+)
+def test_a_drafters_repository_comes_with_the_files_that_it_needs(
+    hub: FakeHub, weights: list[str], unwanted: list[str]
+) -> None:
+    index = json.dumps({"weight_map": {"a": "pytorch_model-1.bin"}}).encode()
+    files = {n: index if n.endswith(".json") else b"1" * 100 for n in [*weights, *unwanted]}
+    others = {n: c for n, c in DRAFTER.items() if n not in ("pytorch_model.bin", "vocab.txt")}
+    hub.repos["org/eagle", "main"] = {**others, **files}
+    folder = resolve("org/eagle").path
+    assert {p.name for p in folder.iterdir()} == {"config.json", *weights}
+    hub.asked.clear()
+    assert resolve("org/eagle").path == folder
+    assert hub.asked == []
+
+
+def test_a_revision_comes_with_the_name(hub: FakeHub) -> None:
+    hub.repos["org/medusa", "refs/pr/1"] = DRAFTER
+    name = "org/medusa@refs/pr/1"
+    with pytest.raises(DownloadError, match=rf"--offline.*redrafter-mlx pull {name}$"):
+        resolve(name, offline=True)
+    local = resolve(name)
+    assert (local.path / "pytorch_model.bin").read_bytes() == DRAFTER["pytorch_model.bin"]
+    assert resolve(name, offline=True).path == local.path
+    assert find_local("org/medusa") is None
+    with pytest.raises(ModelNotFoundError):
+        resolve("org/medusa")
+
+
+def test_a_language_model_of_pytorchs_files_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub,
+) -> None:
+    hub.repos["org/old", "main"] = {**DRAFTER, "config.json": b'{"num_hidden_layers": 32}'}
+    with pytest.raises(ModelNotFoundError, match="org/old holds no config"):
+        resolve("org/old")
+    assert not any(".bin" in line for line in hub.asked)
+
+
 def test_interrupted_repository_is_never_taken_for_a_whole_one(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -420,17 +478,18 @@ def test_list_says_what_is_here(hub: FakeHub) -> None:
     assert (first.path, first.on_disk, first.licence) == (path, len(CONTENT), "apache-2.0")
 
 
+LLAMA = b'{"model_type": "llama", "num_hidden_layers": 2}'
+
+
 @pytest.mark.parametrize("command", ["pull", "show"])
 @pytest.mark.parametrize(
     ("files", "named"),
     [
         ({}, "config.json"),
         ({"config.json": b"{"}, "config.json"),
-        ({"config.json": b'{"model_type": "llama"}'}, "safetensors"),
-        ({"config.json": b'{"model_type": "llama"}', "model.safetensors": b"junk"},
-         "model.safetensors"),
-        ({"config.json": b'{"model_type": "llama"}',
-          "model.safetensors": struct.pack("<Q", 2) + b"{}"}, "tokenizer"),
+        ({"config.json": LLAMA}, "safetensors"),
+        ({"config.json": LLAMA, "model.safetensors": b"junk"}, "model.safetensors"),
+        ({"config.json": LLAMA, "model.safetensors": struct.pack("<Q", 2) + b"{}"}, "tokenizer"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_a_model_is_neither_pulled_nor_shown(
@@ -455,9 +514,15 @@ def test_what_cannot_be_a_model_is_neither_pulled_nor_shown(
 
 
 def test_list_ends_with_other_language_models_of_the_hubs_cache(hub: FakeHub) -> None:
-    for repo, kind in (("org/llm", "LlamaForCausalLM"), ("org/other", "BertModel")):
+    model = {"tokenizer.json": b"{}", "model.safetensors": b"x"}
+    drafter = {"pytorch_model.bin": b"x"}
+    for repo, kind, files in (
+        ("org/llm", "LlamaForCausalLM", model),
+        ("org/other", "BertModel", model),
+        ("org/eagle", "LlamaForCausalLM", drafter),
+    ):
         config = json.dumps({"model_type": "x", "architectures": [kind]}).encode()
-        hub.repos[repo, "main"] = {"config.json": config, "model.safetensors": b"x"}
+        hub.repos[repo, "main"] = {"config.json": config, **files}
         resolve(repo)
     assert [m.name for m in list_models()] == [*registry.REGISTRY, "org/llm"]
 
@@ -468,3 +533,21 @@ def test_show_tells_of_damage_in_one_line(hub: FakeHub) -> None:
     with pytest.raises(DamagedFileError, match="not a GGUF file"):
         show_model(NAME)
     assert show_model("vicuna-7b").path is None
+
+
+def test_pull_takes_a_drafter_and_names_one_that_is_not_supported(
+    hub: FakeHub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_drafter(random_drafter(), tmp_path / "own")
+    mx.save_safetensors(str(tmp_path / "dflash"), {"hidden_norm.weight": mx.zeros(4)})
+    for repo, config, weights in (
+        ("org/redrafter", tmp_path / "own" / "config.json", tmp_path / "own" / "model.safetensors"),
+        ("org/dflash", tmp_path / "own" / "config.json", tmp_path / "dflash.safetensors"),
+    ):
+        files = {"config.json": config.read_bytes(), "model.safetensors": weights.read_bytes()}
+        hub.repos[repo, "main"] = files
+    hub.repos["org/dflash", "main"]["config.json"] = b'{"num_hidden_layers": 5}'
+    assert main.run(["pull", "org/redrafter"]) == 0
+    assert Path(capsys.readouterr().out.strip()) == resolve("org/redrafter").path
+    assert main.run(["pull", "org/dflash"]) == 1
+    assert "is a DFlash drafter, which is not supported" in capsys.readouterr().err

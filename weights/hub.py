@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -30,18 +30,19 @@ from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights.file_names import weight_names
 from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0
 """Seconds until a Hub that does not answer counts as unreachable."""
 
-_WEIGHTS = "model*.safetensors"
 _SMALL_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",
                 "*.jsonl", "*.jinja")  # fmt: skip
-_INDEX = "model.safetensors.index.json"
+_REPO = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
+"""A repository's name, and the revision that may follow it."""
 
-
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+_MOST_DRAFTER_LAYERS = 8
+"""A repository of PyTorch's files with more is a language model's, which needs safetensors."""
 
 _LICENCES = """
 afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m
@@ -74,6 +75,12 @@ class Listing:
 def hub_is_switched_off() -> bool:
     """Whether HF_HUB_OFFLINE asks to stay off the network."""
     return bool(constants.HF_HUB_OFFLINE)
+
+
+def split_repo(name: str) -> tuple[str, str] | None:
+    """Repository and revision of `org/name` or `org/name@revision`; None for any other name."""
+    found = _REPO.fullmatch(name)
+    return None if found is None else (found[1], found[2] or "main")
 
 
 def list_repo(repo: str, revision: str) -> Listing:
@@ -134,16 +141,17 @@ def cached_repo(repo: str, revision: str) -> Path | None:
     if config is None:
         return None
     folder = config.parent
-    index = folder / _INDEX
-    if index.exists():
+    weights = weight_names([path.name for path in folder.iterdir()])
+    if not weights or not (_are_safetensors(weights) or _is_drafters(config)):
+        return None
+    shards = set(weights)
+    if weights[0].endswith(".json"):
         try:
-            shards = set(read_object(index)["weight_map"].values())  # type: ignore[attr-defined]
+            index = read_object(folder / weights[0])
+            shards = set(index["weight_map"].values())  # type: ignore[attr-defined]
         except (DamagedFileError, KeyError, TypeError, AttributeError):
             return None
-        complete = all((folder / str(shard)).exists() for shard in shards)
-    else:
-        complete = any(folder.glob(_WEIGHTS))
-    return folder if complete else None
+    return folder if all((folder / str(shard)).exists() for shard in shards) else None
 
 
 def cached_repos() -> list[str]:
@@ -154,20 +162,26 @@ def cached_repos() -> list[str]:
 
 
 def download_repo(listing: Listing, remedy: str, progress: Progress) -> Path:
-    """Download a repository's configuration, tokenizer and safetensors into the Hub's cache.
+    """Download a repository's configuration, tokenizer and weights into the Hub's cache.
 
-    Weights come last, so that a folder with all its weights is complete.
+    Weights are safetensors, or, of a drafter that has none, PyTorch's files. They come last, so
+    that a folder with all its weights is complete.
 
     Raises:
       ModelNotFoundError: it holds nothing that can be loaded
       NoRoomError: the disk is too small
       HubOutOfReachError: the transfer broke off
     """
-    weights = sorted(n for n in listing.sizes if fnmatch(n, _WEIGHTS))
-    if not weights or "config.json" not in listing.sizes:
+    names = [name for name in listing.sizes if "/" not in name]
+    weights = weight_names(names)
+    if not weights or "config.json" not in names:
         raise ModelNotFoundError(_nothing_to_load(listing))
-    small = sorted(n for n in listing.sizes if any(fnmatch(n, p) for p in _SMALL_FILES))
-    wanted = [n for n in [*small, *weights] if "/" not in n]
+    small = sorted(n for n in names if any(fnmatch(n, p) for p in _SMALL_FILES))
+    if not _are_safetensors(weights):
+        if not _is_drafters(download_file(listing, "config.json", progress)):
+            raise ModelNotFoundError(_nothing_to_load(listing))
+        small = ["config.json"]
+    wanted = [n for n in small if n not in weights] + weights
     missing = [n for n in wanted if cached_file(listing.repo, listing.revision, n) is None]
     check_free_disk(
         Path(constants.HF_HUB_CACHE),
@@ -177,6 +191,19 @@ def download_repo(listing: Listing, remedy: str, progress: Progress) -> Path:
     )
     paths = {n: download_file(listing, n, progress) for n in wanted}
     return paths["config.json"].parent
+
+
+def _are_safetensors(weights: Collection[str]) -> bool:
+    return any(name.endswith(".safetensors") for name in weights)
+
+
+def _is_drafters(config: Path) -> bool:
+    """Whether a configuration is that of a drafter, as far as its number of layers tells."""
+    try:
+        layers = read_object(config).get("num_hidden_layers", 0)
+    except DamagedFileError:
+        return True  # whoever reads it says what is wrong
+    return isinstance(layers, int) and layers <= _MOST_DRAFTER_LAYERS
 
 
 def hub_licence(licence: str | None) -> dict[str, str]:
@@ -192,9 +219,8 @@ def hub_repo(name: str) -> str | None:
     """The Hub repository of a model by its name, None for files of the user's own."""
     if name in REGISTRY:
         return REGISTRY[name].repo
-    if not _REPO.fullmatch(name) or name.endswith(".gguf"):
-        return None
-    return None if Path(name).exists() else name
+    repo = split_repo(name)
+    return None if repo is None or name.endswith(".gguf") or Path(name).exists() else repo[0]
 
 
 def _download(listing: Listing, name: str, progress: Progress, again: bool) -> Path:
@@ -241,7 +267,7 @@ def _nothing_to_load(listing: Listing) -> str:
             f"{listing.repo} holds GGUF files and no safetensors; download one, such as {gguf}, "
             f"and give its path"
         )
-    return f"{listing.repo} holds no config.json with model*.safetensors at {listing.revision}"
+    return f"{listing.repo} holds no config.json with safetensors at {listing.revision}"
 
 
 def _endpoint() -> str | None:

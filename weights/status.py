@@ -8,9 +8,9 @@ from pathlib import Path
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import bytes_below
-from redrafter_mlx.weights.folder_files import check_model
+from redrafter_mlx.weights.folder_files import check_model, check_tokenizer
 from redrafter_mlx.weights.gguf_header import read_header
-from redrafter_mlx.weights.hub import cached_repos
+from redrafter_mlx.weights.hub import cached_repos, split_repo
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
 
@@ -76,12 +76,14 @@ def _status(name: str) -> ModelStatus:
             name, entry.description, source, entry.licence, entry.size, path, on_disk
         )
     from_hub = path is None or any(p.name.startswith("models--") for p in path.parents)
-    source_of_other = f"{name} @ main" if from_hub and not Path(name).exists() else None
-    return ModelStatus(name, "", source_of_other, None, None, path, on_disk)
+    repo = split_repo(name) if from_hub and not Path(name).exists() else None
+    return ModelStatus(name, "", repo and " @ ".join(repo), None, None, path, on_disk)
 
 
 def _is_language_model(folder: Path) -> bool:
+    """Whether a repository is a language model's; a drafter may say so too, without a tokenizer."""
     try:
+        check_tokenizer(folder)
         architectures = read_object(folder / "config.json").get("architectures")
     except (FileNotFoundError, DamagedFileError):
         return False

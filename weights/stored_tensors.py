@@ -5,31 +5,17 @@ Files are safetensors, or what PyTorch writes (see pickle_tensors.py) where ther
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 import mlx.core as mx
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.weights.file_names import WEIGHTS, weight_names
 from redrafter_mlx.weights.folder_files import read_safetensors_header
 from redrafter_mlx.weights.pickle_tensors import open_torch_file
-
-WEIGHTS = "model.safetensors"
-
-_SETS = (
-    (WEIGHTS, f"{WEIGHTS}.index.json", ("*.safetensors",)),
-    ("pytorch_model.bin", "pytorch_model.bin.index.json", ("*.bin", "*.pt")),
-)
-"""A whole file, an index of shards, and other names, in the order in which they are looked for."""
-
-_OF_TRAINING = (
-    "optimizer.bin", "optimizer.pt", "random_states.pt", "rng_state.pt", "scheduler.bin",
-    "scheduler.pt", "training_args.bin", "training_state.pt",
-)  # fmt: skip
-"""Files that trainers leave beside weights."""
 
 
 @dataclass(frozen=True)
@@ -65,25 +51,6 @@ def open_tensors(folder: Path) -> StoredTensors:
         return StoredTensors(path, tuple(files), _all_shapes(files))
     except OSError as error:
         raise DamagedFileError(f"{folder} cannot be read: {error.strerror or error}") from error
-
-
-def weight_names(names: Collection[str]) -> list[str]:
-    """Those of a folder's file names under which its weights are, an index among them.
-
-    One whole file comes before shards with their index, and those before any other names.
-    """
-    for whole, index, others in _SETS:
-        if whole in names:
-            return [whole]
-        found = sorted(
-            name for name in names
-            if any(fnmatch(name, pattern) for pattern in others) and name not in _OF_TRAINING
-        )  # fmt: skip
-        if index in names:
-            return [index, *found]
-        if found:
-            return found
-    return []
 
 
 def _weight_files(folder: Path) -> list[Path]:

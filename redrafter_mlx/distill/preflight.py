@@ -19,7 +19,7 @@ from redrafter_mlx.drafting.drafter_files import CONFIG
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.weights.stored_tensors import WEIGHTS
+from redrafter_mlx.weights.file_names import WEIGHTS
 
 
 def check_output(folder: Path) -> None:

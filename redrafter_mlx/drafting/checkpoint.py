@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.atomic_write import name_in_errors
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.stored_tensors import WEIGHTS
+from redrafter_mlx.weights.file_names import WEIGHTS
 
 
 def read_config(folder: str | Path) -> DrafterConfig:

@@ -8,7 +8,7 @@ from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, RedrafterError
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.weights import SHIPPED_DRAFTERS
-from redrafter_mlx.weights.stored_tensors import WEIGHTS
+from redrafter_mlx.weights.file_names import WEIGHTS
 
 
 def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:

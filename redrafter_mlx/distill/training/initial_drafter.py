@@ -18,7 +18,7 @@ from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.stored_tensors import WEIGHTS
+from redrafter_mlx.weights.file_names import WEIGHTS
 
 _NOT_FORM = (
     "target", "target_fingerprint", "draft_length",

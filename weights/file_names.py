@@ -1,0 +1,37 @@
+"""Which of a folder's or a repository's files hold its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatch
+
+WEIGHTS = "model.safetensors"
+
+_PYTORCH = "pytorch_model.bin"
+
+_PATTERNS = (
+    (WEIGHTS, "model*.safetensors"), ("", "*.safetensors"),
+    (_PYTORCH, "pytorch_model*.bin"), ("", "*.bin"), ("", "*.pt"),
+)  # fmt: skip
+"""The name of a whole file, and the pattern of its shards or of other names; best first."""
+
+_OF_TRAINING = (
+    "optimizer.bin", "optimizer.pt", "random_states.pt", "rng_state.pt", "scheduler.bin",
+    "scheduler.pt", "training_args.bin", "training_state.pt",
+)  # fmt: skip
+"""Files that trainers leave beside weights."""
+
+
+def weight_names(names: Collection[str]) -> list[str]:
+    """Those of a folder's file names under which its weights are, an index of shards first.
+
+    Safetensors come before PyTorch's files.
+    """
+    for whole, pattern in _PATTERNS:
+        if whole in names:
+            return [whole]
+        found = sorted(n for n in names if fnmatch(n, pattern) and n not in _OF_TRAINING)
+        index = f"{whole}.index.json"
+        if found:
+            return [index, *found] if index in names else found
+    return []
