@@ -15,6 +15,7 @@ from redrafter_mlx.bench.measure.questions import (
     read_questions,
 )
 from redrafter_mlx.cli.options import (
+    DRAFTER_BITS,
     LIMIT,
     MAX_NODES,
     MAX_TOKENS,
@@ -22,6 +23,7 @@ from redrafter_mlx.cli.options import (
     OFFLINE,
     TARGET,
     Flag,
+    check_drafter_bits,
     flag,
 )
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
@@ -95,6 +97,7 @@ class BenchOptions:
         "As in generate; random is the model's drafter with its initial weights. Given several "
         "times, all are measured in turn. [default: auto]",
         "auto|trained|lookup|random|none|PATH", MODEL))
+    drafter_bits: int | None = flag(None, Flag(DRAFTER_BITS.help, "4|8", MODEL))
     model: str | None = flag(None, TARGET)
     dtype: str = flag("auto", Flag(
         "auto, float16, bfloat16, float32, 4bit, 8bit; several are loaded in turn.", "TYPE,...",
@@ -120,6 +123,7 @@ class BenchOptions:
         from redrafter_mlx.bench.show.plot import check_plot
 
         check_choice("--prefixes", self.prefixes, Prefixes)
+        check_drafter_bits(self.drafter_bits)
         self.plan("", self.methods([None]))
         assert self.loadings
         if self.plot is not None:

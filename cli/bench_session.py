@@ -88,15 +88,18 @@ def run_session(options: BenchOptions) -> Outcome:
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
     """The target with each drafter that was asked for; the key of a single one is None."""
     first, *others = [name for name in options.drafters if name != RANDOM] or ["trained"]
-    named = {name: parse_drafter(name) for name in others}
+    bits = options.drafter_bits
+    named = {name: parse_drafter(name, bits) for name in others}
     loaded = opt.load_model(
-        opt.ModelOptions(options.model, loading.dtype, loading.quantize, options.offline, first)
+        opt.ModelOptions(
+            options.model, loading.dtype, loading.quantize, options.offline, first, bits
+        )
     )
     by_name = {first: loaded} | {name: _again(loaded, other) for name, other in named.items()}
     if RANDOM in options.drafters:
         trained = (r for r in by_name.values() if r.drafter is not None)
         by_name[RANDOM] = _untrained(
-            next(trained, None) or _again(loaded, parse_drafter("trained"))
+            next(trained, None) or _again(loaded, parse_drafter("trained", bits))
         )
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
     for redrafter in found.values():

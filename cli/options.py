@@ -113,6 +113,7 @@ DTYPE = Flag(
     "float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU.", "TYPE", MODEL
 )
 QUANTIZE = Flag("Quantise the weights to this many bits while loading.", "4|8", MODEL)
+DRAFTER_BITS = Flag("Quantise the drafter's weights to this many bits.", "4|8", DRAFTS)
 OFFLINE = Flag("Use only what is on this machine.", panel=MODEL)
 QUESTIONS = Flag(
     "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]", "FILE"
@@ -148,6 +149,11 @@ class ModelOptions(TargetOptions):
         "trained+lookup.",
         "auto|trained|lookup|none|NAME", DRAFTS,
     ))  # fmt: skip
+    drafter_bits: int | None = flag(None, DRAFTER_BITS)
+
+    def check(self) -> None:
+        super().check()
+        check_drafter_bits(self.drafter_bits)
 
 
 @dataclass(frozen=True)
@@ -190,9 +196,16 @@ def load_model(options: ModelOptions) -> Redrafter:
             drafter,
             dtype=cast(DType, options.dtype),
             quantize=options.quantize,
+            drafter_bits=options.drafter_bits,
             offline=options.offline,
             progress=progress,
         )
+
+
+def check_drafter_bits(bits: int | None) -> None:
+    """Raise BadInputError for a number of bits that weights cannot have."""
+    if bits not in (None, 4, 8):
+        raise BadInputError(f"--drafter-bits is {bits}; choose 4 or 8")
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

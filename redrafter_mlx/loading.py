@@ -58,6 +58,7 @@ def load(
     *,
     dtype: DType = "auto",
     quantize: int | None = None,
+    drafter_bits: int | None = None,
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Redrafter:
@@ -68,11 +69,13 @@ def load(
         drafter's folder or Hub repository; the name of a smaller model with the same tokenizer;
         "FILE.py:CLASS" or an object: a drafter of one's own; "lookup": copies of the text;
         "A+B": both; "auto": "trained+lookup" as far as this machine has a drafter; None decodes
-        plainly. Other arguments as in `load_target`
+        plainly
+      drafter_bits: 4 or 8 bits, to quantise the drafter's weights so; None leaves them as they are
+      model, dtype, quantize, offline, progress: as in `load_target`
     Raises:
       RedrafterError: in one line, for whatever a user can cause
     """
-    named = parse_drafter(drafter)
+    named = parse_drafter(drafter, drafter_bits)
     loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
     return draft_with(named, loaded, offline=offline, progress=progress)
 
@@ -84,24 +87,36 @@ class NamedDrafter:
     parts:          drafters, or their names; two of them draft together
     looks_up:       prompt lookup is added
     trained_if_any: "auto": without a trained drafter, lookup drafts alone
+    bits:           that the drafters' weights are quantised to; None leaves them as they are
     """
 
     parts: tuple[str | Bindable, ...]
     looks_up: bool
     trained_if_any: bool = False
+    bits: int | None = None
 
 
-def parse_drafter(drafter: str | Path | Bindable | None) -> NamedDrafter:
+def parse_drafter(
+    drafter: str | Path | Bindable | None, drafter_bits: int | None = None
+) -> NamedDrafter:
     """Refuse, before a target is loaded, what cannot be a drafter; arguments as in `load`.
 
     Raises RedrafterError for a name that stands for none, or a folder that holds none.
     """
+    check_quantize(drafter_bits, "drafter_bits")
     own, looks_up = split_lookup(drafter)
     if own == "auto":
-        return NamedDrafter((_TRAINED,), looks_up=True, trained_if_any=True)
+        return NamedDrafter((_TRAINED,), looks_up=True, trained_if_any=True, bits=drafter_bits)
+    parts: tuple[str | Bindable, ...]
     if isinstance(own, (str, Path)):
-        return NamedDrafter(tuple(map(_checked, _parts(own))), looks_up)
-    return NamedDrafter(() if own is None else (own,), looks_up)
+        parts = tuple(map(_checked, _parts(own)))
+    else:
+        parts = () if own is None else (own,)
+    if drafter_bits is not None and not all(isinstance(part, str) for part in parts):
+        raise BadInputError(
+            "drafter_bits quantises a drafter that is loaded from files, not an object's weights"
+        )
+    return NamedDrafter(parts, looks_up, bits=drafter_bits)
 
 
 def draft_with(
@@ -119,7 +134,7 @@ def draft_with(
             trained, note = _find_trained(loaded, drafter)
             parts += [] if trained is None else [trained]
         elif isinstance(part, str):
-            parts.append(_open(part, loaded.source, offline, progress))
+            parts.append(_open(part, drafter.bits, loaded.source, offline, progress))
         else:
             parts.append(part)
     redrafter = Redrafter(
@@ -170,15 +185,17 @@ def _names_model(name: str) -> bool:
     return path.exists() or name in REGISTRY or is_repo(name)
 
 
-def _open(name: str, target: TargetSource, offline: bool, progress: Progress | None) -> Bindable:
+def _open(
+    name: str, bits: int | None, target: TargetSource, offline: bool, progress: Progress | None
+) -> Bindable:
     """A drafter by its name: a folder, a model's name, or a Hub repository of either."""
     path = Path(name)
     if _names_model(name):
         path = resolve(name, offline=offline, progress=progress).path
         if not (path.is_dir() and holds_drafter(path)):
-            draft = load_target(name, offline=offline, progress=progress)
+            draft = load_target(name, quantize=bits, offline=offline, progress=progress)
             return DraftModel(draft.model, draft.tokenizer, draft.source.name)
-    return DrafterFolder(path, target.name, target.fingerprint)
+    return DrafterFolder(path, target.name, target.fingerprint, bits)
 
 
 def _from_file(name: str) -> Bindable:
@@ -213,7 +230,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     target = Target(loaded.model)
     folders, broken = find_drafters(source.fingerprint)
     for folder in folders:
-        found = DrafterFolder(folder, source.name, source.fingerprint)
+        found = DrafterFolder(folder, source.name, source.fingerprint, wanted.bits)
         try:
             drafter = found.bind(target, loaded.tokenizer)
         except DamagedFileError as error:

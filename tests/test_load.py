@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, VOCAB, random_drafter, random_model
+from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx import loading
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
@@ -244,3 +244,18 @@ def test_a_drafter_for_another_target_is_refused_by_both_names(shelf: Path) -> N
     save_drafter(random_drafter(target="other", target_fingerprint="sha256:o"), shelf)
     with pytest.raises(MismatchError, match=r"other \(sha256:o\), not for tiny \(sha256:t\)"):
         load("tiny", drafter=shelf)
+
+
+def test_drafter_bits_quantise_what_drafts_and_change_no_token(shelf: Path) -> None:
+    save_drafter(random_drafter(1, target_fingerprint=MINE), shelf / "a")
+    asked, wanted = [1, 2, 3], plain_tokens(random_model(), [1, 2, 3], 12)
+    for word in ("trained", str(shelf / "a"), f"{shelf / 'a'}+lookup", "auto"):
+        redrafter = load("tiny", drafter=word, drafter_bits=4)
+        assert redrafter.drafter is not None
+        assert redrafter.drafter.module is not None
+        assert "input_proj.scales" in dict(tree_flatten(redrafter.drafter.module.parameters()))
+        assert redrafter.generate(asked, max_tokens=12).token_ids == wanted
+    with pytest.raises(BadInputError, match="drafter_bits is 3; it must be 4 or 8"):
+        load("tiny", drafter_bits=3)
+    with pytest.raises(BadInputError, match="drafter_bits quantises a drafter that is loaded"):
+        load("tiny", drafter=random_drafter(), drafter_bits=4)

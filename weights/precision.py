@@ -37,10 +37,10 @@ class Precision:
     bits: int | None
 
 
-def check_quantize(quantize: int | None) -> None:
-    """Raise BadInputError unless weights can be quantised to so many bits."""
+def check_quantize(quantize: int | None, name: str = "quantize") -> None:
+    """Raise BadInputError, naming the option, unless weights can be quantised to so many bits."""
     if quantize is not None and (isinstance(quantize, bool) or quantize not in (4, 8)):
-        raise BadInputError(f"quantize is {quantize!r}; it must be 4 or 8 bits")
+        raise BadInputError(f"{name} is {quantize!r}; it must be 4 or 8 bits")
 
 
 def convert(
