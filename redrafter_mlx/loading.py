@@ -6,6 +6,7 @@ import importlib.util
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,6 +19,7 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
+from redrafter_mlx.drafting.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import (
@@ -26,6 +28,7 @@ from redrafter_mlx.errors import (
     MismatchError,
     ModelNotFoundError,
 )
+from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
@@ -194,8 +197,17 @@ def _open(
         path = resolve(name, offline=offline, progress=progress).path
         if not (path.is_dir() and holds_drafter(path)):
             draft = load_target(name, quantize=bits, offline=offline, progress=progress)
-            return DraftModel(draft.model, draft.tokenizer, draft.source.name)
+            return _language_model(draft)
     return DrafterFolder(path, target.name, target.fingerprint, bits)
+
+
+def _language_model(draft: LoadedTarget) -> Bindable:
+    """A language model as a drafter; what its config.json names tells a PARD model."""
+    name, path = draft.source.name, draft.source.path
+    mask = read_object(path / "config.json").get(MASK_KEY) if path.is_dir() else None
+    if mask is None:
+        return DraftModel(draft.model, draft.tokenizer, name)
+    return Pard(draft.model, draft.tokenizer, cast(int, mask), name)  # which checks it
 
 
 def _from_file(name: str) -> Bindable:

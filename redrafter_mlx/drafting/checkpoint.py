@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.drafting.drafter_files import (
     CONFIG,
     DrafterFiles,
     Form,
+    check_tokens,
     check_trained_for,
     fill,
     open_files,
@@ -64,7 +64,7 @@ def _network(files: DrafterFiles, target: Target) -> RecurrentNetwork:
     drafter = RecurrentNetwork.stored_as(config)
     tensors = files.tensors.read()
     if "draft_vocab" in tensors:
-        _check_draft_vocab(tensors["draft_vocab"], config.vocab_size, files.tensors.path)
+        check_tokens(tensors["draft_vocab"], "draft_vocab", config.vocab_size, files.tensors.path)
     fill(drafter, tensors, files, target.dtype)
     return drafter
 
@@ -113,13 +113,3 @@ def _config(folder: Path, content: Mapping[str, object]) -> DrafterConfig:
         return DrafterConfig.from_dict(content)
     except BadInputError as error:
         raise DamagedFileError(f"{folder / CONFIG}: {error}") from None
-
-
-def _check_draft_vocab(tokens: mx.array, vocab_size: int, path: Path) -> None:
-    ids = np.array(tokens) if mx.issubdtype(tokens.dtype, mx.integer) else np.zeros(2, int)
-    if len(np.unique(ids)) < ids.size:
-        raise DamagedFileError(f"{path}: tensor draft_vocab does not hold different token ids")
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
-        raise DamagedFileError(
-            f"{path}: tensor draft_vocab holds ids outside 0 to {vocab_size - 1}"
-        )

@@ -9,11 +9,9 @@ with a query row for every beam, so a step takes L - 1 calls of the draft model.
 from __future__ import annotations
 
 import copy
-from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
@@ -21,7 +19,7 @@ from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.errors import MismatchError
-from redrafter_mlx.target.fingerprint import shapes_hash
+from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
@@ -51,7 +49,7 @@ class DraftModel(LevelDrafter):
         common = min(target.vocab_size, self._model.vocab_size)
         check_same_tokens(self._tokenizer, tokenizer, common, self._name)
         bound._vocabulary = DraftVocabulary(common, target.vocab_size)
-        bound._cost = min(_nbytes(self._model.model) / _nbytes(target.model), 1.0)
+        bound._cost = min(nbytes_of(self._model.model) / nbytes_of(target.model), 1.0)
         return bound
 
     @property
@@ -81,7 +79,7 @@ class DraftModel(LevelDrafter):
     def extend(self, memory: Memory, seen: Seen) -> Memory:
         """Keys and values of the committed positions, from one call."""
         cache = fill_cache(self._model.new_cache(), memory)
-        tokens = _embeddable(seen.tokens[:, :-1], self._model)
+        tokens = embeddable(seen.tokens[:, :-1], self._model)
         if seen.start is None:
             cache.plan_tree(chain(tokens), seen.position, seen.bound)
         else:
@@ -89,7 +87,7 @@ class DraftModel(LevelDrafter):
         self._model.hidden(tokens, cache.layers)
         return memory_of(cache)
 
-    def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftModelLevels:
+    def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         del drafts
         cache = fill_cache(self._model.new_cache(), memory)
         return DraftModelLevels(self._model, cache, seen, self._vocabulary)
@@ -118,7 +116,7 @@ class DraftModelLevels(DraftLevels):
     def first(self) -> mx.array:
         """Logits [B, 1, V'] after the root; reads what was committed since the last step."""
         seen = self._seen
-        tokens = _embeddable(seen.tokens, self._model)
+        tokens = embeddable(seen.tokens, self._model)
         self._cache.plan_tree(chain(tokens), seen.position, seen.bound)
         hidden, _ = self._model.call(tokens, self._cache)
         at_root = mx.take_along_axis(hidden, seen.count[:, None, None], axis=1)
@@ -127,7 +125,7 @@ class DraftModelLevels(DraftLevels):
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """Logits [B, W, V'] after tokens [B, W], which extend the beams `parents` [B, W]."""
         self._plans.plan(parents)
-        _, logits = self._model.call(_embeddable(tokens, self._model), self._cache)
+        _, logits = self._model.call(embeddable(tokens, self._model), self._cache)
         return self._cut(logits)
 
     def _cut(self, logits: mx.array) -> mx.array:
@@ -151,11 +149,6 @@ def check_same_tokens(
             )
 
 
-def _embeddable(tokens: mx.array, model: Target) -> mx.array:
+def embeddable(tokens: mx.array, model: Target) -> mx.array:
     """Tokens that the model has an embedding for, its last one in place of others."""
     return mx.minimum(tokens, model.vocab_size - 1)
-
-
-def _nbytes(module: nn.Module) -> int:
-    leaves = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
-    return sum(array.nbytes for _, array in leaves)

@@ -14,6 +14,7 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import shown
@@ -118,6 +119,24 @@ def check_trained_for(
             f"{folder} was trained for {config.get('target') or 'another target'} "
             f"({trained_for:.80}), not for {name or 'this target'} ({fingerprint})"
         )
+
+
+def check_pair(mine: int, theirs: int, what: str) -> None:
+    """Raises MismatchError, naming both, unless a size of the drafter is that of the target."""
+    if mine != theirs:
+        raise MismatchError(
+            f"the drafter's {what} is {mine}, the target's is {theirs}; give a drafter that was "
+            f"trained for this target"
+        )
+
+
+def check_tokens(tokens: mx.array, name: str, vocab_size: int, path: Path) -> None:
+    """Raises DamagedFileError unless a tensor holds token ids, each once."""
+    ids = np.array(tokens) if mx.issubdtype(tokens.dtype, mx.integer) else np.zeros(2, int)
+    if len(np.unique(ids)) < ids.size:
+        raise DamagedFileError(f"{path}: tensor {name} does not hold different token ids")
+    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
+        raise DamagedFileError(f"{path}: tensor {name} holds ids outside 0 to {vocab_size - 1}")
 
 
 def fill(

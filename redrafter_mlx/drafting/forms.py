@@ -16,11 +16,13 @@ from redrafter_mlx.drafting.drafter_files import (
     open_files,
 )
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.medusa import MEDUSA
+from redrafter_mlx.drafting.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
 
-FORMS: tuple[Form, ...] = (RECURRENT,)
+FORMS: tuple[Form, ...] = (RECURRENT, MEDUSA, MLP_SPECULATOR)
 """In the order in which they are tried."""
 
 
@@ -50,9 +52,6 @@ def find_form(files: DrafterFiles) -> Form:
 
     Raises UnsupportedModelError, naming what was found and what is supported.
     """
-    for form in FORMS:
-        if form.recognises(files):
-            return form
     supported = ", ".join(form.name for form in FORMS)
     unsupported = _unsupported_form(files)
     if unsupported is not None:
@@ -60,6 +59,9 @@ def find_form(files: DrafterFiles) -> Form:
             f"{files.folder} is a {unsupported} drafter, which is not supported; "
             f"supported are {supported}"
         )
+    for form in FORMS:
+        if form.recognises(files):
+            return form
     found = ", ".join(sorted(files.tensors.shapes)[:3])
     raise UnsupportedModelError(
         f"{files.folder} holds no drafter of a known form (its tensors: {found:.200}, ...); "

@@ -12,7 +12,7 @@ from typing import TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.drafting.draft_vocabulary import VocabularyLevels
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary, VocabularyLevels
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, check_width
@@ -39,6 +39,29 @@ class DraftLevels(VocabularyLevels, ABC):
     @abstractmethod
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """Logits [B, W, V'] float32 after tokens [B, W], which extend the beams `parents`."""
+
+
+class IndependentLevels(DraftLevels):
+    """Levels that do not depend on the tokens before.
+
+    Shapes:
+      logits: [B, L, V'] float32, of all levels that will be asked for
+    """
+
+    def __init__(self, vocabulary: DraftVocabulary, logits: mx.array) -> None:
+        super().__init__(vocabulary)
+        self._logits = logits
+        self._level = 0
+
+    def first(self) -> mx.array:
+        return self._logits[:, :1]
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        """The same for every beam."""
+        del parents
+        self._level += 1
+        logits = self._logits[:, self._level, None]
+        return mx.broadcast_to(logits, (*tokens.shape, logits.shape[-1]))
 
 
 class LevelDrafter(Drafter):

@@ -26,9 +26,9 @@ from redrafter_mlx.target.model import Target
 class ResidualBlock(nn.Module):
     """x + silu(linear(x)) over [..., E]."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, bias: bool = True) -> None:
         super().__init__()
-        self.linear = nn.Linear(size, size)
+        self.linear = nn.Linear(size, size, bias=bias)
 
     def __call__(self, x: mx.array) -> mx.array:
         return x + nn.silu(self.linear(x))

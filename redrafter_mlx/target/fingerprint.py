@@ -1,4 +1,4 @@
-"""What the time of a model depends on, as a short string."""
+"""What the time of a model depends on."""
 
 from __future__ import annotations
 
@@ -15,3 +15,9 @@ def shapes_hash(module: nn.Module) -> str:
     leaves = cast(list[tuple[str, mx.array]], tree_flatten(module.parameters()))
     lines = sorted(f"{name} {array.dtype} {array.shape}" for name, array in leaves)
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def nbytes_of(module: nn.Module) -> int:
+    """Bytes of a module's parameters, which a call of one row reads once."""
+    leaves = cast(list[tuple[str, mx.array]], tree_flatten(module.parameters()))
+    return sum(array.nbytes for _, array in leaves)

@@ -1,0 +1,211 @@
+"""IBM's MLP speculator: like Medusa's heads, but each reads the token drafted before it.
+
+Wertheimer et al. (arXiv 2404.19124) and fms-extras' models/speculator.py. With s_0 the final norm's
+output before the root and t_0 the root, for i = 0, 1, ...
+
+    s_{i+1} = gelu(norm_i(proj_i s_i + c emb_i(t_i)))       logits = head_i s_{i+1}
+
+The norm divides by the root mean square, without subtracting the mean, and has a scale and a shift.
+c weighs embeddings so that the first state still makes up half of the last one:
+
+    w = 0.5 ^ (0.5 / n),  c = sqrt((1 - w^2) D / 2) / w     for n heads, however many are used
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from redrafter_mlx.config import MAX_BEAM_LENGTH
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, check_pair, fill
+from redrafter_mlx.drafting.interface import Features
+from redrafter_mlx.drafting.level_drafter import DraftLevels, MemorylessDrafter
+from redrafter_mlx.speculation.beam_search import select
+from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
+from redrafter_mlx.target.model import Target
+
+_EPS = 1e-6
+_PREFIX = "speculator."
+
+_COPY_OF_TIED = re.compile(r"((emb|head|ln)\.[1-9]\d?|proj\.([2-9]|[1-3]\d))\.")
+"""Where weights are tied, files may hold them once or under the name of each head."""
+
+
+@dataclass(frozen=True)
+class SpeculatorConfig:
+    """hidden_size: of the target; inner_size: D; heads: n; the rest as in config.json."""
+
+    hidden_size: int
+    inner_size: int
+    vocab_size: int
+    heads: int
+    tie_weights: bool
+    scale_input: bool
+
+    @property
+    def embedding_weight(self) -> float:
+        """c: how much an embedding weighs beside the state before it."""
+        state = 0.5 ** (0.5 / self.heads)
+        return math.sqrt((1 - state**2) * self.inner_size / 2) / state
+
+
+class ShiftedRMSNorm(nn.Module):
+    """x / sqrt(mean(x^2) + eps), scaled and shifted."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = mx.ones((size,))
+        self.bias = mx.zeros((size,))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.rms_norm(x, self.weight, _EPS) + self.bias
+
+
+class SpeculatorNetwork(nn.Module):
+    """The speculator's parameters under their published names; tied ones are there once."""
+
+    def __init__(self, config: SpeculatorConfig) -> None:
+        super().__init__()
+        self.config = config
+        H, D, V = config.hidden_size, config.inner_size, config.vocab_size
+        once = range(1 if config.tie_weights else config.heads)
+        projections = min(2, config.heads) if config.tie_weights else config.heads
+        self.emb = [nn.Embedding(V, D) for _ in once]
+        self.proj = [nn.Linear(D if i else H, D, bias=False) for i in range(projections)]
+        self.head = [nn.Linear(D, V, bias=False) for _ in once]
+        self.ln = [ShiftedRMSNorm(D) for _ in once]
+
+    def initial_state(self, hidden: mx.array) -> mx.array:
+        """The target's hidden states [..., H] as the first head reads them."""
+        if not self.config.scale_input:
+            return hidden
+        return mx.fast.rms_norm(hidden, None, _EPS) / math.sqrt(2)
+
+    def advance(self, head: int, state: mx.array, tokens: mx.array) -> mx.array:
+        """The state [B, W, D] of one head, from that of the head before and the tokens [B, W]."""
+        i = 0 if self.config.tie_weights else head
+        z = self.proj[min(head, len(self.proj) - 1)](state)
+        z = z + self.config.embedding_weight * self.emb[i](tokens).astype(z.dtype)
+        return nn.gelu(self.ln[i](z))
+
+    def logits(self, head: int, state: mx.array) -> mx.array:
+        """Logits [B, W, V] float32 of one head."""
+        out: mx.array = self.head[0 if self.config.tie_weights else head](state)
+        return out.astype(mx.float32)
+
+
+class SpeculatorDrafter(MemorylessDrafter):
+    """An MLP speculator: it reads the newest hidden state and remembers nothing."""
+
+    def __init__(self, network: SpeculatorNetwork, target: Target) -> None:
+        super().__init__()
+        self._network = network
+        V = network.config.vocab_size
+        self._vocabulary = DraftVocabulary(V, V)
+        # Of an embedding, one row for each beam is read.
+        read = nbytes_of(network) - sum(nbytes_of(table) for table in network.emb)
+        levels = 1 if network.config.tie_weights else network.config.heads
+        self._cost = min(read / levels / nbytes_of(target.model), 1.0)
+
+    @property
+    def name(self) -> str:
+        return "MLP speculator"
+
+    @property
+    def module(self) -> SpeculatorNetwork:
+        return self._network
+
+    @property
+    def features(self) -> Features:
+        return Features(hidden=True)
+
+    @property
+    def max_width(self) -> int:
+        return self._vocabulary.size
+
+    @property
+    def most_drafts(self) -> int:
+        return self._network.config.heads
+
+    @property
+    def max_length(self) -> int:
+        return self.most_drafts + 1
+
+    @property
+    def level_cost(self) -> float:
+        """Of the bytes that a call of the target reads, those of one head."""
+        return self._cost
+
+    @property
+    def timing_key(self) -> str:
+        return f"MLP speculator {shapes_hash(self._network)}"
+
+    def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> SpeculatorLevels:
+        del drafts
+        return SpeculatorLevels(self._network, self._vocabulary, features, root)
+
+
+class SpeculatorLevels(DraftLevels):
+    """A state for each beam, which passes from head to head; see `DraftLevels`."""
+
+    def __init__(
+        self,
+        network: SpeculatorNetwork,
+        vocabulary: DraftVocabulary,
+        hidden: mx.array,
+        root: mx.array,
+    ) -> None:
+        super().__init__(vocabulary)
+        self._network, self._root = network, root
+        self._state = network.initial_state(hidden[:, None])
+        self._head = 0
+
+    def first(self) -> mx.array:
+        self._state = self._network.advance(0, self._state, self._root[:, None])
+        return self._network.logits(0, self._state)
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        self._head += 1
+        state = select(self._state, parents)
+        self._state = self._network.advance(self._head, state, tokens)
+        return self._network.logits(self._head, self._state)
+
+
+def _load(files: DrafterFiles, target: Target) -> SpeculatorDrafter:
+    config = _config(files)
+    check_pair(config.hidden_size, target.hidden_size, "hidden size")
+    check_pair(config.vocab_size, target.vocab_size, "vocabulary")
+    tensors = {n.removeprefix(_PREFIX): array for n, array in files.tensors.read().items()}
+    if config.tie_weights:
+        tensors = {n: a for n, a in tensors.items() if not _COPY_OF_TIED.match(n)}
+    network = SpeculatorNetwork(config)
+    fill(network, tensors, files, target.dtype)
+    return SpeculatorDrafter(network, target)
+
+
+def _config(files: DrafterFiles) -> SpeculatorConfig:
+    hidden_size = files.integer("emb_dim")
+    return SpeculatorConfig(
+        hidden_size=hidden_size,
+        inner_size=files.integer("inner_dim", 0, least=0) or hidden_size,
+        vocab_size=files.integer("vocab_size"),
+        heads=files.integer("n_predict", most=MAX_BEAM_LENGTH - 1),
+        tie_weights=files.flag("tie_weights", False),
+        scale_input=files.flag("scale_input", False),
+    )
+
+
+MLP_SPECULATOR = Form(
+    "MLP speculator",
+    recognises=lambda files: (
+        {"emb.0.weight", "proj.0.weight", "head.0.weight"}
+        <= {name.removeprefix(_PREFIX) for name in files.tensors.shapes}
+    ),
+    load=_load,
+)
+"""fms-extras' own files and those for transformers, whose names have a prefix."""

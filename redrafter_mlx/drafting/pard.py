@@ -1,0 +1,85 @@
+"""PARD: a draft language model that drafts all its tokens in one call.
+
+An et al. (arXiv 2504.18583): a small language model is trained further to read mask tokens, and to
+predict at each of them what stands there after the text. So the call that reads what was committed
+reads masks after it too, and each of those gives a level of drafts:
+
+    reads      ... the  sky  [mask] [mask]        sky is the root
+    drafts               is   blue   today
+
+The levels do not depend on each other's tokens. What the masks leave in the cache stands after the
+root, where the next step writes over it.
+"""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.config import check_int
+from redrafter_mlx.drafting.cached_levels import chain, fill_cache, memory_of
+from redrafter_mlx.drafting.draft_model import DraftModel, embeddable
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.drafting.interface import Memory, Seen
+from redrafter_mlx.drafting.level_drafter import DraftLevels, IndependentLevels
+from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.model import Target
+
+MASK_KEY = "pard_token"
+"""The mask token's key in config.json."""
+
+_USUAL_LEVELS = 4
+"""Of a step, which share its one call; see `level_cost`."""
+
+
+class Pard(DraftModel):
+    """A PARD model; it remembers what a draft language model does."""
+
+    def __init__(
+        self, model: nn.Module, tokenizer: TokenizerWrapper, mask_token: int, name: str = "PARD"
+    ) -> None:
+        """Raises BadInputError for a mask token that the model has no embedding for."""
+        super().__init__(model, tokenizer, name)
+        check_int(MASK_KEY, mask_token, 0, self._model.vocab_size - 1)
+        self._mask_token = mask_token
+
+    @property
+    def level_cost(self) -> float:
+        return super().level_cost / _USUAL_LEVELS
+
+    @property
+    def timing_key(self) -> str:
+        return f"PARD {super().timing_key}"
+
+    def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
+        cache = fill_cache(self._model.new_cache(), memory)
+        return PardLevels(self._model, cache, seen, self._vocabulary, self._mask_token, drafts)
+
+
+class PardLevels(IndependentLevels):
+    """The distributions after the root and at the masks after it; see `DraftLevels`."""
+
+    def __init__(
+        self,
+        model: Target,
+        cache: TreeCache,
+        seen: Seen,
+        vocabulary: DraftVocabulary,
+        mask_token: int,
+        drafts: int,
+    ) -> None:
+        self._cache = cache
+        tokens = mx.pad(embeddable(seen.tokens, model), [(0, 0), (0, drafts - 1)])
+        after_root = mx.arange(tokens.shape[1]) > seen.count[:, None]
+        tokens = mx.where(after_root, mask_token, tokens)
+        cache.plan_tree(chain(tokens), seen.position, seen.bound)
+        hidden, _ = model.call(tokens, cache)
+        drafted = seen.count[:, None, None] + mx.arange(drafts)[None, :, None]
+        logits = model.logits(mx.take_along_axis(hidden, drafted, axis=1))
+        super().__init__(vocabulary, logits[..., : vocabulary.size].astype(mx.float32))
+
+    @property
+    def memory(self) -> Memory:
+        """With the committed positions and the root; the masks' are written over."""
+        return memory_of(self._cache)

@@ -1,0 +1,215 @@
+"""IBM's MLP speculator against its formula, its files, and the text that it gives."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import chained_target
+import mlx.core as mx
+import numpy as np
+import pytest
+from test_own_drafter import tokens_of
+from tiny import HIDDEN, VOCAB, plain_tokens, random_model
+
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.mlp_speculator import SpeculatorDrafter
+from redrafter_mlx.errors import DamagedFileError, MismatchError
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.stored_tensors import StoredTensors
+
+PROMPT = [3, 5, 7, 11, 4]
+HEADS, INNER = 3, 24
+
+
+def stored_tensors(
+    D: int = INNER, V: int = VOCAB, H: int = HIDDEN, tied: bool = False
+) -> dict[str, mx.array]:
+    """A random speculator as fms-extras stores it; tied weights under the name of each head."""
+    rng = np.random.default_rng(0)
+
+    def drawn(*shape: int) -> mx.array:
+        return mx.array(rng.normal(size=shape).astype(np.float32) / np.sqrt(D))
+
+    tensors: dict[str, mx.array] = {}
+    for i in range(HEADS):
+        tensors[f"emb.{i}.weight"] = drawn(V, D)
+        tensors[f"proj.{i}.weight"] = drawn(D, D if i else H)
+        tensors[f"head.{i}.weight"] = 4 * drawn(V, D)
+        tensors[f"ln.{i}.weight"], tensors[f"ln.{i}.bias"] = 1 + drawn(D), drawn(D)
+        if tied:
+            for name in [f"{kind}.weight" for kind in ("emb", "head", "ln")] + ["ln.bias"]:
+                kind, rest = name.split(".")
+                tensors[f"{kind}.{i}.{rest}"] = tensors[f"{kind}.0.{rest}"]
+            tensors[f"proj.{i}.weight"] = tensors[f"proj.{min(i, 1)}.weight"]
+    return tensors
+
+
+def config_of(**changes: object) -> dict[str, object]:
+    return {
+        "architectures": ["MLPSpeculatorPreTrainedModel"], "model_type": "mlp_speculator",
+        "vocab_size": VOCAB, "emb_dim": HIDDEN, "inner_dim": INNER, "n_predict": HEADS,
+        "top_k_tokens_per_head": [5, 4, 3], "n_candidates": 5, "tie_weights": False,
+        "scale_input": False, "torch_dtype": "float16", **changes,
+    }  # fmt: skip
+
+
+def write(folder: Path, tensors: dict[str, mx.array], prefix: str = "", **changes: object) -> Path:
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), {prefix + n: a for n, a in tensors.items()}
+    )
+    (folder / "config.json").write_text(json.dumps(config_of(**changes)))
+    return folder
+
+
+def loaded(folder: Path, target: Target) -> SpeculatorDrafter:
+    drafter = DrafterFolder(folder).bind(target, None)  # type: ignore[arg-type]
+    assert isinstance(drafter, SpeculatorDrafter)
+    return drafter
+
+
+def rms(x: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x * x).mean(-1, keepdims=True) + 1e-6)
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+
+
+def expected(
+    tensors: dict[str, mx.array], hidden: np.ndarray, path: list[int], scale_input: bool, D: int
+) -> np.ndarray:
+    """The logits after a path of tokens, the root first, by the formula of fms-extras."""
+    w = {name: np.array(array) for name, array in tensors.items()}
+    sw = 0.5 ** (0.5 / HEADS)
+    ew = math.sqrt((1 - sw**2) * D / 2)
+    state = rms(hidden) / math.sqrt(2) if scale_input else hidden
+    for i, token in enumerate(path):
+        z = w[f"proj.{i}.weight"] @ state + ew / sw * w[f"emb.{i}.weight"][token]
+        state = gelu(w[f"ln.{i}.weight"] * rms(z) + w[f"ln.{i}.bias"])
+    return w[f"head.{len(path) - 1}.weight"] @ state
+
+
+@pytest.mark.parametrize("scale_input", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("prefix", ["", "speculator."])
+def test_logits_of_three_levels_equal_the_formula(
+    tmp_path: Path, tied: bool, scale_input: bool, prefix: str
+) -> None:
+    """Along two beams that part after the root and change places after the next token."""
+    tensors = stored_tensors(tied=tied)
+    folder = write(tmp_path, tensors, prefix, tie_weights=tied, scale_input=scale_input)
+    drafter = loaded(folder, Target(random_model()))
+    hidden = 3 * np.random.default_rng(1).normal(size=(2, HIDDEN)).astype(np.float32)
+    roots, first, second = [3, 50], [[8, 9], [1, 2]], [[4, 5], [96, 0]]
+    levels = drafter.levels_of(mx.array(hidden), mx.array(roots), HEADS)
+    got = [
+        levels.first(),
+        levels.following(mx.zeros((2, 2), mx.int32), mx.array(first)),
+        levels.following(mx.array([[1, 0], [1, 0]]), mx.array(second)),
+    ]
+    for b, root in enumerate(roots):
+        for w in range(2):
+            path = [root, first[b][1 - w], second[b][w]]
+            for level, beam in ((0, 0), (1, 1 - w), (2, w)):
+                want = expected(tensors, hidden[b], path[: level + 1], scale_input, INNER)
+                np.testing.assert_allclose(got[level][b, beam], want, rtol=1e-4, atol=1e-4)
+
+
+def test_tied_weights_may_be_stored_once(tmp_path: Path) -> None:
+    tensors = stored_tensors(tied=True)
+    once = {n: a for n, a in tensors.items() if ".0." in n or n == "proj.1.weight"}
+    hidden, root = mx.random.normal((1, HIDDEN)), mx.array([3])
+    found = []
+    for name, stored in (("each", tensors), ("once", once)):
+        (tmp_path / name).mkdir()
+        folder = write(tmp_path / name, stored, tie_weights=True)
+        levels = loaded(folder, Target(random_model())).levels_of(hidden, root, HEADS)
+        levels.first()
+        found.append(levels.following(mx.array([[0]]), mx.array([[5]])))
+    assert mx.array_equal(*found)
+
+
+def test_an_inner_size_of_zero_is_that_of_the_target(tmp_path: Path) -> None:
+    tensors = stored_tensors(D=HIDDEN)
+    drafter = loaded(write(tmp_path, tensors, inner_dim=0), Target(random_model()))
+    hidden = np.ones(HIDDEN, np.float32)
+    got = drafter.levels_of(mx.array(hidden[None]), mx.array([7]), 1).first()
+    want = expected(tensors, hidden, [7], False, HIDDEN)
+    np.testing.assert_allclose(got[0, 0], want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("knows", ["tokens", "state"])
+def test_an_exact_speculator_is_accepted_whole(tmp_path: Path, knows: str) -> None:
+    """One that reads the last drafted token, and one that reads the state before the root."""
+    model = chained_target.chained_model()
+    V, unit = chained_target.V, mx.eye(chained_target.V, HIDDEN)
+    of_tokens = knows == "tokens"
+    tensors = {}
+    for i in range(HEADS):
+        tensors[f"emb.{i}.weight"] = unit if of_tokens else mx.zeros_like(unit)
+        tensors[f"proj.{i}.weight"] = (0 if of_tokens else 1) * mx.eye(HIDDEN)
+        tensors[f"head.{i}.weight"] = chained_target.predicting(1 if of_tokens else i + 2, HIDDEN)
+        tensors[f"ln.{i}.weight"], tensors[f"ln.{i}.bias"] = mx.ones(HIDDEN), mx.zeros(HIDDEN)
+    target = Target(model)
+    drafter = loaded(write(tmp_path, tensors, inner_dim=0, vocab_size=V), target)
+    assert drafter.max_length == HEADS + 1
+    for shape in (BeamShape(1, 4), BeamShape(3, 8)):
+        decoder = Decoder(target, drafter, shape, SamplingParams())
+        emitted, results = tokens_of(decoder, PROMPT, 40)
+        assert emitted == plain_tokens(model, PROMPT, 40)
+        assert {len(r.tokens) for r in results[1:]} == {HEADS + 1}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(), SamplingParams(0.9), SamplingParams(0.9, accept="rejection")],
+    ids=lambda p: p.method,
+)
+def test_tokens_are_those_of_plain_decoding(tmp_path: Path, params: SamplingParams) -> None:
+    model = random_model(vocab_size=7)
+    target = Target(model)
+    drafter = loaded(write(tmp_path, stored_tensors(V=7), vocab_size=7), target)
+    prompt = [1, 2, 3]
+    emitted, results = tokens_of(Decoder(target, drafter, BeamShape(3, 4), params), prompt, 50)
+    plain = tokens_of(Decoder(target, None, BeamShape(1, 1), params), prompt, 50)[0]
+    assert (emitted == plain) == (params.method != "rejection")
+    assert len({len(r.tokens) for r in results}) > 1, "acceptances of several lengths occurred"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"emb_dim": 64}, "hidden size is 64, the target's is 32"),
+        ({"vocab_size": 50}, "vocabulary is 50, the target's is 97"),
+    ],
+)
+def test_a_wrong_pair_is_refused_before_weights_are_read(
+    tmp_path: Path, changes: dict[str, int], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, stored_tensors(), **changes)
+    monkeypatch.delattr(StoredTensors, "read")
+    with pytest.raises(MismatchError, match=message):
+        loaded(tmp_path, Target(random_model()))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "config", "message"),
+    [
+        ({"emb.3.weight": mx.zeros((VOCAB, INNER))}, {}, r"holds tensor emb\.3\.weight"),
+        ({"ln.1.weight": mx.zeros(3)}, {}, r"ln\.1\.weight has shape \[3\]"),
+        ({"more": mx.zeros(3)}, {"tie_weights": True}, "holds tensor more"),
+        ({}, {"n_predict": 0}, "n_predict is 0"),
+        ({}, {"n_predict": 4}, r"lacks tensor emb\.3\.weight"),
+        ({}, {"tie_weights": "yes"}, "tie_weights is 'yes'"),
+    ],
+)
+def test_damage_is_named(
+    tmp_path: Path, tensor: dict[str, mx.array], config: dict[str, object], message: str
+) -> None:
+    write(tmp_path, {**stored_tensors(), **tensor}, **config)
+    with pytest.raises(DamagedFileError, match=message):
+        loaded(tmp_path, Target(random_model()))
