@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from test_draft_model import drafter_for
 from test_drafter import silu
 from test_lossless import fits, tiny_target
 from test_lossless import small_buffers as small_buffers
@@ -18,6 +19,7 @@ from tiny import HIDDEN, VOCAB, byte_model, byte_tokenizer, plain_tokens, random
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.medusa import MedusaDrafter
@@ -215,23 +217,39 @@ def test_the_heads_of_a_whole_model_load_from_its_folder(tmp_path: Path) -> None
     check_logits(drafter, [expected(tensors, hidden, k) for k in range(HEADS)], hidden)
 
 
-@pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(3, 4), BeamShape(2, 8)], ids=str)
-def test_exact_heads_are_accepted_whole(tmp_path: Path, shape: BeamShape) -> None:
-    """Head k reads the state before the root, so it looks k + 2 tokens ahead."""
-    model = chained_target.chained_model()
+def exact_heads(folder: Path, target: Target) -> MedusaDrafter:
+    """Of the chained target: head k reads the state before the root, so it looks k + 2 ahead."""
     tensors = {}
     for k in range(HEADS):
         tensors[f"{k}.0.linear.weight"] = mx.zeros((HIDDEN, HIDDEN))
         tensors[f"{k}.0.linear.bias"] = mx.zeros(HIDDEN)
         tensors[f"{k}.1.weight"] = chained_target.predicting(k + 2, HIDDEN)
+    return loaded(write(folder, tensors, **AUTHORS), target)
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(3, 4), BeamShape(2, 8)], ids=str)
+def test_exact_heads_are_accepted_whole(tmp_path: Path, shape: BeamShape) -> None:
+    model = chained_target.chained_model()
     target = Target(model)
-    drafter = loaded(write(tmp_path, tensors, **AUTHORS), target)
+    drafter = exact_heads(tmp_path, target)
     emitted, results = tokens_of(Decoder(target, drafter, shape, SamplingParams()), PROMPT, 60)
     assert emitted == plain_tokens(model, PROMPT, 60)
     assert {len(r.tokens) for r in results[1:]} == {HEADS + 1}
     chain = StaticTree(((0,), (0, 0), (1,)))
     along = Decoder(target, drafter.along(chain), chain.shape, SamplingParams())
     assert {len(r.tokens) for r in tokens_of(along, PROMPT, 30)[1][1:]} == {3}
+
+
+def test_beside_a_drafter_that_remembers_heads_read_the_newest_of_several_positions(
+    tmp_path: Path,
+) -> None:
+    """And where the beams are longer than there are heads, the other one drafts on alone."""
+    target = Target(chained_target.chained_model())
+    other = drafter_for(target, random_model(vocab_size=chained_target.V))
+    both = Combined(other, exact_heads(tmp_path, target))
+    decoder = Decoder(target, both, BeamShape(2, 6), SamplingParams())
+    _, results = tokens_of(decoder, PROMPT, 40)
+    assert {len(r.tokens) for r in results[1:]} == {HEADS + 1}
 
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 3), BeamShape(3, 4), BeamShape(4, 6, 9)], ids=str)
