@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -60,9 +62,10 @@ def step_result(
     depths: list[int],
     path: list[int],
     copied: bool = False,
+    seconds: float = math.nan,
 ) -> StepResult:
     """A verified tree, as the policy sees it."""
-    return StepResult([0] * len(path), path, beams, depths, shape, shape.nodes, copied)
+    return StepResult([0] * len(path), path, beams, depths, shape, shape.nodes, copied, seconds)
 
 
 def told(step: StepResult, shapes: Sequence[BeamShape]) -> dict[BeamShape, int]:
@@ -190,13 +193,13 @@ class Taken(NamedTuple):
 def decode(
     policy: ShapePolicy, costs: CostModel, texts: Iterable[Text], length: int = 128
 ) -> list[Taken]:
-    """Let the policy choose the shape of a step in each of `texts`."""
+    """Let the policy choose the shape of a step in each of `texts`; steps take what `costs` say."""
     taken = []
     unread: list[StepResult] = []
     for text in texts:
         shape = policy.next_shape(length)
         taken.append(Taken(shape, costs.step(shape, length), text.tokens(shape)))
-        unread.append(text.step(shape))
+        unread.append(replace(text.step(shape), seconds=taken[-1].seconds))
         if len(unread) > _LATE:
             policy.learn(unread.pop(0))
     return taken

@@ -17,7 +17,6 @@ from tiny import plain_tokens, random_drafter, random_model
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.state import one_row
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
@@ -78,18 +77,13 @@ def run(
     return said[:n], results
 
 
-def two_rows(_: int) -> int:
-    return 2
-
-
-@pytest.mark.parametrize("plain_rows", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_tokens_equal_autoregression(seed: int, plain_rows: int) -> None:
+def test_tokens_equal_autoregression(seed: int) -> None:
     """Over the edges of the cache's buckets, with every accepted length and every change."""
     model = random_model(seed=3)
     prompt = [i % 97 for i in range(200)]
     text = prompt + plain_tokens(model, prompt, 440)
-    decoder = Decoder(Target(model), Oracle(text, 97), PLAIN, GREEDY, lambda _: plain_rows)
+    decoder = Decoder(Target(model), Oracle(text, 97), PLAIN, GREEDY)
     shapes = Scripted(seed)
     said, results = run(decoder, prompt, 400, shapes)
     assert said == text[200:600]
@@ -105,7 +99,7 @@ def test_a_seed_says_the_same_whatever_the_shapes(params: SamplingParams) -> Non
     drafters: list[Drafter] = [Oracle([3, 5, 7, *plain], 97), random_drafter().bind(target)]
     for drafter in drafters:
         for seed in range(2):
-            decoder = Decoder(target, drafter, PLAIN, params, (one_row, two_rows)[seed])
+            decoder = Decoder(target, drafter, PLAIN, params)
             said, _ = run(decoder, [3, 5, 7], 150, Scripted(seed), seed=11)
             assert said == plain
 

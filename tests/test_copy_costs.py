@@ -17,30 +17,19 @@ from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 COSTS = machine(cliff(16))
 
 
-class Clock:
-    """Moved by the steps of a machine."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 class Machine:
     """Every step takes `slowness` times what the cost model says, one with copies `dearer`."""
 
     def __init__(self, costs: CostModel, slowness: float = 1.0, dearer: float = 1.0) -> None:
-        self.clock = Clock()
-        self.policy = ShapePolicy(costs, AcceptanceStatistics(()), self.clock)
+        self.policy = ShapePolicy(costs, AcceptanceStatistics(()))
         self._costs, self._slowness, self._dearer = costs, slowness, dearer
 
-    def step(self, rows: int) -> None:
-        """Without copies if there is one row."""
+    def step(self, rows: int) -> float:
+        """Seconds; without copies if there is one row."""
         seconds = self._costs.step(PLAIN, 0)
         if rows > 1:
             seconds = self._dearer * (self._costs.verify(rows, 0) + self._costs.overhead(1))
-        self.clock.now += self._slowness * seconds
+        return self._slowness * seconds
 
 
 def copying(machine: Machine, text: Sequence[int], start: int) -> tuple[int, int, int]:
@@ -64,9 +53,9 @@ def copying(machine: Machine, text: Sequence[int], start: int) -> tuple[int, int
                 held += 1
             path, shape = [*range(held + 1)], plan.shape
             copies, accepted = copies + 1, accepted + held
-        machine.step(shape.nodes)
+        seconds = machine.step(shape.nodes)
         nodes = [*range(shape.nodes)]
-        read = step_result(shape, [0] * shape.nodes, nodes, path, copied=plan is not None)
+        read = step_result(shape, [0] * shape.nodes, nodes, path, plan is not None, seconds)
         index.extend(text[at : at + len(path)])
         at, steps = at + len(path), steps + 1
     return steps, copies, accepted
@@ -126,11 +115,3 @@ def test_copies_that_were_too_dear_are_tried_again_in_later_answers() -> None:
     for _ in range(5):
         copies.begin_answer()
     assert copies.cost == assumed
-
-
-def test_without_a_clock_copies_cost_what_is_assumed() -> None:
-    machine = Machine(COSTS, dearer=20.0)
-    machine.policy = ShapePolicy(COSTS, AcceptanceStatistics(()))
-    assumed = machine.policy.acceptance.copies.cost
-    copying(machine, half_repeated(), 60)
-    assert machine.policy.acceptance.copies.cost == assumed

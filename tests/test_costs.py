@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from simulated import ROWS, SETUP, cliff, machine, timings
 
-from redrafter_mlx.autotune.cost_model import CostModel, Timings, cost_model, saved_timings
+from redrafter_mlx.autotune.cost_model import Timings, cost_model, saved_timings
 from redrafter_mlx.config import PLAIN, BeamShape
 
 COSTS, TIMINGS = machine(cliff(8)), timings(cliff(8))
@@ -79,27 +79,6 @@ def test_a_step_is_the_call_the_drafting_and_the_rest() -> None:
     assert COSTS.step(shape, 300) == want
     assert COSTS.step(PLAIN, 300) == COSTS.verify(1, 300) + COSTS.plain_overhead
     assert COSTS.step(BeamShape(2, 4, 5), 300) < want
-
-
-def test_plain_decoding_is_padded_where_more_rows_are_clearly_cheaper() -> None:
-    def cheap(seconds: float) -> CostModel:
-        return machine(lambda rows: {1: 20.0, 2: seconds}.get(rows, 30.0 + rows))
-
-    assert COSTS.plain_rows(128) == 1
-    assert cheap(19.0).plain_rows(128) == 1
-    assert replace(cheap(15.0), spread=0.3).plain_rows(128) == 2  # who scatters more is no worse
-    assert cheap(15.0).plain_rows(128) == 2
-    assert cheap(15.0).step(PLAIN, 128) == pytest.approx((15.0 + 0.5) / 1e3)
-
-
-def test_padding_ends_where_its_attention_costs_more_than_it_saves() -> None:
-    """Two rows cost 15 ms and 20 at the long context, one 20 and 20."""
-    short = ((1, 20e-3), (2, 15e-3), (4, 30e-3))
-    curves = replace(COSTS, short=short, long=((1, 20e-3), (2, 20e-3), (4, 60e-3)))
-    assert [curves.plain_rows(c) for c in (128, 1000, 2048, 8000)] == [2, 2, 1, 1]
-    assert curves.step(PLAIN, 8000) == pytest.approx(20.5e-3)
-    always = replace(curves, long=((1, 25e-3), (2, 15e-3), (4, 60e-3)))
-    assert [always.plain_rows(c) for c in (2048, 2049)] == [2, 1], "not known to be so any longer"
 
 
 def test_a_measured_time_replaces_the_assumed_one_and_no_other() -> None:

@@ -42,25 +42,13 @@ def run(
     return said[:n], results
 
 
-@pytest.mark.parametrize("plain_rows", [1, 2, 4])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "stablelm"])
-def test_tokens_equal_autoregression_without_a_drafter(name: str, plain_rows: int) -> None:
+def test_tokens_equal_autoregression_without_a_drafter(name: str) -> None:
     model = random_model(name)
-    decoder = Decoder(Target(model), None, BeamShape(1, 1), GREEDY, lambda _: plain_rows)
+    decoder = Decoder(Target(model), None, BeamShape(1, 1), GREEDY)
     said, results = run(decoder, [3, 5, 7], 50)
     assert said == plain_tokens(model, [3, 5, 7], 50)
-    assert all(len(r.tokens) == r.nodes == 1 for r in results)
-    assert {r.rows for r in results[1:]} == {plain_rows}
-
-
-def test_padding_follows_the_length_of_the_text() -> None:
-    model = random_model()
-    decoder = Decoder(Target(model), None, BeamShape(1, 1), GREEDY, lambda n: 2 if n < 20 else 1)
-    said, results = run(decoder, [3, 5, 7], 50)
-    assert said == plain_tokens(model, [3, 5, 7], 50)
-    rows = [r.rows for r in results[1:]]
-    assert rows == sorted(rows, reverse=True)
-    assert 10 < rows.count(2) < 20
+    assert all(len(r.tokens) == r.nodes == r.rows == 1 for r in results)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -28,6 +28,7 @@ from redrafter_mlx.autotune.cost_model import (
     saved_timings,
 )
 from redrafter_mlx.autotune.profiler import Profiler, random_tree, setup_of
+from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
@@ -63,11 +64,15 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
-    """Measuring is simulated, and kept in a folder of the test's own."""
+    """Measuring is simulated, and kept in a folder of the test's own.
+
+    What this machine's steps take is not looked at: that would contradict it.
+    """
     stand_in = Bench(CHEAP)
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved_timings)
     monkeypatch.setattr(Profiler, "measure_all", lambda *args: stand_in.measure_all(*args))
+    monkeypatch.setattr(StepTimes, "learn", lambda *_: None)
     return stand_in
 
 

@@ -56,9 +56,7 @@ OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
 """The rest of a step, by the shape it is timed with: plain, one beam, several beams."""
 
 _CLEAR = 0.1
-"""A smaller rise is no cliff, and a smaller gain no reason to compute padding."""
-
-_MOST_PLAIN_ROWS = 4
+"""A smaller rise is no cliff."""
 
 Case = tuple[str, int, int]
 """What is timed: ("call", query rows, context), ("draft", W, L) or ("overhead", W, L)."""
@@ -156,18 +154,6 @@ class CostModel:
     def most_rows(self) -> int:
         return self.short[-1][0]
 
-    def plain_rows(self, context: int) -> int:
-        """Query rows of a plain step: padded, where that makes the call clearly cheaper.
-
-        A library can multiply a matrix by two rows faster than by one. Attention of the padding
-        outweighs that in long contexts, so there is none beyond the longest that was measured.
-        """
-        if context > self.long_context:
-            return 1
-        few = [r for r, _ in self.short if r <= _MOST_PLAIN_ROWS]
-        cheapest, rows = min((self.verify(r, context), r) for r in few)
-        return rows if 1 - cheapest / self.verify(1, context) > _CLEAR else 1
-
     def verify(self, rows: int, context: int) -> float:
         """Seconds of the target's call over `rows` query rows after `context` tokens."""
         like = self.long[min(bisect_left(self.long, (rows,)), len(self.long) - 1)][0]
@@ -196,7 +182,7 @@ class CostModel:
     def step(self, shape: BeamShape, context: int) -> float:
         """Seconds of a whole step; length 1 is plain decoding."""
         if shape.length == 1:
-            return self.verify(self.plain_rows(context), context) + self.plain_overhead
+            return self.verify(1, context) + self.plain_overhead
         drafting = self.drafting(shape.width, shape.length)
         return self.verify(shape.nodes, context) + drafting + self.overhead(shape.width)
 

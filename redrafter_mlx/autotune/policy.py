@@ -1,10 +1,10 @@
 """Policy: the beam shape that promises the most tokens per second, step by step.
 
-Expected tokens come from the acceptance statistics, seconds from the cost model. Plain decoding is
-one of the shapes. A shape is chosen once enough steps have told of it. Others that seem to promise
-more are probed, and what probing costs is bounded: a small share of the time goes into a budget
-that pays for probes. What a probe gains is paid back, so that a probe which succeeds is followed by
-another at once.
+Expected tokens come from the acceptance statistics, seconds from the cost model, corrected by the
+times of the steps themselves. Plain decoding is one of the shapes. A shape is chosen once enough
+steps have told of it. Others that seem to promise more are probed, and what probing costs is
+bounded: a small share of the time goes into a budget that pays for probes. What a probe gains is
+paid back, so that a probe which succeeds is followed by another at once.
 
 Copies of the text (prompt lookup) are weighed anew at every step, by how long the match is.
 
@@ -14,15 +14,14 @@ Everything here is arithmetic on the host with what earlier steps have reported.
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
-from collections.abc import Callable
 from itertools import zip_longest
 
 import numpy as np
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.step_result import StepResult
@@ -75,15 +74,17 @@ class ShapePolicy:
         self,
         costs: CostModel,
         acceptance: AcceptanceStatistics | None = None,
-        clock: Callable[[], float] | None = None,
+        times: StepTimes | None = None,
     ) -> None:
-        """`clock` tells what steps with copies cost; without it, that is assumed."""
         self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))
         self.shapes = (PLAIN, *self.acceptance.shapes)
         self._numbers = {shape: i for i, shape in enumerate(self.shapes)}
+        self._rows = np.array([shape.nodes for shape in self.shapes])
         self._costs = costs
+        self._times = times or StepTimes()
         self._context = -1
-        self._seconds = np.zeros(len(self.shapes))
+        self._predicted = np.zeros(len(self.shapes))
+        self._seconds = self._predicted.copy()  # and corrected
         self._tokens = np.ones(len(self.shapes))
         self._best = self._probed = 0  # numbers of shapes
         self._budget = math.inf  # for what seems to pay: as many probes as it can hold
@@ -91,9 +92,6 @@ class ShapePolicy:
         self._stale = True
         # Of planned copies: the expected drafts, the seconds, and those of the drafting before.
         self._copied: deque[tuple[float, float, float]] = deque()
-        self._clock = clock
-        self._read_at = self._took = math.nan  # of the step that was read last
-        self._slowness: deque[float] = deque(maxlen=15)  # of steps: measured by predicted seconds
 
     def next_shape(self, length: int) -> BeamShape:
         """The shape to draft with after `length` tokens."""
@@ -113,9 +111,6 @@ class ShapePolicy:
 
     def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
         """The copy whose verification gains most time over the tree as it was drafted."""
-        if self._clock is not None:
-            now = self._clock()  # this step's result has just been read
-            self._took, self._read_at = now - self._read_at, now
         costs, copies = self._costs, self.acceptance.copies
         found = index.copies(1, min(MAX_BEAM_LENGTH, costs.most_rows) - 1)
         if not found:
@@ -156,12 +151,11 @@ class ShapePolicy:
         if step.copied:
             expected, seconds, drafting = self._copied.popleft()
             # The cost model is off by about as much for other steps.
-            slowness = statistics.median(self._slowness or [math.nan])
-            cost = (self._took / slowness - drafting) / seconds
+            cost = (step.seconds / self._times.slowness - drafting) / seconds
             self.acceptance.copies.learn(expected, len(step.path) - 1, cost)
             return
-        if not math.isnan(self._took):
-            self._slowness.append(self._took / self._step_seconds(step.shape))
+        self._times.learn(step.rows, self._predict(step.shape), step.seconds)
+        self._correct(step.rows)
         if step.shape.length == 1:
             return
         if step.shape in self._probes:
@@ -222,18 +216,31 @@ class ShapePolicy:
     def _drafting(self, shape: BeamShape) -> float:
         return self._costs.drafting(shape.width, shape.length)
 
-    def _step_seconds(self, shape: BeamShape) -> float:
+    def _predict(self, shape: BeamShape) -> float:
+        """Seconds of a step by the cost model alone."""
         number = self._numbers.get(shape)
         if number is None:
             return self._costs.step(shape, self._context * _CONTEXT_STEP)
-        return float(self._seconds[number])
+        return float(self._predicted[number])
+
+    def _step_seconds(self, shape: BeamShape) -> float:
+        return self._predict(shape) * self._times.correction(shape.nodes)
+
+    def _correct(self, rows: int) -> None:
+        """Take note of what steps with so many query rows take."""
+        there = self._rows == rows
+        corrected = self._predicted[there] * self._times.correction(rows)
+        self._stale = self._stale or not np.array_equal(corrected, self._seconds[there])
+        self._seconds[there] = corrected
 
     def _look_up_costs(self, length: int) -> None:
         context = length // _CONTEXT_STEP
         if context != self._context:
             self._context = context
-            self._seconds = np.array([self._costs.step(s, length) for s in self.shapes])
+            self._predicted = np.array([self._costs.step(s, length) for s in self.shapes])
             self._stale = True
+            for rows in set(self._rows.tolist()):
+                self._correct(rows)
 
 
 def _accepted(holds: list[float], branches: list[float]) -> float:

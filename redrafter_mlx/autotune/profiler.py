@@ -31,14 +31,13 @@ from redrafter_mlx.autotune.cost_model import (
     Case,
     Setup,
     Timings,
-    cost_model,
 )
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.device import backend, chip_name
+from redrafter_mlx.runtime.device import chip_name
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 from redrafter_mlx.target.fingerprint import shapes_hash
@@ -183,13 +182,11 @@ class Profiler:
         meanwhile. Whatever noise says, a plain step has least and one with several beams most, and
         none has more than a one-row call.
         """
-        plain_rows = cost_model(timings, backend(), self._widest).plain_rows
         caches: dict[int, TreeCache] = {}
         parts: dict[BeamShape, list[Call]] = {}
         for shape in OVERHEADS if self._drafter is not None else [PLAIN]:
             shape = replace(shape, width=min(shape.width, self._widest or 1))
-            rows = plain_rows(SHORT_CONTEXT) if shape == PLAIN else shape.nodes
-            parts[shape] = [self._call(("call", rows, SHORT_CONTEXT), caches)]
+            parts[shape] = [self._call(("call", shape.nodes, SHORT_CONTEXT), caches)]
             if shape != PLAIN:
                 parts[shape].append(self._call(("draft", shape.width, shape.length), caches))
         found: list[list[float]] = [[] for _ in parts]
@@ -197,7 +194,7 @@ class Profiler:
         began = time.perf_counter()
         while not found[0] or (len(found[0]) < _REPEATS and time.perf_counter() - began < budget):
             for (shape, calls), rest in zip(parts.items(), found, strict=True):
-                decoder = Decoder(self._target, self._drafter, shape, SamplingParams(), plain_rows)
+                decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
                 step = step_seconds(decoder, prompt, _REPEATS)
                 with BLAS.threads_by_rows():
                     rest.append(step - sum(_usual_seconds(self._target, call) for call in calls))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 
 import mlx.nn as nn
@@ -19,6 +18,7 @@ from redrafter_mlx.autotune.cost_model import (
 )
 from redrafter_mlx.autotune.policy import LENGTHS, WIDEST, ShapePolicy, candidates
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
+from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.device import backend
@@ -104,7 +104,8 @@ class Tuner:
         with self._lock:
             self._answering += 1
             known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
-            return ShapePolicy(self.costs, known, time.perf_counter)
+            self._times.begin_answer()
+            return ShapePolicy(self.costs, known, self._times)
 
     def statistics(self) -> AcceptanceStatistics:
         """Acceptance statistics of the candidate shapes, with nothing learned."""
@@ -132,6 +133,7 @@ class Tuner:
 
     def _use_timings(self) -> None:
         self.costs = self._cost_model(self._profiler.timings)
+        self._times = StepTimes()
         self._candidates = candidates(self.costs, self.widest)
 
     def _cost_model(self, timings: Timings) -> CostModel:

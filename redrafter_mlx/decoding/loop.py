@@ -16,6 +16,8 @@ which MLX does only when no submitted call still reads it.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 
@@ -27,9 +29,7 @@ from redrafter_mlx.decoding.sequence_cache import SequenceCache, joined
 from redrafter_mlx.decoding.state import (
     DecodeState,
     Drafts,
-    PlainRows,
     newest_positions,
-    one_row,
     root_alone,
 )
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report, report_step
@@ -59,8 +59,6 @@ class Decoder:
 
     drafter:    None decodes auto-regressively, the same loop with a tree of one node
     shape:      of the drafts where nothing else is said
-    plain_rows: where nothing is drafted, the root is padded to so many nodes after a text of at
-                most so many tokens
     prefixes:   of the beams that are packed; drafts that are drawn for rejection are always whole
     logprobs:   whether results hold the log-probabilities that each token was chosen from
     lookup:     adds copies of the text to the drafts; None leaves them out
@@ -70,7 +68,6 @@ class Decoder:
     drafter: Drafter | None
     shape: BeamShape
     sampling: SamplingParams
-    plain_rows: PlainRows = one_row
     prefixes: Prefixes = "all"
     logprobs: bool = False
     lookup: Lookup | None = None
@@ -175,12 +172,14 @@ class Decoder:
                 state, output = self.start(cache, start, [prompt], keys, shape)
                 _submit(state, output)
             rows, unread, steps, done = len(prompt), 0, 0, False
+            read_at = math.nan
             while not done:
                 shape = shapes.next_shape(rows)
                 with self.target.lock:
                     before, drafted = cache.snapshot(), state.drafts
                     following, next_output = self.step(state, rows + unread, shape)
-                    result = read_report(output)[0]
+                    (result,), now = read_report(output), time.perf_counter()
+                    result, read_at = replace(result, seconds=now - read_at), now
                     done = finished(result)
                     plan = None
                     if index is not None and not done:
@@ -271,7 +270,7 @@ class Decoder:
         if drafter is None or shape.length == 1:
             if self._remembers:
                 cache.missed += (seen,)
-            return Drafts(root_alone(seen.root, self.plain_rows(seen.bound)), PLAIN)
+            return Drafts(root_alone(seen.root), PLAIN)
         if self._remembers:
             self._catch_up(cache)
             cache.remembered = seen.root_position

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
 
-from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.speculation.accept import Acceptance
@@ -49,15 +48,6 @@ class DecodeState:
     history: mx.array | None
 
 
-PlainRows = Callable[[int], int]
-"""Nodes of a tree without drafts, from the most that the committed length can be."""
-
-
-def one_row(_: int) -> int:
-    """The root, and no padding."""
-    return 1
-
-
 def newest_positions(
     state: DecodeState, hidden: mx.array, accepted: Acceptance, bound: int, features: Features
 ) -> Seen:
@@ -76,17 +66,12 @@ def newest_positions(
         one = mx.ones(position.shape, mx.int32)
         return Seen(mx.concatenate(tokens, axis=1), read, position, one, most)
     path, count = accepted.path, accepted.n_accepted + 1
-    if state.drafts.shape == PLAIN:  # the root, and padding that is never accepted
-        path, emitted = path[:, :1], emitted[:, :1]
-        count, most = mx.ones(count.shape, mx.int32), bound + 1
     read = mx.take_along_axis(hidden, path[:, :, None], axis=1) if features.any else None
     tokens = [tree.tokens[:, :1], emitted]
     return Seen(mx.concatenate(tokens, axis=1), read, state.length, count, most)
 
 
-def root_alone(root: mx.array, nodes: int = 1) -> TokenTree:
-    """A tree of nothing but its root [B] and padding."""
-    after = [(0, 0), (0, 0), (0, nodes - 1)]
-    tokens = mx.pad(root[:, None, None], after)
-    padding = mx.broadcast_to(mx.arange(nodes) > 0, tokens.shape)
-    return pack_beam(Beams(tokens, mx.where(padding, -mx.inf, 0.0)), nodes)
+def root_alone(root: mx.array) -> TokenTree:
+    """A tree of nothing but its root [B]."""
+    tokens = root[:, None, None]
+    return pack_beam(Beams(tokens, mx.zeros(tokens.shape)), 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -44,6 +45,7 @@ class StepResult:
     shape:     what the tree was drafted with
     rows:      nodes and padding, all of which the target's call computed
     copied:    whether copies of the text were in it
+    seconds:   since the step before was read, on the host; NaN for the first
     log_probs: the target's log-probabilities [V] float32 that each token was chosen from, on the
                device; None unless asked for
     """
@@ -55,6 +57,7 @@ class StepResult:
     shape: BeamShape
     rows: int
     copied: bool = False
+    seconds: float = math.nan
     log_probs: list[mx.array] | None = None
 
     @property

@@ -18,7 +18,6 @@ from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.state import one_row
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.drafting.interface import Bindable
@@ -285,7 +284,6 @@ class Redrafter:
             self.drafter if options.draft else None,
             shape,
             options,
-            one_row if self.tuning is None else self.tuning.costs.plain_rows,
             options.prefixes,
             options.logprobs,
             self.lookup if options.draft else None,

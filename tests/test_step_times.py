@@ -1,0 +1,101 @@
+"""Costs that the profile had wrong: what steps take counts for more than what was predicted."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from simulated import Text, cliff, decode, machine, pace
+
+from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.autotune.policy import ShapePolicy
+from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.decoding.step_result import StepResult
+
+UNEVEN = machine(
+    lambda rows: 60 - 6 * (rows == 2) + 25 * (rows > 2) + 2 * rows, lambda _, n: 4.0 * (n - 1)
+)
+"""Two rows cost less than one, three a third more, as with a BLAS that was measured."""
+
+
+class Told(ShapePolicy):
+    """A policy that is told of other seconds than the steps took."""
+
+    def __init__(
+        self, costs: CostModel, factor: Callable[[], float], times: StepTimes | None = None
+    ) -> None:
+        super().__init__(costs, times=times)
+        self._factor = factor
+
+    def learn(self, step: StepResult) -> None:
+        super().learn(replace(step, seconds=step.seconds * self._factor()))
+
+
+def mismeasured(costs: CostModel, rng: random.Random) -> CostModel:
+    """What a profile from a busy moment says: each row count a fifth too slow or too fast."""
+    short = tuple((rows, seconds * math.exp(rng.gauss(0, 0.2))) for rows, seconds in costs.short)
+    return replace(costs, short=short)
+
+
+def test_steps_correct_a_profile_that_was_measured_at_a_busy_moment() -> None:
+    def tokens_per_second(told: Callable[[], float]) -> float:
+        total = 0.0
+        for seed in range(12):
+            believed = mismeasured(UNEVEN, random.Random(seed))
+            texts = [Text(skill, seed) for skill in (0.3, 0.9, 0.6, 0.8) for _ in range(40)]
+            total += pace(decode(Told(believed, told), UNEVEN, texts))
+        return total
+
+    assert tokens_per_second(lambda: 1.0) > 1.02 * tokens_per_second(lambda: math.nan)
+
+
+def test_a_machine_that_is_slower_for_all_steps_changes_nothing() -> None:
+    def shapes(slowness: float) -> list[object]:
+        policy = Told(UNEVEN, lambda: slowness)
+        return [step.shape for step in decode(policy, UNEVEN, [Text(0.9, 1)] * 120)]
+
+    assert shapes(4.0) == shapes(1.0)
+
+
+def test_noise_costs_little_where_the_profile_is_right() -> None:
+    """A third of a step's time, up or down."""
+    quiet = noisy = 0.0
+    for seed in range(6):
+        rng, texts = random.Random(seed), [Text(0.8, seed)] * 150
+        quiet += pace(decode(ShapePolicy(machine(cliff(8))), machine(cliff(8)), texts))
+        policy = Told(machine(cliff(8)), lambda rng=rng: math.exp(rng.gauss(0, 0.3)))
+        noisy += pace(decode(policy, machine(cliff(8)), texts))
+    assert noisy > 0.97 * quiet
+
+
+@pytest.mark.parametrize("slowness", [0.5, 1.0, 4.0])
+def test_a_correction_is_relative_to_the_other_steps_of_the_time(slowness: float) -> None:
+    times = StepTimes()
+    for _ in range(20):
+        times.learn(1, 2.0, 2.0 * slowness)
+        times.learn(1, 2.0, 2.0 * slowness)
+        times.learn(9, 3.0, 4.5 * slowness)
+    assert times.correction(9) / times.correction(1) == pytest.approx(1.5)
+    assert times.correction(5) == 1.0
+
+
+def test_a_slow_step_or_two_correct_nothing() -> None:
+    times = StepTimes()
+    for seconds in (1.0, 1.0, 1.0, 9.0, 9.0, 1.0):
+        times.learn(1, 1.0, seconds)
+    assert times.correction(1) == 1.0
+
+
+def test_what_was_dear_is_tried_again_after_some_answers() -> None:
+    times = StepTimes()
+    for _ in range(15):
+        times.learn(1, 1.0, 1.0)
+    for _ in range(6):
+        times.learn(9, 1.0, 3.0)
+    assert times.correction(9) == 3.0
+    for _ in range(5):
+        times.begin_answer()
+    assert times.correction(9) == 1.0
