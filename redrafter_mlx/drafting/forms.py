@@ -15,6 +15,7 @@ from redrafter_mlx.drafting.drafter_files import (
     check_trained_for,
     open_files,
 )
+from redrafter_mlx.drafting.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.medusa import MEDUSA
 from redrafter_mlx.drafting.mlp_speculator import MLP_SPECULATOR
@@ -22,7 +23,7 @@ from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
 
-FORMS: tuple[Form, ...] = (RECURRENT, MEDUSA, MLP_SPECULATOR)
+FORMS: tuple[Form, ...] = (RECURRENT, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
 """In the order in which they are tried."""
 
 

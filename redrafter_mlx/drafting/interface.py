@@ -33,7 +33,8 @@ class Features:
     """What a drafter reads of the target.
 
     layers:         the target's layers whose inputs it reads, counted from 0
-    hidden:         whether it reads the final norm's output; it comes last in `Seen.features`
+    hidden:         whether it reads the final norm's output; it comes last in `Seen.features`,
+                    also where only layers are read
     every_position: whether it must see every position of the text, because it remembers them;
                     otherwise the newest is enough
     """

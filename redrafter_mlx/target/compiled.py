@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeAlias, TypeVar
 
 import mlx.core as mx
 
@@ -23,8 +23,11 @@ from redrafter_mlx.target.layer_cache import LayerBuffers, TreePlan
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
-TreeCall = Callable[[mx.array, TreeCache, bool], tuple[mx.array, mx.array]]
-"""tokens [B, N] of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V].
+Inputs: TypeAlias = "mx.array | tuple[mx.array, mx.array]"
+"""Tokens [B, N] of a tree, or a pair of them and something else of each node."""
+
+TreeCall = Callable[[Inputs, TreeCache, bool], tuple[mx.array, mx.array]]
+"""Inputs of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V].
 
 The flag says whether to compile: a size that is rarely used is built faster than compiled.
 """
@@ -36,7 +39,7 @@ def compile_tree_call(
     """The backbone and the output layer as one call on a planned cache."""
 
     def build(
-        tokens: mx.array,
+        inputs: Inputs,
         offset: mx.array,
         mask: mx.array,
         write_at: mx.array,
@@ -45,20 +48,20 @@ def compile_tree_call(
         buffers: Sequence[LayerBuffers],
     ) -> tuple[mx.array, mx.array, Sequence[LayerBuffers]]:
         cache = TreeCache.of(buffers, TreePlan(offset, mask, write_at, gather, *sizes))
-        hidden = backbone(tokens, cache=cache.layers)
+        hidden = backbone(inputs, cache=cache.layers)
         return hidden, head(hidden), cache.layer_buffers
 
     compiled_build = compile_graph(build)
 
-    def call(tokens: mx.array, cache: TreeCache, compiled: bool) -> tuple[mx.array, mx.array]:
+    def call(inputs: Inputs, cache: TreeCache, compiled: bool) -> tuple[mx.array, mx.array]:
         if not compiled:
-            hidden = backbone(tokens, cache=cache.layers)
+            hidden = backbone(inputs, cache=cache.layers)
             return hidden, head(hidden)
         plan = cache.plan
         assert isinstance(plan, TreePlan)
         sizes = (plan.extent, plan.capacity, plan.keep)
         hidden, logits, cache.layer_buffers = compiled_build(
-            tokens, plan.offset, plan.mask, plan.write_at, plan.gather, sizes, cache.layer_buffers
+            inputs, plan.offset, plan.mask, plan.write_at, plan.gather, sizes, cache.layer_buffers
         )
         return hidden, logits
 

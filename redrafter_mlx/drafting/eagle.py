@@ -1,0 +1,238 @@
+"""EAGLE: a layer or two that continue the target's own features, over a cache of their own.
+
+EAGLE-1 and 2 (Li et al., arXiv 2401.15077, 2406.16858) read the target's last hidden state, EAGLE-3
+(arXiv 2503.01840) the inputs of a few of its layers. Beam search gives EAGLE-2's dynamic tree: the
+likeliest nodes by the product of probabilities along their paths, within a budget. Its authors'
+defaults (top_k 10, depth 7, total_token 60) are a beam width of 10, a beam length of 9 (the root
+and 8 drafts) and 60 nodes; a level has no more nodes here than the beam is wide.
+
+The cache keeps rows of committed positions with the target's true features. Rows of drafts, whose
+features are the drafter's own guesses, stand after them for one step: kept, they would cost 8 to
+15% of what is accepted (vLLM issue 14649).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
+from redrafter_mlx.drafting.eagle_config import (
+    EagleConfig,
+    is_eagle_one,
+    is_eagle_three,
+    network_name,
+    of_network,
+    read_eagle_one,
+    read_eagle_three,
+)
+from redrafter_mlx.drafting.eagle_network import EagleNetwork, EagleOneNetwork, EagleThreeNetwork
+from redrafter_mlx.drafting.interface import Features, Memory, Seen
+from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.speculation.beam_search import select
+from redrafter_mlx.target.adapter import find_head, with_node_positions
+from redrafter_mlx.target.compiled import compile_tree_call
+from redrafter_mlx.target.fingerprint import shapes_hash
+from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.layer_cache import LayerCache
+from redrafter_mlx.target.model import Target
+
+
+class EagleDrafter(LevelDrafter):
+    """An EAGLE network with its target's embedding and, where it has none, its output layer.
+
+    It remembers keys and values of every committed position: a pair for each of its layers.
+    """
+
+    def __init__(
+        self, name: str, network: EagleNetwork, target: Target, vocabulary: DraftVocabulary
+    ) -> None:
+        """Raises UnsupportedModelError for a rotary embedding that takes no position of a node."""
+        config = network.config
+        view, ropes = with_node_positions(network)
+        if ropes < config.n_layers:
+            raise UnsupportedModelError(
+                f"{name}: drafts on a tree need another rotary scaling than {config.rope_scaling}"
+            )
+        self._name, self._network, self._target = name, network, target
+        self.config = config
+        self.rows = EagleRows(cast(EagleNetwork, view), target, vocabulary)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def module(self) -> EagleNetwork:
+        return self._network
+
+    @property
+    def features(self) -> Features:
+        layers = self.config.layers
+        return Features(layers, hidden=not layers, every_position=True)
+
+    @property
+    def max_width(self) -> int:
+        return self.rows.vocabulary.size
+
+    @property
+    def level_cost(self) -> float:
+        """Of the bytes that a call of the target reads, those that a level does."""
+        read = _nbytes(self._network)
+        if self.config.own_embedding:
+            read -= _nbytes(self._network.embed_tokens)
+        if not self.config.own_head:
+            read += _nbytes(find_head(self._target.model) or self._target.embedding)
+        return min(read / _nbytes(self._target.model), 1.0)
+
+    @property
+    def timing_key(self) -> str:
+        return f"{self._name} {shapes_hash(self._network)}"
+
+    def extend(self, memory: Memory, seen: Seen) -> Memory:
+        """Keys and values of the committed positions, from one call."""
+        cache = self._cache(memory)
+        if seen.start is None:
+            cache.plan_tree(chain(seen.tokens[:, 1:]), seen.position, seen.bound)
+        else:
+            cache.plan_prompt(seen.start, seen.tokens.shape[1] - 1)
+        self.rows.run((seen.tokens[:, 1:], self.rows.context(seen)), cache.layers)
+        return memory_of(cache)
+
+    def levels(self, memory: Memory, seen: Seen, drafts: int) -> EagleLevels:
+        del drafts
+        return EagleLevels(self.rows, self._cache(memory), seen)
+
+    def _cache(self, memory: Memory) -> TreeCache:
+        return fill_cache(TreeCache(self.config.n_layers), memory)
+
+
+class EagleRows:
+    """Rows of an EAGLE network: pairs of a token and what is known of the position before it.
+
+    Shapes:
+      tokens: [B, N] int32, context: [B, N, H]
+
+    run:    (tokens, context) and the layers' caches -> the network's outputs [B, N, H]
+    logits: outputs [B, N, H] -> [B, N, V'] float32
+    """
+
+    def __init__(self, network: EagleNetwork, target: Target, vocabulary: DraftVocabulary) -> None:
+        config = network.config
+        embedding = network.embed_tokens if config.own_embedding else target.embedding
+        head = network.lm_head if config.own_head else target.logits
+
+        def run(row: tuple[mx.array, mx.array], cache: Sequence[LayerCache]) -> mx.array:
+            tokens, context = row
+            return network.forward(embedding(tokens).astype(context.dtype), context, cache)
+
+        def logits(hidden: mx.array) -> mx.array:
+            return head(network.normed(hidden)).astype(mx.float32)
+
+        self.network, self.vocabulary = network, vocabulary
+        self.run, self.logits = run, logits
+        self._call = compile_tree_call(run, logits)
+
+    def context(self, seen: Seen) -> mx.array:
+        """What the network reads of committed positions beside tokens, [B, P, H]."""
+        assert seen.features is not None, "a drafter reads what its `features` declare"
+        return self.network.fuse(seen.features[..., : self.network.config.context_size])
+
+    def call(
+        self, tokens: mx.array, context: mx.array, cache: TreeCache
+    ) -> tuple[mx.array, mx.array]:
+        """`run`, on a cache that is planned for it, and `logits`, in one compiled graph."""
+        return self._call((tokens, context), cache, True)
+
+
+class EagleLevels(DraftLevels):
+    """An EAGLE drafter's distribution after one root; see `DraftLevels`.
+
+    The row of the root's token is that of the last committed position; so the first level of drafts
+    stands at the root's own position.
+    """
+
+    def __init__(self, rows: EagleRows, cache: TreeCache, seen: Seen) -> None:
+        super().__init__(rows.vocabulary)
+        self._rows, self._cache, self._seen = rows, cache, seen
+        self._plans = LevelPlans(cache, seen.root_position, seen.bound)
+        self._context = mx.array(0)  # [B, W, H], of the rows that extend the last level's beams
+
+    @property
+    def memory(self) -> Memory:
+        """With the committed positions once `first` was called."""
+        return memory_of(self._cache)
+
+    def first(self) -> mx.array:
+        """Logits [B, 1, V'] after the root; reads what was committed since the last step."""
+        seen, tokens = self._seen, self._seen.tokens[:, 1:]
+        self._cache.plan_tree(chain(tokens), seen.position, seen.bound)
+        hidden, _ = self._rows.call(tokens, self._rows.context(seen), self._cache)
+        last = mx.maximum(seen.count - 1, 0)[:, None, None]
+        at_root = mx.take_along_axis(hidden, last, axis=1)
+        self._context = self._rows.network.feedback(at_root)
+        return self._rows.logits(at_root)
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        """Logits [B, W, V'] after tokens [B, W], which extend the beams `parents` [B, W]."""
+        self._plans.plan(parents)
+        hidden, logits = self._rows.call(tokens, select(self._context, parents), self._cache)
+        self._context = self._rows.network.feedback(hidden)
+        return logits
+
+
+def _load_one(files: DrafterFiles, target: Target) -> EagleDrafter:
+    config = read_eagle_one(files, target)
+    return _load(EAGLE.name, files, target, EagleOneNetwork(config))
+
+
+def _load_three(files: DrafterFiles, target: Target) -> EagleDrafter:
+    config = read_eagle_three(files, target)
+    return _load(EAGLE3.name, files, target, EagleThreeNetwork(config))
+
+
+def _load(name: str, files: DrafterFiles, target: Target, network: EagleNetwork) -> EagleDrafter:
+    """The drafter with what its files hold; DamagedFileError names what they lack."""
+    stored = {network_name(n): array for n, array in files.tensors.read().items()}
+    vocabulary = _vocabulary(network.config, stored, files)
+    own = {n: array for n, array in stored.items() if of_network(n, network.config)}
+    fill(network, own, files, target.dtype)
+    return EagleDrafter(name, network, target, vocabulary)
+
+
+def _vocabulary(
+    config: EagleConfig, stored: dict[str, mx.array], files: DrafterFiles
+) -> DraftVocabulary:
+    """The tokens of its outputs: d2t holds how much larger a token's id is than its index."""
+    size, vocab_size = config.output_size, config.vocab_size
+    if size == vocab_size:
+        return DraftVocabulary(size, vocab_size)
+    path = files.tensors.path
+    if "d2t" not in stored:
+        raise DamagedFileError(f"{path} lacks tensor d2t of shape [{size}]")
+    offsets = np.array(stored["d2t"])
+    if offsets.shape != (size,) or not np.issubdtype(offsets.dtype, np.integer):
+        raise DamagedFileError(f"{path}: tensor d2t does not hold {size} integers")
+    tokens = np.arange(size) + offsets
+    if tokens.min() < 0 or tokens.max() >= vocab_size or len(np.unique(tokens)) < size:
+        raise DamagedFileError(
+            f"{path}: tensor d2t does not lead to different tokens below {vocab_size}"
+        )
+    return DraftVocabulary(size, vocab_size, mx.array(tokens.astype(np.int32)))
+
+
+def _nbytes(module: nn.Module) -> int:
+    leaves = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
+    return sum(array.nbytes for _, array in leaves)
+
+
+EAGLE3 = Form("EAGLE-3", is_eagle_three, _load_three)
+EAGLE = Form("EAGLE", is_eagle_one, _load_one)

@@ -1,0 +1,279 @@
+"""What an EAGLE drafter's files say of it: sizes from the tensors, switches from config.json.
+
+Configurations are often wrong about sizes (a head size of 80 beside tensors of 128) and always
+right about what no tensor shows, so tensors come first. Published layouts: the authors'
+(`midlayer.*`), speculators' and DeepSpec's (`layers.0.*`), and that of EAGLE-1 and 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import mlx.nn as nn
+from mlx_lm.models.rope_utils import initialize_rope
+
+from redrafter_mlx.drafting.drafter_files import CONFIG, DrafterFiles
+from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
+from redrafter_mlx.target.model import Target
+
+_SECTIONS = ("eagle_config", "transformer_layer_config")
+"""Keys of config.json under which other keys are kept."""
+
+_LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+
+_NOT_OF_THE_NETWORK = ("verifier_", "t2d", "d2t")
+"""Tensors of the target, and tables of the vocabulary."""
+
+_ROPE_BASE = 10000.0
+"""Where config.json has none: the authors' files for Llama 3.1 were trained so."""
+
+
+@dataclass(frozen=True)
+class EagleConfig:
+    """The form of one EAGLE drafter.
+
+    stored:       names of its tensors, as its network calls them; a bias or a norm that may be
+                  missing exists where its tensor does
+    layers:       the target's layers whose inputs it reads, rising; () for EAGLE-1 and 2, which
+                  read the final norm's output
+    context_size: C, of what it reads at each position
+    hidden_size:  H
+    output_size:  V', of its outputs; `own_head` if it has an output layer of its own
+    vocab_size:   V, of the target
+    own_embedding: whether it has a token embedding of its own
+    max_positions: as its rope scaling asks for
+    norm_before_residual, norm_before_fc, fc_norm, norm_output: of EAGLE-3, see `DecoderLayer` and
+                  `EagleThreeNetwork`
+    """
+
+    stored: frozenset[str]
+    layers: tuple[int, ...]
+    context_size: int
+    hidden_size: int
+    intermediate_size: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    n_layers: int
+    output_size: int
+    vocab_size: int
+    own_head: bool
+    own_embedding: bool
+    norm_eps: float
+    rope_base: float
+    rope_scaling: Mapping[str, object] | None
+    max_positions: int
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self.stored
+
+
+def is_eagle_one(files: DrafterFiles) -> bool:
+    """Whether files are an EAGLE-1 or EAGLE-2 drafter's; their networks are the same."""
+    names = stored_shapes(files)
+    first = "layers.0.self_attn.q_proj.weight" in names and "fc.weight" in names
+    norms = ("norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight")
+    return first and not any(name in names for name in norms)
+
+
+def is_eagle_three(files: DrafterFiles) -> bool:
+    """Whether files are an EAGLE-3 drafter's."""
+    names = stored_shapes(files)
+    kind = files.config.get("speculators_model_type", "eagle3")  # P-EAGLE's tensors look the same
+    return "layers.0.hidden_norm.weight" in names and "fc.weight" in names and kind == "eagle3"
+
+
+def stored_shapes(files: DrafterFiles) -> dict[str, tuple[int, ...]]:
+    """The shapes of tensors by the network's own names, and of t2d, d2t and the target's."""
+    return {network_name(name): shape for name, shape in files.tensors.shapes.items()}
+
+
+def network_name(name: str) -> str:
+    """What the network calls a tensor of the files."""
+    name = name.removeprefix("model.")
+    return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
+
+
+def of_network(name: str, config: EagleConfig) -> bool:
+    """Whether a tensor belongs in the network, which may use the target's embedding."""
+    shared = name == "embed_tokens.weight" and not config.own_embedding
+    return not shared and not name.startswith(_NOT_OF_THE_NETWORK)
+
+
+def read_eagle_one(files: DrafterFiles, target: Target) -> EagleConfig:
+    """The form of an EAGLE-1 or 2 drafter; raises as `read_eagle_three`."""
+    files = _flattened(files)
+    _check_pair(_shape(files, "fc.weight")[0], target.hidden_size, "hidden size")
+    return _read(files, target, (), target.hidden_size)
+
+
+def read_eagle_three(files: DrafterFiles, target: Target) -> EagleConfig:
+    """The form of an EAGLE-3 drafter for this target; no weights are read.
+
+    Raises:
+      MismatchError: naming both sides, where sizes, vocabularies or layers do not fit
+      DamagedFileError: naming the tensor or the key that is missing or cannot be used
+      UnsupportedModelError: naming what this drafter does and none here can do
+    """
+    of_speculators = "speculators_model_type" in files.config
+    files = _flattened(files)
+    if not files.flag("use_aux_hidden_state", True):
+        raise UnsupportedModelError(
+            f"{files.folder / CONFIG}: use_aux_hidden_state is false; the EAGLE-3 drafters that "
+            f"are supported read layers of the target"
+        )
+    layers = _layers(files, target)
+    width = _shape(files, "fc.weight")[1]
+    if width % len(layers):
+        raise DamagedFileError(
+            f"{files.tensors.path}: tensor fc.weight has {width} columns, which {len(layers)} "
+            f"layers of the target cannot fill"
+        )
+    _check_pair(width // len(layers), target.hidden_size, "target hidden size")
+    names = stored_shapes(files)
+    return replace(
+        _read(files, target, layers, width),
+        norm_before_residual=files.flag("norm_before_residual", of_speculators),
+        norm_before_fc=files.flag("norm_before_fc", "input_norm.weight" in names),
+        fc_norm=files.flag("fc_norm", "fc_norm.0.weight" in names),
+        norm_output=files.flag("norm_output", False),
+    )
+
+
+def _flattened(files: DrafterFiles) -> DrafterFiles:
+    """The same files, keys of nested sections among the others and null ones left out."""
+    config = dict(files.config)
+    for section in _SECTIONS:
+        nested = config.pop(section, None)
+        config |= nested if isinstance(nested, dict) else {}
+    return replace(files, config={key: value for key, value in config.items() if value is not None})
+
+
+def _read(
+    files: DrafterFiles, target: Target, layers: tuple[int, ...], context_size: int
+) -> EagleConfig:
+    """What both forms have in common."""
+    vocab_size = files.integer("vocab_size", target.vocab_size)
+    _check_pair(vocab_size, target.vocab_size, "vocabulary")
+    if files.config.get("hidden_act", "silu") != "silu":
+        raise UnsupportedModelError(
+            f"{files.folder / CONFIG}: hidden_act is {files.config['hidden_act']!r:.40}; an EAGLE "
+            f"drafter's has to be 'silu'"
+        )
+    names = stored_shapes(files)
+    hidden_size = _shape(files, "fc.weight")[0]
+    heads, kv_heads, head_size = _heads(files)
+    own_head = "lm_head.weight" in names or hidden_size != target.hidden_size
+    trained = "embed_tokens.weight" in names and files.flag("embed_requires_grad", False)
+    rope_base, rope_scaling = _rope(files)
+    config = EagleConfig(
+        stored=frozenset(names),
+        layers=layers,
+        context_size=context_size,
+        hidden_size=hidden_size,
+        intermediate_size=_shape(files, "layers.0.mlp.gate_proj.weight")[0],
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=head_size,
+        n_layers=len({name.split(".")[1] for name in names if name.startswith("layers.")}),
+        output_size=_shape(files, "lm_head.weight")[0] if own_head else vocab_size,
+        vocab_size=vocab_size,
+        own_head=own_head,
+        own_embedding=trained or hidden_size != target.hidden_size,
+        norm_eps=files.number("rms_norm_eps", 1e-6),
+        rope_base=rope_base,
+        rope_scaling=rope_scaling,
+        max_positions=files.integer("max_position_embeddings", 2048),
+    )
+    _check_rope(files, config)
+    return config
+
+
+def _heads(files: DrafterFiles) -> tuple[int, int, int]:
+    """Query heads, key/value heads and the head size; the tensors say, for the number of heads."""
+    heads = files.integer("num_attention_heads")
+    queries = _shape(files, "layers.0.self_attn.q_proj.weight")[0]
+    keys = _shape(files, "layers.0.self_attn.k_proj.weight")[0]
+    head_size = queries // heads
+    kv_heads = keys // max(head_size, 1)
+    if heads * head_size != queries or kv_heads * head_size != keys or heads % max(kv_heads, 1):
+        raise DamagedFileError(
+            f"{files.tensors.path}: {queries} rows of q_proj and {keys} of k_proj are not those of "
+            f"num_attention_heads {heads}"
+        )
+    return heads, kv_heads, head_size
+
+
+def _layers(files: DrafterFiles, target: Target) -> tuple[int, ...]:
+    """The target's layers whose inputs are read.
+
+    Listed ids count layers whose inputs are read, or, if the first is 1 and in DeepSpec's files,
+    layers whose outputs are. Without a list they are the authors': 2, n // 2 and n - 3.
+    """
+    n = target.n_layers
+    key = "target_layer_ids" if "target_layer_ids" in files.config else _LAYER_IDS
+    listed = files.config.get(key, [2, n // 2, n - 3])
+    if not isinstance(listed, list) or not all(type(i) is int for i in listed) or not listed:
+        raise files.bad_value(key, "a list of layers")
+    of_outputs = key != _LAYER_IDS or listed[0] == 1
+    layers = tuple(i + 1 if of_outputs else i for i in listed)
+    if sorted({*layers}) != [*layers] or layers[0] < 0 or layers[-1] >= n:
+        raise MismatchError(
+            f"the drafter reads the inputs of layers {[*layers]}, which have to rise; the target "
+            f"has layers 0 to {n - 1}"
+        )
+    return layers
+
+
+def _rope(files: DrafterFiles) -> tuple[float, Mapping[str, object] | None]:
+    """The base of rotary embedding and its scaling, under the names of old and new files."""
+    nested = files.config.get("rope_parameters")
+    if isinstance(nested, dict):
+        files = replace(files, config={**nested, "rope_scaling": nested})
+    scaling = files.config.get("rope_scaling")
+    if scaling is not None and not isinstance(scaling, dict):
+        raise files.bad_value("rope_scaling", "an object or null")
+    kind = None if scaling is None else scaling.get("rope_type", scaling.get("type"))
+    return files.number("rope_theta", _ROPE_BASE), None if kind in (None, "default") else scaling
+
+
+def _check_rope(files: DrafterFiles, config: EagleConfig) -> None:
+    try:
+        rope_of(config)
+    except (AssertionError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise DamagedFileError(
+            f"{files.folder / CONFIG}: rotary embedding as it says cannot be made ({reason:.100})"
+        ) from None
+
+
+def rope_of(config: EagleConfig) -> nn.Module:
+    """The rotary embedding of its attention."""
+    return initialize_rope(
+        config.head_size, config.rope_base, False, config.rope_scaling, config.max_positions
+    )
+
+
+def _shape(files: DrafterFiles, name: str) -> tuple[int, int]:
+    """The shape of a matrix; raises DamagedFileError where it is missing or is no matrix."""
+    shape = stored_shapes(files).get(name)
+    if shape is None:
+        raise DamagedFileError(f"{files.tensors.path} lacks tensor {name}")
+    if len(shape) != 2 or min(shape) < 1:
+        raise DamagedFileError(f"{files.tensors.path}: tensor {name} has shape {list(shape)}")
+    return shape[0], shape[1]
+
+
+def _check_pair(mine: int, theirs: int, what: str) -> None:
+    """Raises MismatchError naming both sides."""
+    if mine != theirs:
+        raise MismatchError(
+            f"the drafter's {what} is {mine}, the target's is {theirs}; it was trained for another "
+            f"target"
+        )

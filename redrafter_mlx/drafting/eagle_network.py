@@ -1,0 +1,200 @@
+"""The networks of EAGLE drafters: one or a few Llama layers between fused features and an output.
+
+EAGLE-1 and 2 (arXiv 2401.15077, 2406.16858) and EAGLE-3 (arXiv 2503.01840) have the same frame. A
+row pairs the target's features at position i with the token at i + 1; its output predicts the token
+at i + 2, and stands in for the features of the row after it where the target has not been yet.
+Parameter names are those of the published files.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from redrafter_mlx.drafting.eagle_config import EagleConfig, rope_of
+from redrafter_mlx.target.layer_cache import LayerCache
+
+
+class Attention(nn.Module):
+    """Llama's attention over rows [B, N, input size]."""
+
+    def __init__(self, config: EagleConfig, name: str, input_size: int) -> None:
+        super().__init__()
+        self._heads, self._size = config.heads, config.head_size
+        queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
+        self.q_proj = nn.Linear(input_size, queries, config.has(f"{name}.q_proj.bias"))
+        self.k_proj = nn.Linear(input_size, keys, config.has(f"{name}.k_proj.bias"))
+        self.v_proj = nn.Linear(input_size, keys, config.has(f"{name}.v_proj.bias"))
+        self.o_proj = nn.Linear(queries, config.hidden_size, config.has(f"{name}.o_proj.bias"))
+        if config.has(f"{name}.q_norm.weight"):
+            self.q_norm = nn.RMSNorm(config.head_size, config.norm_eps)
+            self.k_norm = nn.RMSNorm(config.head_size, config.norm_eps)
+        self.rope = rope_of(config)
+
+    def __call__(self, x: mx.array, cache: LayerCache) -> mx.array:
+        """[B, N, H], of rows whose positions and mask are the cache's."""
+        B, N, _ = x.shape
+        queries, keys, values = (
+            part.reshape(B, N, -1, self._size)
+            for part in (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        )
+        if "q_norm" in self:
+            queries, keys = self.q_norm(queries), self.k_norm(keys)
+        queries = self.rope(queries.swapaxes(1, 2), offset=cache.offset)
+        keys = self.rope(keys.swapaxes(1, 2), offset=cache.offset)
+        keys, values = cache.update_and_fetch(keys, values.swapaxes(1, 2))
+        read = mx.fast.scaled_dot_product_attention(
+            queries, keys, values, scale=self._size**-0.5, mask=cache.make_mask(N)
+        )
+        out: mx.array = self.o_proj(read.swapaxes(1, 2).reshape(B, N, -1))
+        return out
+
+
+class GatedMLP(nn.Module):
+    """Llama's: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: EagleConfig, name: str) -> None:
+        super().__init__()
+        H, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(H, inner, config.has(f"{name}.gate_proj.bias"))
+        self.up_proj = nn.Linear(H, inner, config.has(f"{name}.up_proj.bias"))
+        self.down_proj = nn.Linear(inner, H, config.has(f"{name}.down_proj.bias"))
+
+    def __call__(self, x: mx.array) -> mx.array:
+        out: mx.array = self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """A Llama layer, which in EAGLE-3 attends over the token's embedding beside its input.
+
+    The first layer of EAGLE-1 and 2 has no norm at its input.
+    """
+
+    def __init__(self, config: EagleConfig, name: str) -> None:
+        super().__init__()
+        H, eps = config.hidden_size, config.norm_eps
+        self._normed_residual = config.norm_before_residual
+        if config.has(f"{name}.hidden_norm.weight"):
+            self.hidden_norm = nn.RMSNorm(H, eps)
+        if "hidden_norm" in self or config.has(f"{name}.input_layernorm.weight"):
+            self.input_layernorm = nn.RMSNorm(H, eps)
+        input_size = 2 * H if "hidden_norm" in self else H
+        self.self_attn = Attention(config, f"{name}.self_attn", input_size)
+        self.post_attention_layernorm = nn.RMSNorm(H, eps)
+        self.mlp = GatedMLP(config, f"{name}.mlp")
+
+    def __call__(self, x: mx.array, embedding: mx.array, cache: LayerCache) -> mx.array:
+        """[B, N, H], from the input and the embeddings of the same shape."""
+        inner = x
+        if "hidden_norm" in self:
+            normed = self.hidden_norm(x)
+            inner = mx.concatenate([self.input_layernorm(embedding), normed], axis=-1)
+            x = normed if self._normed_residual else x
+        elif "input_layernorm" in self:
+            inner = self.input_layernorm(x)
+        x = x + self.self_attn(inner, cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class EagleNetwork(nn.Module):
+    """What both forms have in common.
+
+    A row's context is what it reads beside the embedding of its token: the target's features after
+    `fuse`, or `feedback` of the row before.
+    """
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__()
+        self.config = config
+        if config.own_embedding:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = [DecoderLayer(config, f"layers.{i}") for i in range(config.n_layers)]
+        if config.own_head:
+            self.lm_head = nn.Linear(config.hidden_size, config.output_size, bias=False)
+
+    @abstractmethod
+    def fuse(self, features: mx.array) -> mx.array:
+        """The target's features [B, N, C] as context."""
+
+    @abstractmethod
+    def forward(
+        self, embedding: mx.array, context: mx.array, cache: Sequence[LayerCache]
+    ) -> mx.array:
+        """[B, N, H], the output of each row before the final norm."""
+
+    def feedback(self, hidden: mx.array) -> mx.array:
+        """Outputs of rows as the context of the rows after them."""
+        return hidden
+
+    def normed(self, hidden: mx.array) -> mx.array:
+        """Outputs of rows as the output layer reads them."""
+        return hidden
+
+    def _through_layers(
+        self, x: mx.array, embedding: mx.array, cache: Sequence[LayerCache]
+    ) -> mx.array:
+        for layer, layer_cache in zip(self.layers, cache, strict=True):
+            x = layer(x, embedding, layer_cache)
+        return x
+
+
+class EagleOneNetwork(EagleNetwork):
+    """EAGLE-1 and 2: fc joins the embedding with the target's last hidden state, no final norm."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__(config)
+        H = config.hidden_size
+        self.fc = nn.Linear(2 * H, H, config.has("fc.bias"))
+
+    def fuse(self, features: mx.array) -> mx.array:
+        return features
+
+    def forward(
+        self, embedding: mx.array, context: mx.array, cache: Sequence[LayerCache]
+    ) -> mx.array:
+        joined = self.fc(mx.concatenate([embedding, context], axis=-1))
+        return self._through_layers(joined, embedding, cache)
+
+
+class EagleThreeNetwork(EagleNetwork):
+    """EAGLE-3: fc joins the inputs of a few of the target's layers, its output is what comes back.
+
+    Of "EAGLE 3.1" (arXiv 2605.09992): a norm of each part before fc, a normed output fed back.
+    """
+
+    def __init__(self, config: EagleConfig) -> None:
+        super().__init__(config)
+        H, width = config.hidden_size, config.context_size
+        if config.norm_before_fc:
+            self.input_norm = nn.RMSNorm(width, config.norm_eps)
+        if config.fc_norm:
+            part = width // len(config.layers)
+            self.fc_norm = [nn.RMSNorm(part, config.norm_eps) for _ in config.layers]
+        self.fc = nn.Linear(width, H, config.has("fc.bias"))
+        self.norm = nn.RMSNorm(H, config.norm_eps)
+
+    def fuse(self, features: mx.array) -> mx.array:
+        if "input_norm" in self:
+            features = self.input_norm(features)
+        if "fc_norm" in self:
+            parts = mx.split(features, len(self.fc_norm), axis=-1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = mx.concatenate(normed, axis=-1)
+        fused: mx.array = self.fc(features)
+        return fused
+
+    def forward(
+        self, embedding: mx.array, context: mx.array, cache: Sequence[LayerCache]
+    ) -> mx.array:
+        return self._through_layers(context, embedding, cache)
+
+    def feedback(self, hidden: mx.array) -> mx.array:
+        return self.normed(hidden) if self.config.norm_output else hidden
+
+    def normed(self, hidden: mx.array) -> mx.array:
+        out: mx.array = self.norm(hidden)
+        return out

@@ -1,0 +1,436 @@
+"""EAGLE drafters: their equations, their memory of true features, and every published layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import mlx.optimizers as optim
+import numpy as np
+import pytest
+from eagle_samples import (
+    LAYERS,
+    SAMPLES,
+    VOCAB,
+    Reference,
+    Sample,
+    Tensors,
+    random_tensors,
+    write_files,
+)
+from test_draft_model import GREEDY, PROMPT, Alternating, run
+from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model
+
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.step_result import read_report
+from redrafter_mlx.drafting.combined import Combined
+from redrafter_mlx.drafting.eagle import EagleDrafter
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.stored_tensors import StoredTensors
+
+SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)]
+TRAINED = {
+    "EAGLE-3": Sample(config={"rms_norm_eps": 1e-5}, prefix="midlayer."),
+    "EAGLE": Sample(form=1, features=1, config={"rms_norm_eps": 1e-5}, own_head=False),
+}
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Folders of drafters that were trained on the target's answers, by form."""
+    folders = {}
+    for name, sample in TRAINED.items():
+        tensors = random_tensors(sample)
+        folder = write_files(tmp_path_factory.mktemp("random") / "d", sample, tensors)
+        learned = train(load(folder, Target(model)), model)
+        folders[name] = write_files(tmp_path_factory.mktemp("trained") / "d", sample, learned)
+    return folders
+
+
+def train(drafter: EagleDrafter, model: nn.Module) -> Tensors:
+    """The drafter's tensors after it has learned some answers of the target.
+
+    It is shown other tokens than theirs, so that it learns from the target's features.
+    """
+    starts = [PROMPT, PROMPT[::-1], sorted(PROMPT)]
+    texts = mx.array([start + plain_tokens(model, start, 50) for start in starts])
+    features = features_of(drafter, model, texts)
+    P = texts.shape[1] - 2
+    zeros = mx.zeros((len(starts),), mx.int32)
+    network, rows = drafter.rows.network, drafter.rows  # the network with positions of nodes
+    row = Seen(texts[:, : P + 1], features[:, :P], zeros, zeros + P, P, 0)
+
+    def loss(tokens: mx.array) -> mx.array:
+        cache = TreeCache(drafter.config.n_layers)
+        cache.plan_prompt(0, P)
+        hidden = rows.run((tokens, rows.context(row)), cache.layers)
+        return nn.losses.cross_entropy(rows.logits(hidden), texts[:, 2:], reduction="mean")
+
+    optimizer, rng = optim.Adam(3e-3), np.random.default_rng(0)
+    value_and_grad = nn.value_and_grad(network, loss)
+    for _ in range(50):
+        other = mx.array(rng.integers(0, VOCAB, (len(starts), P)))
+        _, grads = value_and_grad(other)
+        optimizer.update(network, grads)
+        mx.eval(network.parameters())
+    leaves = nn.utils.tree_flatten(network.parameters())
+    return {name: np.array(array).astype(np.float64) for name, array in leaves}
+
+
+def features_of(drafter: Drafter, model: nn.Module, texts: mx.array) -> mx.array:
+    """What a drafter reads [B, P, C] of texts [B, P], from mlx-lm's own layers one by one."""
+    x = model.model.embed_tokens(texts)
+    inputs = []
+    for layer in model.model.layers:
+        inputs.append(x)
+        x = layer(x, mask="causal")
+    read = [inputs[i] for i in drafter.features.layers]
+    return mx.concatenate([*read, model.model.norm(x)], axis=-1)
+
+
+def load(folder: Path, target: Target) -> EagleDrafter:
+    drafter = DrafterFolder(folder).bind(target, byte_tokenizer())
+    assert isinstance(drafter, EagleDrafter)
+    return drafter
+
+
+def reference(sample: Sample, tensors: Tensors, model: nn.Module) -> Reference:
+    own = sample.hidden_size != HIDDEN
+    embedding = tensors["embed_tokens.weight"] if own else model.model.embed_tokens.weight
+    return Reference(sample, tensors, np.array(embedding), np.array(model.lm_head.weight))
+
+
+def seen(tokens: Sequence[int], features: np.ndarray, at: int, count: int, rows: int) -> Seen:
+    """`count` positions from `at` on, padded to `rows`."""
+    padded = [*tokens[at : at + count + 1], *[0] * (rows - count)]
+    read = np.concatenate(
+        [features[at : at + count], np.full((rows - count, features.shape[1]), 9)]
+    )
+    return Seen(
+        mx.array([padded], mx.int32), mx.array(read[None], mx.float32), mx.array([at]),
+        mx.array([count]), at + rows,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("sample", SAMPLES.values(), ids=SAMPLES)
+def test_logits_of_three_levels_equal_the_equations(
+    sample: Sample, model: nn.Module, tmp_path: Path
+) -> None:
+    """Of files as they are published, on a tree, after a text that was read in three pieces."""
+    tensors = random_tensors(sample)
+    drafter = load(write_files(tmp_path / "drafter", sample, tensors), Target(model))
+    rng = np.random.default_rng(1)
+    tokens = rng.integers(0, VOCAB, 12).tolist()
+    width = sample.features * HIDDEN
+    features = rng.normal(size=(11, width + HIDDEN * (sample.form == 3)))  # the final norm is last
+    memory = drafter.empty(1)
+    for at, count in ((0, 5), (5, 4)):
+        memory = drafter.extend(memory, replace(seen(tokens, features, at, count, 5), start=at))
+    levels = drafter.levels(memory, seen(tokens, features, 9, 2, 4), 3)
+    outputs = [levels.first()]
+    drafts: list[list[int]] = [[]]
+    for parents, new in (([0, 0, 0], [5, 60, 7]), ([2, 0, 2], [3, 3, 90])):
+        last = drafts[-len(outputs[-1][0]) :]
+        drafts += [[*last[p], token] for p, token in zip(parents, new, strict=True)]
+        outputs.append(levels.following(mx.array([parents]), mx.array([new])))
+    equations = reference(sample, tensors, model)
+    want = [equations.logits(features[:, :width], tokens[1:], path) for path in drafts]
+    got = mx.concatenate(outputs, axis=1)[0]
+    assert np.std(want) > 0.3
+    np.testing.assert_allclose(got, np.stack(want), atol=1e-4 * np.std(want))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"), [*(("EAGLE-3", shape) for shape in SHAPES), ("EAGLE", SHAPES[-1])], ids=str
+)
+def test_tokens_equal_autoregression(
+    name: str, shape: BeamShape, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    decoder = decoder_of(trained[name], model, shape)
+    said, results, _ = run(decoder, 50)
+    assert said == plain_tokens(model, PROMPT, 50)
+    assert max(len(r.tokens) for r in results) > 1
+
+
+def decoder_of(
+    folder: Path, model: nn.Module, shape: BeamShape, params: SamplingParams = GREEDY
+) -> Decoder:
+    target = Target(model)
+    drafter = load(folder, target)
+    return Decoder(target.reading(drafter.features.layers), drafter, shape, params)
+
+
+def accepted(decoder: Decoder) -> float:
+    """The share of steps whose first draft was accepted."""
+    _, results, _ = run(decoder, 40)
+    return sum(len(r.tokens) - 1 for r in results[1:]) / (len(results) - 1)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_drafter_that_has_learned_the_text_is_accepted(
+    name: str, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    """And is not if each token comes with the features of one position too early."""
+    decoder = decoder_of(trained[name], model, BeamShape(1, 2))
+    assert accepted(decoder) > 0.85
+    assert isinstance(decoder.drafter, EagleDrafter)
+    rows = decoder.drafter.rows
+    honest = rows.context
+    rows.context = lambda seen: mx.roll(honest(seen), 1, axis=1)  # type: ignore[method-assign]
+    assert accepted(decoder) < 0.7
+
+
+def test_features_of_other_layers_are_accepted_less(
+    model: nn.Module, trained: dict[str, Path], tmp_path: Path
+) -> None:
+    layers = {"eagle_aux_hidden_state_layer_ids": [4, 5, 6]}
+    folder = changed_config(trained["EAGLE-3"], tmp_path, **layers)
+    assert accepted(decoder_of(folder, model, BeamShape(1, 2))) < 0.7
+
+
+def changed_config(folder: Path, to: Path, **changes: object) -> Path:
+    """A copy of the folder with other keys."""
+    copied = Path(shutil.copytree(folder, to / "changed"))
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | changes))
+    return copied
+
+
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        (BeamShape(3, 4),),
+        (BeamShape(1, 2), PLAIN, PLAIN, BeamShape(3, 5), PLAIN),
+        (PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, PLAIN, BeamShape(2, 2)),
+    ],
+    ids=len,
+)
+@pytest.mark.parametrize("name", [*TRAINED, "both"])
+def test_it_remembers_true_features_alone(
+    name: str, shapes: tuple[BeamShape, ...], model: nn.Module, trained: dict[str, Path]
+) -> None:
+    """After any step, its cache is that of a fresh reading of the text's own features."""
+    target = Target(model)
+    parts = [load(trained[part], target) for part in ([name] if name in trained else TRAINED)]
+    drafter: Drafter = parts[0] if len(parts) == 1 else Combined(*parts)
+    decoder = Decoder(target.reading(drafter.features.layers), drafter, PLAIN, GREEDY)
+    text = mx.array([[*PROMPT, *plain_tokens(model, PROMPT, 60)]])
+    for n in (8, 40):
+        said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
+        assert said == text[0, len(PROMPT) :].tolist()[:n]
+        decoder._catch_up(cache)
+        (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
+        assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
+        for i, part in enumerate(parts):
+            features = features_of(part, model, text)
+            zero = mx.array([0])
+            whole = Seen(text[:, : known + 1], features[:, :known], zero, zero + known, known, 0)
+            fresh = part.extend(part.empty(1), whole)
+            memory = cache.memory if len(parts) == 1 else cache.memory[i]
+            for got, want in zip(memory[0], fresh[0], strict=True):
+                np.testing.assert_allclose(got[:, :, :known], want[:, :, :known], atol=1e-4)
+
+
+@contextmanager
+def counted_calls(drafter: EagleDrafter) -> Iterator[list[int]]:
+    """The rows of every call of the drafter's network."""
+    rows, calls = drafter.rows, []
+    honest_call, honest_run = rows.call, rows.run
+
+    def call(tokens: mx.array, *rest: mx.array) -> object:
+        calls.append(tokens.shape[1])
+        return honest_call(tokens, *rest)  # type: ignore[arg-type]
+
+    def run(row: tuple[mx.array, mx.array], *rest: object) -> object:
+        calls.append(row[0].shape[1])
+        return honest_run(row, *rest)  # type: ignore[arg-type]
+
+    rows.call, rows.run = call, run  # type: ignore[method-assign,assignment]
+    try:
+        yield calls
+    finally:
+        rows.call, rows.run = honest_call, honest_run  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("shape", [BeamShape(1, 2), BeamShape(3, 4)], ids=str)
+def test_a_step_calls_the_network_once_for_each_drafted_token(
+    shape: BeamShape, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    decoder = decoder_of(trained["EAGLE-3"], model, shape)
+    assert isinstance(decoder.drafter, EagleDrafter)
+    with counted_calls(decoder.drafter) as calls:
+        _, results, _ = run(decoder, 20)
+    drafts = len(results) + 1  # after the prompt, after each step, and one that is not submitted
+    assert calls[0] == len(PROMPT)
+    assert len(calls) == 1 + drafts * (shape.length - 1)
+    with counted_calls(decoder.drafter) as calls:
+        run(decoder, 20, shapes=Alternating(PLAIN))
+    assert calls == [], "a parked drafter is not called"
+
+
+def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
+    model: nn.Module, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = decoder_of(trained["EAGLE-3"], model, BeamShape(3, 4))
+    _, whole, _ = run(decoder, 30)
+    monkeypatch.setattr("redrafter_mlx.target.model.PREFILL_CHUNK", 3)
+    _, pieces, _ = run(decoder, 30)
+    assert [r.tokens for r in pieces] == [r.tokens for r in whole]
+
+
+def test_batch_rows_are_decoded_as_if_alone(model: nn.Module, trained: dict[str, Path]) -> None:
+    decoder = decoder_of(trained["EAGLE-3"], model, BeamShape(2, 4))
+    prompts = [PROMPT, PROMPT[:3]]
+    state, output = decoder.start(decoder.new_cache(2), 0, prompts, sequence_keys(0, 2))
+    said = [list(r.tokens) for r in read_report(output)]
+    for _ in range(8):
+        bound = max(state.length.tolist())  # type: ignore[type-var]
+        state, output = decoder.step(state, int(bound))  # type: ignore[arg-type]
+        for row, result in zip(said, read_report(output), strict=True):
+            row.extend(result.tokens)
+    for prompt, row in zip(prompts, said, strict=True):
+        assert row == plain_tokens(model, prompt, len(row))
+    assert len(said[0]) > 12
+
+
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+def test_a_seed_gives_the_text_of_plain_decoding_by_sample(
+    accept: str, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    params = SamplingParams(1.1, top_k=30, accept=accept)  # type: ignore[arg-type]
+    decoder = decoder_of(trained["EAGLE-3"], model, BeamShape(2, 4), params)
+    plain, _, _ = run(Decoder(decoder.target, None, PLAIN, params), 30)
+    said, again = run(decoder, 30)[0], run(decoder, 30)[0]
+    assert said == again
+    assert (said == plain) == (accept == "sample")
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_conversations_with_automatic_shapes_say_what_plain_ones_do(
+    name: str, model: nn.Module, trained: dict[str, Path]
+) -> None:
+    """Its memory goes from turn to turn, over a turn without drafts and beside prompt lookup."""
+    drafter = load(trained[name], Target(model))
+    session = Redrafter(model, byte_tokenizer(), drafter, lookup=True).session()
+    plain = Redrafter(model, byte_tokenizer()).session()
+    fixed = {"beam_width": 3, "beam_length": 4}
+    for turn, options in (("one", {}), ("two", {"draft": False}), ("three", fixed), ("four", {})):
+        said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
+        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+
+
+def test_what_can_be_drafted_is_in_the_draft_vocabulary(model: nn.Module, tmp_path: Path) -> None:
+    sample = SAMPLES["EAGLE-3, the authors'"]
+    tensors = random_tensors(sample)
+    drafter = load(write_files(tmp_path / "d", sample, tensors), Target(model))
+    allowed = np.flatnonzero(tensors["t2d"])
+    vocabulary = drafter.rows.vocabulary
+    assert vocabulary.to_tokens(mx.arange(sample.outputs)).tolist() == allowed.tolist()
+    everywhere = vocabulary.over_vocabulary(mx.zeros((1, 2, sample.outputs)))
+    assert np.flatnonzero(np.isfinite(everywhere[0, 1])).tolist() == allowed.tolist()
+    assert drafter.max_width == sample.outputs
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"hidden_size": 48}, "target hidden size is 32, the target's is 48"),
+        ({"vocab_size": 300}, "vocabulary is 258, the target's is 300"),
+        ({"num_hidden_layers": 4}, r"layers \[2, 2, 1\].*layers 0 to 3"),
+    ],
+    ids=str,
+)
+def test_a_wrong_pair_is_refused_before_weights_are_read(
+    wrong: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: StoredTensors) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(StoredTensors, "read", read)
+    sample = SAMPLES["EAGLE-3, the authors'"]
+    folder = write_files(tmp_path / "d", sample, random_tensors(sample))
+    other = random_model(**{"vocab_size": VOCAB, "num_hidden_layers": LAYERS} | wrong)
+    with pytest.raises(MismatchError, match=message):
+        load(folder, Target(other))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"extra.weight": np.ones((2, 2))}, "holds tensor extra.weight"),
+        ({"norm.weight": None}, r"lacks tensor norm.weight of shape \[32\]"),
+        ({"fc.weight": np.ones((32, 95))}, "fc.weight has 95 columns"),
+        ({"lm_head.weight": np.full((61, 32), np.nan)}, "lm_head.weight holds values that are not"),
+        ({"d2t": None}, r"lacks tensor d2t of shape \[61\]"),
+        ({"d2t": np.full((61,), 200)}, "d2t does not lead to different tokens below 258"),
+        ({"d2t": -np.arange(61)}, "d2t does not lead to different tokens"),
+    ],
+    ids=lambda v: v if isinstance(v, str) else "",
+)
+def test_damaged_files_are_refused_by_tensor(
+    change: Tensors, message: str, model: nn.Module, tmp_path: Path
+) -> None:
+    sample = SAMPLES["EAGLE-3, the authors'"]
+    tensors = {n: t for n, t in (random_tensors(sample) | change).items() if t is not None}
+    folder = write_files(tmp_path / "d", sample, tensors)
+    with pytest.raises(DamagedFileError, match=message):
+        load(folder, Target(model))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"num_attention_heads": 5}, DamagedFileError, "num_attention_heads 5"),
+        ({"num_attention_heads": "4"}, DamagedFileError, "num_attention_heads is '4'"),
+        ({"eagle_aux_hidden_state_layer_ids": "2"}, DamagedFileError, "a list of layers"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}, MismatchError, "layers 0 to 6"),
+        ({"rope_scaling": {"type": "llama3"}}, DamagedFileError, "rotary embedding"),
+        ({"rope_scaling": 3}, DamagedFileError, "rope_scaling is 3"),
+        ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act is 'gelu'"),
+        ({"norm_output": 1}, DamagedFileError, "norm_output is 1"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError, "use_aux"),
+        (
+            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
+            UnsupportedModelError,
+            "another rotary scaling",
+        ),
+    ],
+    ids=lambda v: str(v) if isinstance(v, dict) else "",
+)
+def test_keys_that_cannot_be_used_are_refused_by_name(
+    change: dict[str, object], error: type[Exception], message: str, model: nn.Module,
+    trained: dict[str, Path], tmp_path: Path,
+) -> None:  # fmt: skip
+    with pytest.raises(error, match=message):
+        load(changed_config(trained["EAGLE-3"], tmp_path, **change), Target(model))
+
+
+def test_a_level_costs_the_bytes_that_it_reads(model: nn.Module, trained: dict[str, Path]) -> None:
+    """Without an output layer of its own, a drafter reads the target's."""
+    three, one = (load(trained[name], Target(model)) for name in ("EAGLE-3", "EAGLE"))
+    D, inner = HIDDEN, 40
+    layer = D * (3 * inner + 2 * D) + D  # feed-forward, o_proj and q_proj of D columns, a norm
+    whole = sum(array.size for _, array in nn.utils.tree_flatten(model.parameters()))
+    of_three = layer + 3 * D * D + D * D + 2 * 2 * 16 * D + 3 * D + VOCAB * D
+    of_one = layer + 2 * D * D + 2 * 16 * D + VOCAB * D
+    assert three.level_cost == pytest.approx(of_three / whole)
+    assert one.level_cost == pytest.approx(of_one / whole)
+    assert three.timing_key != one.timing_key
