@@ -1,8 +1,11 @@
-"""`redrafter-mlx pull`, `list` and `show`: models and where their files are."""
+"""`redrafter-mlx pull`, `list`, `show` and `drafters`: what there is, and where its files are."""
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,21 +51,52 @@ def list_all() -> None:
         from redrafter_mlx.weights.status import list_models
 
         known = list_models()
-    from rich.console import Console
-    from rich.table import Table
+    _print_table(
+        ("NAME", "ON DISK", "SIZE", "LICENCE", "DESCRIPTION"),
+        [
+            (
+                model.name,
+                "yes" if model.path else "no",
+                _size(model.on_disk or model.size),
+                model.licence or "",
+                model.description,
+            )
+            for model in known
+        ],
+    )
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("NAME", "ON DISK", "SIZE", "LICENCE", "DESCRIPTION"):
-        table.add_column(title, no_wrap=title == "NAME", justify="left")
-    for model in known:
-        table.add_row(
-            model.name,
-            "yes" if model.path else "no",
-            _size(model.on_disk or model.size),
-            model.licence or "",
-            model.description,
-        )
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+
+def drafters(name: Name, as_json: opt.Json = False) -> None:
+    """List the drafters of a model: yours, ours, and published ones that are known to fit it.
+
+    `pull` fetches one. Without --drafter, the first that is on this machine is used.
+    """
+    wanted = _checked(name)
+    with progress_bars(f"looking for drafters of {wanted}") as progress:
+        from redrafter_mlx.drafting.installed import list_drafters
+        from redrafter_mlx.weights import no_progress
+
+        listed = list_drafters(wanted, progress or no_progress)
+    if as_json:
+        rows = [{**asdict(one), "path": one.path and str(one.path)} for one in listed]
+        print(json.dumps({"model": wanted, "drafters": rows}))
+        return
+    if not listed:
+        print(f"no drafter is known for {wanted}; `redrafter-mlx train` trains one")
+        return
+    _print_table(
+        ("NAME", "FORM", "ON DISK", "SIZE", "LICENCE"),
+        [
+            (
+                one.name,
+                one.form,
+                "yes" if one.path else "no",
+                _size(one.size) or "unknown",
+                one.licence or "unknown",
+            )
+            for one in listed
+        ],
+    )
 
 
 def show(name: Name) -> None:
@@ -106,6 +140,20 @@ def _rows(model: ModelStatus) -> list[tuple[str, str]]:
     ]
     details = [(label, value) for label, value in model.details.items() if label != "licence"]
     return [(label, " ".join(value.split())) for label, value in [*known, *details] if value]
+
+
+def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table whose first column is never cut."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in titles:
+        table.add_column(title, no_wrap=title == "NAME", justify="left")
+    for row in rows:
+        table.add_row(*(escape(sanitise(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
 
 
 def _size(size: int | None) -> str:

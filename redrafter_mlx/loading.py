@@ -16,7 +16,7 @@ from redrafter_mlx.config import DType, check_choice
 from redrafter_mlx.drafting.combined import CombinedDrafters
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.drafter_files import open_files
-from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
+from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.pard import MASK_KEY, Pard
@@ -27,6 +27,7 @@ from redrafter_mlx.errors import (
     DamagedFileError,
     MismatchError,
     ModelNotFoundError,
+    UnsupportedModelError,
 )
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.process import MLX_PROCESS
@@ -35,9 +36,10 @@ from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
+from redrafter_mlx.weights.known_drafters import known_drafters
 from redrafter_mlx.weights.precision import check_quantize, convert
 from redrafter_mlx.weights.registry import REGISTRY
-from redrafter_mlx.weights.resolve import LocalModel, is_repo, resolve
+from redrafter_mlx.weights.resolve import LocalModel, find_local, is_repo, resolve
 
 _CLASS = re.compile(r".+\.py:\w+")
 """A drafter's class in a file of the user's own."""
@@ -71,8 +73,8 @@ def load(
       drafter: what drafts. "trained": the drafter that was trained for this very target; a
         drafter's folder or Hub repository; the name of a smaller model with the same tokenizer;
         "FILE.py:CLASS" or an object: a drafter of one's own; "lookup": copies of the text;
-        "A+B": both; "auto": "trained+lookup" as far as this machine has a drafter; None decodes
-        plainly
+        "A+B": both; "auto": lookup, with the trained drafter or else a published one of those
+        that are on this machine; None decodes plainly
       drafter_bits: 4 or 8 bits, to quantise the drafter's weights so; None leaves them as they are
       model, dtype, quantize, offline, progress: as in `load_target`
     Raises:
@@ -87,15 +89,15 @@ def load(
 class NamedDrafter:
     """What a caller names as the drafter, checked as far as that goes without a target.
 
-    parts:          drafters, or their names; two of them draft together
-    looks_up:       prompt lookup is added
-    trained_if_any: "auto": without a trained drafter, lookup drafts alone
-    bits:           that the drafters' weights are quantised to; None leaves them as they are
+    parts:    drafters, or their names; two of them draft together
+    looks_up: prompt lookup is added
+    any_here: "auto": a published drafter takes the place of a trained one, and lookup that of both
+    bits:     that the drafters' weights are quantised to; None leaves them as they are
     """
 
     parts: tuple[str | Bindable, ...]
     looks_up: bool
-    trained_if_any: bool = False
+    any_here: bool = False
     bits: int | None = None
 
 
@@ -109,7 +111,7 @@ def parse_drafter(
     check_quantize(drafter_bits, "drafter_bits")
     own, looks_up = split_lookup(drafter)
     if own == "auto":
-        return NamedDrafter((_TRAINED,), looks_up=True, trained_if_any=True, bits=drafter_bits)
+        return NamedDrafter((_TRAINED,), looks_up=True, any_here=True, bits=drafter_bits)
     parts: tuple[str | Bindable, ...]
     if isinstance(own, (str, Path)):
         parts = tuple(map(_checked, _parts(own)))
@@ -230,8 +232,13 @@ def _from_file(name: str) -> Bindable:
     return made
 
 
+def loadable_forms() -> tuple[str, ...]:
+    """The names of the forms of published drafters that can be loaded."""
+    return (*(form.name for form in FORMS), "PARD")  # which is a language model
+
+
 def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter | None, str | None]:
-    """The first drafter that was trained for this target and can be loaded.
+    """The first drafter for this target that is on this machine and can be loaded.
 
     Returns:
       the drafter, or None where "auto" finds none; a line that says what was passed over, and which
@@ -241,22 +248,27 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     source = loaded.source
     target = Target(loaded.model)
     folders, broken = find_drafters(source.fingerprint)
-    for folder in folders:
-        found = DrafterFolder(folder, source.name, source.fingerprint, wanted.bits)
+    known = [drafter for drafter in known_drafters(source.name) if drafter.form in loadable_forms()]
+    here = [drafter for drafter in known if wanted.any_here and find_local(drafter.name)]
+    for name in (*folders, *(drafter.name for drafter in here)):
         try:
+            found = _open(str(name), wanted.bits, source, offline=True, progress=None)
             drafter = found.bind(target, loaded.tokenizer)
-        except DamagedFileError as error:
+        except (DamagedFileError, UnsupportedModelError) as error:
             broken.append(error)
             continue
         except MismatchError as error:
-            broken.append(MismatchError(f"{folder}: {error}"))
+            broken.append(MismatchError(f"{name}: {error}"))
             continue
-        taken = f"drafts with {folder}, one of {len(folders)} for {source.name}"
-        notes = [taken] * (len(folders) > 1) + [f"passed over: {error}" for error in broken]
+        several = len(folders) > 1 or name not in folders
+        taken = f"drafts with {name}, one of {len(folders) + len(here)} for {source.name}"
+        notes = [taken] * several + [f"passed over: {error}" for error in broken]
         return drafter, "; ".join(notes) or None
     remedy = f"`redrafter-mlx train --model {source.name} --output DIR` trains one"
+    if known and not here:
+        remedy = f"`redrafter-mlx pull {known[0].name}` fetches one ({known[0].form}), {remedy}"
     remedy += "".join(f" (passed over: {error})" for error in broken)
-    if not wanted.trained_if_any:
+    if not wanted.any_here:
         raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
     return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 

@@ -8,7 +8,6 @@ template gets Vicuna's. Code that comes with a model is never run.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 import sys
 from dataclasses import replace
@@ -28,6 +27,7 @@ from redrafter_mlx.weights.chat import VICUNA_TEMPLATE, is_vicuna
 from redrafter_mlx.weights.folder_files import (
     SafetensorsHeader,
     check_tokenizer,
+    folder_fingerprint,
     read_config,
     read_headers,
 )
@@ -62,7 +62,7 @@ def load_folder(folder: Path, name: str) -> RawModel:
         model,
         tokenizer,
         model_type=str(stored["model_type"]),
-        fingerprint=_fingerprint(folder, headers),
+        fingerprint=folder_fingerprint(folder, headers),
         context_length=context_length(stored),
     )
 
@@ -171,15 +171,3 @@ def _added_tokens(folder: Path, settings: dict[str, object]) -> set[tuple[int, s
             found.discard((int(number), str(token["content"]), True))
             found.add((int(number), str(token["content"]), bool(token.get("special"))))
     return found
-
-
-def _fingerprint(folder: Path, headers: dict[Path, SafetensorsHeader]) -> str:
-    """SHA-256 over config.json and the weight files' names, sizes and headers.
-
-    Hashing 13 GB at every load would cost more than loading them.
-    """
-    digest = hashlib.sha256((folder / "config.json").read_bytes())
-    for file, header in sorted(headers.items()):
-        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
-        digest.update(header.raw)
-    return f"sha256:{digest.hexdigest()}"

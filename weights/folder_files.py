@@ -7,8 +7,10 @@ or not what it should be, and UnsupportedModelError for a model that wants its o
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -90,6 +92,18 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
     if not files:
         raise ModelNotFoundError(f"{folder} holds no model*.safetensors, so no model")
     return {file: read_safetensors_header(file) for file in files}
+
+
+def folder_fingerprint(folder: Path, headers: Mapping[Path, SafetensorsHeader]) -> str:
+    """SHA-256 over config.json and the weight files' names, sizes and headers.
+
+    Hashing 13 GB at every load would cost more than loading them.
+    """
+    digest = hashlib.sha256((folder / "config.json").read_bytes())
+    for file, header in sorted(headers.items()):
+        digest.update(f"\n{file.name} {file.stat().st_size}\n".encode())
+        digest.update(header.raw)
+    return f"sha256:{digest.hexdigest()}"
 
 
 def check_tokenizer(folder: Path) -> None:

@@ -1,14 +1,63 @@
-"""The drafters that are on this machine."""
+"""The drafters that there are for a model: on this machine, and published."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.drafting.checkpoint import read_config
+from redrafter_mlx.drafting.checkpoint import RECURRENT, read_config
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, RedrafterError
-from redrafter_mlx.runtime.paths import cache_dir
-from redrafter_mlx.weights import SHIPPED_DRAFTERS
+from redrafter_mlx.runtime.paths import bytes_below, cache_dir
+from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
+from redrafter_mlx.weights.checksum import sha256_of
 from redrafter_mlx.weights.file_names import WEIGHTS
+from redrafter_mlx.weights.folder_files import folder_fingerprint, read_headers
+from redrafter_mlx.weights.known_drafters import known_drafters
+from redrafter_mlx.weights.resolve import find_local
+
+
+@dataclass(frozen=True)
+class ListedDrafter:
+    """A drafter as `drafters` shows it.
+
+    name:    what `--drafter` takes
+    form:    such as "EAGLE-3"
+    licence: None if unknown
+    size:    bytes on disk, or else to download; None if unknown
+    path:    None if it is not on this machine
+    """
+
+    name: str
+    form: str
+    licence: str | None
+    size: int | None
+    path: Path | None
+
+
+def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDrafter]:
+    """The drafters of a model by its name, in the order in which "auto" takes them; no network.
+
+    Raises ModelNotFoundError for a name that no model can have, and DamagedFileError.
+    """
+    local = find_local(model, progress=progress)
+    own = [] if local is None else find_drafters(fingerprint_of(local.path, progress))[0]
+    listed = [
+        ListedDrafter(str(folder), RECURRENT.name, None, bytes_below(folder), folder)
+        for folder in own
+    ]
+    for known in known_drafters(model):
+        found = find_local(known.name)
+        path = None if found is None else found.path
+        size = known.size if path is None else bytes_below(path, follow_links=True)
+        listed.append(ListedDrafter(known.name, known.form, known.licence, size, path))
+    return listed
+
+
+def fingerprint_of(path: Path, progress: Progress = no_progress) -> str:
+    """What tells a model's files from others; see TargetSource."""
+    if path.is_file():
+        return f"sha256:{sha256_of(path, progress)}"
+    return folder_fingerprint(path, read_headers(path))
 
 
 def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:

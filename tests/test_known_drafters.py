@@ -1,0 +1,115 @@
+"""Published drafters: which model they are for, what `drafters` lists, and what "auto" takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from tiny import byte_tokenizer, plain_tokens, random_drafter, random_model
+
+from redrafter_mlx import loading
+from redrafter_mlx.cli import main
+from redrafter_mlx.drafting.checkpoint import save_drafter
+from redrafter_mlx.loading import LoadedTarget, TargetSource, load
+from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS, KnownDrafter, known_drafters
+from redrafter_mlx.weights.registry import DEFAULT_MODEL
+from redrafter_mlx.weights.resolve import is_repo
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b-instruct"),
+        ("mlx-community/Meta-Llama-3.1-8B-Instruct-4bit", "llama-3.1-8b-instruct"),
+        ("mlx-community/Llama-3.1-8B-Instruct-4bit@main", "llama-3.1-8b-instruct"),
+        ("/models/Llama-3.2-3B-Instruct-bf16/", "llama-3.2-3b-instruct"),
+        ("mlx-community/Qwen3-8B-4bit-DWQ-053125", "qwen3-8b"),
+        ("Qwen/Qwen3-8B-MLX-4bit", "qwen3-8b"),
+        ("vicuna-7b", "vicuna-7b-v1.3"),
+        ("mlx-community/Qwen3-8B-Base-4bit", None),
+        ("mlx-community/Qwen3-4B-Instruct-2507-4bit", None),
+        ("mlx-community/Llama-3.1-8B-4bit", None),
+        (DEFAULT_MODEL, None),
+        ("", None),
+    ],
+)
+def test_a_conversion_has_the_drafters_of_its_model(name: str, family: str | None) -> None:
+    assert known_drafters(name) == (KNOWN_DRAFTERS[family] if family else ())
+
+
+def test_every_known_drafter_can_be_pulled() -> None:
+    for known in {one for several in KNOWN_DRAFTERS.values() for one in several}:
+        assert is_repo(known.name), known
+
+
+REPO = "org/tiny-drafter"
+KNOWN = {"tiny": (KnownDrafter(REPO, "ReDrafter", size=4_000_000),)}
+ASKED = [1, 2, 3]
+
+
+@pytest.fixture
+def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Empty caches, a tiny model under the name org/tiny-4bit, and a drafter known for it."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "ours"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("redrafter_mlx.weights.known_drafters.KNOWN_DRAFTERS", KNOWN)
+    source = TargetSource("org/tiny-4bit", tmp_path, "sha256:t", "llama", "float32", None, None)
+    target = LoadedTarget(random_model(), byte_tokenizer(), source)
+    monkeypatch.setattr(loading, "load_target", lambda *_, **__: target)
+    return tmp_path
+
+
+def on_disk(root: Path) -> Path:
+    """The known drafter in the Hub's cache."""
+    repo = root / "hub" / f"models--{REPO.replace('/', '--')}"
+    folder = repo / "snapshots" / ("0" * 40)
+    save_drafter(random_drafter(), folder)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text(folder.name)
+    return folder
+
+
+def test_auto_takes_a_published_drafter_that_is_here_and_else_says_what_to_pull(
+    tiny: Path,
+) -> None:
+    without = load("org/tiny-4bit")
+    assert without.drafting == "lookup"
+    assert without.drafter_note is not None
+    assert f"`redrafter-mlx pull {REPO}` fetches one (ReDrafter)" in without.drafter_note
+    folder = on_disk(tiny)
+    redrafter = load("org/tiny-4bit")
+    assert redrafter.drafting == "drafter and lookup"
+    assert redrafter.drafter_note == f"drafts with {REPO}, one of 1 for org/tiny-4bit"
+    assert redrafter.generate(ASKED, max_tokens=9).token_ids == plain_tokens(
+        random_model(), ASKED, 9
+    )
+    save_drafter(random_drafter(1, target_fingerprint="sha256:t"), tiny / "ours" / "drafters" / "a")
+    own = load("org/tiny-4bit")
+    assert own.drafter_note is None
+    shutil.rmtree(tiny / "ours" / "drafters")
+    (folder / "model.safetensors").write_bytes(b"broken")
+    broken = load("org/tiny-4bit")
+    assert broken.drafting == "lookup"
+    assert str(folder) in str(broken.drafter_note)
+
+
+def test_drafters_lists_what_is_known_and_what_is_here(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["drafters", "org/tiny-4bit"]) == 0
+    title, row = capsys.readouterr().out.splitlines()
+    assert title.split() == ["NAME", "FORM", "ON", "DISK", "SIZE", "LICENCE"]
+    assert row.split() == [REPO, "ReDrafter", "no", "4", "MB", "unknown"]
+    folder = on_disk(tiny)
+    assert main.run(["drafters", "org/tiny-4bit", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["model"] == "org/tiny-4bit"
+    (drafter,) = said["drafters"]
+    assert (drafter["name"], drafter["path"]) == (REPO, str(folder))
+    assert main.run(["drafters", "org/unknown"]) == 0
+    assert "no drafter is known for org/unknown" in capsys.readouterr().out
+    assert main.run(["drafters", "unknown"]) == 1
+    assert "no model 'unknown'" in capsys.readouterr().err

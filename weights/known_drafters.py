@@ -1,0 +1,133 @@
+"""Published drafters by the model that they were trained for, as of 2026.
+
+From the models' pages and their authors' documents. A page that names no licence leaves it unknown
+here, and sizes are given where a page did. Best first: EAGLE-3 before older forms, and of one form
+safetensors before PyTorch's files.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from redrafter_mlx.weights.registry import REGISTRY
+
+
+@dataclass(frozen=True)
+class KnownDrafter:
+    """A drafter on the Hub.
+
+    form:    as `Form.name` calls it, see drafting/forms.py
+    licence: None if unknown
+    size:    bytes of its weights, None if unknown
+    """
+
+    repo: str
+    form: str
+    revision: str = "main"
+    licence: str | None = None
+    size: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What `pull` and `--drafter` take."""
+        return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
+
+
+_EAGLE3, _EAGLE, _MEDUSA = "EAGLE-3", "EAGLE", "Medusa"
+_MLP, _PARD = "MLP speculator", "PARD"
+_APACHE = "apache-2.0"
+_PARD_LLAMA = KnownDrafter("amd/PARD-Llama-3.2-1B", _PARD)
+_PARD_QWEN = KnownDrafter("amd/PARD-Qwen3-0.6B", _PARD)
+
+KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
+    "llama-3.1-8b-instruct": (
+        KnownDrafter("RedHatAI/Llama-3.1-8B-Instruct-speculator.eagle3", _EAGLE3),
+        KnownDrafter("lmsys/SGLang-EAGLE3-Llama-3.1-8B-Instruct-SpecForge", _EAGLE3),
+        KnownDrafter("yuhuili/EAGLE3-LLaMA3.1-Instruct-8B", _EAGLE3),
+        _PARD_LLAMA,
+    ),
+    "llama-3-8b-instruct": (
+        KnownDrafter("yuhuili/EAGLE-LLaMA3-Instruct-8B", _EAGLE, size=1_550_000_000),
+        KnownDrafter("ibm-ai-platform/llama3-8b-accelerator", _MLP, size=6_390_000_000),
+    ),
+    "llama-3-70b-instruct": (
+        KnownDrafter("yuhuili/EAGLE-LLaMA3-Instruct-70B", _EAGLE, licence=_APACHE),
+    ),
+    "llama-3.2-3b-instruct": (
+        KnownDrafter("thoughtworks/Llama-3.2-3B-Instruct-Eagle3", _EAGLE3),
+        _PARD_LLAMA,
+    ),
+    "llama-3.3-70b-instruct": (
+        KnownDrafter("lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge", _EAGLE3),
+        KnownDrafter("yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", _EAGLE3),
+        _PARD_LLAMA,
+    ),
+    "deepseek-r1-distill-llama-8b": (
+        KnownDrafter("yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B", _EAGLE3),
+    ),
+    "qwen3-1.7b": (
+        KnownDrafter("AngelSlim/Qwen3-1.7B_eagle3", _EAGLE3, size=274_132_734),
+        _PARD_QWEN,
+    ),
+    "qwen3-4b": (
+        KnownDrafter("deepseek-ai/eagle3_qwen3_4b_ttt7", _EAGLE3),
+        KnownDrafter("AngelSlim/Qwen3-4B_eagle3", _EAGLE3),
+        _PARD_QWEN,
+    ),
+    "qwen3-8b": (
+        KnownDrafter("deepseek-ai/eagle3_qwen3_8b_ttt7", _EAGLE3),
+        _PARD_QWEN,
+    ),
+    "qwen3-14b": (
+        KnownDrafter("deepseek-ai/eagle3_qwen3_14b_ttt7", _EAGLE3),
+        _PARD_QWEN,
+    ),
+    "qwen3-32b": (
+        KnownDrafter("RedHatAI/Qwen3-32B-speculator.eagle3", _EAGLE3),
+        KnownDrafter("AngelSlim/Qwen3-32B_eagle3", _EAGLE3),
+        _PARD_QWEN,
+    ),
+    "qwen2-7b-instruct": (
+        KnownDrafter("yuhuili/EAGLE-Qwen2-7B-Instruct", _EAGLE, licence=_APACHE),
+    ),
+    "llama-2-7b-chat": (
+        KnownDrafter("yuhuili/EAGLE-llama2-chat-7B", _EAGLE, licence=_APACHE),
+    ),
+    "llama-2-13b-chat": (
+        KnownDrafter("yuhuili/EAGLE-llama2-chat-13B", _EAGLE, licence=_APACHE),
+    ),
+    "vicuna-7b-v1.3": (
+        KnownDrafter("yuhuili/EAGLE-Vicuna-7B-v1.3", _EAGLE, licence=_APACHE),
+        KnownDrafter("FasterDecoding/medusa-vicuna-7b-v1.3", _MEDUSA, revision="refs/pr/1",
+                     size=1_480_000_000),
+    ),
+    "vicuna-13b-v1.3": (
+        KnownDrafter("yuhuili/EAGLE3-Vicuna1.3-13B", _EAGLE3, licence=_APACHE,
+                     size=1_280_000_000),
+        KnownDrafter("yuhuili/EAGLE-Vicuna-13B-v1.3", _EAGLE),
+    ),
+    "vicuna-33b-v1.3": (KnownDrafter("yuhuili/EAGLE-Vicuna-33B-v1.3", _EAGLE),),
+}  # fmt: skip
+"""By the model's own name, in lower case; see `family`."""
+
+_CONVERSION = re.compile(r"\d-?bits?|q\d(_\w+)?|bf16|fp16|f16|f32|mlx|dwq|awq|gptq|hf|\d{6,}")
+"""What publishers of conversions add to a model's name."""
+
+
+def known_drafters(model: str) -> tuple[KnownDrafter, ...]:
+    """The published drafters of a model by its name, the best first.
+
+    A conversion's name, such as mlx-community/Meta-Llama-3.1-8B-Instruct-4bit, stands for the model
+    that was converted.
+    """
+    return KNOWN_DRAFTERS.get(family(model), ())
+
+
+def family(model: str) -> str:
+    """A model's own name in lower case, from that of a repository, a folder or the registry."""
+    repo = REGISTRY[model].repo if model in REGISTRY else model
+    words = repo.rstrip("/").rsplit("/", 1)[-1].split("@")[0].lower().split("-")
+    while len(words) > 1 and _CONVERSION.fullmatch(words[-1]):
+        words.pop()
+    return "-".join(words).removeprefix("meta-")
