@@ -1,0 +1,128 @@
+"""A tiny Llama with drafters as they are published, from a command line to the text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
+from mlx.utils import tree_flatten
+from tiny import HIDDEN, byte_model, byte_tokenizer
+from torch_files import write_torch_file
+
+from redrafter_mlx import loading
+from redrafter_mlx.cli import main
+from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A language model's folder as it comes from the Hub."""
+    folder = tmp_path_factory.mktemp("hub") / "tiny-llama"
+    byte_tokenizer().save_pretrained(folder)
+    network = byte_model(num_hidden_layers=LAYERS)
+    weights = dict(tree_flatten(network.parameters()))
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    config = {**vars(network.args), "architectures": ["LlamaForCausalLM"], "eos_token_id": 999}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+PUBLISHED = {
+    "EAGLE-3, the authors'": "pytorch_model.bin",
+    "EAGLE-3, speculators": "model.safetensors",
+    "EAGLE, with a bias": "pytorch_model.bin",
+    "Medusa": "medusa_lm_head.pt",
+    "MLP speculator": "model.safetensors",
+}
+
+
+def write_published(folder: Path, form: str, vocab: int = VOCAB) -> Path:
+    """A drafter with random weights, its files named as the authors name them."""
+    if form in SAMPLES:
+        write_files(folder, SAMPLES[form], random_tensors(SAMPLES[form]))
+        tensors = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]
+        mx.eval(tensors)
+        (folder / "model.safetensors").unlink()
+    else:
+        config, shapes = heads(vocab) if form == "Medusa" else speculator(vocab)
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(config))
+        tensors = {name: mx.random.normal(shape) / 6 for name, shape in shapes.items()}
+    file = folder / PUBLISHED[form]
+    if file.suffix == ".safetensors":
+        mx.save_safetensors(str(file), tensors)
+    else:
+        write_torch_file(file, tensors)
+        write_torch_file(folder / "training_state.pt", {"step": mx.zeros(1)})
+    return folder
+
+
+Layout = tuple[dict[str, object], dict[str, tuple[int, ...]]]
+
+
+def heads(vocab: int) -> Layout:
+    shapes = {}
+    for k in range(3):
+        shapes |= {
+            f"{k}.0.linear.weight": (HIDDEN, HIDDEN),
+            f"{k}.0.linear.bias": (HIDDEN,),
+            f"{k}.1.weight": (vocab, HIDDEN),
+        }
+    return {"medusa_num_heads": 2, "medusa_num_layers": 1}, shapes
+
+
+def speculator(vocab: int) -> Layout:
+    config = {
+        "model_type": "mlp_speculator", "vocab_size": vocab, "emb_dim": HIDDEN, "inner_dim": 24,
+        "n_predict": 2, "tie_weights": False, "scale_input": False,
+    }  # fmt: skip
+    shapes = {}
+    for i in range(2):
+        shapes |= {
+            f"speculator.emb.{i}.weight": (vocab, 24),
+            f"speculator.proj.{i}.weight": (24, HIDDEN if i == 0 else 24),
+            f"speculator.head.{i}.weight": (vocab, 24),
+            f"speculator.ln.{i}.weight": (24,),
+            f"speculator.ln.{i}.bias": (24,),
+        }
+    return config, shapes
+
+
+def generate(model: Path, drafter: object, *more: str) -> int:
+    return main.run(
+        ["generate", "--model", str(model), "--drafter", str(drafter), "-p", "Hi", "--max-tokens",
+         "12", *more]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_a_published_drafter_says_what_plain_decoding_says(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    assert generate(model, "none", "--json") == 0
+    plain = json.loads(capsys.readouterr().out)
+    drafter = write_published(tmp_path / "drafter", form)
+    assert generate(model, drafter, "--json", "--beam-width", "2", "--beam-length", "3") == 0
+    drafted = json.loads(capsys.readouterr().out)
+    assert drafted["token_ids"] == plain["token_ids"]
+    assert {(shape["width"], shape["length"]) for shape in drafted["shapes"]} == {(2, 3)}
+
+
+@pytest.mark.parametrize("form", ["Medusa", "MLP speculator"])
+def test_a_drafter_of_another_vocabulary_is_one_line(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    assert generate(model, write_published(tmp_path / "drafter", form, vocab=300)) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert "300" in err
+    assert str(VOCAB) in err
+
+
+def test_every_known_drafter_is_of_a_form_that_loads() -> None:
+    for known in {one for several in KNOWN_DRAFTERS.values() for one in several}:
+        assert known.form in loading.loadable_forms(), known
