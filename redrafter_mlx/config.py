@@ -59,7 +59,8 @@ class SamplingParams:
       target at each node, lossless), `rejection` (drafts are sampled and tested, lossless) or
       `typical` (every draft that is likely enough is accepted, not lossless). None takes the first
       that fits the temperature
-    epsilon, delta: thresholds of typical acceptance, see accept.accept_typical
+    epsilon, delta: thresholds of typical acceptance, see accept.accept_typical; the defaults are
+      those of Medusa's code, where they are called posterior_threshold and posterior_alpha
     repetition_penalty: divides the logits of the last `repetition_context` tokens; 1 is none
     logit_bias: (token id, value added to its logit) pairs, or a mapping
     """
@@ -69,8 +70,8 @@ class SamplingParams:
     top_k: int = 0
     min_p: float = 0.0
     accept: AcceptMethod | None = None
-    epsilon: float = 0.3
-    delta: float = 0.09
+    epsilon: float = 0.09
+    delta: float = 0.3
     repetition_penalty: float = 1.0
     repetition_context: int = 20
     logit_bias: tuple[tuple[int, float], ...] = ()
