@@ -14,6 +14,8 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.stored_tensors import StoredTensors
@@ -105,6 +107,21 @@ def test_a_folder_of_the_papers_code_loads(tmp_path: Path) -> None:
     stored = mx.load(str(tmp_path / "model.safetensors"))
     for name, array in tree_flatten(drafter.parameters()):
         assert mx.array_equal(array, stored[name]), name  # type: ignore[index]
+
+
+@pytest.mark.parametrize("head", ["lm_heads.", "0."])
+def test_the_names_that_tensorrt_llm_reads_are_the_same_drafter(tmp_path: Path, head: str) -> None:
+    write_papers_folder(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    stored = dict(mx.load(str(weights)))  # type: ignore[arg-type]
+    mx.eval(stored)
+    other = {n.replace("lm_head.", head).replace("input_proj.", "input_projs."): a
+             for n, a in stored.items()}  # fmt: skip
+    mx.save_safetensors(str(weights), other)
+    drafter = DrafterFolder(tmp_path).bind(Target(random_model()), None)  # type: ignore[arg-type]
+    assert isinstance(drafter, RecurrentDrafter)
+    for name, array in tree_flatten(drafter.module.parameters()):
+        assert mx.array_equal(array, stored[name]), name
 
 
 def test_what_is_saved_without_extensions_is_the_papers_format(tmp_path: Path) -> None:

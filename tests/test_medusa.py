@@ -17,6 +17,7 @@ from test_lossless import small_buffers as small_buffers
 from test_own_drafter import tokens_of
 from tiny import HIDDEN, VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model
 
+from redrafter_mlx import loading
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.combined import Combined
@@ -65,14 +66,11 @@ def expected(
     return hidden @ (w[f"{k}.{layer}.weight"] if head is None else np.array(head)).T
 
 
-def write(
-    folder: Path,
-    tensors: dict[str, mx.array],
-    file: str = "medusa_lm_head.safetensors",
-    **config: object,
-) -> Path:
+def write(folder: Path, tensors: dict[str, mx.array], **config: object) -> Path:
+    """A drafter's folder with this config.json."""
     folder.mkdir(exist_ok=True)
-    mx.save_safetensors(str(folder / file), tensors)
+    name = "model" if "num_hidden_layers" in config else "medusa_lm_head"
+    mx.save_safetensors(str(folder / f"{name}.safetensors"), tensors)
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -215,6 +213,15 @@ def test_the_heads_of_a_whole_model_load_from_its_folder(tmp_path: Path) -> None
     tensors = authors_tensors(V=258)
     hidden = np.random.default_rng(1).normal(size=(2, HIDDEN)).astype(np.float32)
     check_logits(drafter, [expected(tensors, hidden, k) for k in range(HEADS)], hidden)
+
+
+def test_a_whole_model_is_the_target_of_its_own_heads(tmp_path: Path) -> None:
+    folder = medusa_two(tmp_path / "medusa-2")
+    redrafter = loading.load(folder, folder)
+    assert isinstance(redrafter.drafter, MedusaDrafter)
+    prompt = list(b"hello")
+    answer = redrafter.generate(prompt, max_tokens=20, beam_width=2, beam_length=3)
+    assert answer.token_ids == plain_tokens(byte_model(), prompt, 20)
 
 
 def exact_heads(folder: Path, target: Target) -> MedusaDrafter:

@@ -1,8 +1,9 @@
 """A folder of config.json, safetensors and a tokenizer, loaded by mlx-lm, with readable errors.
 
-Two things differ from `mlx_lm.load`: a LLaMA tokenizer that exists only as SentencePiece's
-`tokenizer.model` gives SentencePiece's own tokens (see spm.py), and a Vicuna without a chat
-template gets Vicuna's. Code that comes with a model is never run.
+Three things differ from `mlx_lm.load`: a LLaMA tokenizer that exists only as SentencePiece's
+`tokenizer.model` gives SentencePiece's own tokens (see spm.py), a Vicuna without a chat template
+gets Vicuna's, and of a Medusa-2 model the heads, which are a drafter, are left out. Code that comes
+with a model is never run.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import re
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
+import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from mlx_lm.utils import load_model, load_tokenizer
+from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
 from redrafter_mlx.errors import (
     DamagedFileError,
@@ -39,6 +42,8 @@ from redrafter_mlx.weights.spm import (
     read_pieces,
     spm_tokenizer,
 )
+
+_HEADS = "medusa_head."
 
 _LLAMA_TOKENIZERS = ("LlamaTokenizer", "LlamaTokenizerFast")
 
@@ -71,13 +76,28 @@ def _load_model(
     folder: Path, headers: dict[Path, SafetensorsHeader]
 ) -> tuple[nn.Module, dict[str, object]]:
     """The model, and its configuration with what generation_config.json adds to it."""
+    names = [name for header in headers.values() for name in header.shapes]
+    classes = _without_heads if any(n.startswith(_HEADS) for n in names) else _get_classes
     try:
-        model, config = load_model(folder, lazy=True, strict=True)
+        model, config = load_model(folder, lazy=True, strict=True, get_model_classes=classes)
     except RedrafterError:
         raise
     except Exception as error:  # architectures fail in any way on a checkpoint that is not theirs
         raise _explain(error, folder, headers) from error
     return model, config
+
+
+def _without_heads(config: dict[str, object]) -> tuple[type[nn.Module], type]:
+    """mlx-lm's classes of an architecture, for a model with Medusa heads among its tensors."""
+    whole, args = _get_classes(config)
+
+    class Trunk(whole):  # type: ignore[misc, valid-type]
+        def sanitize(self, weights: dict[str, mx.array]) -> dict[str, mx.array]:
+            own = {name: a for name, a in weights.items() if not name.startswith(_HEADS)}
+            rename = getattr(super(), "sanitize", dict)  # not every architecture has one
+            return cast("dict[str, mx.array]", rename(own))
+
+    return Trunk, args
 
 
 def _explain(

@@ -28,6 +28,9 @@ from redrafter_mlx.runtime.atomic_write import name_in_errors
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.file_names import WEIGHTS
 
+_OTHER_NAMES = (("input_projs.", "input_proj."), ("lm_heads.", "lm_head."), ("0.", "lm_head."))
+"""TensorRT-LLM, examples/redrafter/convert_checkpoint.py, where names begin otherwise."""
+
 
 def read_config(folder: str | Path) -> DrafterConfig:
     """The configuration of a drafter's folder; one readable error for anything wrong with it."""
@@ -62,11 +65,19 @@ def _network(files: DrafterFiles, target: Target) -> RecurrentNetwork:
             f"{files.folder} is quantised to {config.bits} bits already; leave drafter_bits out"
         )
     drafter = RecurrentNetwork.stored_as(config)
-    tensors = files.tensors.read()
+    tensors = {_own_name(name): array for name, array in files.tensors.read().items()}
     if "draft_vocab" in tensors:
         check_tokens(tensors["draft_vocab"], "draft_vocab", config.vocab_size, files.tensors.path)
     fill(drafter, tensors, files, target.dtype)
     return drafter
+
+
+def _own_name(name: str) -> str:
+    """The paper's name for one of the two others that TensorRT-LLM's converter reads."""
+    for other, own in _OTHER_NAMES:
+        if name.startswith(other):
+            return own + name.removeprefix(other)
+    return name
 
 
 RECURRENT = Form(
@@ -74,7 +85,7 @@ RECURRENT = Form(
     recognises=lambda files: "exit_dim" in files.config or "rnn_u.weight" in files.tensors.shapes,
     load=lambda files, target: _network(files, target).bind(target),
 )
-"""The paper's own files, with our extensions."""
+"""The paper's own files, with our extensions, and those that TensorRT-LLM reads."""
 
 
 def save_drafter(
