@@ -145,8 +145,8 @@ class ModelOptions(TargetOptions):
 
     drafter: str = flag("auto", Flag(
         "trained: the drafter for this model; lookup: what followed the text's last words before; "
-        "a drafter's folder; a smaller model's name; FILE.py:CLASS. A+B uses both, and auto is "
-        "trained+lookup.",
+        "a drafter's folder; a smaller model's name; FILE.py:CLASS. A+B uses both, A+tree:NAME a "
+        "static tree, and auto is trained+lookup.",
         "auto|trained|lookup|none|NAME", DRAFTS,
     ))  # fmt: skip
     drafter_bits: int | None = flag(None, DRAFTER_BITS)

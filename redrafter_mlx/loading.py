@@ -21,6 +21,7 @@ from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
+from redrafter_mlx.drafting.static_trees import AlongTree, split_tree
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import (
     BadInputError,
@@ -31,6 +32,7 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import Progress, no_progress
@@ -73,8 +75,8 @@ def load(
       drafter: what drafts. "trained": the drafter that was trained for this very target; a
         drafter's folder or Hub repository; the name of a smaller model with the same tokenizer;
         "FILE.py:CLASS" or an object: a drafter of one's own; "lookup": copies of the text;
-        "A+B": both; "auto": lookup, with the trained drafter or else a published one of those
-        that are on this machine; None decodes plainly
+        "A+B": both; "A+tree:NAME": along a static tree; "auto": lookup, with the trained drafter or
+        else a published one of those that are on this machine; None decodes plainly
       drafter_bits: 4 or 8 bits, to quantise the drafter's weights so; None leaves them as they are
       model, dtype, quantize, offline, progress: as in `load_target`
     Raises:
@@ -93,12 +95,14 @@ class NamedDrafter:
     looks_up: prompt lookup is added
     any_here: "auto": a published drafter takes the place of a trained one, and lookup that of both
     bits:     that the drafters' weights are quantised to; None leaves them as they are
+    tree:     a static tree to draft along; None: beams
     """
 
     parts: tuple[str | Bindable, ...]
     looks_up: bool
     any_here: bool = False
     bits: int | None = None
+    tree: StaticTree | None = None
 
 
 def parse_drafter(
@@ -109,8 +113,9 @@ def parse_drafter(
     Raises RedrafterError for a name that stands for none, or a folder that holds none.
     """
     check_quantize(drafter_bits, "drafter_bits")
-    own, looks_up = split_lookup(drafter)
-    if own == "auto":
+    named, tree = split_tree(drafter) if isinstance(drafter, str) else (drafter, None)
+    own, looks_up = split_lookup(named)
+    if own == "auto" and tree is None:
         return NamedDrafter((_TRAINED,), looks_up=True, any_here=True, bits=drafter_bits)
     parts: tuple[str | Bindable, ...]
     if isinstance(own, (str, Path)):
@@ -121,7 +126,7 @@ def parse_drafter(
         raise BadInputError(
             "drafter_bits quantises a drafter that is loaded from files, not an object's weights"
         )
-    return NamedDrafter(parts, looks_up, bits=drafter_bits)
+    return NamedDrafter(parts, looks_up, bits=drafter_bits, tree=tree)
 
 
 def draft_with(
@@ -142,10 +147,13 @@ def draft_with(
             parts.append(_open(part, drafter.bits, loaded.source, offline, progress))
         else:
             parts.append(part)
+    found = CombinedDrafters(*parts) if len(parts) > 1 else next(iter(parts), None)
+    if found is not None and drafter.tree is not None:
+        found = AlongTree(found, drafter.tree)
     redrafter = Redrafter(
         loaded.model,
         loaded.tokenizer,
-        CombinedDrafters(*parts) if len(parts) > 1 else next(iter(parts), None),
+        found,
         lookup=drafter.looks_up,
         source=loaded.source,
         drafter_note=note,

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import mlx.core as mx
 import numpy as np
 import pytest
 from test_beam import log_probs_along
 from test_own_drafter import tokens_of
-from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model
+from tiny import (
+    HIDDEN,
+    VOCAB,
+    byte_model,
+    byte_tokenizer,
+    plain_tokens,
+    random_drafter,
+    random_model,
+)
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.drafting.static_trees import find_tree
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.loading import LoadedTarget, draft_with, parse_drafter
 from redrafter_mlx.speculation.static_tree import RankPath, StaticTree, static_tree
 from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.source import TargetSource
 
 PROMPT = [3, 5, 7, 11, 4]
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 3), (2, 0), (2, 1), (0, 3, 0), (2, 1, 1), (2, 1, 2))
@@ -71,7 +86,8 @@ def test_tokens_equal_autoregression_and_the_whole_tree_is_verified(make: object
     model = random_model(vocab_size=VOCAB)
     target = Target(model)
     drafter = make(target).along(TREE)  # type: ignore[operator]
-    assert drafter.fixed_shape == TREE.shape == BeamShape(4, 4, 11)
+    assert drafter.tree is TREE
+    assert TREE.shape == BeamShape(4, 4, 11)
     decoder = Decoder(target, drafter, TREE.shape, SamplingParams())
     emitted, results = tokens_of(decoder, PROMPT, 50)
     assert emitted == plain_tokens(model, PROMPT, 50)
@@ -84,7 +100,7 @@ def test_the_target_itself_is_accepted_along_the_first_path() -> None:
     model = random_model()
     target = Target(model)
     drafter = DraftModel(model, Words()).bind(target, Words())  # type: ignore[arg-type]
-    along = drafter.along(StaticTree(((0,), (0, 0), (0, 0, 0), (1,), (1, 0))))
+    tree = StaticTree(((0,), (0, 0), (0, 0, 0), (1,), (1, 0)))
     rows: list[int] = []
     honest = drafter._model.call
 
@@ -93,8 +109,8 @@ def test_the_target_itself_is_accepted_along_the_first_path() -> None:
         return honest(tokens, *rest)  # type: ignore[arg-type]
 
     drafter._model.call = call  # type: ignore[method-assign,assignment]
-    assert along.fixed_shape is not None
-    _, results = tokens_of(Decoder(target, along, along.fixed_shape, SamplingParams()), PROMPT, 40)
+    decoder = Decoder(target, drafter.along(tree), tree.shape, SamplingParams())
+    _, results = tokens_of(decoder, PROMPT, 40)
     assert {len(r.tokens) for r in results[1:]} == {4}
     assert rows[-3:] == [5, 2, 1]  # the path that was accepted and the root, (0,) (1,), (0, 0)
 
@@ -118,6 +134,7 @@ def test_sampling_gives_the_text_of_plain_decoding() -> None:
     [
         ((), "paths"),
         (((0,), (0,)), "once"),
+        (((0,), ()), "depth"),
         (((0,), (1, 0)), r"\[1, 0\] needs \[1\]"),
         (((0,), (-1,)), "-1"),
         (((0,), (64,)), "64"),
@@ -145,3 +162,58 @@ def test_more_ranks_than_a_draft_vocabulary_has_are_refused() -> None:
     drafter = random_drafter(draft_vocab_size=3).bind(Target(random_model()))
     with pytest.raises(BadInputError, match="only 3 tokens"):
         drafter.along(TREE)
+
+
+@pytest.mark.parametrize(
+    ("name", "drafts", "depth"),
+    [
+        ("medusa_mc_sim_7b_63", 63, 4),
+        ("medusa_vicuna_33b_stage1", 63, 3),
+        ("medusa_zephyr_stage2", 63, 4),
+        ("eagle_mc_sim_7b_63", 25, 5),
+    ],
+)
+def test_published_trees_have_their_authors_sizes(name: str, drafts: int, depth: int) -> None:
+    tree = find_tree(name)
+    assert (len(tree.paths), tree.depth, tree.most_ranks <= 10) == (drafts, depth, True)
+    assert tree.shape.nodes == drafts + 1
+
+
+def test_a_tree_is_named_beside_the_drafter(tmp_path: Path) -> None:
+    """A published one, and one of a file; no other shape may be asked for."""
+    save_drafter(random_drafter(vocab_size=258), tmp_path / "drafter")
+    model = byte_model()
+    source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+    loaded = LoadedTarget(model, byte_tokenizer(), source)
+    (tmp_path / "tree.json").write_text(json.dumps([list(path) for path in PATHS]))
+    plain = plain_tokens(model, PROMPT, 20)
+    for word, shape in (
+        ("eagle_mc_sim_7b_63", BeamShape(8, 6, 26)),
+        (f"{tmp_path / 'tree.json'}+lookup", TREE.shape),
+    ):
+        named = parse_drafter(f"{tmp_path / 'drafter'}+tree:{word}")
+        redrafter = draft_with(named, loaded)
+        assert redrafter.drafting is not None
+        assert f"along the static tree {word.removesuffix('+lookup')}" in redrafter.drafting
+        assert redrafter.drafting.endswith("and lookup") == word.endswith("+lookup")
+        answer = redrafter.generate(PROMPT, max_tokens=20)
+        assert answer.token_ids == plain
+        assert set(answer.shapes) == {shape}
+        same = redrafter.generate(PROMPT, max_tokens=20, beam_width=shape.width)
+        assert same.token_ids == plain
+        assert redrafter.generate(PROMPT, max_tokens=20, draft=False).token_ids == plain
+        for other in ({"beam_width": 3}, {"beam_length": 3}, {"max_nodes": 5}):
+            with pytest.raises(BadInputError, match=f"{next(iter(other))} is"):
+                redrafter.generate(PROMPT, **other)
+
+
+def test_a_tree_that_is_not_there_is_refused_before_a_target_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(BadInputError, match=r"no tree 'oak'.*medusa_mc_sim_7b_63"):
+        parse_drafter("trained+tree:oak")
+    for content, named in (("{", "cannot be read"), ("[1]", "no list of lists")):
+        (tmp_path / "tree.json").write_text(content)
+        with pytest.raises(DamagedFileError, match=named):
+            parse_drafter(f"trained+tree:{tmp_path / 'tree.json'}")
+    (tmp_path / "tree.json").write_text('[["a"]]')
+    with pytest.raises(BadInputError, match="rank of a static tree is 'a'"):
+        parse_drafter(f"trained+tree:{tmp_path / 'tree.json'}")

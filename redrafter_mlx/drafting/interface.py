@@ -141,8 +141,8 @@ class Drafter(ABC):
         return None
 
     @property
-    def fixed_shape(self) -> BeamShape | None:
-        """The one shape that it drafts, a static tree's; None if it drafts any."""
+    def tree(self) -> StaticTree | None:
+        """The static tree along which it drafts, in no other shape; None if it drafts any."""
         return None
 
     @property

@@ -87,8 +87,8 @@ class LevelDrafter(Drafter):
         return self._tree is None
 
     @property
-    def fixed_shape(self) -> BeamShape | None:
-        return None if self._tree is None else self._tree.shape
+    def tree(self) -> StaticTree | None:
+        return self._tree
 
     def along(self: _D, tree: StaticTree) -> _D:
         """The same drafter along a static tree."""

@@ -29,7 +29,10 @@ class Drafting:
     @property
     def words(self) -> str | None:
         """The same for people and records; None if nothing drafts."""
-        names = [] if self.drafter is None else [self.drafter.name]
+        names = []
+        if self.drafter is not None:
+            tree = self.drafter.tree
+            names = [self.drafter.name if tree is None else f"{self.drafter.name} along {tree}"]
         if self.lookup is not None:
             names.append("lookup")
         return " and ".join(names) or None

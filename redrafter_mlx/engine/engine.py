@@ -30,6 +30,7 @@ from redrafter_mlx.response import Completion, Response, Tally
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.target.tree_check import check_trees
@@ -90,6 +91,8 @@ class Redrafter:
     @property
     def beam_shape(self) -> BeamShape:
         """A good shape for such a machine, the same in every run; PLAIN without drafts."""
+        if self._tree is not None:
+            return self._tree.shape
         return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
 
     def warm_up(self) -> None:
@@ -154,9 +157,13 @@ class Redrafter:
 
         Args:
           length: tokens of the prompt
+        Raises:
+          BadInputError: for another shape than that of the drafter's static tree
         """
         if not options.draft:
             return PLAIN
+        if self._tree is not None:
+            return self._tree.shape_for(options)
         asked = (options.beam_width, options.beam_length, options.max_nodes)
         if options.beam_width and options.beam_length:
             return BeamShape(options.beam_width, options.beam_length, options.max_nodes)
@@ -166,6 +173,10 @@ class Redrafter:
         if options.automatic and by_clock:
             return None
         return self.tuning.best_shape(*asked, context=length, by_clock=by_clock)
+
+    @property
+    def _tree(self) -> StaticTree | None:
+        return None if self.drafter is None else self.drafter.tree
 
     async def astream(
         self,

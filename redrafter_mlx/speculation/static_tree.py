@@ -15,12 +15,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import mlx.core as mx
 
-from redrafter_mlx.config import MAX_BEAM_LENGTH, MAX_BEAM_WIDTH, BeamShape, check_int
+from redrafter_mlx.config import (
+    MAX_BEAM_LENGTH,
+    MAX_BEAM_WIDTH,
+    BeamShape,
+    GenerationOptions,
+    check_int,
+)
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import Levels, draft_log_probs, top_k
 from redrafter_mlx.speculation.tree import Beams
@@ -30,18 +36,24 @@ RankPath = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StaticTree:
-    """Paths of ranks from the root: (0, 2) is the third likeliest token after the likeliest one."""
+    """Paths of ranks from the root: (0, 2) is the third likeliest token after the likeliest one.
+
+    name: for people; None without one
+    """
 
     paths: tuple[RankPath, ...]
+    name: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Raises BadInputError, naming the path, for a list that is not a tree."""
-        known = {()} | {*self.paths}
-        if len(known) != len(self.paths) + 1 or not self.paths:
-            raise BadInputError("a static tree needs paths, each once, and none that is empty")
         for path in self.paths:
             check_int("depth of a static tree", len(path), 1, MAX_BEAM_LENGTH - 1)
-            check_int(f"rank in {list(path)}", path[-1], 0, MAX_BEAM_WIDTH - 1)
+            for rank in path:
+                check_int("rank of a static tree", rank, 0, MAX_BEAM_WIDTH - 1)
+        known = {()} | {*self.paths}
+        if len(known) != len(self.paths) + 1 or not self.paths:
+            raise BadInputError("a static tree needs paths, each of them once")
+        for path in self.paths:
             if path[:-1] not in known:
                 raise BadInputError(f"the path {list(path)} needs {list(path[:-1])} in the tree")
         widest = max(Counter(map(len, self.paths)).values())
@@ -67,8 +79,22 @@ class StaticTree:
         widest = max(len(self.level(depth)) for depth in range(1, self.depth + 1))
         return BeamShape(widest, self.depth + 1, len(self.paths) + 1)
 
+    def shape_for(self, options: GenerationOptions) -> BeamShape:
+        """The same; raises BadInputError for options that ask for another shape."""
+        for name, asked, own in (
+            ("beam_width", options.beam_width, self.shape.width),
+            ("beam_length", options.beam_length, self.shape.length),
+            ("max_nodes", options.max_nodes, self.shape.nodes),
+        ):
+            if asked not in (None, own):
+                raise BadInputError(f"{name} is {asked}; it is {own} in {self}")
+        if options.prefixes == "final":
+            raise BadInputError(f"prefixes is 'final'; every node of {self} is verified")
+        return self.shape
+
     def __str__(self) -> str:
-        return f"a static tree of {len(self.paths)} drafts, {self.depth} deep"
+        name = "a static tree" if self.name is None else f"the static tree {self.name}"
+        return f"{name} of {len(self.paths)} drafts, {self.depth} deep"
 
 
 def static_tree(levels: Levels, root: mx.array, tree: StaticTree) -> Beams:
