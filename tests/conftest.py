@@ -9,6 +9,7 @@ from simulated import cliff, timings
 
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.autotune.cost_model import Setup, Timings
+from redrafter_mlx.loading import LoadedTarget, load_target
 
 
 @pytest.fixture(autouse=True)
@@ -20,3 +21,9 @@ def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
         return replace(known, setup=setup)
 
     monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved)
+
+
+@pytest.fixture(scope="session")
+def smollm2_float32() -> LoadedTarget:
+    """The real SmolLM2-135M, loaded once for all tests."""
+    return load_target("smollm2-135m", dtype="float32")

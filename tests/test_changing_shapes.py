@@ -1,4 +1,4 @@
-"""Another shape at every step, plain ones among them, changes nothing about what is said."""
+"""Another beam shape at every step, plain ones among them, changes no token."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ SHAPES = [
 
 
 class Scripted:
-    """Names a random shape each time, and remembers what it was told."""
+    """A policy that chooses at random and records the results it learns from."""
 
     def __init__(self, seed: int, shapes: Sequence[BeamShape] = SHAPES) -> None:
         self._rng = random.Random(seed)
         self._shapes = shapes
-        self.named: list[BeamShape] = []
-        self.told: list[StepResult] = []
+        self.chosen: list[BeamShape] = []
+        self.learned: list[StepResult] = []
         self.lengths: list[int] = []
 
     def next_shape(self, length: int) -> BeamShape:
         self.lengths.append(length)
-        self.named.append(self._rng.choice(self._shapes))
-        return self.named[-1]
+        self.chosen.append(self._rng.choice(self._shapes))
+        return self.chosen[-1]
 
     def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
         """Random lengths, alone and beside what was drafted."""
@@ -60,24 +60,24 @@ class Scripted:
         return CopyPlan(copies, shape, joined, draft_after=self._rng.random() < 0.8)
 
     def learn(self, step: StepResult) -> None:
-        self.told.append(step)
+        self.learned.append(step)
 
 
 def run(
     decoder: Decoder, prompt: list[int], n: int, shapes: Scripted | None, seed: int = 0
 ) -> tuple[list[int], list[StepResult]]:
-    said: list[int] = []
+    emitted: list[int] = []
 
     def finished(result: StepResult) -> bool:
-        said.extend(result.tokens)
-        return len(said) >= n
+        emitted.extend(result.tokens)
+        return len(emitted) >= n
 
     cache = decoder.new_cache()
     results = list(decoder.run(cache, 0, prompt, sequence_keys(seed), finished, shapes))
-    return said[:n], results
+    return emitted[:n], results
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_tokens_equal_autoregression(seed: int) -> None:
     """Over the edges of the cache's buckets, with every accepted length and every change."""
     model = random_model(seed=3)
@@ -85,48 +85,48 @@ def test_tokens_equal_autoregression(seed: int) -> None:
     text = prompt + plain_tokens(model, prompt, 440)
     decoder = Decoder(Target(model), Oracle(text, 97), PLAIN, GREEDY)
     shapes = Scripted(seed)
-    said, results = run(decoder, prompt, 400, shapes)
-    assert said == text[200:600]
+    emitted, results = run(decoder, prompt, 400, shapes)
+    assert emitted == text[200:600]
     assert {len(r.tokens) for r in results} == {1, 2, 3, 4, 5}
     assert len({r.shape for r in results}) > 15
 
 
 @pytest.mark.parametrize("params", [SamplingParams(0.9), SamplingParams(1.1, top_p=0.9, top_k=30)])
-def test_a_seed_says_the_same_whatever_the_shapes(params: SamplingParams) -> None:
+def test_a_seed_gives_the_same_tokens_whatever_the_shapes(params: SamplingParams) -> None:
     model = random_model(seed=3)
     target = Target(model)
-    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7], 150, None, seed=11)
+    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7], 80, None, seed=11)
     drafters: list[Drafter] = [Oracle([3, 5, 7, *plain], 97), random_drafter().bind(target)]
     for drafter in drafters:
         for seed in range(2):
             decoder = Decoder(target, drafter, PLAIN, params)
-            said, _ = run(decoder, [3, 5, 7], 150, Scripted(seed), seed=11)
-            assert said == plain
+            emitted, _ = run(decoder, [3, 5, 7], 80, Scripted(seed), seed=11)
+            assert emitted == plain
 
 
 def test_penalties_and_copies_follow_every_change() -> None:
-    """Both look back over what was said, in windows that grow with what a step can accept."""
+    """Both read the last tokens, in windows that grow with what a step can accept."""
     params = SamplingParams(repetition_penalty=1.3, repetition_context=7)
     model = random_model(seed=3)
     target = Target(model)
-    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7, 3, 5], 300, None)
+    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7, 3, 5], 120, None)
     for drafter in (None, random_drafter().bind(target)):
         decoder = Decoder(target, drafter, PLAIN, params, lookup=Lookup())
-        said, _ = run(decoder, [3, 5, 7, 3, 5], 300, Scripted(1))
-        assert said == plain
+        emitted, _ = run(decoder, [3, 5, 7, 3, 5], 120, Scripted(1))
+        assert emitted == plain
 
 
 def test_results_carry_the_shape_that_they_were_drafted_with() -> None:
-    """What is named while a step is built is drafted in it, verified in the next, told behind."""
+    """A shape is chosen as a step is built, drafted in it, verified in the next, then reported."""
     model = random_model(seed=3)
     text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 120)]
     shapes = Scripted(0)
     decoder = Decoder(Target(model), Oracle(text, 97), PLAIN, GREEDY)
     _, results = run(decoder, [3, 5, 7], 100, shapes)
     assert results[0].shape == PLAIN, "the prompt's own"
-    assert [r.shape for r in results[1:]] == shapes.named[: len(results) - 1]
-    # The last result ends the answer, and is told all the same.
-    assert shapes.told == results[1:]
+    assert [r.shape for r in results[1:]] == shapes.chosen[: len(results) - 1]
+    # The last result ends the answer, and is reported all the same.
+    assert shapes.learned == results[1:]
     for r in results:
         assert r.nodes == len(r.depths) <= r.shape.nodes
         assert [r.depths[node] for node in r.path] == list(range(len(r.path)))
@@ -151,7 +151,7 @@ def test_a_change_of_shape_reads_nothing_more() -> None:
 def test_the_targets_joint_distribution_is_kept(
     accept: AcceptMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three tokens behind a prompt over a vocabulary of 5, the shape drawn anew for each step."""
+    """Three tokens after a prompt over a vocabulary of 5, another shape at each step."""
     monkeypatch.setattr("redrafter_mlx.target.kv_cache.EXTENT_STEP", 4)
     monkeypatch.setattr("redrafter_mlx.target.kv_cache.CAPACITY_STEP", 16)
     params = SamplingParams(1.0, accept=accept)
@@ -164,15 +164,15 @@ def test_the_targets_joint_distribution_is_kept(
         keys = sequence_keys(batch, ROWS)
         first = shapes.next_shape(0)
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys, first)
-        said = [r.tokens for r in read_report(output)]
-        while min(map(len, said)) < N_TOKENS:
-            bound = len(PROMPT) + max(map(len, said))
+        emitted = [r.tokens for r in read_report(output)]
+        while min(map(len, emitted)) < N_TOKENS:
+            bound = len(PROMPT) + max(map(len, emitted))
             state, output = decoder.step(state, bound, shapes.next_shape(0))
-            for row, result in zip(said, read_report(output), strict=True):
+            for row, result in zip(emitted, read_report(output), strict=True):
                 row.extend(result.tokens)
-        for row in said:
+        for row in emitted:
             counts[tuple(row[:N_TOKENS])] += 1
-    assert len(set(shapes.named)) == 4
+    assert len(set(shapes.chosen)) == 4
     expected = exact_joint(SamplingParams(1.0)) * counts.sum()
     statistic, freedom = chi_square(counts.ravel(), expected.ravel())
     assert statistic < critical(freedom)

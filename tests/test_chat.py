@@ -324,7 +324,7 @@ class Typist:
         os.write(self._fd, keys.encode())
 
     def expect(self, text: str, repeat: str = "") -> str:
-        """Wait until `text` appears behind what was awaited before; returns what precedes it.
+        """Wait until `text` appears after what was awaited before; returns what precedes it.
 
         `repeat` is typed again every second: a signal that comes just before Python's readline
         begins to wait shows only with the next one.

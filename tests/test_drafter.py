@@ -133,7 +133,7 @@ def test_what_is_saved_without_extensions_is_the_papers_format(tmp_path: Path) -
     theirs = mx.load(str(tmp_path / "theirs" / "model.safetensors"))
     ours = mx.load(str(tmp_path / "model.safetensors"))
     assert {k: a.shape for k, a in ours.items()} == {k: a.shape for k, a in theirs.items()}  # type: ignore[union-attr]
-    assert [p.name for p in tmp_path.glob(".*")] == [], "nothing half-written is left behind"
+    assert [p.name for p in tmp_path.glob(".*")] == [], "nothing half-written is left"
 
 
 @pytest.mark.parametrize(

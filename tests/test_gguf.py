@@ -34,7 +34,7 @@ from weights_samples import (
 
 from redrafter_mlx.config import DType
 from redrafter_mlx.errors import DamagedFileError, RedrafterError, UnsupportedModelError
-from redrafter_mlx.loading import load_target
+from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.gguf import load_gguf
 from redrafter_mlx.weights.gguf_header import read_header
@@ -277,8 +277,8 @@ def test_streamed_text_is_the_decoded_text(sample: Path) -> None:
 
 
 @pytest.mark.real_model
-def test_smollm2_tokens_are_those_of_the_slow_reference() -> None:
-    target = load_target("smollm2-135m")
+def test_smollm2_tokens_are_those_of_the_slow_reference(smollm2_float32: LoadedTarget) -> None:
+    target = smollm2_float32
     reference = SlowTokenizer(target.source.path)
     for text in HARD_STRINGS:
         got = encode_text(target.tokenizer, text)
@@ -287,8 +287,10 @@ def test_smollm2_tokens_are_those_of_the_slow_reference() -> None:
 
 
 @pytest.mark.real_model
-def test_smollm2_tokens_are_those_published_for_the_original_tokenizer() -> None:
-    tokenizer = load_target("smollm2-135m").tokenizer
+def test_smollm2_tokens_are_those_published_for_the_original_tokenizer(
+    smollm2_float32: LoadedTarget,
+) -> None:
+    tokenizer = smollm2_float32.tokenizer
     for text, ids in PUBLISHED_IDS.items():
         assert encode_text(tokenizer, text) == ids, text
     for question, ids in PUBLISHED_CHAT_IDS.items():
@@ -297,8 +299,8 @@ def test_smollm2_tokens_are_those_published_for_the_original_tokenizer() -> None
 
 
 @pytest.mark.real_model
-def test_smollm2_answers() -> None:
-    target = load_target("smollm2-135m")
+def test_smollm2_answers(smollm2_float32: LoadedTarget) -> None:
+    target = smollm2_float32
     question = [{"role": "user", "content": "What is the capital of France?"}]
     prompt = render_chat(target.tokenizer, question)
     assert "Paris" in generate(target.model, target.tokenizer, prompt, max_tokens=12)

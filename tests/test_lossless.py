@@ -52,7 +52,7 @@ def tiny_target(vocabulary: int = V) -> tuple[nn.Module, Target]:
 
 @cache
 def exact_joint(params: SamplingParams, vocabulary: int = V) -> np.ndarray:
-    """The probability of every sequence of N_TOKENS behind the prompt, by enumeration."""
+    """The probability of every sequence of N_TOKENS after the prompt, by enumeration."""
     model, _ = tiny_target(vocabulary)
     joint = np.ones((vocabulary,) * N_TOKENS)
     for path in itertools.product(range(vocabulary), repeat=N_TOKENS):
@@ -78,12 +78,12 @@ def drawn(
     for batch in range(batches):
         keys = sequence_keys(batch, ROWS)
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys)
-        said = [r.tokens for r in read_report(output)]
-        while min(map(len, said)) < N_TOKENS:
-            state, output = decoder.step(state, len(PROMPT) + max(map(len, said)))
-            for row, result in zip(said, read_report(output), strict=True):
+        emitted = [r.tokens for r in read_report(output)]
+        while min(map(len, emitted)) < N_TOKENS:
+            state, output = decoder.step(state, len(PROMPT) + max(map(len, emitted)))
+            for row, result in zip(emitted, read_report(output), strict=True):
                 row.extend(result.tokens)
-        for row in said:
+        for row in emitted:
             counts[tuple(row[:N_TOKENS])] += 1
     return counts
 
@@ -113,7 +113,7 @@ FILTERS = [{}, {"top_p": 0.8}, {"top_k": 3}, {"min_p": 0.15}]
 def test_lossless_methods_keep_the_targets_joint_distribution(
     accept: AcceptMethod, shape: BeamShape
 ) -> None:
-    """Three tokens behind a prompt over a vocabulary of 5: 125 sequences, 12,000 draws."""
+    """Three tokens after a prompt over a vocabulary of 5: 125 sequences, 12,000 draws."""
     assert fits(shape, SamplingParams(1.0, accept=accept))
 
 
@@ -122,20 +122,23 @@ def test_sampling_keeps_the_joint_distribution_with_the_papers_packing() -> None
 
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])
-@pytest.mark.parametrize("filters", FILTERS, ids=lambda f: next(iter(f), "none"))
-@pytest.mark.parametrize("temperature", [0.5, 1.5])
+@pytest.mark.parametrize(
+    ("filters", "temperature"),
+    list(zip(FILTERS, (0.5, 1.5, 0.5, 1.5), strict=True)),
+    ids=("none", "top_p", "top_k", "min_p"),
+)
 def test_lossless_methods_keep_filtered_distributions(
-    accept: AcceptMethod, temperature: float, filters: dict
+    accept: AcceptMethod, filters: dict, temperature: float
 ) -> None:
     assert fits(BeamShape(3, 3), SamplingParams(temperature, accept=accept, **filters), 2)
 
 
 def drawn_with_copies(
-    shape: BeamShape, params: SamplingParams, drafts: bool, believed: bool = False
+    shape: BeamShape, params: SamplingParams, drafts: bool, as_drawn: bool = False
 ) -> np.ndarray:
     """How often each sequence was decoded, every second tree being one of copies.
 
-    believed: keep what was drawn beside the copies, as if they had been drawn from it
+    as_drawn: keep what was drawn beside the copies, as if they had been drawn from it
     """
     _, target = tiny_target()
     drafter = random_drafter(vocab_size=V).bind(target) if drafts else None
@@ -144,22 +147,22 @@ def drawn_with_copies(
     for batch in range(3):
         keys = sequence_keys(batch, ROWS)
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys)
-        said = [r.tokens for r in read_report(output)]
-        indexes = [TextIndex(Lookup(1), [*PROMPT, *row]) for row in said]
+        emitted = [r.tokens for r in read_report(output)]
+        indexes = [TextIndex(Lookup(1), [*PROMPT, *row]) for row in emitted]
         for step in itertools.count():
-            if min(map(len, said)) >= N_TOKENS:
+            if min(map(len, emitted)) >= N_TOKENS:
                 break
             if step % 2 == 0:
                 copies = [index.copies(shape.width, shape.length - 1) for index in indexes]
-                beams = copy_beams(copies, [row[-1] for row in said], shape)
+                beams = copy_beams(copies, [row[-1] for row in emitted], shape)
                 tree = tree_of_copies(beams, shape, state.drafts.beams)
-                log_probs = state.drafts.log_probs if believed else None
+                log_probs = state.drafts.log_probs if as_drawn else None
                 state = replace(state, drafts=Drafts(tree, shape, log_probs, copied=True))
-            state, output = decoder.step(state, len(PROMPT) + max(map(len, said)))
-            for index, row, result in zip(indexes, said, read_report(output), strict=True):
+            state, output = decoder.step(state, len(PROMPT) + max(map(len, emitted)))
+            for index, row, result in zip(indexes, emitted, read_report(output), strict=True):
                 row.extend(result.tokens)
                 index.extend(result.tokens)
-        for row in said:
+        for row in emitted:
             counts[tuple(row[:N_TOKENS])] += 1
     return counts
 
@@ -175,7 +178,7 @@ def fits_the_target(counts: np.ndarray) -> bool:
 def test_lossless_methods_keep_the_joint_distribution_with_copies(
     accept: AcceptMethod, drafts: bool
 ) -> None:
-    """Every token after the prompt has a chance of having stood there before."""
+    """Every token of the vocabulary may occur in the text before, and so be copied."""
     params = SamplingParams(1.0, accept=accept)
     assert fits_the_target(drawn_with_copies(BeamShape(3, 3), params, drafts))
 
@@ -183,7 +186,7 @@ def test_lossless_methods_keep_the_joint_distribution_with_copies(
 def test_copies_that_are_taken_for_drawn_ones_fail() -> None:
     """Testing copies as if they had come from the drafter's distribution."""
     params = SamplingParams(1.0, accept="rejection")
-    assert not fits_the_target(drawn_with_copies(BeamShape(3, 3), params, True, believed=True))
+    assert not fits_the_target(drawn_with_copies(BeamShape(3, 3), params, True, as_drawn=True))
 
 
 def test_rejection_keeps_the_distribution_when_the_tree_is_cut_short() -> None:
@@ -283,7 +286,7 @@ def test_drafts_drawn_before_the_filters_fail(monkeypatch: pytest.MonkeyPatch) -
     assert not fits(BeamShape(1, 3), SamplingParams(0.5, accept="rejection", top_k=2))
 
 
-def test_a_drafter_that_knows_the_target_is_never_refused() -> None:
+def test_drafts_from_the_targets_own_distribution_are_always_accepted() -> None:
     """With q = p rejection accepts everything, which drawing at the nodes does not."""
     rng = np.random.default_rng(0)
     logits = mx.array(rng.normal(size=(1, 1, V)).astype(np.float32))
@@ -291,7 +294,7 @@ def test_a_drafter_that_knows_the_target_is_never_refused() -> None:
     p = mx.broadcast_to(sampled_log_probs(logits, params), (500, 2, V))
     keys = sequence_keys(0, 500)
 
-    class Knowing:
+    class TheTargetItself:
         output_size = V
 
         def first(self) -> mx.array:
@@ -307,7 +310,7 @@ def test_a_drafter_that_knows_the_target_is_never_refused() -> None:
             return log_probs
 
     drafts = rejection.draw_drafts(
-        Knowing(), mx.zeros((500,), mx.int32), mx.full((500,), 7), keys,
+        TheTargetItself(), mx.zeros((500,), mx.int32), mx.full((500,), 7), keys,
         BeamShape(1, 2), params,
     )  # fmt: skip
     got = rejection.accept_rejection(drafts, p, mx.full((500,), 8), keys, 1)

@@ -32,6 +32,12 @@ from redrafter_mlx.weights.chat import encode_text, render_chat
 pytestmark = pytest.mark.real_model
 
 SHAPES = [BeamShape(W, L) for W in range(1, 5) for L in range(2, 6)]
+SOME_SHAPES = [BeamShape(*shape) for shape in ((1, 2), (1, 5), (2, 3), (3, 4), (4, 2), (4, 5))]
+"""What the tests of every run cover; the long evidence covers them all."""
+
+N = 32
+"""Tokens of an answer in the tests of every run."""
+
 QUESTIONS = [
     "Name three rivers and the seas that they run into.",
     "Write a Python function that reverses a linked list.",
@@ -56,7 +62,7 @@ def forty_questions() -> list[str]:
 
 @dataclass
 class Subject:
-    """A loaded target, and what mlx-lm says with it, remembered by prompt."""
+    """A loaded target, and what mlx-lm generates with it, cached by prompt."""
 
     loaded: LoadedTarget
     target: Target
@@ -92,45 +98,43 @@ class Subject:
         self, prompt: list[int], n: int, shape: BeamShape, drafter: Drafter
     ) -> tuple[list[int], list[mx.array], list[int]]:
         """n tokens, the log-probabilities each was chosen from, and how many each step gave."""
-        said: list[int] = []
+        emitted: list[int] = []
         log_probs: list[mx.array] = []
         decoder = Decoder(self.target, drafter, shape, SamplingParams(), logprobs=True)
 
         def finished(result: StepResult) -> bool:
-            return len(said) + len(result.tokens) >= n
+            return len(emitted) + len(result.tokens) >= n
 
         counts = []
         cache = decoder.new_cache()
         for result in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
-            said += result.tokens
+            emitted += result.tokens
             log_probs += result.log_probs or []
             counts.append(len(result.tokens))
-        return said[:n], log_probs[:n], counts
+        return emitted[:n], log_probs[:n], counts
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Subject:
-    loaded = load_target("smollm2-135m", dtype="float32")
-    return Subject(loaded, Target(loaded.model))
+def smollm2(smollm2_float32: LoadedTarget) -> Subject:
+    return Subject(smollm2_float32, Target(smollm2_float32.model))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
+@pytest.mark.parametrize("shape", SOME_SHAPES, ids=lambda s: f"{s.width}x{s.length}")
 def test_drafted_tokens_equal_mlx_lms(smollm2: Subject, shape: BeamShape) -> None:
-    question = QUESTIONS[SHAPES.index(shape) % len(QUESTIONS)]
-    prompt = smollm2.prompt(question)
-    want, _ = smollm2.reference(prompt, 48)
-    oracle = smollm2.oracle(prompt, 48, seed=shape.width)
-    got, _, counts = smollm2.drafted(prompt, 48, shape, oracle)
+    prompt = smollm2.prompt(QUESTIONS[SHAPES.index(shape) % 2])
+    want, _ = smollm2.reference(prompt, N)
+    oracle = smollm2.oracle(prompt, N, seed=shape.width)
+    got, _, counts = smollm2.drafted(prompt, N, shape, oracle)
     assert got == want
     assert len(set(counts[1:-1])) > 1, "acceptances of several lengths occurred"
 
 
-@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[6], SHAPES[15]])
+@pytest.mark.parametrize("shape", [BeamShape(1, 2), BeamShape(4, 5)], ids=str)
 def test_tokens_equal_mlx_lms_with_a_random_drafter(smollm2: Subject, shape: BeamShape) -> None:
     prompt = smollm2.prompt(QUESTIONS[0])
-    want, _ = smollm2.reference(prompt, 48)
-    got, _, _ = smollm2.drafted(prompt, 24, shape, smollm2.random_drafter())
-    assert got == want[:24]
+    want, _ = smollm2.reference(prompt, N)
+    got, _, _ = smollm2.drafted(prompt, N // 2, shape, smollm2.random_drafter())
+    assert got == want[: N // 2]
 
 
 @pytest.mark.exhaustive
@@ -184,13 +188,12 @@ def reduced(request: pytest.FixtureRequest) -> tuple[str, Subject]:
 
 
 def assert_differences_are_near_ties(
-    name: str, subject: Subject, question: str, n: int, shape: BeamShape, seed: int
+    name: str, subject: Subject, prompt: list[int], n: int, shape: BeamShape, seed: int
 ) -> None:
-    prompt = subject.prompt(question)
     want, theirs = subject.reference(prompt, n)
     got, ours, _ = subject.drafted(prompt, n, shape, subject.oracle(prompt, n, seed))
     found = near_tie(want, theirs, got, ours)
-    where = f"{name} {shape.width}x{shape.length} {question[:30]!r}"
+    where = f"{name} {shape.width}x{shape.length} seed {seed}"
     if found is None:
         print(f"{where}: {n} of {n} tokens equal")
         return
@@ -203,8 +206,9 @@ def assert_differences_are_near_ties(
 
 
 def test_differences_in_reduced_precision_are_near_ties(reduced: tuple[str, Subject]) -> None:
-    for shape, question in zip([SHAPES[2], SHAPES[9]], QUESTIONS, strict=False):
-        assert_differences_are_near_ties(*reduced, question, 16, shape, seed=1)
+    name, subject = reduced
+    prompt = encode_text(subject.loaded.tokenizer, "The capital of France is")
+    assert_differences_are_near_ties(name, subject, prompt, 10, BeamShape(2, 3), seed=1)
 
 
 @pytest.mark.exhaustive
@@ -212,9 +216,10 @@ def test_differences_in_reduced_precision_are_near_ties(reduced: tuple[str, Subj
 def test_differences_in_reduced_precision_are_near_ties_in_every_shape(
     reduced: tuple[str, Subject], shape: BeamShape
 ) -> None:
-    place = SHAPES.index(shape)
-    question = forty_questions()[2 * place]
-    assert_differences_are_near_ties(*reduced, question, 40, shape, seed=place)
+    seed = SHAPES.index(shape)
+    name, subject = reduced
+    prompt = subject.prompt(forty_questions()[2 * seed])
+    assert_differences_are_near_ties(name, subject, prompt, 40, shape, seed)
 
 
 @pytest.mark.exhaustive
@@ -225,7 +230,7 @@ def test_differences_in_reduced_precision_are_near_ties_in_every_shape(
 def test_next_token_frequencies_are_the_targets_probabilities(
     smollm2: Subject, prefix: str, accept: AcceptMethod, drafted: bool
 ) -> None:
-    """2,048 draws of the token behind a fixed prefix, undrafted and with the shipped drafter."""
+    """2,048 draws of the token after a fixed prefix, undrafted and with the shipped drafter."""
     rows, target = 64, smollm2.target
     ids = encode_text(smollm2.loaded.tokenizer, prefix)
     params = SamplingParams(1.2, top_k=40, accept=accept)
@@ -254,17 +259,14 @@ def test_next_token_frequencies_are_the_targets_probabilities(
     assert statistic < critical(freedom)
 
 
-@pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(3, 4)], ids=str)
-def test_its_own_first_layers_draft_for_it(smollm2: Subject, shape: BeamShape) -> None:
+def test_its_own_first_layers_draft_for_it(smollm2: Subject) -> None:
     """As a draft language model: no faster here, but exact, and more than a token a step."""
     model, tokenizer = smollm2.loaded.model, smollm2.loaded.tokenizer
     drafter = DraftModel(truncated(model, 26), tokenizer).bind(smollm2.target, tokenizer)
-    steps = tokens = 0
-    for question in QUESTIONS[:3]:
-        prompt = smollm2.prompt(question)
-        want, _ = smollm2.reference(prompt, 48)
-        got, _, counts = smollm2.drafted(prompt, 48, shape, drafter)
-        assert got == want
-        steps, tokens = steps + len(counts) - 1, tokens + sum(counts[1:])
-    print(f"{shape}: {tokens / steps:.2f} tokens/step")
-    assert tokens / steps > 1.2
+    prompt = smollm2.prompt(QUESTIONS[0])
+    want, _ = smollm2.reference(prompt, N)
+    got, _, counts = smollm2.drafted(prompt, N, BeamShape(3, 4), drafter)
+    assert got == want
+    tokens_per_step = sum(counts[1:]) / (len(counts) - 1)
+    print(f"{tokens_per_step:.2f} tokens/step")
+    assert tokens_per_step > 1.2
