@@ -109,12 +109,9 @@ def describe(found: list[DrafterQuality], questions: int) -> str:
         lines.append(f"{one_line(one.name)}: {size}")
         lines.append("  right at position  " + " ".join(f"{x:6.1%}" for x in quality.top1))
         lines.append("  among five         " + " ".join(f"{x:6.1%}" for x in quality.top5))
-        lines.append(
-            "  width   tokens/step   candidates only   drafting a step   accepted 1, 2, ... drafts"
-        )
+        lines.append("  width   tokens/step   drafting a step   accepted 1, 2, ... drafts")
         lines += [
-            f"  {width:5d}   {per_step:11.2f}   {quality.candidates_only[width]:15.2f}   "
-            f"{one.draft_seconds[width] * 1e3:12.1f} ms   "
+            f"  {width:5d}   {per_step:11.2f}   {one.draft_seconds[width] * 1e3:12.1f} ms   "
             + " ".join(f"{x:.0%}" for x in quality.accepted[width])
             for width, per_step in quality.tokens_per_step.items()
         ]

@@ -7,13 +7,14 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
-from redrafter_mlx.distill.report.metrics import METRICS, MetricsLog, read_metrics
+from redrafter_mlx.distill.report.metrics import METRICS, MetricsLog, best_quality, read_metrics
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS, draw_plots, running_mean
 from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
 from redrafter_mlx.errors import DamagedFileError
@@ -28,7 +29,7 @@ def step(n: int, loss: float = 5.25) -> Step:
 
 def evaluation(n: int, best: bool = True) -> Evaluation:
     quality = DraftQuality(
-        (0.4, 0.3), (0.7, 0.6), {1: 1.5, 4: 2.0}, {1: (0.5, 0.25), 4: (0.75, 0.5)}, {1: 1.5}
+        (0.4, 0.3), (0.7, 0.6), {1: 1.5, 4: 2.0}, {1: (0.5, 0.25), 4: (0.75, 0.5)}
     )
     return Evaluation(n, quality, best)
 
@@ -49,16 +50,22 @@ def write(folder: Path, events: list[Event], steps_made: int = 0) -> None:
             log.append(event)
 
 
-def read(folder: Path) -> list[Event]:
-    return [logged.event for logged in read_metrics(folder)]
+def read(folder: Path) -> list[tuple[str, int]]:
+    """Kind and step of each event in the log."""
+    return [(record["event"], record["step"]) for record in read_metrics(folder)]
+
+
+def named(events: list[Event]) -> list[tuple[str, int]]:
+    """The same of events."""
+    return [("step" if isinstance(e, Step) else "evaluation", e.step) for e in events]
 
 
 # The log
 
 
-def test_events_read_back_as_they_were_written(tmp_path: Path) -> None:
-    write(tmp_path, run(1, 7))
-    assert read(tmp_path) == run(1, 7)
+def test_the_quality_of_the_saved_drafter_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path, [evaluation(1), step(2), replace(evaluation(3), best=False)])
+    assert best_quality(read_metrics(tmp_path)) == evaluation(1).quality
 
 
 def test_each_line_is_strict_json_with_its_event_and_step(tmp_path: Path) -> None:
@@ -68,9 +75,6 @@ def test_each_line_is_strict_json_with_its_event_and_step(tmp_path: Path) -> Non
     assert [(s["event"], s["step"]) for s in said] == [("step", 1), ("step", 2), ("evaluation", 2)]
     assert said[0]["loss"] is None
     assert said[2]["tokens_per_step"] == {"1": 1.5, "4": 2.0}
-    first = read(tmp_path)[0]
-    assert isinstance(first, Step)
-    assert math.isnan(first.loss)
 
 
 def test_a_line_is_in_the_file_before_the_next_event(tmp_path: Path) -> None:
@@ -80,25 +84,25 @@ def test_a_line_is_in_the_file_before_the_next_event(tmp_path: Path) -> None:
             assert len(read(tmp_path)) == n
 
 
-@pytest.mark.parametrize("checkpoint", range(1, 11))
+@pytest.mark.parametrize("checkpoint", [1, 3, 10])
 def test_resumed_log_equals_the_unbroken_one(tmp_path: Path, checkpoint: int) -> None:
     """Whatever step the last checkpoint holds, each step is there once."""
     write(tmp_path, run(1, 10))
     write(tmp_path, run(checkpoint + 1, 20), steps_made=checkpoint)
-    assert read(tmp_path) == run(1, 20)
+    assert read(tmp_path) == named(run(1, 20))
 
 
 def test_new_run_begins_an_empty_log(tmp_path: Path) -> None:
     write(tmp_path, run(1, 10))
     write(tmp_path, run(1, 2))
-    assert read(tmp_path) == run(1, 2)
+    assert read(tmp_path) == named(run(1, 2))
 
 
 def test_a_checkpoint_ahead_of_the_log_appends_to_it(tmp_path: Path) -> None:
     """After a power cut the checkpoint may know of steps that the log lost."""
     write(tmp_path, run(1, 5))
     write(tmp_path, run(9, 10), steps_made=8)
-    assert read(tmp_path) == [*run(1, 5), *run(9, 10)]
+    assert read(tmp_path) == named([*run(1, 5), *run(9, 10)])
 
 
 def test_seconds_go_on_where_the_run_stopped(
@@ -114,19 +118,19 @@ def test_seconds_go_on_where_the_run_stopped(
     with MetricsLog(tmp_path, steps_made=2) as log:
         now[0] += 1
         log.append(step(3))
-    assert [logged.seconds for logged in read_metrics(tmp_path)] == [10, 20, 21]
+    assert [record["seconds"] for record in read_metrics(tmp_path)] == [10, 20, 21]
 
 
-@pytest.mark.parametrize("cut", [1, 2, 30, 60])
+@pytest.mark.parametrize("cut", [1, 60])
 def test_half_written_last_line_is_removed(tmp_path: Path, cut: int) -> None:
     path = tmp_path / METRICS
     write(tmp_path, run(1, 4))
     whole = path.read_bytes()
     write(tmp_path, [step(5)], steps_made=4)
     path.write_bytes(path.read_bytes()[: len(whole) + cut])
-    assert read(tmp_path) == run(1, 4)
+    assert read(tmp_path) == named(run(1, 4))
     write(tmp_path, run(5, 6), steps_made=4)
-    assert read(tmp_path) == run(1, 6)
+    assert read(tmp_path) == named(run(1, 6))
 
 
 def test_zeros_after_the_last_line_are_removed(tmp_path: Path) -> None:
@@ -135,7 +139,7 @@ def test_zeros_after_the_last_line_are_removed(tmp_path: Path) -> None:
     write(tmp_path, run(1, 4))
     whole = path.read_bytes()
     path.write_bytes(whole + bytes(4096))
-    assert read(tmp_path) == run(1, 4)
+    assert read(tmp_path) == named(run(1, 4))
     write(tmp_path, [], steps_made=4)
     assert path.read_bytes() == whole
 
@@ -145,7 +149,7 @@ def test_line_that_lacks_only_its_end_is_kept(tmp_path: Path) -> None:
     write(tmp_path, run(1, 4))
     path.write_bytes(path.read_bytes()[:-1])
     write(tmp_path, run(5, 5), steps_made=4)
-    assert read(tmp_path) == run(1, 5)
+    assert read(tmp_path) == named(run(1, 5))
 
 
 @pytest.mark.parametrize(
@@ -184,7 +188,7 @@ def test_log_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
     assert done.returncode == -9
-    assert [event.step for event in read(tmp_path)] == list(range(1, 51))
+    assert read(tmp_path) == [("step", n) for n in range(1, 51)]
 
 
 # Files that appear whole
@@ -248,18 +252,20 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(PNG)
 
 
-def test_pictures_show_every_position_and_width() -> None:
+def test_pictures_show_every_position_and_width(tmp_path: Path) -> None:
     """The lines drawn are the log's numbers."""
     pytest.importorskip("matplotlib")
     from redrafter_mlx.distill.report.plots import _accuracy, _loss
 
-    left, right = _accuracy([evaluation(10), evaluation(20, best=False)]).axes
+    write(tmp_path, [step(1, 3.0), step(2, 2.0), evaluation(10), evaluation(20, best=False)])
+    steps, evaluations = read_metrics(tmp_path)[:2], read_metrics(tmp_path)[2:]
+    left, right = _accuracy(evaluations).axes
     assert [list(line.get_ydata()) for line in left.lines] == [[0.4, 0.4], [0.3, 0.3]]
     drawn = {str(line.get_label()): list(line.get_ydata()) for line in right.lines}
     assert drawn["beam width 1"] == [1.5, 1.5]
     assert drawn["beam width 4"] == [2.0, 2.0]
     assert list(right.lines[-1].get_xdata()) == [10, 10]  # the one that was saved
-    assert list(_loss([step(1, 3.0), step(2, 2.0)]).axes[0].lines[0].get_ydata()) == [3.0, 2.0]
+    assert list(_loss(steps).axes[0].lines[0].get_ydata()) == [3.0, 2.0]
 
 
 def test_missing_matplotlib_is_one_line_that_says_how_to_install_it(

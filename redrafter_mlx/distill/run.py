@@ -30,11 +30,11 @@ from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
 from redrafter_mlx.distill.preflight import check_bits, check_output, least_blocks
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
-from redrafter_mlx.distill.report.metrics import MetricsLog, read_metrics
+from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, read_metrics
 from redrafter_mlx.distill.report.plots import draw_plots
 from redrafter_mlx.distill.training.checkpoint import check_same_run, load_checkpoint
 from redrafter_mlx.distill.training.initial_drafter import check_start, fresh_drafter, start_drafter
-from redrafter_mlx.distill.training.trainer import Evaluation, Event, Trainer
+from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
@@ -247,8 +247,6 @@ class TrainingRun:
         """All that the card says of this run."""
         assert self.corpus is not None
         log = read_metrics(self.job.output)
-        evaluations = [at.event for at in log if isinstance(at.event, Evaluation)]
-        best = next(event for event in reversed(evaluations) if event.best)
         return TrainingReport(
             target=self.loaded.source,
             job=self.job,
@@ -257,8 +255,8 @@ class TrainingRun:
             machine=f"{chip_name()}, {system_name()}",
             corpus=self.corpus,
             drafter=config,
-            seconds=log[-1].seconds,
-            quality=best.quality,
+            seconds=log[-1]["seconds"],
+            quality=best_quality(log),
             measured=measured,
             coverage=self.coverage,
             started_from=self.started_from,

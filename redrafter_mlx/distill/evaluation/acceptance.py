@@ -7,7 +7,7 @@ with the text. Walking the text in such steps gives the very tokens/step of deco
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -29,15 +29,12 @@ class DraftQuality:
     top1, top5:      by depth: how often the target's token is the likeliest, or among five
     tokens_per_step: simulated, by beam width
     accepted:        by beam width: share of steps in which drafts 1, 2, ... were accepted
-    candidates_only: tokens/step by beam width if only the candidates of full length were verified,
-                     as in the paper, and not every prefix that the search kept
     """
 
     top1: tuple[float, ...]
     top5: tuple[float, ...]
     tokens_per_step: Mapping[int, float]
     accepted: Mapping[int, tuple[float, ...]]
-    candidates_only: Mapping[int, float] = field(default_factory=dict)
 
 
 def measure_quality(
@@ -51,47 +48,34 @@ def measure_quality(
     asked = np.maximum(np.sum([h[1] for h in hits], axis=0), 1)
     per_step: dict[int, float] = {}
     accepted: dict[int, tuple[float, ...]] = {}
-    candidates_only: dict[int, float] = {}
     for shape in shapes:
-        lengths, of_candidates = accepted_lengths(bound, held_out, shape)
-        steps = simulate_steps(lengths, held_out.text)
-        fewer = simulate_steps(of_candidates, held_out.text)
+        steps = simulate_steps(accepted_lengths(bound, held_out, shape), held_out.text)
         per_step[shape.width] = float((steps + 1).mean()) if len(steps) else 1.0
-        candidates_only[shape.width] = float((fewer + 1).mean()) if len(fewer) else 1.0
         accepted[shape.width] = tuple(
             float((steps >= n).mean()) if len(steps) else 0.0 for n in range(1, shape.length)
         )
     top1, top5 = (tuple(float(x) for x in row / asked) for row in right)
-    return DraftQuality(top1, top5, per_step, accepted, candidates_only)
+    return DraftQuality(top1, top5, per_step, accepted)
 
 
-def accepted_lengths(
-    bound: BoundNetwork, held_out: Positions, shape: BeamShape
-) -> tuple[np.ndarray, np.ndarray]:
-    """How many drafts the target would accept at each position.
-
-    Returns:
-      [M] int of the tree, and [M] int of its candidates of full length alone
-    """
-    found, of_candidates = [], []
+def accepted_lengths(bound: BoundNetwork, held_out: Positions, shape: BeamShape) -> np.ndarray:
+    """[M] int: how many drafts the target would accept at each position."""
+    found = []
     for at in range(0, len(held_out), _POSITIONS):
         batch = held_out.batch(at, _POSITIONS)
         context = bound.read(batch.states[:_POSITIONS].astype(mx.float32))
         beams = beam_search(bound.levels(context, batch.roots), batch.roots, shape)
         P, W, L = beams.tokens.shape
         right = mx.ones((P, W), mx.bool_)  # prefixes that agree with the text
-        run, along = mx.zeros((P,), mx.int32), mx.zeros((P, W), mx.int32)
+        run = mx.zeros((P,), mx.int32)
         for level in range(1, L):
             origin = beams.parent_indices[:, :, level]
             same = beams.tokens[:, :, level] == batch.labels[:, level - 1, None]
             same = same & batch.valid[:, level - 1, None]
             right = same & mx.take_along_axis(right, origin, axis=1)
-            along = right + mx.take_along_axis(along, origin, axis=1)
             run = run + mx.any(right, axis=1)
         found.append(np.array(run))
-        of_candidates.append(np.array(mx.max(along, axis=1)))
-    n = len(held_out)
-    return np.concatenate(found)[:n], np.concatenate(of_candidates)[:n]
+    return np.concatenate(found)[: len(held_out)]
 
 
 def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from redrafter_mlx.distill.report.metrics import read_metrics
-from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.runtime.atomic_write import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Record = dict[str, Any]
+"""A line of the log."""
 
 LOSS = "loss.png"
 ACCURACY = "accuracy.png"
@@ -35,9 +37,9 @@ def draw_plots(folder: Path) -> str | None:
         import matplotlib  # noqa: F401
     except ImportError:
         return _NOTE
-    events = [logged.event for logged in read_metrics(folder)]
-    steps = [event for event in events if isinstance(event, Step)]
-    evaluations = [event for event in events if isinstance(event, Evaluation)]
+    log = read_metrics(folder)
+    steps = [record for record in log if record["event"] == "step"]
+    evaluations = [record for record in log if record["event"] == "evaluation"]
     try:
         if steps:
             _save(_loss(steps), folder / LOSS)
@@ -48,7 +50,7 @@ def draw_plots(folder: Path) -> str | None:
     return None
 
 
-def running_mean(values: Sequence[float], window: int) -> np.ndarray:
+def running_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndarray:
     """The mean over each value and the `window - 1` before it, or as many as there are.
 
     Values that are not numbers are left out of it.
@@ -66,40 +68,37 @@ def running_mean(values: Sequence[float], window: int) -> np.ndarray:
     return mean
 
 
-def _loss(steps: Sequence[Step]) -> Figure:
+def _loss(steps: Sequence[Record]) -> Figure:
     figure = _figure(8)
     axes = figure.subplots()
-    at = [s.step for s in steps]
-    loss = [s.loss for s in steps]
+    at = [s["step"] for s in steps]
+    loss = np.array([s["loss"] for s in steps], np.float64)  # null becomes NaN
     axes.plot(at, loss, color="tab:blue", alpha=0.25, linewidth=0.8, label="each step")
     window = max(1, len(loss) // _WINDOWS)
     axes.plot(at, running_mean(loss, window), color="tab:blue", label=f"mean of {window}")
     _label(axes, "loss", "training loss")
     rate = axes.twinx()
-    rate.plot(at, [s.learning_rate for s in steps], color="grey", linewidth=0.8, linestyle="--")
+    rate.plot(at, [s["learning_rate"] for s in steps], color="grey", linewidth=0.8, linestyle="--")
     rate.set_ylabel("learning rate (dashed)", color="grey")
     rate.set_ylim(bottom=0)
     rate.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     return figure
 
 
-def _accuracy(evaluations: Sequence[Evaluation]) -> Figure:
+def _accuracy(evaluations: Sequence[Record]) -> Figure:
     """Held-out top-1 by position on the left, simulated tokens/step by beam width on the right."""
     figure = _figure(13)
     accuracy, accepted = figure.subplots(1, 2)
-    at = [e.step for e in evaluations]
-    for position in range(max(len(e.quality.top1) for e in evaluations)):
-        values = [
-            e.quality.top1[position] if position < len(e.quality.top1) else np.nan
-            for e in evaluations
-        ]
+    at = [e["step"] for e in evaluations]
+    for position in range(len(evaluations[0]["top1"])):
+        values = [e["top1"][position] for e in evaluations]
         accuracy.plot(at, values, marker="o", markersize=3, label=f"position {position + 1}")
     accuracy.set_ylim(bottom=0)
     _label(accuracy, "top-1", "share of first guesses that are the target's token, held-out texts")
-    for width in sorted({w for e in evaluations for w in e.quality.tokens_per_step}):
-        values = [e.quality.tokens_per_step.get(width, np.nan) for e in evaluations]
+    for width in evaluations[0]["tokens_per_step"]:
+        values = [e["tokens_per_step"][width] for e in evaluations]
         accepted.plot(at, values, marker="o", markersize=3, label=f"beam width {width}")
-    best = [e.step for e in evaluations if e.best]
+    best = [e["step"] for e in evaluations if e["best"]]
     if best:
         accepted.axvline(best[-1], color="grey", linewidth=0.8, linestyle="--", label="saved")
     _label(accepted, "tokens/step", "simulated tokens/step, held-out texts")
