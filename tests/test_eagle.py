@@ -33,7 +33,7 @@ from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.eagle import EagleDrafter
 from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.sampling import sequence_keys
@@ -335,6 +335,24 @@ def test_conversations_with_automatic_shapes_say_what_plain_ones_do(
     for turn, options in (("one", {}), ("two", {"draft": False}), ("three", fixed), ("four", {})):
         said = "".join(r.text for r in session.stream(turn, max_tokens=10, **options))
         assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("EAGLE-3, the authors'", (2, 3, 4)),
+        ("EAGLE-3, speculators", (2, 3, 4)),
+        ("EAGLE-3, layers by their outputs", (2, 5, 6)),
+        ("EAGLE-3, DeepSpec", (1, 2, 3, 5, 6)),
+        ("EAGLE, with a bias", ()),
+    ],
+)
+def test_layers_are_those_whose_inputs_the_files_mean(
+    name: str, layers: tuple[int, ...], model: nn.Module, tmp_path: Path
+) -> None:
+    folder = write_files(tmp_path / "d", SAMPLES[name], random_tensors(SAMPLES[name]))
+    features = load(folder, Target(model)).features
+    assert features == Features(layers, hidden=not layers, every_position=True)
 
 
 def test_what_can_be_drafted_is_in_the_draft_vocabulary(model: nn.Module, tmp_path: Path) -> None:
