@@ -37,6 +37,7 @@ from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.stored_tensors import StoredTensors
@@ -168,6 +169,14 @@ def test_tokens_equal_autoregression(
     said, results, _ = run(decoder, 50)
     assert said == plain_tokens(model, PROMPT, 50)
     assert max(len(r.tokens) for r in results) > 1
+
+
+def test_it_drafts_along_a_static_tree(model: nn.Module, trained: dict[str, Path]) -> None:
+    tree = StaticTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0)))
+    decoder = decoder_of(trained["EAGLE"], model, tree.shape)
+    assert isinstance(decoder.drafter, EagleDrafter)
+    said, _, _ = run(replace(decoder, drafter=decoder.drafter.along(tree)), 30)
+    assert said == plain_tokens(model, PROMPT, 30)
 
 
 def decoder_of(
