@@ -196,5 +196,5 @@ def _array(path: Path, start: int, view: TensorView) -> mx.array:
     laid_out = np.lib.stride_tricks.as_strided(numbers, view.shape, strides, writeable=False)
     if dtype == mx.bool_:
         laid_out = laid_out != 0
-    array = mx.array(np.array(laid_out, order="C"))
+    array = mx.array(np.ascontiguousarray(laid_out).reshape(view.shape))
     return array.view(dtype) if dtype == mx.bfloat16 else array.astype(dtype)

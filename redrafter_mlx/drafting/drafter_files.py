@@ -185,15 +185,15 @@ def _check_names_and_shapes(
 
 
 def _check_finite(network: nn.Module, path: Path) -> None:
-    """Evaluate the parameters; raises DamagedFileError for values that are not finite."""
-    parameters = _parameters(network)
-    finite = {n: mx.isfinite(a).all() for n, a in parameters.items() if _is_floating(a)}
-    mx.eval(parameters, finite)
-    for name, good in finite.items():
-        if not good.item():
+    """Evaluate the parameters; raises DamagedFileError for values that are not finite.
+
+    One after the other, so that what each needs meanwhile is free for the next.
+    """
+    for name, array in _parameters(network).items():
+        mx.eval(array)
+        if _is_floating(array) and not mx.isfinite(array).all().item():
             raise DamagedFileError(
-                f"{path}: tensor {name} holds values that are not finite in "
-                f"{_dtype_name(parameters[name])}"
+                f"{path}: tensor {name} holds values that are not finite in {_dtype_name(array)}"
             )
 
 

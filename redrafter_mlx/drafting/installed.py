@@ -13,6 +13,7 @@ from redrafter_mlx.weights.checksum import sha256_of
 from redrafter_mlx.weights.file_names import WEIGHTS
 from redrafter_mlx.weights.folder_files import folder_fingerprint, read_headers
 from redrafter_mlx.weights.known_drafters import known_drafters
+from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
 
 
@@ -39,8 +40,8 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
 
     Raises ModelNotFoundError for a name that no model can have, and DamagedFileError.
     """
-    local = find_local(model, progress=progress)
-    own = [] if local is None else find_drafters(fingerprint_of(local.path, progress))[0]
+    fingerprint = _fingerprint_of(model, progress)
+    own = [] if fingerprint is None else find_drafters(fingerprint)[0]
     listed = [
         ListedDrafter(str(folder), RECURRENT.name, None, bytes_below(folder), folder)
         for folder in own
@@ -53,11 +54,16 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
     return listed
 
 
-def fingerprint_of(path: Path, progress: Progress = no_progress) -> str:
-    """What tells a model's files from others; see TargetSource."""
-    if path.is_file():
-        return f"sha256:{sha256_of(path, progress)}"
-    return folder_fingerprint(path, read_headers(path))
+def _fingerprint_of(model: str, progress: Progress) -> str | None:
+    """What tells a model's files from others, see TargetSource; None if they are not here."""
+    if model in REGISTRY and REGISTRY[model].sha256 is not None:
+        return f"sha256:{REGISTRY[model].sha256}"
+    local = find_local(model, progress=progress)
+    if local is None:
+        return None
+    if local.path.is_file():
+        return f"sha256:{sha256_of(local.path, progress)}"
+    return folder_fingerprint(local.path, read_headers(local.path))
 
 
 def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
