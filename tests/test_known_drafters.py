@@ -112,7 +112,7 @@ def test_drafters_lists_what_is_known_and_what_is_here(
     assert main.run(["drafters", DEFAULT_MODEL]) == 0
     _, shipped = capsys.readouterr().out.splitlines()
     assert DEFAULT_MODEL in shipped
-    assert "yes" in shipped
+    assert shipped.split()[-1] == "apache-2.0"
     assert main.run(["drafters", "org/unknown"]) == 0
     assert "no drafter is known for org/unknown" in capsys.readouterr().out
     assert main.run(["drafters", "unknown"]) == 1

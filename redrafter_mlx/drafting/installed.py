@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +45,7 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
     fingerprint = _fingerprint_of(model, progress)
     own = [] if fingerprint is None else find_drafters(fingerprint)[0]
     listed = [
-        ListedDrafter(str(folder), RECURRENT.name, None, bytes_below(folder), folder)
+        ListedDrafter(str(folder), RECURRENT.name, _licence(folder), bytes_below(folder), folder)
         for folder in own
     ]
     for known in known_drafters(model):
@@ -89,6 +91,15 @@ def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
                 broken.append(error)
         found += [folder for _, folder in sorted(here, reverse=True)]
     return found, broken
+
+
+def _licence(folder: Path) -> str | None:
+    """What the card beside a drafter names, None where there is no card."""
+    with contextlib.suppress(OSError, ValueError):
+        card = (folder / "README.md").read_text(encoding="utf-8")
+        found = re.search(r'^license: "?([\w.-]+)"?$', card, re.MULTILINE)
+        return found[1] if found else None
+    return None
 
 
 def _inside(shelf: Path, broken: list[RedrafterError]) -> list[Path]:
