@@ -16,7 +16,7 @@ from torch_files import write_torch_file
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, fill, open_files
 from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
-from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.stored_tensors import StoredTensors, open_tensors
 
@@ -141,6 +141,9 @@ def test_drafter_bits_quantise_a_network_once_it_is_filled(tmp_path: Path) -> No
     assert isinstance(network.layers[0], nn.QuantizedLinear)
     x = mx.random.normal((64,))
     assert mx.allclose(network(x), weight @ x, atol=0.2)
+    with pytest.raises(BadInputError, match="drafter_bits is 8, but no layer"):
+        fill(nn.Linear(3, 4), {"weight": mx.zeros((4, 3)), "bias": mx.zeros(4)},
+             files_of(tmp_path, bits=8), mx.float32)  # fmt: skip
 
 
 def test_the_papers_files_go_through_the_forms(tmp_path: Path) -> None:

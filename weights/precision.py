@@ -87,10 +87,10 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
     model.update(tree_map_with_path(cast, model.parameters()))
 
 
-def quantize_layers(model: nn.Module, bits: int) -> None:
+def quantize_layers(model: nn.Module, bits: int, option: str = "quantize") -> None:
     """Quantise the layers whose rows divide into groups; the others stay, as in mlx-lm.
 
-    Raises BadInputError where that is no layer at all.
+    Raises BadInputError, naming the option that asked for it, where that is no layer at all.
     """
     own = getattr(model, "quant_predicate", None) or (lambda _path, _module: True)
 
@@ -102,7 +102,7 @@ def quantize_layers(model: nn.Module, bits: int) -> None:
     nn.quantize(model, group_size=GROUP_SIZE, bits=bits, class_predicate=how)
     if _bits(model) is None:
         raise BadInputError(
-            f"quantize is {bits}, but no layer's rows divide into groups of {GROUP_SIZE}"
+            f"{option} is {bits}, but no layer's rows divide into groups of {GROUP_SIZE}"
         )
 
 

@@ -159,7 +159,7 @@ def fill(
     network.eval()
     _check_finite(network, files.tensors.path)
     if files.bits is not None:
-        quantize_layers(network, files.bits)
+        quantize_layers(network, files.bits, "drafter_bits")
         mx.eval(network.parameters())
 
 
