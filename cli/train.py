@@ -3,139 +3,92 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.options import MODEL, Flag, TargetOptions, flag, with_options
 from redrafter_mlx.errors import BadInputError
 
-_CORPUS, _DRAFTER, _TRAINING, _MODEL = "Corpus", "Drafter", "Training", "Model"
+_CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
-Output = Annotated[str, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", show_default=False,
-        help="An options file, such as the train.toml that is written beside each drafter. "
-        "Options of the command win over it.",
-    ),
-]  # fmt: skip
-Prompts = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--prompts", metavar="FILE", rich_help_panel=_CORPUS, show_default=False,
-        help="Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI "
-        "chat. The target answers them beside prompts that it writes itself. Several times for "
-        "several files.",
-    ),
-]  # fmt: skip
-Data = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", metavar="FILE", rich_help_panel=_CORPUS, show_default=False,
-        help="Conversations with finished answers to train on instead.",
-    ),
-]  # fmt: skip
-Labels = Annotated[
-    str | None,
-    typer.Option(
-        "--labels", metavar="target|data", rich_help_panel=_CORPUS, show_default=False,
-        help="With --data: train on what the target would answer at each position, or on the "
-        "answers. [default: target]",
-    ),
-]  # fmt: skip
-AnswerTokens = Annotated[
-    int | None,
-    typer.Option(
-        "--answer-tokens", metavar="N", rich_help_panel=_CORPUS, show_default=False,
-        help="Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]",
-    ),
-]  # fmt: skip
-Layers = Annotated[
-    int | None,
-    typer.Option(
-        "--layers", metavar="N", rich_help_panel=_DRAFTER, show_default=False,
-        help="Residual blocks. [default: 2]",
-    ),
-]  # fmt: skip
-DraftVocab = Annotated[
-    str | None,
-    typer.Option(
-        "--draft-vocab", metavar="N|all", rich_help_panel=_DRAFTER, show_default=False,
-        help="Only the N most frequent tokens can be drafted, which is faster. [default: 8192]",
-    ),
-]  # fmt: skip
-DraftLength = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-length", metavar="T", rich_help_panel=_DRAFTER, show_default=False,
-        help="Tokens that it is trained to draft in a row. [default: 5]",
-    ),
-]  # fmt: skip
-Epochs = Annotated[
-    float | None,
-    typer.Option(
-        "--epochs", metavar="X", rich_help_panel=_TRAINING, show_default=False,
-        help="Passes over the corpus. [default: 4]",
-    ),
-]  # fmt: skip
-StartFrom = Annotated[
-    Path | None,
-    typer.Option(
-        "--start-from", metavar="DIR", rich_help_panel=_TRAINING, show_default=False,
-        help="A drafter of the same form, which is trained further on this corpus.",
-    ),
-]  # fmt: skip
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        "--seed", metavar="N", rich_help_panel=_TRAINING, show_default=False,
-        help="Of the corpus and of training: another one brings other texts. [default: 0]",
-    ),
-]  # fmt: skip
-Memory = Annotated[
-    int | None,
-    typer.Option(
-        "--memory", metavar="BYTES", rich_help_panel=_TRAINING, show_default=False,
-        help="Most memory that writing and training take, all processes together. "
-        "[default: half of the machine's]",
-    ),
-]  # fmt: skip
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print sizes and a time estimate, and do nothing.")
-]
-Dtype = Annotated[
-    str | None,
-    typer.Option(
-        "--dtype", metavar="TYPE", rich_help_panel=_MODEL, show_default=False,
-        help="float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU. "
-        "[default: auto]",
-    ),
-]  # fmt: skip
+_KEYS = {
+    "layers": ("drafter.layers",),
+    "draft_vocab": ("drafter.draft_vocab",),
+    "draft_length": ("training.draft_length",),
+    "epochs": ("training.epochs",),
+    "seed": ("writing.seed", "training.seed"),
+}
+"""Where an option stands in an options file, if not under its own name."""
 
 
-@opt.with_options
+@dataclass(frozen=True)
+class TrainOptions:
+    """What people set of a `TrainingJob`; None leaves it to --config, or to the job's default."""
+
+    # fmt: off
+    config: str | None = flag(None, Flag(
+        "An options file, such as the train.toml that is written beside each drafter. "
+        "Options of the command win over it.", "FILE"))
+    prompts: tuple[str, ...] = flag((), Flag(
+        "Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI chat. The "
+        "target answers them beside prompts that it writes itself. Several times for several "
+        "files.", "FILE", _CORPUS))
+    data: str | None = flag(None, Flag(
+        "Conversations with finished answers to train on instead.", "FILE", _CORPUS))
+    labels: str | None = flag(None, Flag(
+        "With --data: train on what the target would answer at each position, or on the answers. "
+        "[default: target]", "target|data", _CORPUS))
+    answer_tokens: int | None = flag(None, Flag(
+        "Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]", "N",
+        _CORPUS))
+    layers: int | None = flag(None, Flag("Residual blocks. [default: 2]", "N", _DRAFTER))
+    draft_vocab: str | None = flag(None, Flag(
+        "Only the N most frequent tokens can be drafted, which is faster. [default: 8192]", "N|all",
+        _DRAFTER))
+    draft_length: int | None = flag(None, Flag(
+        "Tokens that it is trained to draft in a row. [default: 5]", "T", _DRAFTER))
+    epochs: float | None = flag(None, Flag("Passes over the corpus. [default: 4]", "X", _TRAINING))
+    start_from: str | None = flag(None, Flag(
+        "A drafter of the same form, which is trained further on this corpus.", "DIR", _TRAINING))
+    seed: int | None = flag(None, Flag(
+        "Of the corpus and of training: another one brings other texts. [default: 0]", "N",
+        _TRAINING))
+    memory: int | None = flag(None, Flag(
+        "Most memory that writing and training take, all processes together. "
+        "[default: half of the machine's]", "BYTES", _TRAINING))
+    dtype: str | None = flag(None, Flag(
+        "float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU. "
+        "[default: auto]", "TYPE", MODEL))
+    # fmt: on
+
+    def given(self) -> dict[str, object]:
+        """What was set, by its key in an options file; `drafter.layers` is in table [drafter].
+
+        Raises BadInputError for a vocabulary that is no number of tokens.
+        """
+        named = {k: v for k, v in asdict(self).items() if k != "config" and v not in (None, ())}
+        if self.prompts:
+            named["prompts"] = [*self.prompts]
+        if self.draft_vocab is not None:
+            named["draft_vocab"] = _vocabulary(self.draft_vocab)
+        return {key: value for name, value in named.items() for key in _KEYS.get(name, (name,))}
+
+
+@with_options
 def command(
     *,
-    output: Output,
-    config: Config = None,
-    prompts: Prompts = None,
-    data: Data = None,
-    labels: Labels = None,
-    answer_tokens: AnswerTokens = None,
-    layers: Layers = None,
-    draft_vocab: DraftVocab = None,
-    draft_length: DraftLength = None,
-    epochs: Epochs = None,
-    start_from: StartFrom = None,
-    seed: Seed = None,
-    memory: Memory = None,
-    dry_run: DryRun = False,
-    dtype: Dtype = None,
-    target: Annotated[opt.TargetOptions, ("model", "quantize", "offline")],
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")
+    ],
+    options: TrainOptions,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print sizes and a time estimate, and do nothing.")
+    ] = False,
+    target: Annotated[TargetOptions, ("model", "quantize", "offline")],
 ) -> None:
     """Train a drafter for a model, on text that the model writes itself.
 
@@ -148,30 +101,16 @@ def command(
 
     if not output.strip():
         raise BadInputError("--output is empty; give a folder")
-    given = {"model": "smollm2-135m", **({} if config is None else read_options(config))}
-    for key, value in {
-        "model": target.model or None,
-        "prompts": [str(path) for path in prompts or ()] or None,
-        "data": None if data is None else str(data),
-        "labels": labels,
-        "answer_tokens": answer_tokens,
-        "drafter.layers": layers,
-        "drafter.draft_vocab": None if draft_vocab is None else _vocabulary(draft_vocab),
-        "training.draft_length": draft_length,
-        "training.epochs": epochs,
-        "start_from": None if start_from is None else str(start_from),
-        "writing.seed": seed,
-        "training.seed": seed,
-        "memory": memory,
-        "dtype": dtype,
-        "quantize": target.quantize,
-    }.items():
+    job: dict[str, object] = {"model": "smollm2-135m"}
+    job |= {} if options.config is None else read_options(Path(options.config))
+    loading = {"model": target.model or None, "quantize": target.quantize}
+    for key, value in (options.given() | loading).items():
         if value is not None:
             table, _, name = key.rpartition(".")
-            part = given.setdefault(table, {}) if table else given
+            part = job.setdefault(table, {}) if table else job
             if isinstance(part, dict):
                 part[name] = value
-    run_training(make_job(given, Path(output), offline=target.offline), dry_run=dry_run)
+    run_training(make_job(job, Path(output), offline=target.offline), dry_run=dry_run)
 
 
 def _vocabulary(given: str) -> int | str:
