@@ -1,7 +1,8 @@
 """Medusa heads and the MLP speculator against their authors' own code, on random weights.
 
-Run by hand: `pip install torch==2.13.0 ibm-fms`, then set MEDUSA_REPO and FMS_EXTRAS_REPO to
-checkouts of FasterDecoding/Medusa and foundation-model-stack/fms-extras.
+Run with `-m parity`. PyTorch and ibm-fms (PyPI) have to be installed, and $MEDUSA_REPOSITORY and
+$FMS_EXTRAS_REPOSITORY name checkouts of github.com/FasterDecoding/Medusa and
+github.com/foundation-model-stack/fms-extras.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def closest(got: mx.array, want: Any, what: str) -> None:
 @pytest.fixture
 def medusa(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The authors' modules; those that belong to an older transformers are left out."""
-    folder = repository("MEDUSA_REPO", monkeypatch) / "medusa" / "model"
+    folder = repository("MEDUSA_REPOSITORY", monkeypatch) / "medusa" / "model"
     for name, path in (("medusa", folder.parent), ("medusa.model", folder)):
         package = ModuleType(name)
         package.__path__ = [str(path)]
@@ -173,7 +174,7 @@ def test_the_mlp_speculator_gives_the_authors_logits(
     tied: bool,
     inner: int,
 ) -> None:
-    repository("FMS_EXTRAS_REPO", monkeypatch)
+    repository("FMS_EXTRAS_REPOSITORY", monkeypatch)
     serialization = pytest.importorskip("fms.utils.serialization", reason="pip install ibm-fms")
     import torch
     from safetensors.torch import save_model
