@@ -295,6 +295,19 @@ def test_a_step_calls_the_network_once_for_each_drafted_token(
     assert calls == [], "a parked drafter is not called"
 
 
+def test_features_of_few_positions_are_kept_for_a_parked_drafter(
+    model: nn.Module, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.decoding.loop._MOST_MISSED", 6)
+    decoder = decoder_of(trained["EAGLE-3"], model, PLAIN)
+    assert isinstance(decoder.drafter, EagleDrafter)
+    with counted_calls(decoder.drafter) as calls:
+        said, _, cache = run(decoder, 20)
+    assert said == plain_tokens(model, PROMPT, 20)
+    assert calls == [len(PROMPT), 6, 6, 6]
+    assert len(cache.missed) < 6
+
+
 def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
     model: nn.Module, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,9 @@ from redrafter_mlx.target.model import Target
 _CLEAR_EVERY = 256
 """Steps between returns of unused memory to the system, as in mlx-lm's loop."""
 
+_MOST_MISSED = 512
+"""Steps, or positions of one, whose features are kept for a drafter that is parked."""
+
 
 @dataclass(frozen=True)
 class Decoder:
@@ -108,6 +111,7 @@ class Decoder:
                     start + at,
                 )
                 self._show(cache, seen, parked=shape == PLAIN)
+                mx.async_eval(cache.of_drafter)  # or its graph would hold each chunk's features
 
         last = [len(row) - 1 for row in fresh]
         hidden = self.target.prefill(padded[:, :width], cache.target, start, last, read)
@@ -251,9 +255,13 @@ class Decoder:
         return self._features.every_position
 
     def _show(self, cache: SequenceCache, seen: Seen, parked: bool) -> None:
-        """Let the drafter remember committed positions, now or when it drafts again."""
+        """Let the drafter remember committed positions, now or when it drafts again.
+
+        The target's features are large: before many are kept for a parked drafter, it reads them.
+        """
         cache.missed += (seen,)
-        if not parked:
+        many = max(len(cache.missed), seen.tokens.shape[1]) >= _MOST_MISSED
+        if not parked or (many and self._features.any):
             self._catch_up(cache)
 
     def _catch_up(self, cache: SequenceCache) -> None:
@@ -269,7 +277,7 @@ class Decoder:
         drafter, params = self.drafter, self.sampling
         if drafter is None or shape.length == 1:
             if self._remembers:
-                cache.missed += (seen,)
+                self._show(cache, seen, parked=True)
             return Drafts(root_alone(seen.root), PLAIN)
         if self._remembers:
             self._catch_up(cache)
