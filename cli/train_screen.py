@@ -60,7 +60,7 @@ def run_training(job: TrainingJob, *, dry_run: bool) -> None:
     if not finished:
         _say_goodbye(console, "the training so far is saved")
     rows = _measure(run, console)
-    note = run.finish(rows, ["redrafter-mlx", *sys.argv[1:]])
+    note = run.finish(rows)
     if note:
         console.print(note)
     _print_verdict(run, rows)

@@ -206,13 +206,13 @@ def _is_drafters(config: Path) -> bool:
     return isinstance(layers, int) and layers <= _MOST_DRAFTER_LAYERS
 
 
-def hub_licence(licence: str | None) -> dict[str, str]:
-    """The licence fields of a card: an identifier, or `other` with the licence's own name."""
+def hub_licence(licence: str | None) -> tuple[str, str | None]:
+    """A card's identifier of a licence; with `other`, the licence's own name."""
     given = (licence or "").strip().lower()
     if given in _LICENCES.split():
-        return {"license": given}
+        return given, None
     name = re.sub(r"[^a-z0-9.]+", "-", given).strip("-.")
-    return {"license": "other", "license_name": name} if name else {"license": "unknown"}
+    return ("other", name) if name else ("unknown", None)
 
 
 def hub_repo(name: str) -> str | None:

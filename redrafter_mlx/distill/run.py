@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache
-from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, covered, lay_out
+from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.given_texts import corpus_key, read_given
@@ -95,7 +95,6 @@ class TrainingRun:
         self.corpus: CorpusSize | None = None
         start = job.start_from
         self.started_from = None if start is None else check_start(start, self.config)
-        self.coverage: float | None = None
         if job.drafter.bits is not None:
             check_bits(self.config, job.drafter.bits, _GROUP)
         self._options = to_toml(job)
@@ -178,8 +177,6 @@ class TrainingRun:
             drafter = fresh_drafter(config, target, counts, texts, job.training.seed)
         else:
             drafter = start_drafter(job.start_from, target)
-        if config.draft_vocab_size is not None:
-            self.coverage = covered(counts, np.array(drafter.draft_vocab))
         job.output.mkdir(parents=True, exist_ok=True)
         examples = Examples(
             tuple(trained_on),
@@ -224,7 +221,7 @@ class TrainingRun:
         )
         return measure_speed(redrafter, prompts, TIMED_SHAPES, done=done)
 
-    def finish(self, measured: list[MeasuredRow], command: Sequence[str]) -> str | None:
+    def finish(self, measured: list[MeasuredRow]) -> str | None:
         """Stage four: the drafter as it is stored, its plots and its card.
 
         Returns:
@@ -238,19 +235,16 @@ class TrainingRun:
             drafter.config = dataclasses.replace(drafter.config, bits=bits, group_size=_GROUP)
         save_drafter(drafter, folder, dtype=mx.float16)
         note = draw_plots(folder)
-        write_card(self._report(drafter.config, measured, command), folder)
+        write_card(self._report(drafter.config, measured), folder)
         return note
 
-    def _report(
-        self, config: DrafterConfig, measured: list[MeasuredRow], command: Sequence[str]
-    ) -> TrainingReport:
+    def _report(self, config: DrafterConfig, measured: list[MeasuredRow]) -> TrainingReport:
         """All that the card says of this run."""
         assert self.corpus is not None
         log = read_metrics(self.job.output)
         return TrainingReport(
             target=self.loaded.source,
             job=self.job,
-            command=command,
             versions={name: version(name) for name in ("mlx", "mlx-lm", "redrafter-mlx")},
             machine=f"{chip_name()}, {system_name()}",
             corpus=self.corpus,
@@ -258,7 +252,6 @@ class TrainingRun:
             seconds=log[-1]["seconds"],
             quality=best_quality(log),
             measured=measured,
-            coverage=self.coverage,
             started_from=self.started_from,
         )
 

@@ -195,8 +195,3 @@ def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
             f"--draft-vocab is {size}; the target's vocabulary has {len(counts)} tokens"
         )
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)
-
-
-def covered(counts: np.ndarray, tokens: np.ndarray) -> float:
-    """The share of a text's tokens, counted in `counts` [V], that are among `tokens`."""
-    return float(counts[tokens].sum() / max(1, counts.sum()))

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from huggingface_hub import ModelCardData
+
 from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, verdict
@@ -27,17 +29,14 @@ CARD = "README.md"
 class TrainingReport:
     """All that a card says.
 
-    command:  the command line, as it was given
     versions: by package
     machine:  the chip and the system, on which it was trained and measured
     seconds:  of training, without writing the corpus
-    coverage: share of the corpus inside the draft vocabulary, None if all tokens can be drafted
     started_from: digest of the weights that training started from, None for a fresh drafter
     """
 
     target: TargetSource
     job: TrainingJob
-    command: Sequence[str]
     versions: Mapping[str, str]
     machine: str
     corpus: CorpusSize
@@ -45,7 +44,6 @@ class TrainingReport:
     seconds: float
     quality: DraftQuality
     measured: Sequence[MeasuredRow]
-    coverage: float | None = None
     started_from: str | None = None
 
 
@@ -77,15 +75,16 @@ def render_card(report: TrainingReport, pictures: Sequence[str] = ()) -> str:
 
 
 def _front_matter(report: TrainingReport) -> str:
-    """Every value in double quotes: JSON's strings are YAML's too."""
-    fields: list[tuple[str, str]] = [("library_name", "mlx"), ("pipeline_tag", "text-generation")]
-    fields += hub_licence(report.target.licence).items()
-    repo = hub_repo(report.target.name)
-    if repo is not None:
-        fields.append(("base_model", repo))
-    lines = [f"{key}: {json.dumps(value)}" for key, value in fields]
-    tags = [f"- {json.dumps(tag)}" for tag in ("redrafter", "speculative-decoding", "mlx")]
-    return "\n".join(["---", *lines, "tags:", *tags, "---"])
+    licence, name = hub_licence(report.target.licence)
+    data = ModelCardData(
+        license=licence,
+        license_name=name,
+        library_name="mlx",
+        pipeline_tag="text-generation",
+        base_model=hub_repo(report.target.name),
+        tags=["redrafter", "speculative-decoding", "mlx"],
+    )
+    return f"---\n{data.to_yaml()}\n---"
 
 
 def _what(report: TrainingReport) -> str:
@@ -170,10 +169,9 @@ def _held_out(quality: DraftQuality) -> str:
 
 
 def _made(report: TrainingReport) -> str:
-    target, corpus, job, form = report.target, report.corpus, report.job, report.drafter
-    own_share = 0.0 if job.data else job.writing.own_share
-    labels = "the given answers" if job.labels == "data" else "the model's own tokens"
+    target, corpus = report.target, report.corpus
     left_out = ", ".join(f"{n:,} {plain(why)}" for why, n in sorted(corpus.left_out.items()))
+    start = report.started_from
     rows = [
         ("model", f"{_shown(target.name)}, {_arithmetic(report)}"),
         ("its fingerprint", code(target.fingerprint)),
@@ -183,26 +181,17 @@ def _made(report: TrainingReport) -> str:
             f"{corpus.texts:,} texts, {corpus.answer_tokens:,} answer tokens, "
             f"{corpus.read_tokens:,} tokens read",
         ),
-        (
-            "its prompts",
-            f"{own_share:.0%} written by the model, {1 - own_share:.0%} given",
-        ),
-        ("labels", labels),
         ("left out", left_out or "nothing"),
-        ("drafter", _form(form)),
-        ("drafted", _vocabulary(form, report.coverage)),
-        ("started from", _start(report.started_from)),
-        ("training", _options(job.training.to_dict())),
+        ("drafter", _form(report.drafter)),
+        ("started from", "random weights" if start is None else code(f"sha256:{start}")),
         ("training time", _duration(report.seconds)),
         ("versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in report.versions.items())),
         ("machine", plain(report.machine)),
     ]
     return (
         "## How it was made\n\n"
-        "`redrafter-mlx train --config train.toml` repeats it.\n\n"
-        + block(shlex.join(report.command), "sh")
-        + "\n\n"
-        + table(("", ""), rows)
+        "All options are in `train.toml`; `redrafter-mlx train --config train.toml --output DIR` "
+        "repeats the run.\n\n" + table(("", ""), rows)
     )
 
 
@@ -231,32 +220,16 @@ def _arithmetic(report: TrainingReport) -> str:
 
 
 def _form(config: DrafterConfig) -> str:
-    kind = "recurrent" if config.rnn else "not recurrent"
-    head = "output tied to the model's" if config.head == "tied" else "output of its own"
-    stored = "" if config.bits is None else f", {config.bits}-bit"
-    blocks = f"{config.num_draft_layers} residual blocks of width {config.exit_dim}"
+    parts = [
+        "recurrent" if config.rnn else "not recurrent",
+        f"{config.num_draft_layers} residual blocks of width {config.exit_dim}",
+        "output tied to the model's" if config.head == "tied" else "output of its own",
+        f"drafts {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens",
+    ]
     if config.context_layers:
         numbers = ", ".join(map(str, config.context_layers))
-        kind += f", reading what goes into the model's layers {numbers} (counted from 0) as well"
-    return f"{kind}, {blocks}, {head}{stored}"
-
-
-def _vocabulary(config: DrafterConfig, coverage: float | None) -> str:
-    if config.draft_vocab_size is None:
-        return f"all {config.vocab_size:,} tokens"
-    share = "" if coverage is None else f", {coverage:.1%} of the corpus"
-    return f"{config.draft_vocab_size:,} of {config.vocab_size:,} tokens{share}"
-
-
-def _start(started_from: str | None) -> str:
-    if started_from is None:
-        return "random weights"
-    return f"a trained drafter, {code(f'sha256:{started_from}')}"
-
-
-def _options(options: Mapping[str, object]) -> str:
-    parts = (f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}" for k, v in options.items())
-    return ", ".join(parts)
+        parts.append(f"reads what goes into layers {numbers} (counted from 0) as well")
+    return ", ".join(parts + ([] if config.bits is None else [f"{config.bits}-bit"]))
 
 
 def _duration(seconds: float) -> str:
