@@ -25,7 +25,7 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.medusa import MedusaDrafter
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import DamagedFileError, MismatchError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.stored_tensors import StoredTensors
@@ -126,8 +126,7 @@ def test_the_authors_heads_are_counted_and_compute_the_formula(tmp_path: Path, l
     """config.json says 2 heads, as that of the authors' Vicuna-7B does."""
     tensors = authors_tensors(layers)
     drafter = loaded(write(tmp_path, tensors, **AUTHORS), Target(random_model()))
-    assert drafter.most_drafts == HEADS
-    assert drafter.max_length == HEADS + 1
+    assert drafter.most_length == drafter.max_length == HEADS + 1
     hidden = np.random.default_rng(1).normal(size=(2, HIDDEN)).astype(np.float32)
     check_logits(drafter, [expected(tensors, hidden, k) for k in range(HEADS)], hidden)
 
@@ -282,6 +281,21 @@ def test_automatic_shapes_lookup_and_bits_keep_the_text(tmp_path: Path) -> None:
     assert Redrafter(model, byte_tokenizer(), quantised).generate(
         prompt, max_tokens=40, beam_width=2, beam_length=3
     ).token_ids == plain  # fmt: skip
+
+
+def test_no_shape_is_longer_than_the_heads_draft(tmp_path: Path) -> None:
+    """Beside lookup one may be: copies of the text have any length."""
+    write(tmp_path, authors_tensors(V=258))
+    model = byte_model()
+    alone = Redrafter(model, byte_tokenizer(), str(tmp_path))
+    assert alone.tuning is not None
+    shapes = alone.tuning.statistics().shapes
+    assert max(shape.length for shape in shapes) == HEADS + 1
+    with pytest.raises(BadInputError, match="beam_length is 5; Medusa drafts beams of up to 4"):
+        alone.generate([1, 2], beam_width=2, beam_length=5)
+    beside = Redrafter(model, byte_tokenizer(), str(tmp_path) + "+lookup")
+    answer = beside.generate([1, 2, 1, 2], max_tokens=20, beam_width=2, beam_length=8)
+    assert answer.token_ids == plain_tokens(model, [1, 2, 1, 2], 20)
 
 
 def test_rejection_keeps_the_targets_distribution(tmp_path: Path) -> None:

@@ -249,7 +249,9 @@ def _accepted(holds: list[float], branches: list[float]) -> float:
     return sum(hold + (1 - hold) * _BESIDE_COPY * branch for hold, branch in both)
 
 
-def candidates(costs: CostModel, widest: int = WIDEST) -> tuple[BeamShape, ...]:
+def candidates(
+    costs: CostModel, widest: int = WIDEST, longest: int = LENGTHS[-1]
+) -> tuple[BeamShape, ...]:
     """The few shapes worth a choice on this machine, plain decoding aside.
 
     Every width and length whose drafting has a cost, whole, and cut to a ladder of row counts and
@@ -257,7 +259,7 @@ def candidates(costs: CostModel, widest: int = WIDEST) -> tuple[BeamShape, ...]:
     shape is left out when a larger one costs no more at either context: it would never be better.
     """
     widest = min(widest, WIDEST, max((w for w, *_ in costs.draft), default=0))
-    longest = max((n for _, n, _ in costs.draft), default=0)
+    longest = min(longest, max((n for _, n, _ in costs.draft), default=0))
     cuts = sorted({*_NODES, *costs.cliffs()})
     found = set()
     for width in range(1, widest + 1):

@@ -44,7 +44,9 @@ class Tuner:
         key = "lookup" if drafter is None else drafter.timing_key
         self.setup = setup_of(model, target, key or "one of its own")
         self.widest, self._longest, self._level_cost = 0, LENGTHS[-1], LEVEL_COST
+        self._limit = LENGTHS[-1]
         if drafter is not None:
+            self._limit = min(self._limit, drafter.most_length or self._limit)
             self.widest = min(WIDEST, drafter.max_width or WIDEST)
             self._longest = drafter.max_length or self._longest
             self._level_cost = drafter.level_cost
@@ -134,7 +136,7 @@ class Tuner:
     def _use_timings(self) -> None:
         self.costs = self._cost_model(self._profiler.timings)
         self._times = StepTimes()
-        self._candidates = candidates(self.costs, self.widest)
+        self._candidates = candidates(self.costs, self.widest, self._limit)
 
     def _cost_model(self, timings: Timings) -> CostModel:
         return cost_model(timings, backend(), self.widest, self._level_cost)

@@ -53,6 +53,11 @@ class Combined(Drafter):
         return 2 * min(widths) if widths else None
 
     @property
+    def most_length(self) -> int | None:
+        first, second = (drafter.most_length for drafter in self._both)
+        return None if first is None or second is None else max(first, second)
+
+    @property
     def max_length(self) -> int | None:
         first, second = (drafter.max_length for drafter in self._both)
         return None if first is None or second is None else max(first, second)

@@ -136,9 +136,17 @@ class Drafter(ABC):
         return None
 
     @property
+    def most_length(self) -> int | None:
+        """The longest beam that it can draft, the root included; None without a limit.
+
+        Of a longer one, it drafts so much.
+        """
+        return None
+
+    @property
     def max_length(self) -> int | None:
         """The longest beam that it was trained for, the root included; None if not known."""
-        return None
+        return self.most_length
 
     @property
     def tree(self) -> StaticTree | None:

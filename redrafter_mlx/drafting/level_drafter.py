@@ -74,14 +74,6 @@ class LevelDrafter(Drafter):
         """Its distribution after `seen.root`, of which `drafts` levels will be asked for."""
 
     @property
-    def most_drafts(self) -> int | None:
-        """How many tokens in a row it can draft; None without a limit.
-
-        Longer beams are drafted so far.
-        """
-        return None
-
-    @property
     def can_draw(self) -> bool:
         """Draws have no ranks, so along a static tree nothing is drawn."""
         return self._tree is None
@@ -92,11 +84,8 @@ class LevelDrafter(Drafter):
 
     def along(self: _D, tree: StaticTree) -> _D:
         """The same drafter along a static tree."""
-        if self.most_drafts is not None and tree.depth > self.most_drafts:
-            raise BadInputError(
-                f"the tree is {tree.depth} deep; {self.name} can draft {self.most_drafts} tokens "
-                f"in a row"
-            )
+        if self.most_length is not None and tree.shape.length > self.most_length:
+            raise BadInputError(f"{tree}; {self.name} drafts {self.most_length - 1} at most")
         if self.max_width is not None:
             check_width(self.max_width, tree.most_ranks)
         drafter = copy.copy(self)
@@ -130,8 +119,9 @@ class LevelDrafter(Drafter):
         """
         if self._tree is not None and shape != self._tree.shape:
             raise BadInputError(f"the drafter drafts {self._tree}, and no other shape")
-        most = shape.length if self.most_drafts is None else self.most_drafts + 1
-        return BeamShape(shape.width, min(shape.length, most), shape.max_nodes)
+        return BeamShape(
+            shape.width, min(shape.length, self.most_length or shape.length), shape.max_nodes
+        )
 
 
 class MemorylessDrafter(LevelDrafter):

@@ -117,12 +117,8 @@ class MedusaDrafter(MemorylessDrafter):
         return self._vocabulary.size
 
     @property
-    def most_drafts(self) -> int:
-        return self._network.config.heads
-
-    @property
-    def max_length(self) -> int:
-        return self.most_drafts + 1
+    def most_length(self) -> int:
+        return self._network.config.heads + 1
 
     @property
     def level_cost(self) -> float:
