@@ -208,7 +208,7 @@ def check_choice(name: str, value: str, choices: object) -> None:
     """Raise BadInputError unless `value` is one of the strings of a Literal type."""
     known = get_args(choices)
     if value not in known:
-        raise BadInputError(f"{name} is {value!r}; choose one of {', '.join(map(str, known))}")
+        raise BadInputError(f"{name} is {shown(value)}; choose one of {', '.join(map(str, known))}")
 
 
 def _pairs(name: str, given: object) -> tuple[tuple[object, object], ...]:

@@ -98,6 +98,9 @@ def test_missing_keys_take_their_defaults(tmp_path: Path) -> None:
     assert files.integer("heads", 4) == 4
     assert files.flag("bias", True)
     assert files.number("eps") == 1.0
+    for wrong in (0, -1e-6, float("nan"), 10**400, "1"):
+        with pytest.raises(DamagedFileError, match=r"eps is .*; it must be a number"):
+            files_of(tmp_path, eps=wrong).number("eps")
     with pytest.raises(DamagedFileError, match="heads is missing"):
         files.integer("heads")
     with pytest.raises(DamagedFileError, match="eps is 1; it must be true or false"):

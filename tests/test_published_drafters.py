@@ -14,6 +14,9 @@ from torch_files import write_torch_file
 
 from redrafter_mlx import loading
 from redrafter_mlx.cli import main
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS
 
 
@@ -121,6 +124,28 @@ def test_a_drafter_of_another_vocabulary_is_one_line(
     assert err.count("\n") == 1
     assert "300" in err
     assert str(VOCAB) in err
+
+
+@pytest.mark.parametrize("form", PUBLISHED)
+def test_no_value_of_a_config_ends_in_a_traceback(tmp_path: Path, form: str) -> None:
+    target = Target(byte_model(num_hidden_layers=LAYERS))
+    folder = write_published(tmp_path / "drafter", form)
+    good = json.loads((folder / "config.json").read_text())
+    section = good.get("transformer_layer_config", {})
+    said = []
+    for key in (*good, *section, "head_dim", "rope_theta", "rope_scaling", "rope_parameters"):
+        for value in (-1, 10**400, "x"):
+            config = {**good, **({} if key in section else {key: value})}
+            if section:
+                config["transformer_layer_config"] = {**section, key: value}
+            (folder / "config.json").write_text(json.dumps(config))
+            try:
+                DrafterFolder(folder).bind(target, byte_tokenizer())
+            except RedrafterError as error:
+                said.append(str(error))
+    assert said
+    assert "\n" not in "".join(said)
+    assert max(map(len, said)) < len(str(folder)) + 300
 
 
 def test_every_known_drafter_is_of_a_form_that_loads() -> None:

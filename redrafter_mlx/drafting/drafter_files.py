@@ -43,7 +43,7 @@ class DrafterFiles:
     bits: int | None = None
 
     def integer(
-        self, key: str, default: int | None = None, least: int = 1, most: int = 2**31
+        self, key: str, default: int | None = None, least: int = 1, most: int = 2**31 - 1
     ) -> int:
         """The integer under a key; without a default the key must be there."""
         value = self.config.get(key, default)
@@ -52,11 +52,11 @@ class DrafterFiles:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The finite number under a key; without a default the key must be there."""
+        """The positive number under a key; without a default the key must be there."""
         value = self.config.get(key, default)
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e30:
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e30:
             return float(value)
-        raise self.bad_value(key, "a number")
+        raise self.bad_value(key, "a number above 0")
 
     def flag(self, key: str, default: bool) -> bool:
         """Whether a key is true; null counts as missing."""
