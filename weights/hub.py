@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 
-from huggingface_hub import HfApi, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import HfApi, ModelCardData, constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -213,6 +213,20 @@ def hub_licence(licence: str | None) -> tuple[str, str | None]:
         return given, None
     name = re.sub(r"[^a-z0-9.]+", "-", given).strip("-.")
     return ("other", name) if name else ("unknown", None)
+
+
+def card_front_matter(target: str, licence: str | None) -> str:
+    """What the Hub reads of a drafter's card: YAML that names its target and licence."""
+    identifier, name = hub_licence(licence)
+    data = ModelCardData(
+        library_name="mlx",
+        pipeline_tag="text-generation",
+        license=identifier,
+        license_name=name,
+        base_model=hub_repo(target),
+        tags=["redrafter", "speculative-decoding", "mlx"],
+    )
+    return f"---\n{data.to_yaml()}\n---"
 
 
 def hub_repo(name: str) -> str | None:

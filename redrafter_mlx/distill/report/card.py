@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from huggingface_hub import ModelCardData
-
 from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, verdict
@@ -19,7 +17,7 @@ from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.source import TargetSource
-from redrafter_mlx.weights.hub import hub_licence, hub_repo
+from redrafter_mlx.weights.hub import card_front_matter, hub_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
 CARD = "README.md"
@@ -62,7 +60,7 @@ def write_card(report: TrainingReport, folder: Path) -> Path:
 def render_card(report: TrainingReport, pictures: Sequence[str] = ()) -> str:
     """The card's text: YAML for the Hub, then Markdown for people."""
     sections = (
-        _front_matter(report),
+        card_front_matter(report.target.name, report.target.licence),
         _what(report),
         _use(report),
         _measured(report),
@@ -72,19 +70,6 @@ def render_card(report: TrainingReport, pictures: Sequence[str] = ()) -> str:
         _limits(report),
     )
     return "\n\n".join(sections) + "\n"
-
-
-def _front_matter(report: TrainingReport) -> str:
-    licence, name = hub_licence(report.target.licence)
-    data = ModelCardData(
-        license=licence,
-        license_name=name,
-        library_name="mlx",
-        pipeline_tag="text-generation",
-        base_model=hub_repo(report.target.name),
-        tags=["redrafter", "speculative-decoding", "mlx"],
-    )
-    return f"---\n{data.to_yaml()}\n---"
 
 
 def _what(report: TrainingReport) -> str:
