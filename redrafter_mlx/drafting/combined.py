@@ -33,6 +33,7 @@ class Combined(Drafter):
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
         self._both = first, second
+        self.note = "; ".join(note for note in (first.note, second.note) if note) or None
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ features are the drafter's own guesses, stand after them for one step: kept, the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import mlx.core as mx
@@ -25,6 +26,7 @@ from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, 
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.eagle_config import (
+    ROPE_BASE,
     EagleConfig,
     is_eagle_one,
     is_eagle_three,
@@ -96,6 +98,26 @@ class EagleDrafter(LevelDrafter):
     @property
     def timing_key(self) -> str:
         return f"{self._name} {shapes_hash(self._network)}"
+
+    def readings(self) -> dict[str, EagleDrafter]:
+        """Of what published files have got wrong: layers, the rotary base, the residual's norm."""
+        config, last = self.config, self._target.n_layers - 1
+        changed = {}
+        if config.rope_base != ROPE_BASE:
+            changed["a rotary base of 10000"] = replace(config, rope_base=ROPE_BASE)
+        for step, words in ((-1, "layers one earlier"), (1, "layers one later")):
+            layers = tuple(layer + step for layer in config.layers)
+            if layers and layers[0] >= 0 and layers[-1] <= last:
+                changed[words] = replace(config, layers=layers)
+        if config.layers:
+            other = not config.norm_before_residual
+            words = f"norm_before_residual {str(other).lower()}"
+            changed[words] = replace(config, norm_before_residual=other)
+        return {words: self._read_as(config) for words, config in changed.items()}
+
+    def _read_as(self, config: EagleConfig) -> EagleDrafter:
+        network = self._network.changed(config)
+        return EagleDrafter(self._name, network, self._target, self.rows.vocabulary)
 
     def extend(self, memory: Memory, seen: Seen) -> Memory:
         """Keys and values of the committed positions, from one call."""

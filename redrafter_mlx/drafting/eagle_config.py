@@ -25,7 +25,7 @@ _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _NOT_OF_THE_NETWORK = ("verifier_", "t2d", "d2t")
 """Tensors of the target, and tables of the vocabulary."""
 
-_ROPE_BASE = 10000.0
+ROPE_BASE = 10000.0
 """Where config.json has none: the authors' files for Llama 3.1 were trained so."""
 
 
@@ -240,7 +240,7 @@ def _rope(files: DrafterFiles) -> tuple[float, Mapping[str, object] | None]:
     if scaling is not None and not isinstance(scaling, dict):
         raise files.bad_value("rope_scaling", "an object or null")
     kind = None if scaling is None else scaling.get("rope_type", scaling.get("type"))
-    return files.number("rope_theta", _ROPE_BASE), None if kind in (None, "default") else scaling
+    return files.number("rope_theta", ROPE_BASE), None if kind in (None, "default") else scaling
 
 
 def _check_rope(files: DrafterFiles, config: EagleConfig) -> None:

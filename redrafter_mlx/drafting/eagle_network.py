@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten, tree_unflatten
 
 from redrafter_mlx.drafting.eagle_config import EagleConfig, rope_of
 from redrafter_mlx.target.layer_cache import LayerCache
@@ -115,6 +117,18 @@ class EagleNetwork(nn.Module):
         self.layers = [DecoderLayer(config, f"layers.{i}") for i in range(config.n_layers)]
         if config.own_head:
             self.lm_head = nn.Linear(config.hidden_size, config.output_size, bias=False)
+
+    def changed(self, config: EagleConfig) -> EagleNetwork:
+        """The same weights, read in another way."""
+        network = type(self)(config)
+        leaves = cast(
+            "list[tuple[str, nn.Module]]",
+            tree_flatten(self.leaf_modules(), is_leaf=nn.Module.is_module),
+        )
+        weights = [(name, leaf) for name, leaf in leaves if not name.endswith(".rope")]
+        network.update_modules(tree_unflatten(weights))
+        network.eval()
+        return network
 
     @abstractmethod
     def fuse(self, features: mx.array) -> mx.array:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.drafting.calibration import calibrated
 from redrafter_mlx.drafting.checkpoint import RECURRENT
 from redrafter_mlx.drafting.drafter_files import (
     CONFIG,
@@ -41,11 +42,17 @@ class DrafterFolder:
     bits: int | None = None
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
-        """The drafter, evaluated, in the target's arithmetic; errors as in `Form.load`."""
-        del tokenizer  # published drafters were trained on the target's own tokens
+        """The drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
+
+        One for a target that is known is calibrated.
+        """
         files = open_files(self.path, self.bits)
         check_trained_for(files.config, self.path, self.target_name, self.target_fingerprint)
-        return find_form(files).load(files, target)
+        drafter = find_form(files).load(files, target)
+        if self.target_fingerprint is None:
+            return drafter
+        key = f"{self.target_fingerprint} {target.dtype} {self.bits}"
+        return calibrated(drafter, target, tokenizer, files.tensors, key)
 
 
 def find_form(files: DrafterFiles) -> Form:

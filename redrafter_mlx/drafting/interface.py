@@ -7,6 +7,7 @@ it needs of the loop it declares; nothing outside of its file asks which form it
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -105,7 +106,11 @@ class Drafter(ABC):
 
     What it proposes may depend on the text so far and on nothing that comes later; then any drafts
     whatever are safe, for the argmax and for draws.
+
+    note: one line for the user on how it drafts, if there is something to say
     """
+
+    note: str | None = None
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """The drafter for this target, which is itself unless it takes something of the target.
@@ -184,6 +189,10 @@ class Drafter(ABC):
     def untrained(self) -> Bindable | None:
         """A baseline of the same form and cost that has learned nothing; None if there is none."""
         return None
+
+    def readings(self) -> Mapping[str, Drafter]:
+        """Other drafters that its files may mean, in words; see calibration."""
+        return {}
 
     def empty(self, batch: int) -> Memory:
         """What it remembers of `batch` empty texts."""

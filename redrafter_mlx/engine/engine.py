@@ -73,7 +73,6 @@ class Redrafter:
         self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
         self.source = source
         self.context_length = _context_length(model, source)
-        self.drafter_note = drafter_note
         self.model = model
         mx.eval(model.parameters())
         target = Target(model)
@@ -81,6 +80,8 @@ class Redrafter:
         self.drafter = found.drafter
         self.lookup = found.lookup
         self.drafting = found.words
+        notes = [drafter_note, None if self.drafter is None else self.drafter.note]
+        self.drafter_note = "; ".join(note for note in notes if note) or None
         self.target = (
             target if self.drafter is None else target.reading(self.drafter.features.layers)
         )

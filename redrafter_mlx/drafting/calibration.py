@@ -1,0 +1,171 @@
+"""Tries a published drafter once, because what its files get wrong does not fail.
+
+Layers counted one off, another rotary base, a residual on the wrong side of a norm: drafts are only
+accepted less. So on first use the drafter reads a few built-in answers, and so do the readings of
+its files that its form declares. The best is used, and kept for the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.runtime.atomic_write import write_private_text
+from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.stored_tensors import StoredTensors
+
+AS_STORED = "as its files say"
+
+_BETTER = 0.05
+"""By what share of positions another reading has to be better, beyond chance."""
+
+_LOW = 0.3
+"""EAGLE-3 heads guess 60 to 80% of the next tokens; wrong layers gave 1 to 10% (vLLM issues 43671
+and 50170)."""
+
+_ANSWERS = (
+    (
+        "What is a lighthouse for?",
+        "A lighthouse is a tower with a bright light at the top. It helps sailors find their way "
+        "at night and in bad weather. The light shows where the coast is, and warns ships of rocks "
+        "and shallow water. Each lighthouse has its own pattern of flashes, so that a sailor can "
+        "tell which one it is.",
+    ),
+    (
+        "Write a Python function that adds up the even numbers in a list.",
+        "Here is a function that adds up the even numbers in a list:\n\n```python\n"
+        "def sum_even(numbers):\n    total = 0\n    for number in numbers:\n"
+        "        if number % 2 == 0:\n            total += number\n    return total\n```\n\n"
+        "It goes through the list, checks whether each number is even, and adds it to the total.",
+    ),
+)
+"""Questions and plain answers, half of whose tokens are read before the first is guessed."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How the readings of a drafter's files fared.
+
+    accepted: by reading, the share of positions where its first draft is the target's choice
+    """
+
+    accepted: Mapping[str, float]
+
+    @property
+    def best(self) -> str:
+        """The reading to draft with: another one has to be clearly better than the files'."""
+        stored = self.accepted[AS_STORED]
+        best = max(self.accepted, key=lambda reading: self.accepted[reading])
+        return best if self.accepted[best] >= stored + _BETTER else AS_STORED
+
+    def note(self, name: str) -> str | None:
+        """One line for the user; None if there is nothing to say."""
+        best = self.accepted[self.best]
+        if best < _LOW:
+            return (
+                f"{name} guesses {best:.0%} of the next tokens where 60% is usual: it was made for "
+                f"another model, or its files do not say how it reads this one"
+            )
+        if self.best == AS_STORED:
+            return None
+        return (
+            f"{name} is read with {self.best}: it then guesses {best:.0%} of the next tokens, "
+            f"{self.accepted[AS_STORED]:.0%} {AS_STORED}"
+        )
+
+
+def calibrated(
+    drafter: Drafter, target: Target, tokenizer: TokenizerWrapper, files: StoredTensors, key: str
+) -> Drafter:
+    """The drafter, or the reading of its files that is accepted clearly more.
+
+    key: names the target, as far as the results depend on it
+    """
+    readings = {AS_STORED: drafter, **drafter.readings()}
+    if len(readings) == 1:
+        return drafter
+    path = _path(files, key)
+    calibration = _stored(path, readings)
+    if calibration is None:
+        texts = [_encoded(tokenizer, *pair, target.vocab_size) for pair in _ANSWERS]
+        with target.lock:
+            accepted = {name: acceptance(d, target, texts) for name, d in readings.items()}
+        calibration = Calibration(accepted)
+        with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+            write_private_text(path, json.dumps(accepted))
+    chosen = readings[calibration.best]
+    chosen.note = calibration.note(drafter.name)
+    return chosen
+
+
+def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> float:
+    """The share of positions in the second half of each text whose first draft is right.
+
+    That is, where it is the target's likeliest token.
+    """
+    reading = target.reading(drafter.features.layers)
+    right, shape = [], BeamShape(1, 2)
+    for text in texts:
+        tokens = mx.array([text])
+        cache = reading.new_cache()
+        cache.plan_prompt(0, len(text))
+        hidden = reading.hidden(tokens, cache.layers)
+        choices = mx.argmax(reading.logits(hidden), axis=-1)
+        features = hidden if drafter.features.any else None
+        half = len(text) // 2
+        memory = drafter.extend(drafter.empty(1), _seen(tokens, features, 0, half))
+        for at in range(half, len(text) - 1):
+            beams, memory = drafter.draft(memory, _seen(tokens, features, at, 1), shape)
+            right.append(beams.tokens[0, 0, 1] == choices[0, at + 1])
+    share = mx.mean(mx.stack(right)).item()
+    assert isinstance(share, float)
+    return share
+
+
+def _seen(tokens: mx.array, features: mx.array | None, at: int, count: int) -> Seen:
+    """`count` positions of one text from `at` on."""
+    return Seen(
+        tokens[:, at : at + count + 1].astype(mx.int32),
+        None if features is None else features[:, at : at + count],
+        mx.array([at]),
+        mx.array([count]),
+        at + count,
+        at if at == 0 else None,
+    )
+
+
+def _encoded(tokenizer: TokenizerWrapper, question: str, answer: str, vocab_size: int) -> list[int]:
+    if tokenizer.has_chat_template:
+        before = render_chat(tokenizer, [{"role": "user", "content": question}])
+        ids = before + tokenizer.encode(answer, add_special_tokens=False)
+    else:
+        ids = encode_text(tokenizer, f"{question}\n\n{answer}")
+    return [min(i, vocab_size - 1) for i in ids]
+
+
+def _path(files: StoredTensors, key: str) -> Path:
+    """The file of a calibration: of this target, and of these files as they are now."""
+    stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files.files]
+    digest = hashlib.sha256(json.dumps([key, stats]).encode()).hexdigest()
+    return cache_dir() / "calibration" / f"{digest[:32]}.json"
+
+
+def _stored(path: Path, readings: Mapping[str, Drafter]) -> Calibration | None:
+    """What was found before; None if nothing was, or if it was of other readings."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        accepted = {str(name): float(share) for name, share in stored.items()}
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    return Calibration(accepted) if accepted.keys() == readings.keys() else None

@@ -1,0 +1,150 @@
+"""Published drafters are tried once, and read in the way that is accepted most."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from eagle_samples import LAYERS, SAMPLES, random_tensors, write_files
+from test_draft_model import PROMPT
+from test_eagle import TRAINED, changed_config, load, seen, train
+from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens
+
+from redrafter_mlx.drafting import calibration
+from redrafter_mlx.drafting.calibration import AS_STORED, Calibration
+from redrafter_mlx.drafting.eagle import EagleDrafter
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.target.model import Target
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
+
+
+@pytest.fixture(scope="module")
+def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An EAGLE-3 drafter that has learned some answers of the target."""
+    sample = TRAINED["EAGLE-3"]
+    folder = write_files(tmp_path_factory.mktemp("random") / "d", sample, random_tensors(sample))
+    learned = train(load(folder, Target(model)), model)
+    return write_files(tmp_path_factory.mktemp("trained") / "d", sample, learned)
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def a_learned_answer(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In place of the built-in ones."""
+    text = PROMPT + plain_tokens(model, PROMPT, 30)
+    monkeypatch.setattr(calibration, "_encoded", lambda *_: text)
+
+
+def bind(folder: Path, model: nn.Module) -> Drafter:
+    return DrafterFolder(folder, "tiny", "its fingerprint").bind(Target(model), byte_tokenizer())
+
+
+@pytest.mark.usefixtures("a_learned_answer")
+def test_layers_that_are_counted_from_one_are_found_out(
+    model: nn.Module, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once: the next time, what was found is known."""
+    wrong = changed_config(trained, tmp_path, eagle_aux_hidden_state_layer_ids=[3, 4, 5])
+    drafter = bind(wrong, model)
+    assert drafter.features.layers == (2, 3, 4)
+    assert "layers one earlier" in str(drafter.note)
+    assert len([*(cache_dir() / "calibration").iterdir()]) == 1
+    monkeypatch.setattr(calibration, "acceptance", lambda *_: pytest.fail("measured again"))
+    again = bind(wrong, model)
+    assert again.features.layers == (2, 3, 4)
+    assert again.note == drafter.note
+    shown = Redrafter(model, byte_tokenizer(), again, drafter_note="another note").drafter_note
+    assert shown == f"another note; {drafter.note}"
+
+
+@pytest.mark.usefixtures("a_learned_answer")
+def test_files_that_are_right_are_read_as_they_are(model: nn.Module, trained: Path) -> None:
+    drafter = bind(trained, model)
+    assert drafter.features.layers == (2, 3, 4)
+    assert drafter.note is None
+    (found,) = (cache_dir() / "calibration").iterdir()
+    found.write_text("damaged")
+    assert bind(trained, model).note is None
+
+
+@pytest.mark.usefixtures("a_learned_answer")
+def test_a_drafter_that_guesses_nothing_is_reported(model: nn.Module, tmp_path: Path) -> None:
+    sample = SAMPLES["EAGLE-3, speculators"]
+    drafter = bind(write_files(tmp_path / "d", sample, random_tensors(sample)), model)
+    assert "where 60% is usual" in str(drafter.note)
+
+
+def test_a_drafter_without_a_known_target_is_not_tried(model: nn.Module, trained: Path) -> None:
+    assert load(trained, Target(model)).note is None
+    assert not cache_dir().exists()
+
+
+def test_built_in_answers_are_read_as_a_chat() -> None:
+    tokenizer = byte_tokenizer()
+    for question, answer in calibration._ANSWERS:
+        ids = calibration._encoded(tokenizer, question, answer, 258)
+        said = f"{question}<|im_end|>\n<|im_start|>assistant\n{answer}"
+        assert tokenizer.decode(ids).endswith(said)
+
+
+def test_another_reading_has_to_be_clearly_better() -> None:
+    assert Calibration({AS_STORED: 0.6, "other": 0.64}).best == AS_STORED
+    assert Calibration({AS_STORED: 0.6, "other": 0.7}).best == "other"
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        ("a rotary base of 10000", {"rope_parameters": None}),
+        ("norm_before_residual false", {"norm_before_residual": False}),
+    ],
+)
+def test_a_reading_is_what_other_files_would_say(
+    words: str, change: dict[str, object], quantised: bool, model: nn.Module, tmp_path: Path
+) -> None:
+    target, sample = Target(model), SAMPLES["EAGLE-3, speculators"]
+    tensors = random_tensors(sample)
+    stored, other = (
+        loaded(write_files(tmp_path / name, each, tensors), target, quantised)
+        for name, each in (
+            ("stored", sample),
+            ("other", replace(sample, config={**sample.config, **change})),
+        )
+    )
+    features = np.random.default_rng(0).normal(size=(9, 4 * HIDDEN))
+    text = seen(range(20, 30), features, 0, 9, 9)
+    read, want, unchanged = (
+        drafter.levels(drafter.empty(1), text, 1).first()
+        for drafter in (stored.readings()[words], other, stored)
+    )
+    assert mx.array_equal(read, want)
+    assert not mx.allclose(read, unchanged, atol=1e-3)
+
+
+def loaded(folder: Path, target: Target, quantised: bool) -> EagleDrafter:
+    drafter = load(folder, target)
+    if not quantised:
+        return drafter
+    nn.quantize(
+        drafter.module,
+        group_size=32,
+        bits=8,
+        class_predicate=lambda _, m: isinstance(m, nn.Linear) and m.weight.shape[-1] % 32 == 0,
+    )
+    return EagleDrafter("quantised", drafter.module, target, drafter.rows.vocabulary)
