@@ -62,7 +62,10 @@ def command(
     loaded = opt.load_model(loading)
     tuning = loaded.tuning
     if tuning is None:
-        raise BadInputError("there is no drafter; tune needs one, or --drafter lookup")
+        raise BadInputError(
+            "there is no drafter, or one along a static tree; tune needs one whose shape can be "
+            "chosen, or --drafter lookup"
+        )
     with progress_bars("measuring this machine", lambda done, _: f"{done}%") as report:
         if again or not tuning.measured:
             tuning.measure(lambda share: report("calls", int(100 * share), 100) if report else None)

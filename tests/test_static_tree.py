@@ -20,7 +20,7 @@ from tiny import (
     random_model,
 )
 
-from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.draft_model import DraftModel
@@ -115,17 +115,14 @@ def test_the_target_itself_is_accepted_along_the_first_path() -> None:
     assert rows[-3:] == [5, 2, 1]  # the path that was accepted and the root, (0,) (1,), (0, 0)
 
 
-def test_rejection_draws_at_the_nodes_since_ranks_are_not_drawn() -> None:
+@pytest.mark.parametrize("accept", ["sample", "rejection"])
+def test_sampled_text_is_that_of_plain_decoding(accept: AcceptMethod) -> None:
+    """By rejection too: ranks are not drawn, so the target draws at the nodes."""
     target = Target(random_model())
-    assert recurrent(target).can_draw
-    assert not recurrent(target).along(TREE).can_draw
-
-
-def test_sampling_gives_the_text_of_plain_decoding() -> None:
-    target = Target(random_model())
-    params = SamplingParams(0.9)
-    with_tree = Decoder(target, recurrent(target).along(TREE), TREE.shape, params)
-    plain = Decoder(target, None, BeamShape(1, 1), params)
+    with_tree = Decoder(
+        target, recurrent(target).along(TREE), TREE.shape, SamplingParams(0.9, accept=accept)
+    )
+    plain = Decoder(target, None, BeamShape(1, 1), SamplingParams(0.9))
     assert tokens_of(with_tree, PROMPT, 40)[0] == tokens_of(plain, PROMPT, 40)[0]
 
 
@@ -193,6 +190,7 @@ def test_a_tree_is_named_beside_the_drafter(tmp_path: Path) -> None:
     ):
         named = parse_drafter(f"{tmp_path / 'drafter'}+tree:{word}")
         redrafter = draft_with(named, loaded)
+        assert redrafter.tuning is None, "no shape is left to choose"
         assert redrafter.drafting is not None
         assert f"along the static tree {word.removesuffix('+lookup')}" in redrafter.drafting
         assert redrafter.drafting.endswith("and lookup") == word.endswith("+lookup")

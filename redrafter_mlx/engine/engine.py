@@ -48,7 +48,8 @@ class Redrafter:
     drafter:      drafts on the device; None without one
     lookup:       prompt lookup, which adds copies of the text to the drafts; None without it
     drafting:     the names of both, for people and records; None for plain decoding
-    tuning:       auto-tuning: cost model and acceptance statistics; None for plain decoding
+    tuning:       auto-tuning: cost model and acceptance statistics; None for plain decoding, and
+                  along a static tree, where no shape is chosen
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Redrafter:
             target if self.drafter is None else target.reading(self.drafter.features.layers)
         )
         self.tuning: Tuner | None = None
-        if self.drafting is not None:
+        if self.drafting is not None and self._tree is None:
             self.tuning = Tuner(model, self.target, self.drafter)
 
     @property
