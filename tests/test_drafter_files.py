@@ -163,6 +163,10 @@ def test_the_papers_files_go_through_the_forms(tmp_path: Path) -> None:
 
 
 UNSUPPORTED = {
+    "P-EAGLE": (
+        {"speculators_model_type": "peagle"},
+        {"layers.0.hidden_norm.weight": (4,), "fc.weight": (4, 12)},
+    ),
     "DFlash": ({"num_hidden_layers": 5}, {"hidden_norm.weight": (4,), "fc.weight": (4, 8)}),
     "DSpark": (
         {"num_hidden_layers": 5}, {"hidden_norm.weight": (4,), "markov_head.weight": (4, 8)}),

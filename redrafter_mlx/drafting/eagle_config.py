@@ -235,7 +235,8 @@ def _rope(files: DrafterFiles) -> tuple[float, Mapping[str, object] | None]:
     """The base of rotary embedding and its scaling, under the names of old and new files."""
     nested = files.config.get("rope_parameters")
     if isinstance(nested, dict):
-        files = replace(files, config={**nested, "rope_scaling": nested})
+        given = {key: value for key, value in nested.items() if value is not None}
+        files = replace(files, config={**files.config, **given, "rope_scaling": given})
     scaling = files.config.get("rope_scaling")
     if scaling is not None and not isinstance(scaling, dict):
         raise files.bad_value("rope_scaling", "an object or null")

@@ -84,6 +84,8 @@ def _unsupported_form(files: DrafterFiles) -> str | None:
         return "DSpark" if any(name.startswith("markov_") for name in names) else "DFlash"
     if "hydra_num_heads" in config or any(name.startswith("hydra") for name in names):
         return "Hydra"
+    if config.get("speculators_model_type") == "peagle":
+        return "P-EAGLE"
     if "kangaroo" in str(config.get("model_type", "")).lower():
         return "Kangaroo"
     return None
