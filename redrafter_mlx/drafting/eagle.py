@@ -18,9 +18,7 @@ from dataclasses import replace
 from typing import cast
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
-from mlx.utils import tree_flatten
 
 from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
@@ -42,7 +40,7 @@ from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.adapter import find_head, with_node_positions
 from redrafter_mlx.target.compiled import compile_tree_call
-from redrafter_mlx.target.fingerprint import shapes_hash
+from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.layer_cache import LayerCache
 from redrafter_mlx.target.model import Target
@@ -88,12 +86,12 @@ class EagleDrafter(LevelDrafter):
     @property
     def level_cost(self) -> float:
         """Of the bytes that a call of the target reads, those that a level does."""
-        read = _nbytes(self._network)
+        read = nbytes_of(self._network)
         if self.config.own_embedding:
-            read -= _nbytes(self._network.embed_tokens)
+            read -= nbytes_of(self._network.embed_tokens)
         if not self.config.own_head:
-            read += _nbytes(find_head(self._target.model) or self._target.embedding)
-        return min(read / _nbytes(self._target.model), 1.0)
+            read += nbytes_of(find_head(self._target.model) or self._target.embedding)
+        return min(read / nbytes_of(self._target.model), 1.0)
 
     @property
     def timing_key(self) -> str:
@@ -249,11 +247,6 @@ def _vocabulary(
             f"{path}: tensor d2t does not lead to different tokens below {vocab_size}"
         )
     return DraftVocabulary(size, vocab_size, mx.array(tokens.astype(np.int32)))
-
-
-def _nbytes(module: nn.Module) -> int:
-    leaves = cast("list[tuple[str, mx.array]]", tree_flatten(module.parameters()))
-    return sum(array.nbytes for _, array in leaves)
 
 
 EAGLE3 = Form("EAGLE-3", is_eagle_three, _load_three)

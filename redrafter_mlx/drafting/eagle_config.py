@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import initialize_rope
 
-from redrafter_mlx.drafting.drafter_files import CONFIG, DrafterFiles
+from redrafter_mlx.drafting.drafter_files import CONFIG, DrafterFiles, check_pair
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.target.model import Target
 
@@ -109,7 +109,7 @@ def of_network(name: str, config: EagleConfig) -> bool:
 def read_eagle_one(files: DrafterFiles, target: Target) -> EagleConfig:
     """The form of an EAGLE-1 or 2 drafter; raises as `read_eagle_three`."""
     files = _flattened(files)
-    _check_pair(_shape(files, "fc.weight")[0], target.hidden_size, "hidden size")
+    check_pair(_shape(files, "fc.weight")[0], target.hidden_size, "hidden size")
     return _read(files, target, (), target.hidden_size)
 
 
@@ -135,7 +135,7 @@ def read_eagle_three(files: DrafterFiles, target: Target) -> EagleConfig:
             f"{files.tensors.path}: tensor fc.weight has {width} columns, which {len(layers)} "
             f"layers of the target cannot fill"
         )
-    _check_pair(width // len(layers), target.hidden_size, "target hidden size")
+    check_pair(width // len(layers), target.hidden_size, "target hidden size")
     names = stored_shapes(files)
     return replace(
         _read(files, target, layers, width),
@@ -160,7 +160,7 @@ def _read(
 ) -> EagleConfig:
     """What both forms have in common."""
     vocab_size = files.integer("vocab_size", target.vocab_size)
-    _check_pair(vocab_size, target.vocab_size, "vocabulary")
+    check_pair(vocab_size, target.vocab_size, "vocabulary")
     if files.config.get("hidden_act", "silu") != "silu":
         raise UnsupportedModelError(
             f"{files.folder / CONFIG}: hidden_act is {files.config['hidden_act']!r:.40}; an EAGLE "
@@ -269,12 +269,3 @@ def _shape(files: DrafterFiles, name: str) -> tuple[int, int]:
     if len(shape) != 2 or min(shape) < 1:
         raise DamagedFileError(f"{files.tensors.path}: tensor {name} has shape {list(shape)}")
     return shape[0], shape[1]
-
-
-def _check_pair(mine: int, theirs: int, what: str) -> None:
-    """Raises MismatchError naming both sides."""
-    if mine != theirs:
-        raise MismatchError(
-            f"the drafter's {what} is {mine}, the target's is {theirs}; it was trained for another "
-            f"target"
-        )

@@ -24,6 +24,7 @@ from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.level_drafter import IndependentLevels, MemorylessDrafter
 from redrafter_mlx.drafting.recurrent import ResidualBlock
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.target.adapter import find_head
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.model import Target
 
@@ -98,7 +99,10 @@ class MedusaDrafter(MemorylessDrafter):
         super().__init__()
         self._network, self._vocabulary = network, vocabulary
         self._target_output = target.output_rows(vocabulary.tokens)
-        self._cost = nbytes_of(network) / network.config.heads / nbytes_of(target.model)
+        read = nbytes_of(network)
+        if network.config.outputs == "target":
+            read += nbytes_of(find_head(target.model) or target.embedding)
+        self._cost = min(read / network.config.heads / nbytes_of(target.model), 1.0)
 
     @property
     def name(self) -> str:
@@ -122,9 +126,8 @@ class MedusaDrafter(MemorylessDrafter):
 
     @property
     def level_cost(self) -> float:
-        """Of the bytes that a call of the target reads, those of a head with its own output."""
-        own = self._network.config.outputs == "own"
-        return min(self._cost, 1.0) if own else super().level_cost
+        """Of the bytes that a call of the target reads, those of one of the heads."""
+        return self._cost
 
     @property
     def timing_key(self) -> str:
