@@ -269,6 +269,14 @@ def overlapping(path: Path) -> None:
     path.write_bytes(data[:listed] + struct.pack("<I", first) + data[listed + 4 :])
 
 
+def beyond_the_end(path: Path) -> None:
+    """A storage of 4 MB that the archive's list claims to be in a file of some 500 bytes."""
+    pickled = one(tensor(storage("Float", "0", 2**20), 0, (2,), (1,)))
+    data = archive(path, pickled, {"0": FLAT.content}).read_bytes()
+    sizes = data.rindex(b"archive/data/0") - 26
+    path.write_bytes(data[:sizes] + struct.pack("<II", 2**22, 2**22) + data[sizes + 8 :])
+
+
 def many_members(path: Path) -> None:
     with zipfile.ZipFile(path, "w") as out:
         for i in range(4_500):
@@ -300,6 +308,7 @@ ZIPS = {
     "no pickle": (lambda p: changed(p, b"data.pkl", b"data.pkx"), "no NAME/data.pkl"),
     "a storage of other size": (
         lambda p: archive(p, view(0, (12,), (1,)), {"0": FLAT.content[:-4]}), "44 bytes, not 48"),
+    "a storage beyond the end": (beyond_the_end, "truncated"),
     "a member that is not there": (lambda p: changed(p, b"PK\3\4", b"PK\3\5"), "not where"),
     "storages over one another": (overlapping, "lies over another"),
     "a list of members of 4.5 MB": (many_members, "too long"),

@@ -90,10 +90,10 @@ def read_views(data: bytes) -> dict[str, TensorView]:
 
     Each lies within its storage, and those of one storage cover it a few times at most.
 
+    data: at most MAX_BYTES, which the caller has seen to
+
     Raises RefusedError for whatever is not a dictionary of tensors.
     """
-    if len(data) > MAX_BYTES:
-        raise RefusedError(f"its list of tensors is larger than {MAX_BYTES >> 20} MiB")
     try:
         result = _Reader().run(data)
     except ValueError as error:  # of pickletools: cut off, or an argument that is none
