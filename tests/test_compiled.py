@@ -55,6 +55,29 @@ def test_compiled_calls_equal_those_built_by_module() -> None:
         np.testing.assert_allclose(logits_of(target), want, rtol=1e-5, atol=1e-5)
 
 
+def test_a_size_that_is_not_compiled_at_once_is_when_it_comes_again() -> None:
+    """The model's own code runs once more for the compiled graph, and then no longer."""
+    model = random_model()
+    target, layer, calls = Target(model), type(model.model), [0]
+    want = built_logits_of(target)
+    run = layer.__call__
+
+    def counted(self: nn.Module, *given: object, **named: object) -> mx.array:
+        calls[0] += 1
+        return run(self, *given, **named)
+
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer, "__call__", counted)
+        for _ in range(9):
+            cache, _ = after_prompt(target)
+            calls[0] = 0
+            got = target.verify(tree(), cache, mx.array([7]), 7, compiled=False)[1]
+            np.testing.assert_allclose(np.array(got), want, rtol=1e-5, atol=1e-5)
+            seen.append(calls[0])
+    assert seen == [1, 1, 1, 1, 1, 0, 0, 0, 0]
+
+
 def test_a_target_never_computes_with_the_weights_of_a_deleted_one() -> None:
     """MLX keeps graphs by thread, and forgets those of a function in the thread that last used it:
     the other one still has them when the next target's function has the same address."""

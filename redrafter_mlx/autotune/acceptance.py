@@ -49,8 +49,8 @@ _COPY_PRIOR = 6.0
 """Copied drafts of an unknown text that are taken to have been accepted as expected."""
 
 _COPY_COST = 1.3
-"""Of a copied step, as a share of a drafted one with as many rows: its call is not compiled, and
-the host builds it while the device waits. Counted on two CPU cores; learned from steps."""
+"""Of a copied step, as a share of a drafted one with as many rows: its call is seldom
+compiled, and the host builds it while the device waits. Counted on two CPU cores; learned from steps."""
 
 
 class CopyStatistics:

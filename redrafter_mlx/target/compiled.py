@@ -11,6 +11,7 @@ ends.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import ParamSpec, TypeAlias, TypeVar
@@ -29,8 +30,12 @@ Inputs: TypeAlias = "mx.array | tuple[mx.array, mx.array]"
 TreeCall = Callable[[Inputs, TreeCache, bool], tuple[mx.array, mx.array]]
 """Inputs of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V].
 
-The flag says whether to compile: a size that is rarely used is built faster than compiled.
+The flag says whether to compile at once: a size that is rarely used is built faster than compiled.
+Without it, a size is compiled when it has been used a few times.
 """
+
+_FEW = 4
+"""Compiling takes about as much longer than building as so many compiled calls save."""
 
 
 def compile_tree_call(
@@ -52,14 +57,18 @@ def compile_tree_call(
         return hidden, head(hidden), cache.layer_buffers
 
     compiled_build = compile_graph(build)
+    uses: Counter[tuple[int, ...]] = Counter()
 
     def call(inputs: Inputs, cache: TreeCache, compiled: bool) -> tuple[mx.array, mx.array]:
-        if not compiled:
-            hidden = backbone(inputs, cache=cache.layers)
-            return hidden, head(hidden)
         plan = cache.plan
         assert isinstance(plan, TreePlan)
         sizes = (plan.extent, plan.capacity, plan.keep)
+        if not compiled:
+            size = (*plan.mask.shape, *sizes)
+            uses[size] += 1
+            if uses[size] <= _FEW:
+                hidden = backbone(inputs, cache=cache.layers)
+                return hidden, head(hidden)
         hidden, logits, cache.layer_buffers = compiled_build(
             inputs, plan.offset, plan.mask, plan.write_at, plan.gather, sizes, cache.layer_buffers
         )
