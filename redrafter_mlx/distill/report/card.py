@@ -156,7 +156,8 @@ def _held_out(quality: DraftQuality) -> str:
 def _made(report: TrainingReport) -> str:
     target, corpus = report.target, report.corpus
     left_out = ", ".join(f"{n:,} {plain(why)}" for why, n in sorted(corpus.left_out.items()))
-    start = report.started_from
+    digest = report.started_from
+    start = f"a trained drafter, {code(f'sha256:{digest}')}" if digest else "random weights"
     rows = [
         ("model", f"{_shown(target.name)}, {_arithmetic(report)}"),
         ("its fingerprint", code(target.fingerprint)),
@@ -168,7 +169,7 @@ def _made(report: TrainingReport) -> str:
         ),
         ("left out", left_out or "nothing"),
         ("drafter", _form(report.drafter)),
-        ("started from", "random weights" if start is None else code(f"sha256:{start}")),
+        ("started from", start),
         ("training time", _duration(report.seconds)),
         ("versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in report.versions.items())),
         ("machine", plain(report.machine)),
