@@ -54,11 +54,11 @@ def make_trainer(
     shards = folder / "corpus"
     shards.mkdir(exist_ok=True)
     paths = []
-    said = extras.compute(target, texts(target))
+    answers = extras.compute(target, texts(target))
     for i in range(3):
         paths.append(shards / f"block-{i:06d}.safetensors")
         if not paths[-1].exists():
-            some = said[i * 4 : i * 4 + 4]
+            some = answers[i * 4 : i * 4 + 4]
             save_shard(Shard(some, {}), paths[-1], {})
             extras.add(target, byte_tokenizer(), paths[-1], i)
     options = TrainOptions(
@@ -72,7 +72,7 @@ def make_trainer(
     )
     initialise(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
     examples = Examples(tuple(paths), extras, 3, options.batch, 3000, seed)
-    held_out = lay_out(said[:2], 3)
+    held_out = lay_out(answers[:2], 3)
     output = folder / "out"
     output.mkdir(exist_ok=True)
     return Trainer(
@@ -118,7 +118,7 @@ def test_a_resumed_run_has_the_losses_of_the_unbroken_one(
         assert (tmp_path / "a/out" / name).read_bytes() == (tmp_path / "b/out" / name).read_bytes()
 
 
-def test_what_is_saved_lies_between_the_start_and_the_trained_weights(tmp_path: Path) -> None:
+def test_saved_weights_are_interpolated_with_those_of_the_start(tmp_path: Path) -> None:
     for name in ("kept", "not"):
         (tmp_path / name).mkdir()
     trainer = make_trainer(tmp_path / "kept", keep_start=0.25, evaluations=1)
@@ -141,11 +141,11 @@ def test_a_run_of_other_options_is_not_mixed_in(tmp_path: Path) -> None:
 
 def test_one_batch_is_fitted_exactly() -> None:
     target = Target(random_model())
-    said = texts(target, 3)
+    answers = texts(target, 3)
     drafter = random_drafter(seed=1, head="own", exit_dim=2 * HIDDEN)
     options = TrainOptions(draft_length=3, soft_share=0.0, learning_rate=1e-2, warmup_share=0.01)
     learner = Learner(drafter, target, options, 400)
-    laid = lay_out(said, 3)
+    laid = lay_out(answers, 3)
     batch = laid.batch(0, len(laid))
     first = learner.step([batch])
     for _ in range(300):
@@ -170,7 +170,7 @@ def test_accumulated_batches_equal_one_of_them_all() -> None:
         np.testing.assert_allclose(np.array(array), np.array(after[1][name]), atol=2e-3)
 
 
-def test_the_best_drafter_is_kept_and_loads(tmp_path: Path) -> None:
+def test_the_best_drafter_is_saved_and_loads(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path)
     seen = [e for e in trainer.run() if isinstance(e, Evaluation)]
     assert len(seen) == 3
@@ -247,7 +247,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "named"),
     [
         ({"epochs": 0}, "epochs is 0"),
         ({"batch": 0}, "batch is 0"),
@@ -256,6 +256,6 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         ({"optimizer": "sgd"}, "optimizer is .sgd."),
     ],
 )
-def test_bad_options_are_refused_by_name(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(BadInputError, match=said):
+def test_bad_options_are_refused_by_name(changes: dict[str, object], named: str) -> None:
+    with pytest.raises(BadInputError, match=named):
         TrainOptions(**changes)  # type: ignore[arg-type]

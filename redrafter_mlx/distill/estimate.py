@@ -80,7 +80,7 @@ def estimate(
             seconds += read * of_token
     prompts = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
     positions = round(answers * (1 + prompts)) + read
-    config, bits = job.drafter.config(target, job.model, ""), job.drafter.bits
+    config = job.drafter.config(target, job.model, "")
     parameters = drafter_parameters(config)
     corpus_bytes = min(positions * (target.dtype.size * config.context_size + 8), job.cache_bytes)
     steps, held = job.training.steps(positions), plan(corpus_bytes)
@@ -88,7 +88,7 @@ def estimate(
     return Estimate(
         answer_tokens=answers,
         parameters=parameters,
-        drafter_bytes=parameters * 2 if bits is None else parameters * (bits + 1) // 8,
+        drafter_bytes=2 * parameters,
         corpus_bytes=corpus_bytes,
         memory_bytes=held.most,
         steps=steps,

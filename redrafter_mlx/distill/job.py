@@ -26,7 +26,6 @@ class DrafterForm:
     draft_vocab: how many of the most frequent tokens can be drafted
     context_layers: layers of the target, counted from 0, whose inputs are read beside the last
                  hidden state; auto chooses one at two thirds of the depth and one at nine tenths
-    bits:        quantise the weights to so many when saving; None saves float16
     """
 
     rnn: bool = True
@@ -35,7 +34,6 @@ class DrafterForm:
     head: Head = "tied"
     draft_vocab: int | Literal["all"] = 8192
     context_layers: tuple[int, ...] | Literal["auto"] = "auto"
-    bits: int | None = None
 
     def __post_init__(self) -> None:
         """Raises BadInputError for a form that no target's drafter can have."""
@@ -49,8 +47,6 @@ class DrafterForm:
         )
         if self.draft_vocab != "all":
             check_int("draft_vocab", self.draft_vocab, 1, MAX_SIZE)
-        if self.bits not in (None, 4, 8):
-            raise BadInputError(f"the drafter's bits are {self.bits}; choose 4 or 8")
 
     def context_of(self, n_layers: int) -> tuple[int, ...]:
         """The context layers for a target of so many; BadInputError for one it does not have."""

@@ -6,8 +6,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import mlx.nn as nn
-
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY
 from redrafter_mlx.distill.corpus.writer import Writer
@@ -16,8 +14,6 @@ from redrafter_mlx.distill.report.card import CARD
 from redrafter_mlx.distill.report.metrics import METRICS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.drafting.drafter_files import CONFIG
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.weights.file_names import WEIGHTS
 
@@ -66,16 +62,3 @@ def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
         f"{given} holds {len(source.prompts)} prompts, too few to hold some out and to train "
         f"on others; give more, or let the target write some (own_share)"
     )
-
-
-def check_bits(config: DrafterConfig, bits: int, group_size: int) -> None:
-    """Whether a drafter's matrices can be quantised; raises BadInputError naming one that cannot.
-
-    The drafter is not built: MLX makes arrays when they are first used.
-    """
-    for name, module in RecurrentNetwork(config).named_modules():
-        if isinstance(module, nn.Linear) and module.weight.shape[1] % group_size:
-            raise BadInputError(
-                f"the drafter's bits are {bits}, and {name} has {module.weight.shape[1]} columns; "
-                f"they must be a multiple of {group_size}; leave the bits out"
-            )

@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 from mlx.utils import tree_flatten
 
@@ -28,15 +27,13 @@ from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
-from redrafter_mlx.distill.preflight import check_bits, check_output, least_blocks
+from redrafter_mlx.distill.preflight import check_output, least_blocks
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, read_metrics
 from redrafter_mlx.distill.report.plots import draw_plots
 from redrafter_mlx.distill.training.checkpoint import check_same_run, load_checkpoint
 from redrafter_mlx.distill.training.initial_drafter import check_start, fresh_drafter, start_drafter
 from redrafter_mlx.distill.training.trainer import Event, Trainer
-from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import LoadedTarget, load_target
@@ -55,9 +52,6 @@ TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
 
 _HELD_OUT_POSITIONS = 6_000
 """So many are evaluated during training; more only takes longer."""
-
-_GROUP = 64
-"""Weights that share a scale in a quantised drafter, as in mlx-lm."""
 
 
 class TrainingRun:
@@ -95,8 +89,6 @@ class TrainingRun:
         self.corpus: CorpusSize | None = None
         start = job.start_from
         self.started_from = None if start is None else check_start(start, self.config)
-        if job.drafter.bits is not None:
-            check_bits(self.config, job.drafter.bits, _GROUP)
         self._options = to_toml(job)
         texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
         self.least_blocks = least_blocks(texts, [job.data] if job.data else job.prompts)
@@ -222,23 +214,16 @@ class TrainingRun:
         return measure_speed(redrafter, prompts, TIMED_SHAPES, done=done)
 
     def finish(self, measured: list[MeasuredRow]) -> str | None:
-        """Stage four: the drafter as it is stored, its plots and its card.
+        """Stage four: the plots and the model card.
 
         Returns:
           one line on what could not be drawn, or None
         """
-        job, folder = self.job, self.job.output
-        drafter = load_drafter(folder, self.target)
-        bits = job.drafter.bits
-        if bits is not None and drafter.config.bits is None:
-            nn.quantize(drafter, group_size=_GROUP, bits=bits)
-            drafter.config = dataclasses.replace(drafter.config, bits=bits, group_size=_GROUP)
-        save_drafter(drafter, folder, dtype=mx.float16)
-        note = draw_plots(folder)
-        write_card(self._report(drafter.config, measured), folder)
+        note = draw_plots(self.job.output)
+        write_card(self._report(measured), self.job.output)
         return note
 
-    def _report(self, config: DrafterConfig, measured: list[MeasuredRow]) -> TrainingReport:
+    def _report(self, measured: list[MeasuredRow]) -> TrainingReport:
         """All that the card says of this run."""
         assert self.corpus is not None
         log = read_metrics(self.job.output)
@@ -248,7 +233,7 @@ class TrainingRun:
             versions={name: version(name) for name in ("mlx", "mlx-lm", "redrafter-mlx")},
             machine=f"{chip_name()}, {system_name()}",
             corpus=self.corpus,
-            drafter=config,
+            drafter=self.config,
             seconds=log[-1]["seconds"],
             quality=best_quality(log),
             measured=measured,
