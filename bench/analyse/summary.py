@@ -17,7 +17,6 @@ from redrafter_mlx.bench.statistics import (
     ratio_of_ratios,
     typical,
 )
-from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 
 WHOLE = "all"
@@ -176,9 +175,3 @@ def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, 
         return None, None
     agreeing = sum(common_prefix(mine, other) for mine, other in paired)
     return agreeing == total, agreeing / total
-
-
-def commonest_drafted(answers: Sequence[Answer]) -> BeamShape | None:
-    """The beam shape of most steps that drafted; None if none did."""
-    shapes = Counter(tuple(shape) for a in answers for shape in a.run.shapes if shape[1] > 1)
-    return BeamShape(*shapes.most_common(1)[0][0]) if shapes else None
