@@ -39,9 +39,9 @@ def answer(
     query_rows: Sequence[int] = (),
 ) -> Answer:
     """One run; the tokens count upwards if none are given."""
-    said = list(tokens) if tokens is not None else list(range(1 + sum(lengths)))
+    emitted = list(tokens) if tokens is not None else list(range(1 + sum(lengths)))
     run = Run(
-        token_ids=said,
+        token_ids=emitted,
         text="text",
         accept_lengths=list(lengths),
         accepted=[n - 1 for n in lengths] if accepted is None else list(accepted),

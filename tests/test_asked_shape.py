@@ -146,7 +146,7 @@ def test_a_fixed_shape_repeats_a_seeds_text_in_half_precision(folder: str) -> No
         assert len(texts) == 1
 
 
-def test_drafts_do_not_change_what_greedy_says(model: nn.Module, folder: str) -> None:
+def test_drafts_do_not_change_greedy_tokens(model: nn.Module, folder: str) -> None:
     """The statement for `greedy`: no seed, no shape and no drafter matters in float32."""
     redrafter = Redrafter(model, byte_tokenizer(), folder + "+lookup")
     want = plain_tokens(model, PROMPT, 60)

@@ -70,7 +70,7 @@ def test_scores_never_rise_from_a_prefix_to_its_children() -> None:
     assert mx.all(beams.log_probs[..., 0] == 0).item()
 
 
-def test_every_prefix_that_a_search_kept_is_a_node_though_none_went_on_from_it() -> None:
+def test_every_prefix_of_the_search_is_a_node_though_nothing_continues_it() -> None:
     """So a full tree has no padding, and a wider one loses no first draft to a deeper one."""
     bound = random_drafter(seed=2).bind(Target(random_model())).bound
     beams = search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(4, 4))

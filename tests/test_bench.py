@@ -166,7 +166,7 @@ def test_impossible_methods_are_refused(
         list_methods({None: [shape]}, None, accepts, (temperature,), ())  # type: ignore[arg-type]
 
 
-def test_every_greedy_method_says_what_mlx_lms_loop_says() -> None:
+def test_every_greedy_method_emits_mlx_lms_tokens() -> None:
     redrafter = tiny(replayed=True)
     want = plain_tokens(redrafter.model, PROMPT, 30)
     runner = Runner({None: redrafter}, draft_model=byte_model(seed=1))
@@ -236,7 +236,7 @@ def test_methods_are_interleaved_question_by_question_and_take_turns_at_being_fi
     assert [methods.index(b[0][2]) for b in blocks] == [0, 1, 1, 2]
 
 
-def test_a_run_goes_on_where_its_file_ends(tmp_path: Path) -> None:
+def test_a_run_resumes_where_its_file_ends(tmp_path: Path) -> None:
     runner, made = Runner({None: tiny()}), plan([PLAIN, DRAFTED])
     whole = list(measure(made, runner))
     path = tmp_path / "answers.jsonl"

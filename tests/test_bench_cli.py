@@ -86,7 +86,7 @@ def test_without_shapes_the_automatic_one_is_measured(capsys: pytest.CaptureFixt
     assert drafted[0]["matches_baseline"]
 
 
-def test_the_papers_packing_verifies_fewer_nodes_and_says_how_many(
+def test_the_papers_packing_verifies_and_counts_fewer_nodes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its figure 6; of every prefix that the search kept, a shape always has as many nodes."""
@@ -235,7 +235,7 @@ def test_other_tokens_than_the_baselines_fail(
     assert "NO, " in capsys.readouterr().out
 
 
-def test_ctrl_c_prints_what_was_finished_and_the_run_goes_on(
+def test_ctrl_c_prints_what_was_finished_and_the_run_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Impatient(Runner):
@@ -326,7 +326,7 @@ def test_a_comparison_that_cannot_be_made_is_refused(
         (["--answers", "/none/a"], "/none"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line_before_anything_is_loaded(
+def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
     arguments: list[str], named: str, loader: Loader, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert named in refusal(capsys, *arguments)

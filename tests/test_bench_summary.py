@@ -18,14 +18,13 @@ from rich.console import Console
 from redrafter_mlx.bench.analyse.compare import compare, read_rows
 from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
-from redrafter_mlx.bench.analyse.summary import Row, commonest_drafted, summarise
+from redrafter_mlx.bench.analyse.summary import Row, summarise
 from redrafter_mlx.bench.measure.answers import Answer, AnswersFile
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.show.plot import check_plot, plot
 from redrafter_mlx.bench.show.report import heatmap, show
 from redrafter_mlx.bench.show.tables import acceptance_table, main_table, spread
 from redrafter_mlx.bench.statistics import Percentiles, Spread, ratio, ratio_of_ratios, typical
-from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import BadInputError
 
 
@@ -81,11 +80,11 @@ def test_figures_are_those_recomputed_from_the_answers_file(seed: int, tmp_path:
             tokens.setdefault(a["question_id"], []).append(sum(lengths))
             steps.setdefault(a["question_id"], []).append(len(lengths))
             seconds.setdefault(a["question_id"], []).append(a["decode_seconds"])
-        said, called, took = (
+        emitted, called, took = (
             sum(map(statistics.median, table.values())) for table in (tokens, steps, seconds)
         )
-        assert median(row.tokens_per_step) == pytest.approx(said / called)
-        assert median(row.tps) == pytest.approx(said / took)
+        assert median(row.tokens_per_step) == pytest.approx(emitted / called)
+        assert median(row.tps) == pytest.approx(emitted / took)
         assert row.questions == len(tokens)
         assert row.runs == len(mine)
         accepted = [n for a in mine for n in a["accepted"]]
@@ -108,14 +107,14 @@ def test_speedup_is_of_medians_of_paired_runs(seed: int) -> None:
     speeds = {}
     runs = {(a.method, a.question_id, a.repeat): a.run for a in answers}
     for method, other in ((DRAFTED, PLAIN), (PLAIN, DRAFTED)):
-        said = took = 0.0
+        tokens = took = 0.0
         for question in range(4):
             both = ((method, question), (other, question))
             paired = [r for r in range(3) if all((*key, r) in runs for key in both)]
             mine = [runs[method, question, r] for r in paired]
-            said += statistics.median(sum(run.accept_lengths) for run in mine)
+            tokens += statistics.median(sum(run.accept_lengths) for run in mine)
             took += statistics.median(run.decode_seconds for run in mine)
-        speeds[method] = said / took
+        speeds[method] = tokens / took
     row = find(summarise(answers), "redrafter")
     assert median(row.speedup) == pytest.approx(speeds[DRAFTED] / speeds[PLAIN])
 
@@ -266,14 +265,6 @@ def test_one_run_has_no_spread_and_nothing_has_no_figure() -> None:
     assert summarise([short])[0].tps is None
 
 
-def test_the_commonest_drafted_shape_is_that_of_most_steps_that_drafted() -> None:
-    plain, drafted = answer(DRAFTED), answer(DRAFTED)
-    plain.run.shapes = [[1, 1]] * 9
-    assert commonest_drafted([plain]) is None
-    drafted.run.shapes = [[1, 2, 2], [2, 4, 6], [2, 4, 6], [1, 1, 1]]
-    assert commonest_drafted([plain, drafted]) == BeamShape(2, 4, 6)
-
-
 # forms
 
 
@@ -422,7 +413,7 @@ def test_two_results_differ_only_outside_their_intervals(tmp_path: Path) -> None
     assert not compare(a, a)[0].certain
 
 
-def test_figures_measured_once_are_not_said_to_differ(tmp_path: Path) -> None:
+def test_figures_measured_once_are_not_reported_as_different(tmp_path: Path) -> None:
     a = read_rows(saved(tmp_path, "a", tps=(100, 100, 100), tokens_per_step=(1.5, 1.5, 1.5)))
     b = read_rows(saved(tmp_path, "b", tps=(110, 110, 110), tokens_per_step=(1.5, 1.5, 1.5)))
     tps, per_step = compare(a, b)

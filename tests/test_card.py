@@ -198,13 +198,13 @@ def test_no_name_breaks_the_front_matter_or_a_table(text: str) -> None:
 
 def test_card_holds_every_number_that_was_reported() -> None:
     card = render_card(report())
-    for said in (
+    for part in (
         "sha256:abc123", "float32, 4-bit weights", "12,345 texts", "2,345,678 answer tokens",
         "1,111 loop", "22 duplicate", "8,192 of 49,152", "2 residual blocks of width 1152",
         "1 h 2 min", "mlx-lm 0.32.2", "Apple M9 Max, gpu, macOS 27.1", "43.2%", "76.5%",
         "| 4 | 2.22 | 81% 41% |", "8 held-out prompts, 96 tokens each, greedy",
     ):  # fmt: skip
-        assert said in card, said
+        assert part in card, part
 
 
 def test_measured_table_has_a_row_for_each_shape() -> None:
@@ -220,7 +220,7 @@ def test_the_card_says_how_to_use_the_drafter() -> None:
     assert 'redrafter_mlx.load("smollm2-135m", drafter="drafter")' in card
 
 
-def test_card_does_not_tell_the_folders_of_this_machine() -> None:
+def test_card_does_not_name_the_folders_of_this_machine() -> None:
     card = render_card(report(target=source("/home/someone/secret/my-model")))
     assert "someone" not in card
     assert "A drafter for `my-model`" in card
@@ -238,9 +238,9 @@ def test_card_does_not_tell_the_folders_of_this_machine() -> None:
 def test_verdict_is_that_of_the_fastest_shape(
     rates: tuple[float, ...], words: tuple[str, ...]
 ) -> None:
-    said = verdict(measured(*rates))
-    assert [word for word in words if word not in said] == []
-    assert said in render_card(report(measured=measured(*rates)))
+    line = verdict(measured(*rates))
+    assert [word for word in words if word not in line] == []
+    assert line in render_card(report(measured=measured(*rates)))
 
 
 def test_fastest_shape_is_found_though_each_has_its_own_baseline() -> None:
@@ -263,9 +263,9 @@ def test_the_papers_form_is_named() -> None:
             drafter=DrafterConfig(576, 49152, 1152, 1, rnn=False),
         )
     )
-    for said in ("49,152 of 49,152 tokens", "not recurrent", "output of its own",
+    for part in ("49,152 of 49,152 tokens", "not recurrent", "output of its own",
                  "| left out | nothing |"):  # fmt: skip
-        assert said in card, said
+        assert part in card, part
 
 
 # The file

@@ -67,16 +67,16 @@ class FakeSession:
         return self._turn(text)
 
     def _turn(self, text: str) -> Generator[FakeToken, None, None]:
-        said: list[str] = []
+        words: list[str] = []
         try:
             for n, word in enumerate(self._words(text), 1):
-                said.append(word)
+                words.append(word)
                 yield FakeToken(word, n)
         finally:
-            if said:
+            if words:
                 self.messages += [
                     {"role": "user", "content": text},
-                    {"role": "assistant", "content": "".join(said)},
+                    {"role": "assistant", "content": "".join(words)},
                 ]
 
     def _words(self, text: str) -> Iterator[str]:
@@ -175,7 +175,7 @@ def test_quotes_that_are_never_closed_send_nothing() -> None:
         ("break", "the model broke"),
     ],
 )
-def test_an_error_is_one_line_and_the_chat_goes_on(line: str, named: str) -> None:
+def test_an_error_is_one_line_and_the_chat_continues(line: str, named: str) -> None:
     got = piped(line, "/stats off", "after")
     errors = [x for x in got.err.splitlines() if x.startswith("error: ")]
     assert len(errors) == 1
@@ -453,12 +453,12 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(typist: Typis
 
 def test_lines_are_edited_and_remembered_from_chat_to_chat(tmp_path: Path) -> None:
     pytest.importorskip("readline")
-    for keys, said in (("helo\x1b[Dl\n", "hello"), ("\x1b[A\n", "hello")):
+    for keys, line in (("helo\x1b[Dl\n", "hello"), ("\x1b[A\n", "hello")):
         typist = Typist(tmp_path / "cache")
         try:
             typist.expect(">>> ")
             typist.type(keys)
-            typist.expect(f'turn 1: "{said}"')
+            typist.expect(f'turn 1: "{line}"')
             typist.expect(">>> ")
             typist.type("\x04")
             assert typist.leave() == 0

@@ -13,7 +13,7 @@ def tf32_product(a: mx.array, b: mx.array) -> mx.array:
     return mx.matmul(*kept)
 
 
-def test_products_in_tf32_are_told_from_float32() -> None:
+def test_products_in_tf32_are_distinguished_from_float32() -> None:
     assert not float32_is_exact(tf32_product)
     assert float32_is_exact(lambda a, b: mx.sum(a[:, :, None] * b[None], axis=1))
     if mx.default_device() == mx.Device(mx.cpu):

@@ -276,7 +276,7 @@ def test_doctor_names_the_machine_and_every_cache(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(("exact", "named"), [(True, "float32"), (False, "MLX_ENABLE_TF32")])
-def test_doctor_says_which_precision_float32_products_have(
+def test_doctor_names_the_precision_of_float32_products(
     exact: bool, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("redrafter_mlx.runtime.device.float32_is_exact", lambda: exact)
@@ -284,7 +284,7 @@ def test_doctor_says_which_precision_float32_products_have(
     assert named in json.loads(capsys.readouterr().out)["mlx"]["float32"]
 
 
-def test_doctor_says_what_is_missing_and_how_to_mend_it(
+def test_doctor_names_what_is_missing_and_its_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model that is not there yet can be fetched: no reason to fail."""
@@ -316,7 +316,7 @@ def test_a_doctors_section_that_breaks_is_itself_a_finding(
     assert not report.unusable
 
 
-def test_doctor_says_that_the_cache_folder_is_unknown(
+def test_doctor_reports_an_unknown_cache_folder(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("REDRAFTER_CACHE", "~nobody-of-that-name/cache")
@@ -399,7 +399,7 @@ def test_a_length_limit_is_named_in_the_statistics(
         assert named in capsys.readouterr().err
 
 
-def test_the_statistics_of_a_lossy_method_say_so(
+def test_the_statistics_name_a_lossy_method(
     model: FakeModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run(["generate", "-p", "Hi", "--temperature", "1", "--accept", "typical"]) == 0

@@ -40,7 +40,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="BLAS is chosen on Linux only")
-def test_the_blas_can_be_refused_and_a_missing_one_is_said() -> None:
+def test_the_blas_can_be_refused_and_a_missing_one_is_reported() -> None:
     show = "import redrafter_mlx; print(redrafter_mlx.BLAS.library, redrafter_mlx.BLAS.note)"
     refused = python(show, REDRAFTER_BLAS="none")
     assert refused.startswith("None ")

@@ -218,7 +218,7 @@ def test_gradients_reach_the_drafter_and_nothing_else() -> None:
         assert np.array_equal(before[name], np.array(array)), name
 
 
-def test_walk_goes_through_a_text_as_decoding_would() -> None:
+def test_simulated_steps_follow_a_text_as_decoding_would() -> None:
     text = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1])
     accepted = np.array([1, 9, 0, 2, 9, 9, 0, 1, 9])
     # 0: accepts 1, on to 2; 2: accepts none, on to 3; 3: two drafts lead to the text's end.

@@ -45,20 +45,20 @@ def test_teacher_forced_states_are_those_of_each_text_alone(layers: tuple[int, .
 
 def test_each_token_of_the_prompts_is_read_once() -> None:
     target = Target(random_model())
-    said = texts(target)
-    second_turn = [*PROMPTS[0], *said[0].answer.tolist(), 70, 71, 72, 73]
-    later = replace(said[0], prompt=second_turn)
-    found = ReadTexts().of_block(target, byte_tokenizer(), 0, [*said, later])
+    answers = texts(target)
+    second_turn = [*PROMPTS[0], *answers[0].answer.tolist(), 70, 71, 72, 73]
+    later = replace(answers[0], prompt=second_turn)
+    found = ReadTexts().of_block(target, byte_tokenizer(), 0, [*answers, later])
     assert [(t.prompt, t.answer.tolist()) for t in found] == [
         (HEAD[:1], PROMPTS[0][1:]),
         ([*HEAD, 5, 6], [30, 31, 32, 33]),
-        ([*PROMPTS[0], *said[0].answer.tolist()], [70, 71, 72, 73]),
+        ([*PROMPTS[0], *answers[0].answer.tolist()], [70, 71, 72, 73]),
     ]
     assert not any(text.hard_labels for text in found)
 
 
 @pytest.mark.parametrize("layers", [(), (0, 1)])
-def test_what_was_kept_of_prompts_is_what_reading_them_gives(layers: tuple[int, ...]) -> None:
+def test_stored_prompt_states_equal_those_of_reading_the_prompts(layers: tuple[int, ...]) -> None:
     target = Target(random_model("qwen3")).reading(layers)
     written = write_answers(target, PROMPTS, [], 6, openings=(0, 5), key=mx.random.key(3))
     kept = [w.text(target) for w in written]
@@ -75,16 +75,16 @@ def test_what_was_kept_of_prompts_is_what_reading_them_gives(layers: tuple[int, 
             np.testing.assert_allclose(one.layer_inputs, other.layer_inputs, atol=5e-3)
 
 
-def test_prompts_that_were_kept_are_not_read_again(
+def test_prompts_with_stored_states_are_not_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, shard = Target(random_model()).reading((0,)), tmp_path / "block-000007.safetensors"
-    said = texts(target)
+    answers = texts(target)
     extras = Extras(context=(0,), read=(ReadTexts(),))
     monkeypatch.setattr(target, "_read", None)  # whatever is read now fails
-    extras.add(target, byte_tokenizer(), shard, 7, said)
+    extras.add(target, byte_tokenizer(), shard, 7, answers)
     assert all(path.exists() for path in extras.files(shard))
-    save_shard(Shard(said, {}), shard, {})
+    save_shard(Shard(answers, {}), shard, {})
     (read,) = extras.read_shards(shard)
     assert [text.answer.tolist() for text in extras.load(read)] == [
         PROMPTS[0][1:],
@@ -92,11 +92,11 @@ def test_prompts_that_were_kept_are_not_read_again(
     ]
 
 
-def test_prompts_are_kept_as_shards_whose_texts_are_no_labels(tmp_path: Path) -> None:
+def test_prompts_are_stored_as_shards_with_soft_labels_only(tmp_path: Path) -> None:
     target, shard = Target(random_model()), tmp_path / "block-000007.safetensors"
-    said = texts(target)
+    answers = texts(target)
     extras = Extras(context=(0,), read=(ReadTexts(),))
-    save_shard(Shard(said, {}), shard, {})
+    save_shard(Shard(answers, {}), shard, {})
     extras.add(target, byte_tokenizer(), shard, 7)
     assert all(path.exists() for path in extras.files(shard))
     (read,) = extras.read_shards(shard)
@@ -118,8 +118,8 @@ def test_prompts_that_are_not_new_are_not_trained_on(tmp_path: Path) -> None:
 
 
 def test_a_shard_holds_texts_of_one_kind(tmp_path: Path) -> None:
-    said = texts(Target(random_model()))
-    mixed = [said[0], replace(said[1], hard_labels=False)]
+    answers = texts(Target(random_model()))
+    mixed = [answers[0], replace(answers[1], hard_labels=False)]
     with pytest.raises(ValueError, match="one kind"):
         save_shard(Shard(mixed, {}), tmp_path / "block-000000.safetensors", {})
 

@@ -34,18 +34,18 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
     """Logits of the size of a language model's, whatever the size of the target's weights."""
     target = Target(random_model(name))
     config = random_drafter(head="tied", draft_vocab_size=50).config
-    said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
-    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said, seed=0)
-    for logits in draft_logits(drafter.bind(target).bound, lay_out(said, 2).batch(0, 20)):
+    answers = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
+    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), answers, seed=0)
+    for logits in draft_logits(drafter.bind(target).bound, lay_out(answers, 2).batch(0, 20)):
         assert 1.0 < mx.std(logits).item() < 4.0
 
 
 def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
     target = Target(random_model()).reading((0, 1))
     config = random_drafter(head="tied", context_layers=(0, 1)).config
-    said = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
-    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), said, seed=0)
-    contexts = mx.array(lay_out(said, 1).states).astype(mx.float32)
+    answers = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
+    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), answers, seed=0)
+    contexts = mx.array(lay_out(answers, 1).states).astype(mx.float32)
     read, last = drafter.read(contexts), contexts[:, -target.hidden_size :]
     unit = mx.sqrt(mx.mean(mx.square(last), axis=0))
     assert mx.allclose(read, last / unit, atol=1e-3)

@@ -74,8 +74,8 @@ def written(target: Target) -> object:
 
 
 def read(target: Target) -> object:
-    said = Conversation(("hello there",), ("a fine and long answer",))
-    return Reader(target, byte_tokenizer(), [said], "data", 3).write(0)
+    given = Conversation(("hello there",), ("a fine and long answer",))
+    return Reader(target, byte_tokenizer(), [given], "data", 3).write(0)
 
 
 @pytest.mark.parametrize("use", [written, read])

@@ -88,7 +88,7 @@ class _UnsendableJob(CorpusJob):
         raise OSError("no more processes")
 
 
-def test_a_process_that_does_not_start_says_why(tmp_path: Path) -> None:
+def test_a_process_that_does_not_start_reports_why(tmp_path: Path) -> None:
     job = _UnsendableJob(TrainingJob("tiny", tmp_path), (), tmp_path / "corpus")
     with pytest.raises(OSError, match="no more processes"):
         write_corpus(job, answer_tokens=1, max_bytes=1_000_000, workers=2)

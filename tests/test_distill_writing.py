@@ -54,7 +54,7 @@ def test_batched_answers_equal_plain_decoding(name: str) -> None:
         assert got.prompt == prompt
 
 
-def test_kept_states_choose_the_answer() -> None:
+def test_stored_states_choose_the_answer() -> None:
     target = Target(random_model())
     for written in write_answers(target, PROMPTS, eos=[3], max_tokens=12):
         logits = target.logits(mx.array(written.states, mx.float32)[None])[0]
@@ -247,8 +247,8 @@ def decode(text: Text) -> str:
 
 def test_later_turns_follow_the_answers_to_the_earlier_ones() -> None:
     tokenizer, target = byte_tokenizer(), Target(byte_model())
-    said = Conversation(("first", "second"), ("an answer",), "be brief")
-    writer = Writer(target, tokenizer, [said], options(own_share=0.0, batch=1, openings=(0,)))
+    given = Conversation(("first", "second"), ("an answer",), "be brief")
+    writer = Writer(target, tokenizer, [given], options(own_share=0.0, batch=1, openings=(0,)))
     (text,) = writer.write(0).texts
     assert decode(text) == (
         "<|im_start|>system\nbe brief<|im_end|>\n<|im_start|>user\nfirst<|im_end|>\n"
@@ -307,7 +307,7 @@ def test_prompt_files_are_read_in_their_formats(tmp_path, content, turns, answer
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "named"),
     [
         ("", "holds no prompts"),
         ('{"prompt": "a"}\n{"prompt": ', "line 2"),
@@ -315,10 +315,10 @@ def test_prompt_files_are_read_in_their_formats(tmp_path, content, turns, answer
         ('{"messages": [{"role": "cat", "content": "u"}]}', "line 1 holds a message"),
     ],
 )
-def test_bad_prompt_files_are_refused_in_one_line(tmp_path, content: str, said: str) -> None:  # type: ignore[no-untyped-def]
+def test_bad_prompt_files_are_refused_in_one_line(tmp_path, content: str, named: str) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "prompts.jsonl"
     path.write_text(content, encoding="utf-8")
-    with pytest.raises(BadInputError, match=said):
+    with pytest.raises(BadInputError, match=named):
         read_conversations(path)
     with pytest.raises(BadInputError, match="cannot be read"):
         read_conversations(tmp_path / "nowhere.jsonl")
@@ -372,8 +372,8 @@ def test_target_labels_hold_the_keys_and_values_of_a_text_once() -> None:
 
 def test_given_answers_are_read_with_their_end_and_the_states_in_front() -> None:
     target, tokenizer = Target(byte_model()), byte_tokenizer()
-    said = Conversation(("first", "second"), ("an answer", "another"))
-    reader = Reader(target, tokenizer, [said], "data", 3)
+    given = Conversation(("first", "second"), ("an answer", "another"))
+    reader = Reader(target, tokenizer, [given], "data", 3)
     one, two = reader.write(0).texts
     assert tokenizer.decode(one.answer.tolist()) == "an answer<|im_end|>"
     assert tokenizer.decode(two.answer.tolist()) == "another<|im_end|>"
@@ -388,13 +388,13 @@ def test_given_answers_are_read_with_their_end_and_the_states_in_front() -> None
 
 
 def test_given_answers_are_counted_as_they_are_read() -> None:
-    said = [
+    given = [
         Conversation(("first", "second"), ("an answer", "another")),
         Conversation(("short",), ("",)),
         Conversation(("long",), ("x" * 300,)),
         Conversation(("last",), ("an end",)),
     ]
-    reader = Reader(Target(byte_model()), byte_tokenizer(), said, "data", 3, max_tokens=200)
+    reader = Reader(Target(byte_model()), byte_tokenizer(), given, "data", 3, max_tokens=200)
     shard = reader.write(0)
     assert set(shard.left_out) == {"answer too short", "text too long"}
     read = sum(len(text.answer) for text in shard.texts)

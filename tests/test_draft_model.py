@@ -47,16 +47,16 @@ def drafter_for(target: Target, model: nn.Module) -> DraftModel:
 def run(
     decoder: Decoder, n: int, seed: int = 0, shapes: object = None
 ) -> tuple[list[int], list[StepResult], SequenceCache]:
-    said: list[int] = []
+    emitted: list[int] = []
 
     def finished(result: StepResult) -> bool:
-        said.extend(result.tokens)
-        return len(said) >= n
+        emitted.extend(result.tokens)
+        return len(emitted) >= n
 
     cache = decoder.new_cache()
     keys = sequence_keys(seed)
     results = list(decoder.run(cache, 0, PROMPT, keys, finished, shapes))  # type: ignore[arg-type]
-    return said[:n], results, cache
+    return emitted[:n], results, cache
 
 
 class Alternating:
@@ -99,8 +99,8 @@ def test_tokens_equal_autoregression(name: str, shape: BeamShape) -> None:
     model = random_model(name, num_hidden_layers=3)
     target = Target(model)
     drafter = drafter_for(target, truncated(model, 2))
-    said, results, _ = run(Decoder(target, drafter, shape, GREEDY), 60)
-    assert said == plain_tokens(model, PROMPT, 60)
+    emitted, results, _ = run(Decoder(target, drafter, shape, GREEDY), 60)
+    assert emitted == plain_tokens(model, PROMPT, 60)
     assert len({len(r.tokens) for r in results}) > 1, "acceptances of several lengths occurred"
 
 
@@ -134,11 +134,11 @@ def test_a_seed_gives_the_text_of_plain_decoding_by_sample(accept: str, seed: in
     target = Target(model)
     params = SamplingParams(1.1, top_k=30, accept=accept)  # type: ignore[arg-type]
     drafter = drafter_for(target, truncated(model, 1))
-    said, _, _ = run(Decoder(target, drafter, BeamShape(2, 4), params), 60, seed)
+    emitted, _, _ = run(Decoder(target, drafter, BeamShape(2, 4), params), 60, seed)
     plain, _, _ = run(Decoder(target, None, PLAIN, params), 60, seed)
     again, _, _ = run(Decoder(target, drafter, BeamShape(2, 4), params), 60, seed)
-    assert said == again
-    assert (said == plain) == (accept == "sample")
+    assert emitted == again
+    assert (emitted == plain) == (accept == "sample")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_draft_cache_after_any_step_equals_a_fresh_prefill(
     drafter = drafter_for(target, small)
     for n in (8, 25, 40):
         decoder = Decoder(target, drafter, PLAIN, GREEDY)
-        said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
+        emitted, _, cache = run(decoder, n, shapes=Alternating(*shapes))
         decoder._catch_up(cache)
         known = cache.remembered.item()
         text = [*PROMPT, *plain_tokens(model, PROMPT, n + 10)]
@@ -168,7 +168,7 @@ def test_the_draft_cache_after_any_step_equals_a_fresh_prefill(
         fresh = Target(small)
         want = fresh.new_cache()
         fresh.prefill(mx.array([text[:known]]), want, 0, [known - 1])
-        assert text[: len(PROMPT) + n] == [*PROMPT, *said]
+        assert text[: len(PROMPT) + n] == [*PROMPT, *emitted]
         for pair, layer in zip(cache.memory, want.layers, strict=True):
             for got, expected in zip(pair, (layer.keys, layer.values), strict=True):
                 assert expected is not None
@@ -204,8 +204,8 @@ def test_what_was_missed_is_read_in_one_call() -> None:
     drafter = drafter_for(target, model)
     with counted_calls(drafter) as calls:
         decoder = Decoder(target, drafter, PLAIN, GREEDY)
-        said, _, _ = run(decoder, 20, shapes=Alternating(*[PLAIN] * 9, BeamShape(1, 2)))
-    assert said == plain_tokens(model, PROMPT, 20)
+        emitted, _, _ = run(decoder, 20, shapes=Alternating(*[PLAIN] * 9, BeamShape(1, 2)))
+    assert emitted == plain_tokens(model, PROMPT, 20)
     assert calls[:3] == [len(PROMPT), 8, 2]
 
 
@@ -240,15 +240,15 @@ def test_batch_rows_are_decoded_as_if_alone() -> None:
     decoder = Decoder(target, drafter, BeamShape(2, 4), GREEDY)
     prompts = [PROMPT, PROMPT[:3]]
     state, output = decoder.start(decoder.new_cache(2), 0, prompts, sequence_keys(0, 2))
-    said = [list(r.tokens) for r in read_report(output)]
+    emitted = [list(r.tokens) for r in read_report(output)]
     for _ in range(12):
         bound = max(state.length.tolist())  # type: ignore[type-var]
         state, output = decoder.step(state, int(bound))  # type: ignore[arg-type]
-        for row, result in zip(said, read_report(output), strict=True):
+        for row, result in zip(emitted, read_report(output), strict=True):
             row.extend(result.tokens)
-    for prompt, row in zip(prompts, said, strict=True):
+    for prompt, row in zip(prompts, emitted, strict=True):
         assert row == plain_tokens(model, prompt, len(row))
-    assert max(map(len, said)) > 20
+    assert max(map(len, emitted)) > 20
 
 
 def test_a_session_reads_its_text_once() -> None:
@@ -262,23 +262,23 @@ def test_a_session_reads_its_text_once() -> None:
     with counted_calls(redrafter.drafter) as calls:
         for turn in ("one", "two and more", "three"):
             before = len(calls)
-            said = "".join(r.text for r in session.stream(turn, **options))
-            assert "".join(r.text for r in alone.stream(turn, max_tokens=12)) == said
+            emitted = "".join(r.text for r in session.stream(turn, **options))
+            assert "".join(r.text for r in alone.stream(turn, max_tokens=12)) == emitted
             read.append(max(calls[before:]))
             redrafter.generate("something else", **options)  # type: ignore[arg-type]
     whole = len(redrafter.encode(session.messages))
     assert sum(read) < whole, "each turn was read once"
 
 
-def test_a_session_goes_on_after_a_turn_without_drafts() -> None:
+def test_a_session_continues_after_a_turn_without_drafts() -> None:
     model = byte_model()
     small = DraftModel(truncated(model, 1), byte_tokenizer())
     drafted = Redrafter(model, byte_tokenizer(), small).session()
     plain = Redrafter(model, byte_tokenizer()).session()
     for turn, draft in (("one", True), ("two", False), ("three", True), ("four", True)):
         options = {"max_tokens": 10, "beam_width": 2, "beam_length": 4, "draft": draft}
-        said = "".join(r.text for r in drafted.stream(turn, **options))
-        assert said == "".join(r.text for r in plain.stream(turn, max_tokens=10))
+        emitted = "".join(r.text for r in drafted.stream(turn, **options))
+        assert emitted == "".join(r.text for r in plain.stream(turn, max_tokens=10))
 
 
 def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
@@ -344,8 +344,8 @@ def test_a_larger_vocabulary_is_cut_to_the_common_tokens() -> None:
             Words(theirs),  # type: ignore[arg-type]
         )
         for params in (GREEDY, SamplingParams(1.0, accept="rejection")):
-            said, _, _ = run(Decoder(target, drafter, BeamShape(2, 3), params), 30)
-            assert params.method != "greedy" or said == plain_tokens(model, PROMPT, 30)
+            emitted, _, _ = run(Decoder(target, drafter, BeamShape(2, 3), params), 30)
+            assert params.method != "greedy" or emitted == plain_tokens(model, PROMPT, 30)
 
 
 def test_another_tokenizer_is_refused_with_its_first_difference() -> None:
@@ -360,13 +360,13 @@ def test_mlx_lms_own_draft_model_accepts_no_more(layers: int) -> None:
     model = random_model(vocab_size=12, num_hidden_layers=3)
     target, small = Target(model), truncated(model, layers)
     decoder = Decoder(target, drafter_for(target, small), BeamShape(1, 4), GREEDY)
-    said, results, _ = run(decoder, 61)
-    prompt = mx.array([*PROMPT, said[0]])
+    emitted, results, _ = run(decoder, 61)
+    prompt = mx.array([*PROMPT, emitted[0]])
     theirs = list(
         speculative_generate_step(prompt, model, small, num_draft_tokens=3, max_tokens=60)
     )
     plain = plain_tokens(model, PROMPT, 61)
-    assert said == plain
+    assert emitted == plain
     assert [int(token) for token, _, _ in theirs] == plain[1:]
     steps = sum(not from_draft for _, _, from_draft in theirs) + theirs[-1][2]
     assert len(results) - 1 <= steps

@@ -72,7 +72,7 @@ def test_folder_gives_what_mlx_lm_gives(folder: Path) -> None:
     assert set(loaded.tokenizer.eos_token_ids) == set(tokenizer.eos_token_ids)
 
 
-def test_source_tells_what_is_in_memory(folder: Path) -> None:
+def test_source_describes_what_is_in_memory(folder: Path) -> None:
     source = load_target(str(folder)).source
     assert (source.name, source.path) == (str(folder), folder.resolve())
     assert (source.model_type, source.dtype, source.bits) == ("llama", "float32", None)

@@ -96,8 +96,8 @@ def test_tokens_equal_autoregression(shape: BeamShape) -> None:
     want = plain_tokens(model, [3, 5, 7], 60)
     for used in drafters(target):
         decoder = Decoder(target, used, shape, GREEDY, lookup=LOOKUP)
-        said, results = run(decoder, [3, 5, 7], 60)
-        assert said == want
+        emitted, results = run(decoder, [3, 5, 7], 60)
+        assert emitted == want
         assert any(r.copied for r in results) == (shape.length > 1)
         assert max(len(r.tokens) for r in results) > 1 or shape.length == 1
         assert all(r.nodes <= shape.nodes for r in results)
@@ -127,8 +127,8 @@ def test_a_seed_gives_the_same_text_with_copies_and_without() -> None:
     for shape in (BeamShape(1, 5), BeamShape(3, 4), BeamShape(4, 4, 6)):
         for used in (None, drafter):
             decoder = Decoder(target, used, shape, sampling, lookup=LOOKUP)
-            said, results = run(decoder, [3, 5, 7], 80, seed=4)
-            assert said == want
+            emitted, results = run(decoder, [3, 5, 7], 80, seed=4)
+            assert emitted == want
             assert max(len(r.tokens) for r in results if r.copied) > 1
 
 

@@ -71,10 +71,14 @@ def test_the_quality_of_the_saved_drafter_is_read_back(tmp_path: Path) -> None:
 def test_each_line_is_strict_json_with_its_event_and_step(tmp_path: Path) -> None:
     write(tmp_path, [step(1, math.nan), step(2, math.inf), evaluation(2)])
     lines = (tmp_path / METRICS).read_text().splitlines()
-    said = [json.loads(line, parse_constant=pytest.fail) for line in lines]
-    assert [(s["event"], s["step"]) for s in said] == [("step", 1), ("step", 2), ("evaluation", 2)]
-    assert said[0]["loss"] is None
-    assert said[2]["tokens_per_step"] == {"1": 1.5, "4": 2.0}
+    records = [json.loads(line, parse_constant=pytest.fail) for line in lines]
+    assert [(s["event"], s["step"]) for s in records] == [
+        ("step", 1),
+        ("step", 2),
+        ("evaluation", 2),
+    ]
+    assert records[0]["loss"] is None
+    assert records[2]["tokens_per_step"] == {"1": 1.5, "4": 2.0}
 
 
 def test_a_line_is_in_the_file_before_the_next_event(tmp_path: Path) -> None:

@@ -48,7 +48,9 @@ def _python(code: str, *arguments: str) -> None:
 
 
 @pytest.mark.parametrize("before", ["", "import_all(False)", "import_all(True)", "check()"])
-def test_every_public_name_is_what_it_says_whatever_was_imported_before(before: str) -> None:
+def test_every_public_name_is_the_documented_object_whatever_was_imported_before(
+    before: str,
+) -> None:
     _python(f"{CHECK}\n{before}\ncheck()\nimport_all(False)\ncheck()")
 
 

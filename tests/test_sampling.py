@@ -113,7 +113,7 @@ def test_seeds_and_rows_differ() -> None:
     assert all(len(set(row)) > 1 for row in draw)
 
 
-def test_neighbouring_places_are_independent_of_neighbouring_seeds() -> None:
+def test_neighbouring_positions_are_independent_of_neighbouring_seeds() -> None:
     """Seed s at position p + 1 must not repeat seed s + 1 at position p."""
     logits, depths = mx.zeros((1, 4, 97)), mx.arange(4)[None]
     rows = [

@@ -264,7 +264,7 @@ def test_folder_of_a_killed_run_is_removed_after_a_day(
 
 
 @pytest.mark.usefixtures("no_hub")
-def test_lost_connection_of_pip_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_connection_of_pip_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     _pip_that(monkeypatch, "sys.exit('WARNING: connection broken by X\\nERROR: No such version')")
     with pytest.raises(DownloadError, match="PyPI cannot be reached") as caught:
         resolve(NAME)
