@@ -50,7 +50,8 @@ _COPY_PRIOR = 6.0
 
 _COPY_COST = 1.3
 """Of a copied step, as a share of a drafted one with as many rows: its call is seldom
-compiled, and the host builds it while the device waits. Counted on two CPU cores; learned from steps."""
+compiled, and the host builds it while the device waits. Counted on two CPU cores; learned from
+steps."""
 
 
 class CopyStatistics:
