@@ -463,6 +463,16 @@ def test_keys_that_cannot_be_used_are_refused_by_name(
         load(changed_config(trained["EAGLE-3"], tmp_path, **change), Target(model))
 
 
+def test_a_quantised_target_gives_features_in_its_own_dtype(trained: dict[str, Path]) -> None:
+    model = byte_model(num_hidden_layers=LAYERS)
+    model.set_dtype(mx.bfloat16)
+    nn.quantize(model, group_size=32, bits=4)
+    decoder = decoder_of(trained["EAGLE-3"], model, BeamShape(2, 3))
+    said, _, cache = run(decoder, 10)
+    assert said == plain_tokens(model, PROMPT, 10)
+    assert {array.dtype for pair in cache.memory for array in pair} == {mx.bfloat16}
+
+
 def test_a_level_costs_the_bytes_that_it_reads(model: nn.Module, trained: dict[str, Path]) -> None:
     """Without an output layer of its own, a drafter reads the target's."""
     three, one = (load(trained[name], Target(model)) for name in ("EAGLE-3", "EAGLE"))
