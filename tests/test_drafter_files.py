@@ -171,7 +171,9 @@ UNSUPPORTED = {
     "DSpark": (
         {"num_hidden_layers": 5}, {"hidden_norm.weight": (4,), "markov_head.weight": (4, 8)}),
     "Hydra": ({"hydra_num_heads": 4}, {"0.0.linear.weight": (4, 8)}),
-    "Kangaroo": ({"model_type": "kangaroo"}, {"layers.0.weight": (4, 4)}),
+    "Kangaroo": (
+        {"model_type": "llama", "num_hidden_layers": 1},
+        {"layers.0.self_attn.q_proj.weight": (4, 4), "norm.weight": (4,)}),
 }  # fmt: skip
 
 

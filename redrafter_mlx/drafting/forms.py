@@ -27,6 +27,9 @@ from redrafter_mlx.target.model import Target
 FORMS: tuple[Form, ...] = (RECURRENT, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
 """In the order in which they are tried."""
 
+_KANGAROO = {"norm.weight", "layers.0.self_attn.q_proj.weight"}
+"""It is a decoder layer and a norm alone, which go on from one of the target's first layers."""
+
 
 @dataclass(frozen=True)
 class DrafterFolder:
@@ -78,7 +81,7 @@ def find_form(files: DrafterFiles) -> Form:
 
 
 def _unsupported_form(files: DrafterFiles) -> str | None:
-    """The name of a form that is known and not supported."""
+    """The name of a form that is known and not supported, by the authors' own files."""
     names, config = files.tensors.shapes, files.config
     if "hidden_norm.weight" in names or "dflash_config" in config:
         return "DSpark" if any(name.startswith("markov_") for name in names) else "DFlash"
@@ -86,7 +89,7 @@ def _unsupported_form(files: DrafterFiles) -> str | None:
         return "Hydra"
     if config.get("speculators_model_type") == "peagle":
         return "P-EAGLE"
-    if "kangaroo" in str(config.get("model_type", "")).lower():
+    if names.keys() >= _KANGAROO and not {"fc.weight", "embed_tokens.weight"} & names.keys():
         return "Kangaroo"
     return None
 
