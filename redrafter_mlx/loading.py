@@ -19,8 +19,8 @@ from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
-from redrafter_mlx.drafting.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
+from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.static_trees import AlongTree, split_tree
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import (

@@ -14,11 +14,11 @@ from test_draft_model import PROMPT
 from test_eagle import TRAINED, changed_config, load, seen, train
 from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens
 
-from redrafter_mlx.drafting import calibration
-from redrafter_mlx.drafting.calibration import AS_STORED, Calibration
-from redrafter_mlx.drafting.eagle import EagleDrafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.published import calibration
+from redrafter_mlx.drafting.published.calibration import AS_STORED, Calibration
+from redrafter_mlx.drafting.published.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.model import Target

@@ -23,7 +23,7 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
-from redrafter_mlx.drafting.medusa import MedusaDrafter
+from redrafter_mlx.drafting.published.medusa import MedusaDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.speculation.static_tree import StaticTree

@@ -17,7 +17,7 @@ from redrafter_mlx import loading
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.pard import Pard
+from redrafter_mlx.drafting.published.pard import Pard
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.calibration import calibrated
 from redrafter_mlx.drafting.checkpoint import RECURRENT
 from redrafter_mlx.drafting.drafter_files import (
     CONFIG,
@@ -16,10 +15,11 @@ from redrafter_mlx.drafting.drafter_files import (
     check_trained_for,
     open_files,
 )
-from redrafter_mlx.drafting.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.drafting.medusa import MEDUSA
-from redrafter_mlx.drafting.mlp_speculator import MLP_SPECULATOR
+from redrafter_mlx.drafting.published.calibration import calibrated
+from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
+from redrafter_mlx.drafting.published.medusa import MEDUSA
+from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target

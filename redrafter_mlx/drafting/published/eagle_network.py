@@ -16,7 +16,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
-from redrafter_mlx.drafting.eagle_config import EagleConfig, rope_of
+from redrafter_mlx.drafting.published.eagle_config import EagleConfig, rope_of
 from redrafter_mlx.target.layer_cache import LayerCache
 
 

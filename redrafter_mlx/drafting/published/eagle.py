@@ -23,7 +23,9 @@ import numpy as np
 from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
-from redrafter_mlx.drafting.eagle_config import (
+from redrafter_mlx.drafting.interface import Features, Memory, Seen
+from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
+from redrafter_mlx.drafting.published.eagle_config import (
     ROPE_BASE,
     EagleConfig,
     is_eagle_one,
@@ -33,9 +35,11 @@ from redrafter_mlx.drafting.eagle_config import (
     read_eagle_one,
     read_eagle_three,
 )
-from redrafter_mlx.drafting.eagle_network import EagleNetwork, EagleOneNetwork, EagleThreeNetwork
-from redrafter_mlx.drafting.interface import Features, Memory, Seen
-from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
+from redrafter_mlx.drafting.published.eagle_network import (
+    EagleNetwork,
+    EagleOneNetwork,
+    EagleThreeNetwork,
+)
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.adapter import find_head, with_node_positions

@@ -19,7 +19,13 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, check_pair, check_tokens, fill
+from redrafter_mlx.drafting.drafter_files import (
+    DrafterFiles,
+    Form,
+    check_pair,
+    check_tokens,
+    fill,
+)
 from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.level_drafter import IndependentLevels, MemorylessDrafter
 from redrafter_mlx.drafting.recurrent import ResidualBlock
