@@ -89,14 +89,15 @@ class Context:
     """A position of a text: a random distribution after each prefix, and the trees drafted here."""
 
     def __init__(self, number: int, sharpness: float) -> None:
-        self._rng = random.Random(number)
-        self._sharpness = sharpness
+        self._number, self._sharpness = number, sharpness
         self._distributions: dict[Prefix, list[float]] = {}
         self._drafted: dict[BeamShape, Drafted] = {}
 
     def distribution(self, prefix: Prefix) -> list[float]:
+        """The same whatever was asked for before: one context serves all tests."""
         if prefix not in self._distributions:
-            raw = [2.718 ** (self._sharpness * self._rng.gauss(0, 1)) for _ in range(_VOCAB)]
+            rng = random.Random(f"{self._number} {prefix}")
+            raw = [2.718 ** (self._sharpness * rng.gauss(0, 1)) for _ in range(_VOCAB)]
             self._distributions[prefix] = [x / sum(raw) for x in raw]
         return self._distributions[prefix]
 
