@@ -23,7 +23,7 @@ NOBODY = 65534
 CANNOT = 77
 
 AS_NOBODY = f"""
-import os, sys
+import os, sys, tempfile
 from redrafter_mlx.loading import load
 if os.geteuid() == 0:  # permissions do not stop root
     try:
@@ -34,8 +34,10 @@ if os.geteuid() == 0:  # permissions do not stop root
 if not os.access(sys.prefix, os.R_OK | os.X_OK):
     sys.exit({CANNOT})
 assert not os.access(sys.argv[1], os.W_OK)
-model = load(sys.argv[2], drafter=sys.argv[3])
-print(model.generate([5, 6, 7], max_tokens=3, draft=False).token_ids)
+with tempfile.TemporaryDirectory() as own:
+    os.environ["TMPDIR"] = own  # MLX keeps compiled kernels there, and another user's may be first
+    model = load(sys.argv[2], drafter=sys.argv[3])
+    print(model.generate([5, 6, 7], max_tokens=3, draft=False).token_ids)
 """
 
 

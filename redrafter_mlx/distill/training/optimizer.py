@@ -20,22 +20,22 @@ _MUON = 20.0
 their entries are some thirty times smaller than the signs that AdamW's are near to."""
 
 
-def drafter_optimizer(
-    options: TrainOptions, config: DrafterConfig, steps: int
-) -> optim.MultiOptimizer:
+def drafter_optimizer(options: TrainOptions, config: DrafterConfig, steps: int) -> optim.Optimizer:
     """The optimiser of one run of so many steps; an output layer of its own is AdamW's too."""
     adamw = optim.AdamW(
         learning_rate=_schedule(options, steps, options.learning_rate),
         betas=[0.9, 0.95],
         weight_decay=options.weight_decay,
     )
+    if options.optimizer == "adamw":
+        return adamw
     muon = optim.Muon(
         learning_rate=_schedule(options, steps, _MUON * options.learning_rate), weight_decay=0.0
     )
     output = f"lm_head.{config.num_draft_layers}.weight"
 
     def others(name: str, parameter: mx.array) -> bool:
-        return options.optimizer == "adamw" or parameter.ndim != 2 or name == output
+        return parameter.ndim != 2 or name == output
 
     return optim.MultiOptimizer([adamw, muon], [others])
 
