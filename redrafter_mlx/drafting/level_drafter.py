@@ -13,13 +13,15 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary, VocabularyLevels
-from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
+from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, check_width
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.static_tree import StaticTree, static_tree
 from redrafter_mlx.speculation.tree import Beams
 from redrafter_mlx.target.compiled import compile_graph
+from redrafter_mlx.target.fingerprint import nbytes_of
+from redrafter_mlx.target.model import Target
 
 _D = TypeVar("_D", bound="LevelDrafter")
 
@@ -158,6 +160,34 @@ class MemorylessDrafter(LevelDrafter):
         sizes = (shape.width, shape.length)
         paths = None if self._tree is None else self._tree.paths
         return Beams(*self._compiled_search(seen.newest, seen.root, sizes, paths)), memory
+
+
+class HeadsDrafter(MemorylessDrafter):
+    """Heads over the target's last hidden state, one for each draft in a row."""
+
+    def __init__(
+        self, target: Target, vocabulary: DraftVocabulary, heads: int, bytes_of_level: float
+    ) -> None:
+        super().__init__()
+        self._vocabulary, self._heads = vocabulary, heads
+        self._cost = min(bytes_of_level / nbytes_of(target.model), 1.0)
+
+    @property
+    def features(self) -> Features:
+        return Features(hidden=True)
+
+    @property
+    def max_width(self) -> int:
+        return self._vocabulary.size
+
+    @property
+    def most_length(self) -> int:
+        return self._heads + 1
+
+    @property
+    def level_cost(self) -> float:
+        """Of the bytes that a call of the target reads, those of one head."""
+        return self._cost
 
 
 def _search(

@@ -26,8 +26,7 @@ from redrafter_mlx.drafting.drafter_files import (
     check_tokens,
     fill,
 )
-from redrafter_mlx.drafting.interface import Features
-from redrafter_mlx.drafting.level_drafter import IndependentLevels, MemorylessDrafter
+from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels
 from redrafter_mlx.drafting.recurrent import ResidualBlock
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.target.adapter import find_head
@@ -98,17 +97,16 @@ class MedusaNetwork(nn.Module):
             self.output = nn.Linear(config.hidden_size, config.output_size, bias=False)
 
 
-class MedusaDrafter(MemorylessDrafter):
+class MedusaDrafter(HeadsDrafter):
     """Medusa heads with their target's output layer, where they have none."""
 
     def __init__(self, network: MedusaNetwork, target: Target, vocabulary: DraftVocabulary) -> None:
-        super().__init__()
-        self._network, self._vocabulary = network, vocabulary
-        self._target_output = target.output_rows(vocabulary.tokens)
-        read = nbytes_of(network)
+        read, heads = nbytes_of(network), network.config.heads
         if network.config.outputs == "target":
             read += nbytes_of(find_head(target.model) or target.embedding)
-        self._cost = min(read / network.config.heads / nbytes_of(target.model), 1.0)
+        super().__init__(target, vocabulary, heads, read / heads)
+        self._network = network
+        self._target_output = target.output_rows(vocabulary.tokens)
 
     @property
     def name(self) -> str:
@@ -117,23 +115,6 @@ class MedusaDrafter(MemorylessDrafter):
     @property
     def module(self) -> MedusaNetwork:
         return self._network
-
-    @property
-    def features(self) -> Features:
-        return Features(hidden=True)
-
-    @property
-    def max_width(self) -> int:
-        return self._vocabulary.size
-
-    @property
-    def most_length(self) -> int:
-        return self._network.config.heads + 1
-
-    @property
-    def level_cost(self) -> float:
-        """Of the bytes that a call of the target reads, those of one of the heads."""
-        return self._cost
 
     @property
     def timing_key(self) -> str:

@@ -23,8 +23,7 @@ import mlx.nn as nn
 from redrafter_mlx.config import MAX_BEAM_LENGTH
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, check_pair, fill
-from redrafter_mlx.drafting.interface import Features
-from redrafter_mlx.drafting.level_drafter import DraftLevels, MemorylessDrafter
+from redrafter_mlx.drafting.level_drafter import DraftLevels, HeadsDrafter
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.model import Target
@@ -99,18 +98,16 @@ class SpeculatorNetwork(nn.Module):
         return out.astype(mx.float32)
 
 
-class SpeculatorDrafter(MemorylessDrafter):
+class SpeculatorDrafter(HeadsDrafter):
     """An MLP speculator: it reads the newest hidden state and remembers nothing."""
 
     def __init__(self, network: SpeculatorNetwork, target: Target) -> None:
-        super().__init__()
-        self._network = network
-        V = network.config.vocab_size
-        self._vocabulary = DraftVocabulary(V, V)
+        V, heads = network.config.vocab_size, network.config.heads
         # Of an embedding, one row for each beam is read.
         read = nbytes_of(network) - sum(nbytes_of(table) for table in network.emb)
-        levels = 1 if network.config.tie_weights else network.config.heads
-        self._cost = min(read / levels / nbytes_of(target.model), 1.0)
+        levels = 1 if network.config.tie_weights else heads
+        super().__init__(target, DraftVocabulary(V, V), heads, read / levels)
+        self._network = network
 
     @property
     def name(self) -> str:
@@ -119,23 +116,6 @@ class SpeculatorDrafter(MemorylessDrafter):
     @property
     def module(self) -> SpeculatorNetwork:
         return self._network
-
-    @property
-    def features(self) -> Features:
-        return Features(hidden=True)
-
-    @property
-    def max_width(self) -> int:
-        return self._vocabulary.size
-
-    @property
-    def most_length(self) -> int:
-        return self._network.config.heads + 1
-
-    @property
-    def level_cost(self) -> float:
-        """Of the bytes that a call of the target reads, those of one head."""
-        return self._cost
 
     @property
     def timing_key(self) -> str:
