@@ -12,7 +12,7 @@ from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 from test_decode import SHAPES, counted_reads, run
 from test_tree import pack, random_beams
-from tiny import MLX_LM, byte_model, byte_tokenizer, random_drafter, random_model
+from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, GenerationOptions, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
@@ -92,7 +92,6 @@ PENALTIES = [
 ]
 
 
-@pytest.mark.skipif(MLX_LM < (0, 32), reason="mlx-lm forgets all but the prompt's last token")
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("prompt", [[3], [3, 5, 7], [i % 90 for i in range(40)]])
 def test_penalised_tokens_equal_mlx_lms_own_loop(penalty: dict, prompt: list[int]) -> None:

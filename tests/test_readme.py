@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from tiny import ARCHITECTURES, MLX_LM
+from tiny import ARCHITECTURES
 
 from redrafter_mlx.cli.main import app
 
@@ -57,7 +57,6 @@ def test_each_law_names_tests_that_its_command_runs(words: str, by_default: bool
         assert [known.get(name) for name in named] == [by_default] * len(named), law
 
 
-@pytest.mark.skipif(MLX_LM < (0, 32), reason="an architecture is left out with this mlx-lm")
 def test_the_architectures_that_are_counted_are_tried() -> None:
     types = {name.split(" ")[0] for name in ARCHITECTURES}
     dense = {name for name in types if "moe" not in name}

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from tiny import ARCHITECTURES, MLX_LM, VOCAB, random_model
+from tiny import ARCHITECTURES, VOCAB, random_model
 
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
@@ -203,10 +203,7 @@ def test_weights_are_shared_and_not_copied() -> None:
                          "rope_scaling": {"type": "yarn", "factor": 2.0,
                                           "original_max_position_embeddings": 64}},
          "MLA"),
-        pytest.param(
-            "llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary",
-            marks=pytest.mark.skipif(MLX_LM < (0, 32), reason="mlx-lm has no such rope"),
-        ),
+        ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary"),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_share_its_state_is_refused_by_name(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-from importlib.metadata import version
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -17,7 +16,6 @@ from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 
 VOCAB = 97
-MLX_LM = tuple(int(part) for part in version("mlx-lm").split(".")[:2])
 HIDDEN = 32
 
 _COMMON = {
@@ -77,10 +75,6 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
                   "decoder_sparse_step": 1, "mlp_only_layers": [], "moe_intermediate_size": 32,
                   "norm_topk_prob": True, "tie_word_embeddings": False},
 }  # fmt: skip
-
-
-if MLX_LM < (0, 32):  # its internlm2 scales rotary positions by the host's length
-    del ARCHITECTURES["internlm2"]
 
 
 def random_model(name: str = "llama", seed: int = 0, **changes: object) -> nn.Module:

@@ -13,7 +13,7 @@ _PATTERNS = (
     (WEIGHTS, "model*.safetensors"), ("", "*.safetensors"),
     (_PYTORCH, "pytorch_model*.bin"), ("", "*.bin"), ("", "*.pt"),
 )  # fmt: skip
-"""The name of a whole file, and the pattern of its shards or of other names; best first."""
+"""A file that holds everything, and the pattern of its shards or of other names; best first."""
 
 _OF_TRAINING = (
     "optimizer.bin", "optimizer.pt", "random_states.pt", "rng_state.pt", "scheduler.bin",

@@ -84,7 +84,7 @@ class ShapePolicy:
         self._times = times or StepTimes()
         self._context = -1
         self._predicted = np.zeros(len(self.shapes))
-        self._seconds = self._predicted.copy()  # and corrected
+        self._seconds = np.zeros(len(self.shapes))  # predicted and corrected
         self._tokens = np.ones(len(self.shapes))
         self._best = self._probed = 0  # numbers of shapes
         self._budget = math.inf  # for what seems to pay: as many probes as it can hold
@@ -224,6 +224,7 @@ class ShapePolicy:
         return float(self._predicted[number])
 
     def _step_seconds(self, shape: BeamShape) -> float:
+        """The same, corrected."""
         return self._predict(shape) * self._times.correction(shape.nodes)
 
     def _correct(self, rows: int) -> None:
