@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.step_result import Source, StepResult
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,8 @@ class Response:
     """One token, with the fields of mlx-lm's `GenerationResponse` and two of ours.
 
     text:              the text that this token completes; may be empty, or more than the token's
-    from_draft:        whether it is an accepted draft
+    source:            "model" for the target's own choice, "drafter" or "lookup" for an accepted
+                       draft
     prompt_tps:        prompt tokens read per second (those reused from an earlier turn not counted)
     generation_tps:    tokens per second, counted from the first one
     peak_memory:       GB
@@ -32,7 +33,7 @@ class Response:
 
     text: str
     token: int
-    from_draft: bool
+    source: Source
     prompt_tokens: int
     prompt_tps: float
     generation_tokens: int
@@ -128,7 +129,7 @@ class Tally:
         return Response(
             text=text,
             token=result.tokens[index],
-            from_draft=index < len(result.tokens) - 1,
+            source=result.sources[index],
             prompt_tokens=self._prompt_tokens,
             prompt_tps=self._fresh / max(self._first - self._began, 1e-9),
             generation_tokens=self.tokens,

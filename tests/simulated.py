@@ -13,7 +13,7 @@ from redrafter_mlx.autotune.acceptance import accepted_within, bounds
 from redrafter_mlx.autotune.cost_model import ROWS, Case, CostModel, Setup, Timings, cost_model
 from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.step_result import Source, StepResult
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 _VOCAB, _WORDS = 6, 60
@@ -65,7 +65,10 @@ def step_result(
     seconds: float = math.nan,
 ) -> StepResult:
     """A verified tree, as the policy sees it."""
-    return StepResult([0] * len(path), path, beams, depths, shape, shape.nodes, copied, seconds)
+    sources: list[Source] = [*["drafter"] * (len(path) - 1), "model"]
+    return StepResult(
+        [0] * len(path), sources, path, beams, depths, shape, shape.nodes, copied, seconds
+    )
 
 
 def told(step: StepResult, shapes: Sequence[BeamShape]) -> dict[BeamShape, int]:

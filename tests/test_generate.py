@@ -89,7 +89,7 @@ def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
     last = responses[-1]
     assert last.steps < 59, "an oracle saves steps"
     assert last.tokens_per_step == pytest.approx(59 / last.steps)
-    assert sum(not r.from_draft for r in responses) in (last.steps, last.steps + 1)
+    assert sum(r.source == "model" for r in responses) in (last.steps, last.steps + 1)
     plain = drafted.generate(PROMPT, max_tokens=60, draft=False)
     assert (plain.steps, plain.tokens_per_step) == (59, 1.0)
     assert plain.token_ids == [r.token for r in responses]

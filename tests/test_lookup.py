@@ -178,7 +178,7 @@ def test_a_mixed_tree_keeps_the_likelier_branches(sure: float, kept: set[int]) -
     """Room for two drafts: those of the side that is surer."""
     shape = BeamShape(2, 3, 3)
     copies = copies_of([5, 6, 7, 8, 5, 6], shape)
-    tree = tree_of_copies(copies, shape, line([6, 40, 41], sure))
+    tree, _ = tree_of_copies(copies, shape, line([6, 40, 41], sure))
     assert {*tree.tokens[0, 1:].tolist()} == kept
 
 
@@ -187,7 +187,7 @@ def test_a_single_beam_is_the_one_that_promises_more(sure: float, first: int) ->
     """Two matching tokens speak for 7 with about one half."""
     shape = BeamShape(1, 3)
     copies = copies_of([5, 6, 7, 8, 5, 6], shape)
-    tree = tree_of_copies(copies, shape, line([6, 40, 41], sure))
+    tree, _ = tree_of_copies(copies, shape, line([6, 40, 41], sure))
     assert tree.is_chain
     assert tree.tokens[0, 1].item() == first
 
@@ -195,7 +195,7 @@ def test_a_single_beam_is_the_one_that_promises_more(sure: float, first: int) ->
 def test_a_copy_may_be_longer_than_the_drafters_candidates() -> None:
     shape = BeamShape(2, 6)
     copies = copies_of([5, 6, 7, 8, 9, 10, 11, 5, 6], shape)
-    tree = tree_of_copies(copies, shape, line([6, 40, 41], -0.1))
+    tree, _ = tree_of_copies(copies, shape, line([6, 40, 41], -0.1))
     depths = dict(zip(tree.tokens[0].tolist(), tree.depths[0].tolist(), strict=True))
     assert (depths[41], depths[11]) == (2, 5)
     assert int(mx.sum(tree.valid)) == 8
@@ -203,7 +203,7 @@ def test_a_copy_may_be_longer_than_the_drafters_candidates() -> None:
 
 def test_rows_without_a_match_have_no_nodes_of_copies() -> None:
     copies = [[Copy((7, 8), (-0.1, -0.2))], []]
-    tree = tree_of_copies(copy_beams(copies, [1, 2], BeamShape(2, 3)), BeamShape(2, 3), None)
+    tree, _ = tree_of_copies(copy_beams(copies, [1, 2], BeamShape(2, 3)), BeamShape(2, 3), None)
     assert mx.sum(tree.valid, axis=1).tolist() == [3, 1]
 
 

@@ -155,9 +155,9 @@ def drawn_with_copies(
             if step % 2 == 0:
                 copies = [index.copies(shape.width, shape.length - 1) for index in indexes]
                 beams = copy_beams(copies, [row[-1] for row in emitted], shape)
-                tree = tree_of_copies(beams, shape, state.drafts.beams)
+                tree, copied = tree_of_copies(beams, shape, state.drafts.beams)
                 log_probs = state.drafts.log_probs if as_drawn else None
-                state = replace(state, drafts=Drafts(tree, shape, log_probs, copied=True))
+                state = replace(state, drafts=Drafts(tree, shape, log_probs, copied=copied))
             state, output = decoder.step(state, len(PROMPT) + max(map(len, emitted)))
             for index, row, result in zip(indexes, emitted, read_report(output), strict=True):
                 row.extend(result.tokens)

@@ -25,6 +25,7 @@ from redrafter_mlx.speculation.tree import (
     join_beams,
     likelier_candidate,
     pack_beam,
+    pack_with_sources,
 )
 
 _MOST_COPIES = 2
@@ -107,17 +108,30 @@ def copy_beams(copies: Sequence[Sequence[Copy]], roots: Sequence[int], shape: Be
     return Beams(mx.array(tokens, mx.int32), mx.array(scores, mx.float32))
 
 
-def tree_of_copies(copies: Beams, shape: BeamShape, drafted: Beams | None) -> TokenTree:
+def tree_of_copies(
+    copies: Beams, shape: BeamShape, drafted: Beams | None
+) -> tuple[TokenTree, mx.array]:
     """The tree of the copies, joined with the drafter's beams [B, W, L] if there are any.
 
     A tree with one beam holds the one of the two with more expected accepted drafts.
+
+    Returns:
+      copied: [B, N] bool, the nodes that the drafter does not propose; padding any
     """
     if drafted is None:
-        return pack_beam(copies, shape.nodes)
+        tree = pack_beam(copies, shape.nodes)
+        return tree, mx.ones(tree.tokens.shape, mx.bool_)
     if shape.width > 1:
-        return pack_beam(join_beams(drafted, copies), shape.nodes)
+        both = join_beams(drafted, copies)
+        tree, sources = pack_with_sources(both, shape.nodes)
+        return tree, sources % both.tokens.shape[1] >= drafted.tokens.shape[1]
     first = Beams(copies.tokens[:, :1], copies.log_probs[:, :1])
-    return pack_beam(likelier_candidate(drafted, first), shape.nodes)
+    tree = pack_beam(likelier_candidate(drafted, first), shape.nodes)
+    N = tree.tokens.shape[1]
+    tokens, scores = drafted.tokens[:, 0, :N], drafted.log_probs[:, 0, :N]
+    same = (tree.tokens[:, : tokens.shape[1]] == tokens) & (scores > -math.inf)
+    shared = mx.cumprod(same.astype(mx.int32), axis=1)
+    return tree, mx.pad(shared, [(0, 0), (0, N - tokens.shape[1])]) == 0
 
 
 def _padded(copy: Copy, drafts: int) -> Copy:

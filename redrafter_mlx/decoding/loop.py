@@ -139,7 +139,7 @@ class Decoder:
         verified, cache, keys = state.drafts, state.cache, state.keys
         tree = verified.tree
         hidden, logits = self.target.verify(
-            tree, cache.target, state.length, bound, compiled=not verified.copied
+            tree, cache.target, state.length, bound, compiled=verified.copied is None
         )
         accepted, history, logits = self._judge(state, logits)
         length = cache.target.commit(tree, accepted.path, accepted.n_accepted, state.length)
@@ -217,8 +217,9 @@ class Decoder:
     def _with_copies(self, state: DecodeState, plan: CopyPlan, root: int) -> DecodeState:
         """The state whose next tree holds copies of the text."""
         copies = copy_beams([plan.copies], [root], plan.shape)
-        tree = tree_of_copies(copies, plan.shape, state.drafts.beams if plan.joined else None)
-        return replace(state, drafts=Drafts(tree, plan.shape, copied=True))
+        drafted = state.drafts.beams if plan.joined else None
+        tree, copied = tree_of_copies(copies, plan.shape, drafted)
+        return replace(state, drafts=Drafts(tree, plan.shape, copied=copied))
 
     def _judge(
         self, state: DecodeState, logits: mx.array

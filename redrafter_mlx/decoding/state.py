@@ -19,14 +19,15 @@ class Drafts(NamedTuple):
 
     log_probs: [B, N, V], the distribution of each node's children; None if nothing was drawn
     beams:     what the tree was packed from, for copies to join; None if nothing was drafted
-    copied:    whether copies of the text are in the tree
+    copied:    [B, N] bool, the nodes that only a copy of the text proposes, padding any; None if
+               no copies are in the tree
     """
 
     tree: TokenTree
     shape: BeamShape
     log_probs: mx.array | None = None
     beams: Beams | None = None
-    copied: bool = False
+    copied: mx.array | None = None
 
 
 @dataclass

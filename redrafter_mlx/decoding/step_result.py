@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import mlx.core as mx
 
@@ -12,6 +13,9 @@ from redrafter_mlx.speculation.accept import Acceptance
 from redrafter_mlx.speculation.sampling import log_softmax
 from redrafter_mlx.speculation.tree import TokenTree
 
+Source: TypeAlias = Literal["model", "drafter", "lookup"]
+"""Where an emitted token came from: the target's own choice, or an accepted draft."""
+
 
 @dataclass(frozen=True)
 class StepOutput:
@@ -19,7 +23,7 @@ class StepOutput:
 
     Shapes:
       report: [B, 2 + 2 L + 2 N] int32: drafts accepted, nodes used, emitted tokens, path, and
-              the beam and depth of each node
+              the beam and depth of each node; with copies N more, whether each node is one
       logits: [B, N, V], None unless log-probabilities were asked for
 
     rows:   N
@@ -39,6 +43,8 @@ class StepResult:
     """One row's step as the host knows it.
 
     tokens:    what was emitted: the accepted drafts and the bonus token
+    sources:   where each of them came from; a draft that both drafter and lookup proposed is the
+               drafter's
     path:      the node after which each of them was chosen
     beams:     of each node of the tree that was not padding, one less than the beams that reach it
     depths:    of the same nodes
@@ -51,6 +57,7 @@ class StepResult:
     """
 
     tokens: list[int]
+    sources: list[Source]
     path: list[int]
     beams: list[int]
     depths: list[int]
@@ -71,16 +78,19 @@ def report_step(
     shape: BeamShape,
     accepted: Acceptance,
     logits: mx.array | None,
-    copied: bool = False,
+    copied: mx.array | None = None,
 ) -> StepOutput:
     """The report of a verified tree that was drafted with `shape`.
 
-    `logits` [B, N, V] are given where log-probabilities are asked for.
+    `logits` [B, N, V] are given where log-probabilities are asked for; `copied` as in `Drafts`.
     """
     nodes = mx.sum(tree.valid.astype(mx.int32), axis=1, keepdims=True)
     kept = [accepted.n_accepted[:, None], nodes, accepted.emitted, accepted.path]
-    report = mx.concatenate([*kept, tree.beams, tree.depths], axis=1)
-    return StepOutput(report, logits, tree.tokens.shape[1], shape, copied)
+    of_nodes = [tree.beams, tree.depths]
+    if copied is not None:
+        of_nodes.append(copied.astype(mx.int32))
+    report = mx.concatenate([*kept, *of_nodes], axis=1)
+    return StepOutput(report, logits, tree.tokens.shape[1], shape, copied is not None)
 
 
 def read_report(output: StepOutput) -> list[StepResult]:
@@ -89,8 +99,10 @@ def read_report(output: StepOutput) -> list[StepResult]:
     N = output.rows
     results = []
     for b, (accepted, nodes, *rest) in enumerate(rows):
-        L, kept = len(rest) // 2 - N, accepted + 1
+        L, kept = (len(rest) - (2 + output.copied) * N) // 2, accepted + 1
         emitted, path, of_nodes = rest[:L], rest[L : L + kept], rest[2 * L :]
+        copied = of_nodes[2 * N :] or [0] * N
+        drafts: list[Source] = ["lookup" if copied[node] else "drafter" for node in path[1:]]
         log_probs = None
         if output.logits is not None:
             log_probs = [log_softmax(output.logits[b, node]) for node in path]
@@ -98,6 +110,7 @@ def read_report(output: StepOutput) -> list[StepResult]:
         results.append(
             StepResult(
                 tokens=emitted[:kept],
+                sources=[*drafts, "model"],
                 path=path,
                 beams=of_nodes[:nodes],
                 depths=of_nodes[N : N + nodes],
