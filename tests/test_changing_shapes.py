@@ -20,7 +20,7 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.drafting.prompt_lookup import CopySource, Lookup
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 
@@ -48,10 +48,10 @@ class Scripted:
         self.chosen.append(self._rng.choice(self._shapes))
         return self.chosen[-1]
 
-    def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+    def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
         """Random lengths, alone and beside what was drafted."""
         count = self._rng.choice([0, 1, 3, 7])
-        copies = index.copies(1, count) if count else []
+        copies = source.copies(1, count) if count else []
         if not copies:
             return None
         joined = drafted != PLAIN and not drawn and self._rng.random() < 0.5

@@ -25,7 +25,7 @@ from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.prompt_lookup import Copy, TextIndex
+from redrafter_mlx.drafting.prompt_lookup import Copy, CopySource
 
 WIDEST = 4
 LENGTHS = (2, 3, 4, 5, 6, 8)
@@ -109,10 +109,10 @@ class ShapePolicy:
         self._probes.append(self.shapes[self._probed])
         return self._probes[-1]
 
-    def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+    def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
         """The copy whose verification gains most time over the tree as it was drafted."""
         costs, copies = self._costs, self.acceptance.copies
-        found = index.copies(1, min(MAX_BEAM_LENGTH, costs.most_rows) - 1)
+        found = source.copies(1, min(MAX_BEAM_LENGTH, costs.most_rows) - 1)
         if not found:
             return None
         (copy,) = found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable
 
@@ -101,27 +102,36 @@ class Tuner:
         seconds = np.array([costs.step(s, context) for s in acceptance.shapes])
         return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
 
-    def policy(self, method: AcceptMethod) -> ShapePolicy:
-        """The policy of a new answer; it begins with what earlier ones by this method learned."""
+    def policy(self, method: AcceptMethod, *, shared: bool = True) -> ShapePolicy:
+        """The policy of a new answer; it begins with what earlier ones by this method learned.
+
+        What it learns is for all later ones, or, unless `shared`, for this answer alone.
+        """
         with self._lock:
             self._answering += 1
             known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
             self._times.begin_answer()
+            if not shared:
+                return ShapePolicy(self.costs, *copy.deepcopy((known, self._times)))
             return ShapePolicy(self.costs, known, self._times)
 
     def statistics(self) -> AcceptanceStatistics:
         """Acceptance statistics of the candidate shapes, with nothing learned."""
         return AcceptanceStatistics(self._candidates)
 
-    def record(self, method: AcceptMethod, policy: ShapePolicy, seconds: float, steps: int) -> None:
+    def record(
+        self, method: AcceptMethod, policy: ShapePolicy | None, seconds: float, steps: int
+    ) -> None:
         """Remember what an answer has learned, and measure what its time allows for.
 
         Args:
+          policy: None if what it learned was for that answer alone
           seconds: from its first token to the last; 0 for an answer that was broken off
           steps: of it, after the prompt's
         """
         with self._lock:
-            self._acceptance[method] = policy.acceptance
+            if policy is not None:
+                self._acceptance[method] = policy.acceptance
             self._answering -= 1
             idle = not self._answering and not self._profiler.finished
         # No other answer waits for it.

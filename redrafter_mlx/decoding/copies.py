@@ -18,7 +18,7 @@ import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.prompt_lookup import Copy, TextIndex
+from redrafter_mlx.drafting.prompt_lookup import Copy, CopySource
 from redrafter_mlx.speculation.tree import (
     Beams,
     TokenTree,
@@ -55,10 +55,11 @@ class Shapes(Protocol):
         """The shape to draft with, after about `length` tokens."""
         ...
 
-    def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+    def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
         """The copies to verify now; None leaves the tree as it was drafted.
 
         Args:
+          source: what is copied from
           drafted: the shape of the drafted tree, PLAIN if nothing was drafted
           drawn: whether its drafts were sampled for rejection, so that no copy may join them
         """
@@ -80,13 +81,13 @@ class FixedShape:
         del length
         return self._shape
 
-    def plan_copies(self, index: TextIndex, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+    def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
         """Copies within the shape's own width, length and nodes."""
         W, L = self._shape.width, self._shape.length
         if L == 1:
             return None
         joined = drafted != PLAIN and not drawn
-        copies = index.copies(min(max(W // 2, 1), _MOST_COPIES) if joined else W, L - 1)
+        copies = source.copies(min(max(W // 2, 1), _MOST_COPIES) if joined else W, L - 1)
         if not copies or (drawn and copies[0].expected * self._steps <= self._accepted):
             return None
         return CopyPlan(copies, self._shape, joined)

@@ -18,12 +18,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
+from redrafter_mlx.decoding.constraint import (
+    Constraint,
+    ForcedCopies,
+    allowed_tokens,
+    constrained,
+)
 from redrafter_mlx.decoding.copies import CopyPlan, FixedShape, Shapes, copy_beams, tree_of_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, joined
 from redrafter_mlx.decoding.state import (
@@ -34,7 +40,7 @@ from redrafter_mlx.decoding.state import (
 )
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report, report_step
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+from redrafter_mlx.drafting.prompt_lookup import CopySource, Lookup, TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.accept import Acceptance, accept, accept_typical
 from redrafter_mlx.speculation.rejection import SampledDrafts, accept_rejection
@@ -87,10 +93,12 @@ class Decoder:
         prompts: list[list[int]],
         keys: mx.array,
         shape: BeamShape | None = None,
+        constraints: Sequence[Constraint | None] = (),
     ) -> tuple[DecodeState, StepOutput]:
         """Read the prompts' tokens from position `start` on and choose the first token.
 
         Prompts of a batch may differ in length; shorter ones are padded on the right.
+        `constraints` as in `step`.
         """
         shape = shape or self.shape
         fresh = [prompt[start:] for prompt in prompts]
@@ -123,25 +131,32 @@ class Decoder:
             history = mx.array([first_window(p[:-1] or p, size) for p in prompts], mx.int32)
         logits = self.target.logits(hidden)
         before = DecodeState(cache, length - 1, Drafts(only, PLAIN), keys, history)
-        accepted, history, logits = self._judge(before, logits)
+        masks = self._masks(before, constraints, hidden)
+        accepted, history, logits = self._judge(before, logits, masks)
         seen = newest_positions(before, hidden, accepted, start + width - 1, self._features)
         drafts = self._draft(cache, seen, keys, shape)
         state = DecodeState(cache, length, drafts, keys, history)
         return state, report_step(only, PLAIN, accepted, logits if self.logprobs else None)
 
     def step(
-        self, state: DecodeState, bound: int, shape: BeamShape | None = None
+        self,
+        state: DecodeState,
+        bound: int,
+        shape: BeamShape | None = None,
+        constraints: Sequence[Constraint | None] = (),
     ) -> tuple[DecodeState, StepOutput]:
         """One call of the target; `bound` is the most that the committed length can be.
 
-        The tree is verified as it was drafted; `shape` is that of the next one.
+        The tree is verified as it was drafted; `shape` is that of the next one. `constraints`, of
+        each batch row, have advanced to the root; without any, nothing is read.
         """
         verified, cache, keys = state.drafts, state.cache, state.keys
         tree = verified.tree
         hidden, logits = self.target.verify(
             tree, cache.target, state.length, bound, compiled=verified.copied is None
         )
-        accepted, history, logits = self._judge(state, logits)
+        masks = self._masks(state, constraints, logits)
+        accepted, history, logits = self._judge(state, logits, masks)
         length = cache.target.commit(tree, accepted.path, accepted.n_accepted, state.length)
         seen = newest_positions(state, hidden, accepted, bound, self._features)
         drafts = self._draft(cache, seen, keys, shape or self.shape)
@@ -157,6 +172,7 @@ class Decoder:
         keys: mx.array,
         finished: Callable[[StepResult], bool],
         shapes: Shapes | None = None,
+        constraint: Constraint | None = None,
     ) -> Generator[StepResult, None, None]:
         """Decode one sequence, `start` of whose prompt's tokens are in the cache already.
 
@@ -166,38 +182,47 @@ class Decoder:
         is held across a yield; closing the iterator leaves the cache ready for `flush`.
 
         `shapes` chooses the shape of each step's drafts from the results read by then; without it
-        all have the decoder's own.
+        all have the decoder's own. `finished` advances the `constraint`. Its masks follow from
+        what a step accepted, so the next step is built after that was read.
         """
         shapes = shapes or FixedShape(self.shape)
         index = None if self.lookup is None else TextIndex(self.lookup, prompt)
+        source: CopySource | None = index
+        if constraint is not None:
+            source = ForcedCopies(constraint, index)
+        constraints = () if constraint is None else (constraint,)
         with BLAS.threads_by_rows():
             shape = shapes.next_shape(len(prompt))
             with self.target.lock:
-                state, output = self.start(cache, start, [prompt], keys, shape)
+                state, output = self.start(cache, start, [prompt], keys, shape, constraints)
                 _submit(state, output)
-            rows, unread, steps, done = len(prompt), 0, 0, False
+            rows, unread, steps = len(prompt), 0, 0
             read_at = math.nan
-            while not done:
+            while True:
                 shape = shapes.next_shape(rows)
                 with self.target.lock:
-                    before, drafted = cache.snapshot(), state.drafts
-                    following, next_output = self.step(state, rows + unread, shape)
+                    before, drafted = None, state.drafts
+                    if constraint is None:
+                        before = cache.snapshot()
+                        following, next_output = self.step(state, rows + unread, shape)
                     (result,), now = read_report(output), time.perf_counter()
                     result, read_at = replace(result, seconds=now - read_at), now
                     done = finished(result)
                     plan = None
                     if index is not None and not done:
                         index.extend(result.tokens)
+                    if source is not None and not done:
                         plan = shapes.plan_copies(
-                            index, drafted.shape, drawn=drafted.log_probs is not None
+                            source, drafted.shape, drawn=drafted.log_probs is not None
                         )
-                    if done or plan is not None:
+                    if before is not None and (done or plan is not None):
                         cache.restore(before)
                     if plan is not None:
                         state = self._with_copies(state, plan, result.tokens[-1])
                         shape = shape if plan.draft_after else PLAIN
+                    if not done and (plan is not None or constraint is not None):
                         known = rows + (len(result.tokens) if steps else 0)
-                        following, next_output = self.step(state, known, shape)
+                        following, next_output = self.step(state, known, shape, constraints)
                     del before  # a second reference to the buffers would have them copied
                     if not done:
                         BLAS.prepare_for(state.drafts.tree.tokens.shape[1])
@@ -206,6 +231,8 @@ class Decoder:
                 if steps:
                     shapes.learn(result)
                 yield result
+                if done:
+                    return
                 # The prompt's result adds no row: its token is the root of the first tree.
                 rows += len(result.tokens) if steps else 0
                 unread = state.drafts.tree.max_depth + 1
@@ -221,13 +248,22 @@ class Decoder:
         tree, copied = tree_of_copies(copies, plan.shape, drafted)
         return replace(state, drafts=Drafts(tree, plan.shape, copied=copied))
 
+    def _masks(
+        self, state: DecodeState, constraints: Sequence[Constraint | None], verified: mx.array
+    ) -> mx.array | None:
+        """The masks of a tree, made on the host while the device computes `verified`."""
+        if all(constraint is None for constraint in constraints):
+            return None
+        mx.async_eval(verified, *state.cache.target.buffers)
+        return allowed_tokens(constraints, state.drafts.tree, self.target.vocab_size)
+
     def _judge(
-        self, state: DecodeState, logits: mx.array
+        self, state: DecodeState, logits: mx.array, masks: mx.array | None
     ) -> tuple[Acceptance, mx.array | None, mx.array]:
         """The accepted path, the history after it, and the logits that were chosen from."""
         tree, params, position = state.drafts.tree, self.sampling, state.length + 1
         windows = None if state.history is None else path_windows(state.history, tree)
-        logits = penalised(logits, windows, params)
+        logits = constrained(penalised(logits, windows, params), masks)
         if params.method == "rejection" and state.drafts.log_probs is not None:
             accepted = accept_rejection(
                 SampledDrafts(tree, state.drafts.log_probs),

@@ -6,6 +6,8 @@ from collections.abc import Collection, Sequence
 
 from mlx_lm.tokenizer_utils import StreamingDetokenizer
 
+from redrafter_mlx.decoding.constraint import Constraint
+
 
 class StopScanner:
     """Passes text on until a stop string appears, holding back what could become one.
@@ -42,8 +44,8 @@ class AnswerText:
     """The text of one answer, and where it ends.
 
     tokens:        what was kept, the ending token included
-    finish_reason: None while it goes on; "stop" at end-of-text or a stop string, "length" at
-                   max_tokens
+    finish_reason: None while it goes on; "stop" at end-of-text, a stop string or the end of the
+                   constraint, which every token advances; "length" at max_tokens
     """
 
     def __init__(
@@ -52,11 +54,13 @@ class AnswerText:
         eos: Collection[int],
         stop: Sequence[str],
         max_tokens: int,
+        constraint: Constraint | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._eos = eos
         self._scanner = StopScanner(stop)
         self._max_tokens = max_tokens
+        self._constraint = constraint
         self.tokens: list[int] = []
         self.finish_reason: str | None = None
 
@@ -67,10 +71,15 @@ class AnswerText:
         if token in self._eos:
             self.finish_reason = "stop"
             return self._finish()
+        if self._constraint is not None:
+            self._constraint.advance(token)
         self._detokenizer.add_token(token)
         text = self._scanner.feed(self._detokenizer.last_segment)
         if self._scanner.stopped:
             self.finish_reason = "stop"
+        elif self._constraint is not None and self._constraint.ended:
+            self.finish_reason = "stop"
+            text += self._finish()
         elif len(self.tokens) == self._max_tokens:
             self.finish_reason = "length"
             text += self._finish()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from redrafter_mlx.errors import BadInputError
 
@@ -73,6 +73,12 @@ class Copy(NamedTuple):
     def expected(self) -> float:
         """How many of the drafts are expected to be accepted."""
         return sum(math.exp(p) for p in self.log_probs)
+
+
+class CopySource(Protocol):
+    """What copies come from: the text so far, see `TextIndex.copies`."""
+
+    def copies(self, width: int, length: int) -> list[Copy]: ...
 
 
 class TextIndex:

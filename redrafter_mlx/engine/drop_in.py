@@ -12,6 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
@@ -26,6 +27,7 @@ def stream_generate(
     *,
     drafter: Bindable | Lookup | str | Path | None = None,
     options: GenerationOptions | None = None,
+    constraint: Constraint | None = None,
     **overrides: object,
 ) -> Iterator[Response]:
     """mlx-lm's `stream_generate` with drafts, for those who hold its model and tokenizer already.
@@ -34,7 +36,8 @@ def stream_generate(
       prompt: text (taken as it is, as mlx-lm does) or token ids
       drafter: itself, the path of its folder, or "lookup"; None decodes auto-regressively
       options: and `overrides`, its fields by name; see GenerationOptions
+      constraint: the grammar of this answer, made for it alone
     """
     redrafter = Redrafter(model, tokenizer, drafter)
     given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
-    return redrafter.stream(given, raw=True, options=options, **overrides)
+    return redrafter.stream(given, raw=True, options=options, constraint=constraint, **overrides)

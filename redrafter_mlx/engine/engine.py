@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.step_result import StepResult
@@ -29,7 +30,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Completion, Response, Tally
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
-from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.sampling import changes_logits, sequence_keys
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
@@ -113,6 +114,7 @@ class Redrafter:
         *,
         raw: bool = False,
         options: GenerationOptions | None = None,
+        constraint: Constraint | None = None,
         **overrides: object,
     ) -> Generator[Response, None, None]:
         """Answer a prompt, one response per token.
@@ -121,11 +123,13 @@ class Redrafter:
           prompt: a user's message, a list of messages with `role` and `content`, or token ids
           raw: use a string as it is, without the chat template
           options: and `overrides`, its fields by name; see GenerationOptions
+          constraint: the grammar of this answer, made for it alone
         Raises:
-          BadInputError: at once, for unusable options or prompt
+          BadInputError: at once, for unusable options or prompt; on the way, where the constraint
+            allows no token
         """
         chosen = self.chosen_options(options, overrides)
-        return self.respond(self.encode(prompt, raw=raw), chosen, PrefixCache())
+        return self.respond(self.encode(prompt, raw=raw), chosen, PrefixCache(), constraint)
 
     def generate(
         self,
@@ -133,12 +137,13 @@ class Redrafter:
         *,
         raw: bool = False,
         options: GenerationOptions | None = None,
+        constraint: Constraint | None = None,
         **overrides: object,
     ) -> Completion:
         """The whole answer at once; arguments and errors as in `stream`."""
         ids = self.encode(prompt, raw=raw)
         chosen = self.chosen_options(options, overrides)
-        responses = list(self.respond(ids, chosen, PrefixCache()))
+        responses = list(self.respond(ids, chosen, PrefixCache(), constraint))
         last = responses[-1]
         assert last.finish_reason is not None
         return Completion(
@@ -186,10 +191,13 @@ class Redrafter:
         *,
         raw: bool = False,
         options: GenerationOptions | None = None,
+        constraint: Constraint | None = None,
         **overrides: object,
     ) -> AsyncIterator[Response]:
         """`stream` for asyncio: decoding runs in a thread, the event loop stays free."""
-        responses = self.stream(prompt, raw=raw, options=options, **overrides)
+        responses = self.stream(
+            prompt, raw=raw, options=options, constraint=constraint, **overrides
+        )
         pending: asyncio.Future[Response | None] | None = None
         try:
             while True:
@@ -241,7 +249,11 @@ class Redrafter:
         return chosen
 
     def respond(
-        self, prompt: list[int], options: GenerationOptions, memory: PrefixCache
+        self,
+        prompt: list[int],
+        options: GenerationOptions,
+        memory: PrefixCache,
+        constraint: Constraint | None = None,
     ) -> Generator[Response, None, None]:
         """Answer `prompt`, reusing what `memory` holds of it and adding what is new.
 
@@ -256,9 +268,12 @@ class Redrafter:
             self.tokenizer.eos_token_ids,
             options.stop,
             room,
+            constraint,
         )
         seed = secrets.randbits(63) if options.seed is None else options.seed
         pieces: deque[str] = deque()
+        # A grammar or a penalty changes what is accepted: the next answer would be misled.
+        learns = constraint is None and not changes_logits(options)
 
         def finished(result: StepResult) -> bool:
             for token in result.tokens:
@@ -271,12 +286,13 @@ class Redrafter:
             policy = None
             shape = self.shape_of(options, len(prompt))
             if self.tuning is not None and shape is None:
-                policy = self.tuning.policy(options.method)
+                policy = self.tuning.policy(options.method, shared=learns)
             decoder = self.decoder(options, shape or PLAIN)
             cache, start = memory.take(prompt, decoder)
             tally = Tally(len(prompt), len(prompt) - start, policy is not None)
             ended = False
-            results = decoder.run(cache, start, prompt, sequence_keys(seed), finished, policy)
+            keys = sequence_keys(seed)
+            results = decoder.run(cache, start, prompt, keys, finished, policy, constraint)
             try:
                 for result in results:
                     tally.count(result)
@@ -293,7 +309,8 @@ class Redrafter:
             finally:
                 if self.tuning is not None and policy is not None:
                     seconds = tally.decode_seconds if ended else 0.0
-                    self.tuning.record(options.method, policy, seconds, tally.steps)
+                    learned = policy if learns else None
+                    self.tuning.record(options.method, learned, seconds, tally.steps)
 
     def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
         """The decoding loop with this model's drafts, of `shape` where none is chosen by step."""

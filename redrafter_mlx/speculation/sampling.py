@@ -131,6 +131,11 @@ def has_penalty(params: SamplingParams) -> bool:
     return params.repetition_penalty != 1.0
 
 
+def changes_logits(params: SamplingParams) -> bool:
+    """Whether tokens are chosen from other logits than the target's own."""
+    return has_penalty(params) or bool(params.logit_bias)
+
+
 def first_window(tokens: list[int], size: int) -> list[int]:
     """The last `size` of `tokens`; short texts are filled by repeating their first token.
 
