@@ -54,13 +54,14 @@ def command(
     loading.check()
     chosen = asked.chosen()
     from redrafter_mlx.distill.evaluation.questions import answer_questions, quality_on
-    from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
+    from redrafter_mlx.drafting.drafter_files import open_files
+    from redrafter_mlx.drafting.forms import DrafterFolder, find_form
     from redrafter_mlx.loading import load_target
     from redrafter_mlx.target.model import Target
     from redrafter_mlx.weights.chat import render_chat
 
     for folder in drafters:
-        read_config(folder)  # refuse a wrong path before anything is loaded
+        find_form(open_files(folder))  # refuse a wrong path before anything is loaded
     with progress_bars(f"answering {len(chosen)} questions") as progress:
         loaded = load_target(
             loading.model,
@@ -72,12 +73,9 @@ def command(
         target = Target(loaded.model)
         source = loaded.source
         ready = [
-            load_drafter(
-                folder, target,
-                target_name=source.name, target_fingerprint=source.fingerprint,
-            )
+            DrafterFolder(folder, source.name, source.fingerprint).load(target)
             for folder in drafters
-        ]  # fmt: skip
+        ]
         prompts = [
             render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
         ]

@@ -95,17 +95,20 @@ def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console) -> Non
         f"{corpus.read_tokens} tokens read, "
         f"{human_size(corpus.bytes)} in {run.folder}; left out: {left}"
     )
-    note = shortfall(corpus, run.job)
+    note = shortfall(corpus, run.job, layers=bool(run.recipe.context_layers))
     if note:
         console.print(note)
 
 
-def shortfall(corpus: CorpusSize, job: TrainingJob) -> str | None:
-    """Why a corpus that the target writes is smaller than was asked; None if it is not."""
+def shortfall(corpus: CorpusSize, job: TrainingJob, *, layers: bool) -> str | None:
+    """Why a corpus that the target writes is smaller than was asked; None if it is not.
+
+    layers: whether the inputs of context layers are kept
+    """
     if job.data is not None or corpus.answer_tokens >= job.answer_tokens:
         return None
     room = f"cache_bytes {job.cache_bytes} holds no more of the {job.answer_tokens} asked for"
-    return room if job.drafter.context_layers == () else f"{room}; without context layers it would"
+    return f"{room}; without context layers it would" if layers else room
 
 
 def _fit(run: TrainingRun, console: Console) -> bool:

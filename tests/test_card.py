@@ -15,6 +15,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
+from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import TrainOptions, WritingOptions
 from redrafter_mlx.distill.report.card import (
@@ -74,8 +75,8 @@ def report(**changes: object) -> TrainingReport:
         machine="Apple M9 Max, gpu, macOS 27.1",
         job=JOB,
         corpus=CorpusSize(9, 2_345_678, 345_678, 12_345, 1, {"loop": 1_111, "duplicate": 22}),
-        drafter=DrafterConfig(576, 49152, 1152, 2, head="tied", draft_vocab_size=8192, bits=4,
-                              group_size=64),
+        recipe=RecurrentRecipe(DrafterConfig(576, 49152, 1152, 2, head="tied",
+                                             draft_vocab_size=8192, bits=4, group_size=64)),
         seconds=3725.0,
         quality=DraftQuality(
             (0.4321, 0.321), (0.7654, 0.654), {1: 1.61, 4: 2.22},
@@ -260,7 +261,7 @@ def test_the_papers_form_is_named() -> None:
     card = render_card(
         report(
             corpus=CorpusSize(5, 50, 0, 5, 1, {}),
-            drafter=DrafterConfig(576, 49152, 1152, 1, rnn=False),
+            recipe=RecurrentRecipe(DrafterConfig(576, 49152, 1152, 1, rnn=False)),
         )
     )
     for part in ("49,152 of 49,152 tokens", "not recurrent", "output of its own",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
@@ -13,18 +14,18 @@ from references import prefixes
 from tiny import ARCHITECTURES, HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
+from redrafter_mlx.distill.corpus.examples import Batch, choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import (
     accepted_lengths,
     measure_quality,
     simulate_steps,
 )
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, output_index
+from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
+from redrafter_mlx.distill.forms.loss import distillation_loss
+from redrafter_mlx.distill.forms.recurrent import RecurrentStudent
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.distill.training.loss import distillation_loss
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
+from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.target.model import Target
 
@@ -73,6 +74,10 @@ def test_a_batch_after_the_last_position_is_invalid() -> None:
     batch = laid.batch(len(laid) - 2, 8)
     assert batch.states.shape[0] == 8 + T
     assert not np.array(batch.valid)[2:].any()
+
+
+def logits_of(drafter: RecurrentDrafter, batch: Batch) -> Iterator[mx.array]:
+    return draft_logits(levels_along(drafter, batch, T), batch.labels)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -142,7 +147,7 @@ def test_teacher_distribution_equals_softmax_of_the_models_own_logits(
     text = mx.array([[3, 14, 15, 92, 65, 35]])
     want = mx.softmax(model(text)[0][:, tokens].astype(mx.float32), axis=-1)
     states = target.hidden(text, [None] * target.n_layers)[0]
-    got = Learner(drafter, target, TrainOptions(), 1).teacher(states)
+    got = RecurrentStudent(drafter, target, TrainOptions()).teacher(states)
     assert got is not None
     np.testing.assert_allclose(np.array(got), np.array(want), atol=1e-5)
 
@@ -160,12 +165,14 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
     texts = some_texts()
     texts[1] = replace(texts[1], hard_labels=False)  # asked, not answered
     laid = lay_out(texts, T)
-    bound = drafter.bind(target).bound
-    teacher = mx.softmax(target.logits_of(bound.tokens)(mx.array(laid.states[None])), -1)[0]
+    bound = drafter.bind(target)
+    tokens = bound.vocabulary.tokens
+    teacher = mx.softmax(target.logits_of(tokens)(mx.array(laid.states[None])), -1)[0]
     teacher = mx.concatenate([teacher, teacher[-T:]])
     weights = [1.0, 0.5, 0.25]
+    batch = laid.batch(0, len(laid))
     got = distillation_loss(
-        bound, laid.batch(0, len(laid)), output_index(bound, VOCAB), teacher, weights, soft
+        logits_of(bound, batch), batch, bound.vocabulary.index(), teacher, weights, soft
     )
     embed = np.array(target.embedding(mx.arange(VOCAB)), np.float64)
     head = np.array(target.logits(mx.eye(HIDDEN)[None])[0].T, np.float64)
@@ -176,15 +183,16 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
 def test_gradients_of_the_loss_equal_those_of_mlx_cross_entropy() -> None:
     target = Target(random_model())
     drafter = random_drafter()
-    bound = drafter.bind(target).bound
+    bound = drafter.bind(target)
     batch = lay_out(some_texts(), T).batch(0, 20)
+    outputs = bound.vocabulary.index()
 
     def ours() -> mx.array:
-        return distillation_loss(bound, batch, output_index(bound, VOCAB), None, [1.0] * T, 0.0)
+        return distillation_loss(logits_of(bound, batch), batch, outputs, None, [1.0] * T, 0.0)
 
     def theirs() -> mx.array:
         total = mx.zeros(())
-        for depth, logits in enumerate(draft_logits(bound, batch)):
+        for depth, logits in enumerate(logits_of(bound, batch)):
             each = nn.losses.cross_entropy(logits, batch.labels[:, depth])
             valid = batch.valid[:, depth]
             total = total + mx.sum(each * valid) / mx.sum(valid)
@@ -201,13 +209,13 @@ def test_gradients_reach_the_drafter_and_nothing_else() -> None:
     model = random_model()
     drafter = random_drafter(head="tied", draft_vocab_size=60)
     target = Target(model)
-    bound = drafter.bind(target).bound
-    laid = lay_out(some_texts(), T)
+    bound = drafter.bind(target)
+    batch = lay_out(some_texts(), T).batch(0, 16)
     before = {k: np.array(v) for k, v in tree_flatten(model.parameters())}
 
     def loss() -> mx.array:
-        outputs = output_index(bound, VOCAB)
-        return distillation_loss(bound, laid.batch(0, 16), outputs, None, [1.0] * T, 0.0)
+        outputs = bound.vocabulary.index()
+        return distillation_loss(logits_of(bound, batch), batch, outputs, None, [1.0] * T, 0.0)
 
     _, gradients = nn.value_and_grad(drafter, loss)()
     sizes = {name: float(mx.abs(g).max().item()) for name, g in tree_flatten(gradients)}
@@ -228,16 +236,16 @@ def test_simulated_steps_follow_a_text_as_decoding_would() -> None:
 
 def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
     target = Target(random_model())
-    bound = random_drafter(seed=3, draft_vocab_size=6).bind(target).bound
+    drafter = random_drafter(seed=3, draft_vocab_size=6).bind(target)
     texts = [Text(t.prompt, t.answer % 6, t.states) for t in some_texts(length=30)]
     laid = lay_out(texts, T)
     shape = BeamShape(3, 4)
-    got = accepted_lengths(bound, laid, shape)
+    got = accepted_lengths(drafter, laid, shape)
     assert set(got.tolist()) == {0, 1, 2, 3}
     for i in range(0, len(laid), 3):
         context = mx.array(laid.states[i : i + 1], mx.float32)
         root = mx.array(laid.roots[i : i + 1])
-        beams = beam_search(bound.levels(context, root), root, shape)
+        beams = beam_search(drafter.levels_of(context, root, T), root, shape)
         levels = prefixes(beams.tokens[0].tolist(), beams.parent_indices[0].tolist())
         want = 0
         for depth in range(1, 4):
@@ -248,9 +256,9 @@ def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
 
 def test_what_cannot_be_drafted_counts_as_wrong() -> None:
     target = Target(random_model())
-    bound = random_drafter(seed=3, draft_vocab_size=4).bind(target).bound
+    drafter = random_drafter(seed=3, draft_vocab_size=4).bind(target)
     texts = [Text(t.prompt, t.answer % 50 + 10, t.states) for t in some_texts()]
-    quality = measure_quality(bound, lay_out(texts, T), VOCAB, [BeamShape(2, 4)])
+    quality = measure_quality(drafter, lay_out(texts, T), [BeamShape(2, 4)])
     assert quality.top1 == (0.0, 0.0, 0.0)
     assert quality.tokens_per_step[2] == 1.0
 
@@ -260,9 +268,8 @@ def test_a_drafter_that_computes_nan_is_right_nowhere() -> None:
     drafter = random_drafter(seed=3)
     drafter.update(tree_map(lambda a: a * mx.nan, drafter.trainable_parameters()))
     quality = measure_quality(
-        drafter.bind(Target(random_model())).bound,
+        drafter.bind(Target(random_model())),
         lay_out(some_texts(), T),
-        VOCAB,
         [BeamShape(2, 4)],
     )
     assert quality.top1 == quality.top5 == (0.0, 0.0, 0.0)

@@ -13,8 +13,10 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
-from redrafter_mlx.distill.training.initial_drafter import check_start, fresh_drafter, start_drafter
+from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
+from redrafter_mlx.distill.forms.form import weights_digest
+from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
+from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter, trained_drafter
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
@@ -36,7 +38,8 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
     config = random_drafter(head="tied", draft_vocab_size=50).config
     answers = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
     drafter = fresh_drafter(config, target, np.arange(target.vocab_size), answers, seed=0)
-    for logits in draft_logits(drafter.bind(target).bound, lay_out(answers, 2).batch(0, 20)):
+    batch = lay_out(answers, 2).batch(0, 20)
+    for logits in draft_logits(levels_along(drafter.bind(target), batch, 2), batch.labels):
         assert 1.0 < mx.std(logits).item() < 4.0
 
 
@@ -76,7 +79,7 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
 
 
 def test_a_trained_drafter_starts_with_its_weights(given: Path) -> None:
-    drafter = start_drafter(given, Target(random_model()))
+    drafter = trained_drafter(given, Target(random_model()))
     stored = mx.load(str(given / WEIGHTS))
     mine = dict(tree_flatten(drafter.parameters()))
     assert set(mine) == set(stored)
@@ -88,7 +91,7 @@ def test_a_trained_drafter_starts_with_its_weights(given: Path) -> None:
 
 def test_the_shape_it_is_used_with_and_its_targets_name_may_differ(given: Path) -> None:
     wanted = replace(read_config(given), draft_length=2, target="elsewhere")
-    assert len(check_start(given, wanted)) == 64
+    RecurrentRecipe(wanted).check_start(given)
 
 
 @pytest.mark.parametrize(
@@ -98,19 +101,19 @@ def test_the_shape_it_is_used_with_and_its_targets_name_may_differ(given: Path) 
 def test_another_form_is_refused_by_name(given: Path, key: str, value: object) -> None:
     wanted = replace(read_config(given), **{key: value})  # type: ignore[arg-type]
     with pytest.raises(MismatchError, match=f"has {key} "):
-        check_start(given, wanted)
+        RecurrentRecipe(wanted).check_start(given)
 
 
 def test_another_target_is_refused_before_anything_is_written(given: Path) -> None:
     wanted = replace(read_config(given), target_fingerprint="another")
     with pytest.raises(MismatchError, match="was trained for"):
-        check_start(given, wanted)
+        RecurrentRecipe(wanted).check_start(given)
 
 
 def test_a_folder_without_a_drafter_is_refused(given: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no drafter at"):
-        check_start(tmp_path / "nothing", read_config(given))
-    wanted = read_config(given)
+        RecurrentRecipe(read_config(given)).check_start(tmp_path / "nothing")
+    assert len(weights_digest(given)) == 64
     (given / WEIGHTS).unlink()
     with pytest.raises(DamagedFileError, match="is missing"):
-        check_start(given, wanted)
+        weights_digest(given)

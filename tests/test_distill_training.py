@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,17 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, VOCAB, byte_tokenizer, random_drafter, random_model
+from tiny import HIDDEN, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples, lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
-from redrafter_mlx.distill.evaluation.acceptance import measure_quality
+from redrafter_mlx.distill.forms.recurrent import RecurrentStudent
+from redrafter_mlx.distill.forms.recurrent_weights import initialise
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, load_checkpoint
-from redrafter_mlx.distill.training.initial_drafter import initialise
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.distill.training.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
@@ -72,16 +73,14 @@ def make_trainer(
     )
     initialise(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
     examples = Examples(tuple(paths), extras, 3, options.batch, 3000, seed)
-    held_out = lay_out(answers[:2], 3)
+    student = RecurrentStudent(drafter, target.reading(extras.context), options)
     output = folder / "out"
     output.mkdir(exist_ok=True)
-    return Trainer(
-        drafter, target, examples, held_out, options, steps, SHAPES, output, {"seed": seed}
-    )
+    return Trainer(student, examples, answers[:2], options, steps, SHAPES, output, {"seed": seed})
 
 
 def parameters(trainer: Trainer) -> dict[str, mx.array]:
-    return dict(tree_flatten(trainer.drafter.trainable_parameters()))
+    return dict(tree_flatten(trainer.student.network.trainable_parameters()))
 
 
 def losses(trainer: Trainer, until: int | None = None) -> list[float]:
@@ -144,14 +143,15 @@ def test_one_batch_is_fitted_exactly() -> None:
     answers = texts(target, 3)
     drafter = random_drafter(seed=1, head="own", exit_dim=2 * HIDDEN)
     options = TrainOptions(draft_length=3, soft_share=0.0, learning_rate=1e-2, warmup_share=0.01)
-    learner = Learner(drafter, target, options, 400)
+    student = RecurrentStudent(drafter, target, options)
+    learner = Learner(student, options, 400)
     laid = lay_out(answers, 3)
-    batch = laid.batch(0, len(laid))
-    first = learner.step([batch])
+    loss = partial(student.loss, laid.batch(0, len(laid)))
+    first = learner.step([loss])
     for _ in range(300):
-        last = learner.step([batch])
+        last = learner.step([loss])
     assert last < 0.05 * first
-    quality = measure_quality(learner.bound, laid, VOCAB, [BeamShape(1, 4)])
+    quality = student.evaluate(answers, [BeamShape(1, 4)])
     assert min(quality.top1) > 0.95
     assert quality.tokens_per_step[1] > 3.7  # 4 is the most there can be
 
@@ -164,7 +164,8 @@ def test_accumulated_batches_equal_one_of_them_all() -> None:
     for batches in ([laid.batch(0, size), laid.batch(size, size)], [laid.batch(0, 2 * size)]):
         drafter = random_drafter(seed=1)
         options = TrainOptions(draft_length=3, soft_share=0.0, depth_decay=1.0)
-        Learner(drafter, target, options, 10).step(batches)
+        student = RecurrentStudent(drafter, target, options)
+        Learner(student, options, 10).step([partial(student.loss, batch) for batch in batches])
         after.append(dict(tree_flatten(drafter.parameters())))
     for name, array in after[0].items():
         np.testing.assert_allclose(np.array(array), np.array(after[1][name]), atol=2e-3)
@@ -176,7 +177,7 @@ def test_the_best_drafter_is_saved_and_loads(tmp_path: Path) -> None:
     assert len(seen) == 3
     means = [np.mean(list(e.quality.tokens_per_step.values())) for e in seen]
     assert [e.best for e in seen] == [mean > max([0.0, *means[:i]]) for i, mean in enumerate(means)]
-    drafter = load_drafter(tmp_path / "out", trainer.target)
+    drafter = load_drafter(tmp_path / "out", Target(random_model()))
     assert drafter.config == read_config(tmp_path / "out")
 
 

@@ -180,7 +180,7 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
     model = random_model(vocab_size=few)
     drafter = random_drafter(seed=4, vocab_size=few, **changes)
     target = Target(model)
-    extras = Extras.of(drafter.config)
+    extras = Extras(drafter.config.context_layers)
     shape = BeamShape(3, 4)
     redrafter = Redrafter(model, byte_tokenizer(), drafter)
     seen: list[int] = []
@@ -188,7 +188,7 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
         (written,) = write_answers(target, [prompt], eos=[], max_tokens=60, stop_at_loops=False)
         (text,) = extras.compute(target, [written.text(target)])
         laid = lay_out([text], 3)
-        accepted = accepted_lengths(drafter.bind(target).bound, laid, shape)
+        accepted = accepted_lengths(drafter.bind(target), laid, shape)
         steps: dict[int, int] = {}
         tokens = []
         for response in redrafter.stream(prompt, max_tokens=60, beam_width=3, beam_length=4):

@@ -31,10 +31,12 @@ FLOORS = {
     "bench": ("statistics", "measure", "analyse", "show"),
     "distill": (
         "options",
+        "drafter_forms",
         "job",
         "options_file",
         "corpus",
         "evaluation",
+        "forms",
         "training",
         "report",
         "memory_plan",

@@ -10,7 +10,9 @@ from tiny import random_model
 
 from redrafter_mlx.distill.corpus.batch_cache import row_bytes
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.job import DrafterForm, TrainingJob
+from redrafter_mlx.distill.drafter_forms import RecurrentForm
+from redrafter_mlx.distill.forms.registry import recipe_for
+from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.errors import BadInputError
@@ -23,10 +25,11 @@ VICUNA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_hea
 
 def planned(target: Target, memory: int | None, workers: int = 1, **changes: object) -> MemoryPlan:
     job = TrainingJob(
-        "tiny", Path("out"), memory=memory, drafter=DrafterForm(exit_dim=32),
+        "tiny", Path("out"), memory=memory, drafter=RecurrentForm(exit_dim=32),
         training=TrainOptions(batch=64), **changes,  # type: ignore[arg-type]
     )  # fmt: skip
-    return plan_memory(job, job.drafter.config(target, "tiny", ""), target, 1_000_000, workers)
+    recipe = recipe_for(job.drafter, target, "tiny", "", job.training.draft_length)
+    return plan_memory(job, recipe, target, 1_000_000, workers)
 
 
 def test_a_token_of_vicunas_cache_shape_counts_half_a_mebibyte() -> None:

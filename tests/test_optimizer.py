@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from test_distill_training import texts
 from tiny import HIDDEN, random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
+from redrafter_mlx.distill.forms.recurrent import RecurrentStudent
 from redrafter_mlx.distill.options import Optimizer, TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.recurrent_config import Head
@@ -27,8 +30,8 @@ def moved(head: Head, optimizer: Optimizer) -> dict[str, np.ndarray]:
     options = TrainOptions(
         draft_length=3, soft_share=0.0, optimizer=optimizer, learning_rate=RATE, weight_decay=0.0
     )
-    learner = Learner(drafter, target, options, 1)
-    learner.step([laid.batch(0, len(laid))])
+    student = RecurrentStudent(drafter, target, options)
+    Learner(student, options, 1).step([partial(student.loss, laid.batch(0, len(laid)))])
     after = dict(tree_flatten(drafter.trainable_parameters()))
     return {name: np.array(after[name]) - start for name, start in before.items()}
 
@@ -57,10 +60,11 @@ def test_rates_warm_up_and_fall_to_the_share_that_was_asked_for(final: float) ->
     options = TrainOptions(
         draft_length=3, soft_share=0.0, learning_rate=RATE, warmup_share=0.2, final_rate=final
     )
-    learner = Learner(random_drafter(seed=1), target, options, 20)
+    student = RecurrentStudent(random_drafter(seed=1), target, options)
+    learner = Learner(student, options, 20)
     rates = []
     for _ in range(25):  # beyond the end it stays there
-        learner.step([laid.batch(0, len(laid))])
+        learner.step([partial(student.loss, laid.batch(0, len(laid)))])
         rates.append(learner.learning_rate)
     top = rates.index(max(rates))
     assert rates[0] < RATE / 2

@@ -19,7 +19,8 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_screen import shortfall
 from redrafter_mlx.distill.corpus.shards import load_shard
 from redrafter_mlx.distill.corpus.workers import CorpusSize
-from redrafter_mlx.distill.job import DrafterForm, TrainingJob
+from redrafter_mlx.distill.drafter_forms import RecurrentForm
+from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.report.metrics import read_metrics
@@ -203,11 +204,10 @@ def test_a_corpus_cut_short_by_the_disk_is_reported() -> None:
     )  # fmt: skip
     whole = CorpusSize(1, 1000, 0, 10, 4000, {})
     cut = replace(whole, answer_tokens=900)
-    assert shortfall(whole, job) is None
+    assert shortfall(whole, job, layers=True) is None
     given = replace(job, data=Path("given.jsonl"), labels="data")
-    assert shortfall(cut, given) is None
-    alone = replace(job, drafter=DrafterForm(context_layers=()))
-    with_layers, without = shortfall(cut, job), shortfall(cut, alone)
+    assert shortfall(cut, given, layers=True) is None
+    with_layers, without = (shortfall(cut, job, layers=layers) for layers in (True, False))
     for note in (with_layers, without):
         assert note is not None
         assert "cache_bytes 5000" in note
@@ -232,7 +232,7 @@ def test_a_model_without_row_masks_is_written_one_text_at_a_time_with_a_note(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = TrainingJob(
-        model=str(model), output=tmp_path / "out", drafter=DrafterForm(context_layers=())
+        model=str(model), output=tmp_path / "out", drafter=RecurrentForm(context_layers=())
     )
     run = TrainingRun(job)
     assert run.notes == []

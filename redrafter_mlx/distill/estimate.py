@@ -7,19 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.examples import Batch
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.workers import CorpusJob
 from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.memory_plan import MemoryPlan, drafter_parameters
+from redrafter_mlx.distill.memory_plan import MemoryPlan
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
@@ -55,12 +52,14 @@ class Estimate:
 
 def estimate(
     corpus: CorpusJob,
+    recipe: Recipe,
     target: Target,
     tokenizer: TokenizerWrapper,
     plan: Callable[[int], MemoryPlan],
 ) -> Estimate:
     """Try a little of both stages and multiply.
 
+    target: reading what the recipe reads
     plan: what the run holds in memory, for a corpus of so many bytes
 
     Raises BadInputError, naming the file, for given conversations without a usable answer.
@@ -80,11 +79,10 @@ def estimate(
             seconds += read * of_token
     prompts = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
     positions = round(answers * (1 + prompts)) + read
-    config = job.drafter.config(target, job.model, "")
-    parameters = drafter_parameters(config)
-    corpus_bytes = min(positions * (target.dtype.size * config.context_size + 8), job.cache_bytes)
+    parameters = recipe.parameters
+    corpus_bytes = min(positions * (target.dtype.size * target.context_size + 8), job.cache_bytes)
     steps, held = job.training.steps(positions), plan(corpus_bytes)
-    of_step = job.training.accumulate * _training_seconds(job, target, config)
+    of_step = job.training.accumulate * _training_seconds(job, target, recipe)
     return Estimate(
         answer_tokens=answers,
         parameters=parameters,
@@ -125,19 +123,11 @@ def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> floa
     return total / (writing.batch * writing.max_answer_tokens)
 
 
-def _training_seconds(job: TrainingJob, target: Target, config: DrafterConfig) -> float:
+def _training_seconds(job: TrainingJob, target: Target, recipe: Recipe) -> float:
     """For one batch, forward and backward."""
-    P, T = job.training.batch, job.training.draft_length
-    tokens = mx.random.randint(0, target.vocab_size, (P, T + 1), key=mx.random.key(0))
-    batch = Batch(
-        mx.random.normal((P + T, config.context_size)).astype(target.dtype),
-        tokens[:, 0],
-        tokens[:, 1:],
-        mx.ones((P, T), mx.bool_),
-        mx.ones((P,), mx.bool_),
-    )
-    learner = Learner(RecurrentNetwork(config), target, job.training, 1)
-    learner.step([batch])
+    student = recipe.blank(target, job.training)
+    learner, loss = Learner(student, job.training, 1), student.trial()
+    learner.step([loss])
     began = time.monotonic()
-    learner.step([batch])
+    learner.step([loss])
     return time.monotonic() - began

@@ -4,79 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from redrafter_mlx.config import DType, check_choice, check_int
+from redrafter_mlx.distill.drafter_forms import DrafterForm, RecurrentForm
 from redrafter_mlx.distill.options import Labels, TrainOptions, WritingOptions
-from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, Head
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
 
 _MAX_WORKERS = 256
-
-
-@dataclass(frozen=True)
-class DrafterForm:
-    """The drafter's form, before the target's sizes are known.
-
-    rnn:         the paper's recurrence; without it, tokens are summed up
-    layers:      residual blocks
-    exit_dim:    their width; None is twice the target's hidden size
-    head:        the output layer: the target's, or the drafter's own as in the paper
-    draft_vocab: how many of the most frequent tokens can be drafted
-    context_layers: layers of the target, counted from 0, whose inputs are read beside the last
-                 hidden state; auto chooses one at two thirds of the depth and one at nine tenths
-    """
-
-    rnn: bool = True
-    layers: int = 2
-    exit_dim: int | None = None
-    head: Head = "tied"
-    draft_vocab: int | Literal["all"] = 8192
-    context_layers: tuple[int, ...] | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        """Raises BadInputError for a form that no target's drafter can have."""
-        DrafterConfig(
-            hidden_size=1,
-            vocab_size=1,
-            exit_dim=2 if self.exit_dim is None else self.exit_dim,
-            num_draft_layers=self.layers,
-            head=self.head,
-            context_layers=() if self.context_layers == "auto" else self.context_layers,
-        )
-        if self.draft_vocab != "all":
-            check_int("draft_vocab", self.draft_vocab, 1, MAX_SIZE)
-
-    def context_of(self, n_layers: int) -> tuple[int, ...]:
-        """The context layers for a target of so many; BadInputError for one it does not have."""
-        if self.context_layers != "auto":
-            if any(i >= n_layers for i in self.context_layers):
-                raise BadInputError(
-                    f"the drafter cannot read layers {', '.join(map(str, self.context_layers))}; "
-                    f"the target has {n_layers}, counted from 0"
-                )
-            return self.context_layers
-        return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
-
-    def config(
-        self, target: Target, source_name: str, fingerprint: str, draft_length: int | None = None
-    ) -> DrafterConfig:
-        """The drafter's configuration for a target, trained for so many drafts in a row."""
-        size = self.draft_vocab
-        return DrafterConfig(
-            hidden_size=target.hidden_size,
-            vocab_size=target.vocab_size,
-            exit_dim=2 * target.hidden_size if self.exit_dim is None else self.exit_dim,
-            num_draft_layers=self.layers,
-            rnn=self.rnn,
-            head=self.head,
-            context_layers=self.context_of(target.n_layers),
-            draft_vocab_size=None if size == "all" else min(size, target.vocab_size),
-            target=source_name,
-            target_fingerprint=fingerprint,
-            draft_length=draft_length,
-        )
 
 
 @dataclass(frozen=True)
@@ -118,7 +52,7 @@ class TrainingJob:
     timed_questions: int = 8
     start_from: Path | None = None
     writing: WritingOptions = field(default_factory=WritingOptions)
-    drafter: DrafterForm = field(default_factory=DrafterForm)
+    drafter: DrafterForm = field(default_factory=RecurrentForm)
     training: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:

@@ -9,13 +9,10 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from mlx.utils import tree_flatten
-
 from redrafter_mlx.distill.corpus.batch_cache import row_bytes
 from redrafter_mlx.distill.corpus.hidden_states import host_size
+from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
@@ -59,7 +56,7 @@ class MemoryPlan:
 
 def plan_memory(
     job: TrainingJob,
-    config: DrafterConfig,
+    recipe: Recipe,
     target: Target,
     model_bytes: int,
     workers: int,
@@ -78,7 +75,8 @@ def plan_memory(
     written = job.writing
     columns = _PROMPT_TOKENS + max(written.openings) + written.max_answer_tokens
     row = row_bytes(target, columns)
-    block = 2 * written.batch * columns * config.context_size * host_size(target.dtype)
+    context_size = target.hidden_size * (len(recipe.context_layers) + 1)
+    block = 2 * written.batch * columns * context_size * host_size(target.dtype)
 
     def room(count: int) -> int:
         held = process * (count + (count > 1)) + block * count  # several have a parent
@@ -89,8 +87,7 @@ def plan_memory(
             workers -= 1
     turns = written.batch // len(written.openings) * _TURNS_DRAWN if written.own_share else 0
     rows = min(max(written.batch, int(turns)), room(workers) // row)
-    step = 12 * job.training.batch * job.training.draft_length * config.output_size
-    fixed = process + 16 * drafter_parameters(config) + step
+    fixed = process + 16 * recipe.parameters + recipe.step_bytes(job.training)
     on_disk = target.dtype.size / host_size(target.dtype)
     states = int((memory - fixed) * on_disk)
     least = max(memory - room(workers) * workers + row * workers, fixed + _LEAST_STATES)
@@ -102,13 +99,6 @@ def plan_memory(
     held = int(held / on_disk)
     writing = memory - room(workers) * workers + rows * row * workers
     return MemoryPlan(workers, room(workers), states, writing, fixed + held)
-
-
-def drafter_parameters(config: DrafterConfig) -> int:
-    """How many numbers are trained."""
-    return sum(
-        a.size for a in dict(tree_flatten(RecurrentNetwork(config).trainable_parameters())).values()
-    )
 
 
 def machine_memory() -> int:

@@ -6,7 +6,8 @@
     [training]
     epochs = 4.0
 
-The fields of `writing`, `drafter` and `training` are tables; what is left out has its default.
+The fields of `writing`, `drafter` and `training` are tables; what is left out has its default. The
+keys of [drafter] are those of its `form`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from redrafter_mlx.config import refuse_unknown_keys, shown
+from redrafter_mlx.distill.drafter_forms import DEFAULT_FORM, DrafterForm, form_named
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import OPENINGS
 from redrafter_mlx.errors import BadInputError
@@ -111,12 +113,15 @@ def _build(kind: type[_T], given: Mapping[str, object], what: str) -> _T:
     values: dict[str, object] = {}
     for name, value in given.items():
         hint = hints[name]
-        if not is_dataclass(hint):
+        if hint is not DrafterForm and not is_dataclass(hint):
             values[name] = _typed(name, value, hint)
-        elif isinstance(value, dict):
-            values[name] = _build(cast(type[object], hint), value, f"option of [{name}]")
-        else:
+        elif not isinstance(value, dict):
             raise BadInputError(f"{name} is {shown(value)}; it must be a table, [{name}]")
+        elif hint is DrafterForm:
+            form = form_named(value.get("form", DEFAULT_FORM))
+            values[name] = _build(form, value, f"option of [{name}] (form {form.form})")
+        else:
+            values[name] = _build(cast(type[object], hint), value, f"option of [{name}]")
     return kind(**values)
 
 

@@ -15,8 +15,7 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache
-from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, lay_out
-from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.examples import Examples, count_tokens
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
@@ -24,6 +23,8 @@ from redrafter_mlx.distill.corpus.shards import Text, summarise_shard
 from redrafter_mlx.distill.corpus.workers import CorpusJob, CorpusSize, write_corpus
 from redrafter_mlx.distill.estimate import Estimate, estimate
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed
+from redrafter_mlx.distill.forms.form import weights_digest
+from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
@@ -32,7 +33,6 @@ from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, read_metrics
 from redrafter_mlx.distill.report.plots import draw_plots
 from redrafter_mlx.distill.training.checkpoint import check_same_run, load_checkpoint
-from redrafter_mlx.distill.training.initial_drafter import check_start, fresh_drafter, start_drafter
 from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
@@ -74,11 +74,11 @@ class TrainingRun:
         target = Target(self.loaded.model)
         check_trees(target)
         source = self.loaded.source
-        self.config = job.drafter.config(
-            target, source.name, source.fingerprint, job.training.draft_length
+        self.recipe = recipe_for(
+            job.drafter, target, source.name, source.fingerprint, job.training.draft_length
         )
-        self.extras = Extras.of(self.config, read)
-        self.target = target.reading(self.config.context_layers)
+        self.extras = self.recipe.extras(read)
+        self.target = target.reading(self.recipe.context_layers)
         self.job = job
         self.plan = self._plan()
         labels = (job.labels, job.training.draft_length) if job.data else None
@@ -87,8 +87,10 @@ class TrainingRun:
         )
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self.corpus: CorpusSize | None = None
-        start = job.start_from
-        self.started_from = None if start is None else check_start(start, self.config)
+        self.started_from: str | None = None
+        if job.start_from is not None:
+            self.recipe.check_start(job.start_from)
+            self.started_from = weights_digest(job.start_from)
         self._options = to_toml(job)
         texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
         self.least_blocks = least_blocks(texts, [job.data] if job.data else job.prompts)
@@ -113,7 +115,7 @@ class TrainingRun:
             on_gpu = mx.default_device() == mx.Device(mx.gpu)
             workers = 1 if on_gpu else min(os.cpu_count() or 1, 8)
         size = sum(a.nbytes for a in dict(tree_flatten(self.loaded.model.parameters())).values())
-        return plan_memory(self.job, self.config, self.target, size, workers, corpus_bytes)
+        return plan_memory(self.job, self.recipe, self.target, size, workers, corpus_bytes)
 
     @property
     def corpus_job(self) -> CorpusJob:
@@ -129,7 +131,7 @@ class TrainingRun:
     def estimate(self) -> Estimate:
         """What the whole run will take, from a short trial."""
         tokenizer = self.loaded.tokenizer
-        return estimate(self.corpus_job, self.target, tokenizer, self._plan)
+        return estimate(self.corpus_job, self.recipe, self.target, tokenizer, self._plan)
 
     def write(self, progress: Callable[[CorpusSize], None] = lambda _: None) -> CorpusSize:
         """Stage one: the corpus, as far as it is not there yet."""
@@ -159,16 +161,15 @@ class TrainingRun:
         assert self.corpus is not None, "write() first"
         job, target = self.job, self.target
         trained_on, held_out = self._split(self.corpus.blocks)
-        config = self.config
         counts = count_tokens(trained_on, target.vocab_size)
         answered = sum(summarise_shard(path).answer_tokens for path in trained_on)
         paths = [self.corpus_job.path(block) for block in range(self.corpus.blocks)]
         trained_on += [read for path in paths for read in self.extras.read_shards(path)]
         if job.start_from is None:
             texts = self.extras.load(trained_on[0])
-            drafter = fresh_drafter(config, target, counts, texts, job.training.seed)
+            student = self.recipe.fresh(target, job.training, counts, texts)
         else:
-            drafter = start_drafter(job.start_from, target)
+            student = self.recipe.start(job.start_from, target, job.training)
         job.output.mkdir(parents=True, exist_ok=True)
         examples = Examples(
             tuple(trained_on),
@@ -179,10 +180,9 @@ class TrainingRun:
             job.training.seed,
         )
         trainer = Trainer(
-            drafter,
-            target,
+            student,
             examples,
-            lay_out(held_out, job.training.draft_length),
+            held_out,
             job.training,
             job.training.steps(answered + self.corpus.read_tokens),
             self._shapes,
@@ -233,7 +233,7 @@ class TrainingRun:
             versions={name: version(name) for name in ("mlx", "mlx-lm", "redrafter-mlx")},
             machine=f"{chip_name()}, {system_name()}",
             corpus=self.corpus,
-            drafter=self.config,
+            recipe=self.recipe,
             seconds=log[-1]["seconds"],
             quality=best_quality(log),
             measured=measured,
@@ -267,7 +267,7 @@ class TrainingRun:
             "target": self.loaded.source.fingerprint,
             "corpus": self.corpus_key,
             "read": [texts.folder for texts in self.extras.read],
-            "drafter": self.config.to_dict(),
+            "drafter": self.recipe.record,
             "training": self.job.training.to_dict(),
             "memory": self.plan.states,
             "started_from": self.started_from,

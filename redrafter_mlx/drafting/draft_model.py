@@ -65,8 +65,8 @@ class DraftModel(LevelDrafter):
         return Features(every_position=True)
 
     @property
-    def max_width(self) -> int:
-        return self._vocabulary.size
+    def vocabulary(self) -> DraftVocabulary:
+        return self._vocabulary
 
     @property
     def level_cost(self) -> float:

@@ -24,6 +24,13 @@ class DraftVocabulary:
         """Output indices as token ids."""
         return outputs if self.tokens is None else self.tokens[outputs]
 
+    def index(self) -> mx.array:
+        """[V] int32: which output each token is, -1 for what cannot be drafted."""
+        index = mx.full((self.vocab_size,), -1, mx.int32)
+        outputs = mx.arange(self.size, dtype=mx.int32)
+        index[outputs if self.tokens is None else self.tokens] = outputs
+        return index
+
     def over_vocabulary(self, log_probs: mx.array) -> mx.array:
         """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
         if self.tokens is None:

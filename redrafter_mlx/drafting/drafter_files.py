@@ -18,7 +18,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import shown
-from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
@@ -85,7 +85,7 @@ class Form:
 
     name: str
     recognises: Callable[[DrafterFiles], bool]
-    load: Callable[[DrafterFiles, Target], Drafter]
+    load: Callable[[DrafterFiles, Target], LevelDrafter]
 
 
 def read_drafter_config(folder: str | Path) -> dict[str, object]:

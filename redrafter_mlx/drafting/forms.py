@@ -16,6 +16,7 @@ from redrafter_mlx.drafting.drafter_files import (
     open_files,
 )
 from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.published.calibration import calibrated
 from redrafter_mlx.drafting.published.eagle import EAGLE, EAGLE3
 from redrafter_mlx.drafting.published.medusa import MEDUSA
@@ -50,12 +51,19 @@ class DrafterFolder:
         One for a target that is known is calibrated.
         """
         files = open_files(self.path, self.bits)
-        check_trained_for(files.config, self.path, self.target_name, self.target_fingerprint)
-        drafter = find_form(files).load(files, target)
+        drafter = self._load(files, target)
         if self.target_fingerprint is None:
             return drafter
         key = f"{self.target_fingerprint} {target.dtype} {self.bits}"
         return calibrated(drafter, target, tokenizer, files.tensors, key)
+
+    def load(self, target: Target) -> LevelDrafter:
+        """The same as its files say, not calibrated."""
+        return self._load(open_files(self.path, self.bits), target)
+
+    def _load(self, files: DrafterFiles, target: Target) -> LevelDrafter:
+        check_trained_for(files.config, self.path, self.target_name, self.target_fingerprint)
+        return find_form(files).load(files, target)
 
 
 def find_form(files: DrafterFiles) -> Form:

@@ -71,9 +71,19 @@ class LevelDrafter(Drafter):
 
     _tree: StaticTree | None = None
 
+    @property
+    @abstractmethod
+    def vocabulary(self) -> DraftVocabulary:
+        """What it can draft."""
+
     @abstractmethod
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         """Its distribution after `seen.root`, of which `drafts` levels will be asked for."""
+
+    @property
+    def max_width(self) -> int:
+        """As many tokens as there can be after the root."""
+        return self.vocabulary.size
 
     @property
     def can_draw(self) -> bool:
@@ -88,8 +98,7 @@ class LevelDrafter(Drafter):
         """The same drafter along a static tree."""
         if self.most_length is not None and tree.shape.length > self.most_length:
             raise BadInputError(f"{tree}; {self.name} drafts {self.most_length - 1} at most")
-        if self.max_width is not None:
-            check_width(self.max_width, tree.most_ranks)
+        check_width(self.max_width, tree.most_ranks)
         drafter = copy.copy(self)
         drafter._tree = tree
         return drafter
@@ -177,8 +186,8 @@ class HeadsDrafter(MemorylessDrafter):
         return Features(hidden=True)
 
     @property
-    def max_width(self) -> int:
-        return self._vocabulary.size
+    def vocabulary(self) -> DraftVocabulary:
+        return self._vocabulary
 
     @property
     def most_length(self) -> int:

@@ -167,9 +167,9 @@ class BoundNetwork:
         return self.head(self.drafter.features(context, state)).astype(mx.float32)
 
     @property
-    def output_size(self) -> int:
-        """V', how many tokens can be drafted."""
-        return self.drafter.config.output_size
+    def vocabulary(self) -> DraftVocabulary:
+        config = self.drafter.config
+        return DraftVocabulary(config.output_size, config.vocab_size, self.tokens)
 
     def levels(self, context: mx.array, root: mx.array) -> RecurrentLevels:
         """What it drafts after `root` [B], given the context [B, D]."""
@@ -180,8 +180,7 @@ class RecurrentLevels(DraftLevels):
     """A recurrent state for each beam; see `DraftLevels`."""
 
     def __init__(self, bound: BoundNetwork, context: mx.array, root: mx.array) -> None:
-        config = bound.drafter.config
-        super().__init__(DraftVocabulary(config.output_size, config.vocab_size, bound.tokens))
+        super().__init__(bound.vocabulary)
         self._bound = bound
         self._context = context[:, None]
         self._root = root
@@ -218,8 +217,8 @@ class RecurrentDrafter(MemorylessDrafter):
         return Features(self.config.context_layers, hidden=True)
 
     @property
-    def max_width(self) -> int:
-        return self.config.output_size
+    def vocabulary(self) -> DraftVocabulary:
+        return self.bound.vocabulary
 
     @property
     def max_length(self) -> int | None:

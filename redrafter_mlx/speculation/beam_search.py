@@ -108,4 +108,6 @@ def check_width(output_size: int, width: int) -> None:
 
 def select(x: mx.array, beams: mx.array) -> mx.array:
     """x [B, W', D] at `beams` [B, W]."""
+    if x.shape[1] == 1:  # all of them are that one
+        return mx.broadcast_to(x, (*beams.shape, x.shape[2]))
     return mx.take_along_axis(x, beams[:, :, None], axis=1)

@@ -21,3 +21,9 @@ def nbytes_of(module: nn.Module) -> int:
     """Bytes of a module's parameters, which a call of one row reads once."""
     leaves = cast(list[tuple[str, mx.array]], tree_flatten(module.parameters()))
     return sum(array.nbytes for _, array in leaves)
+
+
+def trainable_size(module: nn.Module) -> int:
+    """How many numbers of a module are trained; none of them is computed."""
+    leaves = cast(list[tuple[str, mx.array]], tree_flatten(module.trainable_parameters()))
+    return sum(array.size for _, array in leaves)

@@ -146,18 +146,22 @@ class Examples:
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """The batches of one pass, each time in another order; `skip` leaves out the first ones."""
         at = 0
-        for group, paths in enumerate(self._groups(number)):
-            texts = [text for path in paths for text in self.extras.load(path)]
-            if not texts:
-                continue
-            random.Random(f"{self.seed} {number} {group}").shuffle(texts)
+        for texts in self.texts(number):
             laid = lay_out(texts, self.length)
-            del texts
+            texts.clear()
             for start in range(0, len(laid) - self.size + 1, self.size):
                 at += 1
                 if at > skip:
                     yield laid.batch(start, self.size)
             del laid
+
+    def texts(self, number: int) -> Iterator[list[Text]]:
+        """The texts of one pass in its order, as many together as memory allows."""
+        for group, paths in enumerate(self._groups(number)):
+            texts = [text for path in paths for text in self.extras.load(path)]
+            random.Random(f"{self.seed} {number} {group}").shuffle(texts)
+            if texts:
+                yield texts
 
     def _groups(self, number: int) -> list[list[Path]]:
         """The shards in this pass's order, as many together as memory allows."""

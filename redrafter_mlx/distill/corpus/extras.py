@@ -30,7 +30,6 @@ from redrafter_mlx.distill.corpus.shards import (
     load_shard,
     save_shard,
 )
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.model import Target
 
@@ -47,10 +46,6 @@ class Extras:
 
     context: tuple[int, ...] = ()
     read: tuple[ReadTexts, ...] = ()
-
-    @classmethod
-    def of(cls, config: DrafterConfig, read: Sequence[ReadTexts] = ()) -> Extras:
-        return cls(config.context_layers, tuple(read))
 
     def files(self, shard: Path) -> list[Path]:
         """Where it lies for a shard."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Batch, Positions
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, output_index
-from redrafter_mlx.drafting.recurrent import BoundNetwork
+from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 
 _POSITIONS = 512
@@ -38,18 +38,18 @@ class DraftQuality:
 
 
 def measure_quality(
-    bound: BoundNetwork, held_out: Positions, vocab_size: int, shapes: Sequence[BeamShape]
+    drafter: LevelDrafter, held_out: Positions, shapes: Sequence[BeamShape]
 ) -> DraftQuality:
     """Quality on `held_out`; tokens outside the draft vocabulary count as wrong."""
-    outputs = output_index(bound, vocab_size)
+    outputs = drafter.vocabulary.index()
     starts = range(0, len(held_out), _POSITIONS)
-    hits = [_hits(bound, held_out.batch(at, _POSITIONS), outputs) for at in starts]
+    hits = [_hits(drafter, held_out.batch(at, _POSITIONS), outputs) for at in starts]
     right = np.sum([h[0] for h in hits], axis=0)  # [2, T]
     asked = np.maximum(np.sum([h[1] for h in hits], axis=0), 1)
     per_step: dict[int, float] = {}
     accepted: dict[int, tuple[float, ...]] = {}
     for shape in shapes:
-        steps = simulate_steps(accepted_lengths(bound, held_out, shape), held_out.text)
+        steps = simulate_steps(accepted_lengths(drafter, held_out, shape), held_out.text)
         per_step[shape.width] = float((steps + 1).mean()) if len(steps) else 1.0
         accepted[shape.width] = tuple(
             float((steps >= n).mean()) if len(steps) else 0.0 for n in range(1, shape.length)
@@ -58,13 +58,13 @@ def measure_quality(
     return DraftQuality(top1, top5, per_step, accepted)
 
 
-def accepted_lengths(bound: BoundNetwork, held_out: Positions, shape: BeamShape) -> np.ndarray:
+def accepted_lengths(drafter: LevelDrafter, held_out: Positions, shape: BeamShape) -> np.ndarray:
     """[M] int: how many drafts the target would accept at each position."""
     found = []
     for at in range(0, len(held_out), _POSITIONS):
         batch = held_out.batch(at, _POSITIONS)
-        context = bound.read(batch.states[:_POSITIONS].astype(mx.float32))
-        beams = beam_search(bound.levels(context, batch.roots), batch.roots, shape)
+        levels = levels_along(drafter, batch, shape.length - 1)
+        beams = beam_search(levels, batch.roots, shape)
         P, W, L = beams.tokens.shape
         right = mx.ones((P, W), mx.bool_)  # prefixes that agree with the text
         run = mx.zeros((P,), mx.int32)
@@ -99,10 +99,11 @@ def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
     return np.array(steps, np.int64)
 
 
-def _hits(bound: BoundNetwork, batch: Batch, outputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
+def _hits(drafter: LevelDrafter, batch: Batch, outputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
     """[2, T] how often the label was first, or in the first five; [T] how often there was one."""
     first, five = [], []
-    for depth, logits in enumerate(draft_logits(bound, batch)):
+    levels = levels_along(drafter, batch, batch.labels.shape[1])
+    for depth, logits in enumerate(draft_logits(levels, batch.labels)):
         label = outputs[batch.labels[:, depth]]
         known = batch.valid[:, depth] & (label >= 0)
         own = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)

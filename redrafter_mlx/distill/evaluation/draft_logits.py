@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import mlx.core as mx
 
 from redrafter_mlx.distill.corpus.examples import Batch
-from redrafter_mlx.drafting.recurrent import BoundNetwork
+from redrafter_mlx.drafting.interface import Seen
+from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 
 
-def output_index(bound: BoundNetwork, vocab_size: int) -> mx.array:
-    """[V] int32: which output of the drafter each token is, -1 for what it cannot draft."""
-    if bound.tokens is None:
-        return mx.arange(vocab_size, dtype=mx.int32)
-    index = mx.full((vocab_size,), -1, mx.int32)
-    index[bound.tokens] = mx.arange(bound.output_size, dtype=mx.int32)
-    return index
+def levels_along(drafter: LevelDrafter, batch: Batch, drafts: int) -> DraftLevels:
+    """What a drafter that remembers nothing drafts after the roots [P], in float32."""
+    roots = batch.roots
+    once = mx.ones_like(roots)
+    states = batch.states[: roots.shape[0], None].astype(mx.float32)
+    seen = Seen(mx.stack([0 * once, roots], axis=1), states, 0 * once, once, bound=1)
+    return drafter.levels((), seen, drafts)
 
 
-def draft_logits(bound: BoundNetwork, batch: Batch) -> list[mx.array]:
-    """Logits [P, V'] float32 of each of the T positions, fed with the labels before it."""
-    P, T = batch.labels.shape
-    context = bound.read(batch.states[:P].astype(mx.float32))
-    state = bound.advance(mx.zeros_like(context), batch.roots)
-    logits = []
-    for depth in range(T):
-        logits.append(bound.logits(context, state))
-        if depth < T - 1:
-            state = bound.advance(state, batch.labels[:, depth])
-    return logits
+def draft_logits(levels: DraftLevels, labels: mx.array) -> Iterator[mx.array]:
+    """Logits [P, V'] float32 of the tokens at `labels` [P, T], depth by depth."""
+    parents = mx.zeros((labels.shape[0], 1), mx.int32)
+    yield levels.first()[:, 0]
+    for depth in range(1, labels.shape[1]):
+        yield levels.following(parents, labels[:, depth - 1 : depth])[:, 0]

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from statistics import median
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Positions, lay_out
@@ -20,7 +19,8 @@ from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.drafting.interface import Seen
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
+from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
 
 _AT_ONCE = 40
@@ -64,7 +64,7 @@ def answer_questions(
 
 
 def quality_on(
-    drafters: Mapping[str, RecurrentNetwork],
+    drafters: Mapping[str, LevelDrafter],
     target: Target,
     answers: Sequence[Text],
     shapes: Sequence[BeamShape],
@@ -73,13 +73,12 @@ def quality_on(
     seconds = draft_seconds(list(drafters.values()), target, answers[0], shapes)
     for (name, drafter), timed in zip(drafters.items(), seconds, strict=True):
         laid = _laid(drafter, target, answers, shapes)
-        trained = dict(tree_flatten(drafter.trainable_parameters())).values()
-        quality = measure_quality(drafter.bind(target).bound, laid, target.vocab_size, shapes)
-        yield DrafterQuality(name, sum(a.size for a in trained), quality, timed)
+        quality = measure_quality(drafter, laid, shapes)
+        yield DrafterQuality(name, _parameters(drafter), quality, timed)
 
 
 def draft_seconds(
-    drafters: Sequence[RecurrentNetwork], target: Target, answer: Text, shapes: Sequence[BeamShape]
+    drafters: Sequence[LevelDrafter], target: Target, answer: Text, shapes: Sequence[BeamShape]
 ) -> list[dict[int, float]]:
     """What one step's drafts take each drafter after `answer`'s first token, by beam width.
 
@@ -88,22 +87,26 @@ def draft_seconds(
     ready = []
     for drafter in drafters:
         laid = _laid(drafter, target, [answer], shapes)
-        ready.append((drafter.bind(target), _first_input(laid, target)))
+        ready.append((drafter, _first_input(laid, target)))
     times: list[dict[int, list[float]]] = [{s.width: [] for s in shapes} for _ in ready]
     for _ in range(_TIMED):
-        for (bound, given), mine in zip(ready, times, strict=True):
+        for (drafter, given), mine in zip(ready, times, strict=True):
             for shape in shapes:
                 began = time.perf_counter()
-                mx.eval(bound.draft((), given, shape)[0])
+                mx.eval(drafter.draft((), given, shape)[0])
                 mine[shape.width].append(time.perf_counter() - began)
     return [{width: median(taken) for width, taken in mine.items()} for mine in times]
 
 
+def _parameters(drafter: LevelDrafter) -> int:
+    return 0 if drafter.module is None else trainable_size(drafter.module)
+
+
 def _laid(
-    drafter: RecurrentNetwork, target: Target, answers: Sequence[Text], shapes: Sequence[BeamShape]
+    drafter: LevelDrafter, target: Target, answers: Sequence[Text], shapes: Sequence[BeamShape]
 ) -> Positions:
     """The positions of `answers`, with what the drafter reads there."""
-    read = Extras.of(drafter.config).compute(target, answers)
+    read = Extras(drafter.features.layers).compute(target, answers)
     return lay_out(read, max(shape.length for shape in shapes) - 1)
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, verdict
+from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.hub import card_front_matter, hub_repo
@@ -38,7 +38,7 @@ class TrainingReport:
     versions: Mapping[str, str]
     machine: str
     corpus: CorpusSize
-    drafter: DrafterConfig
+    recipe: Recipe
     seconds: float
     quality: DraftQuality
     measured: Sequence[MeasuredRow]
@@ -78,10 +78,10 @@ def _what(report: TrainingReport) -> str:
     link = "" if repo is None else f" ([{repo}](https://huggingface.co/{repo}))"
     return (
         f"# A drafter for {_shown(target.name)}\n\n"
-        f"A small recurrent head that guesses the next few words of {_shown(target.name)}{link}, "
+        f"{report.recipe.title} that guesses the next few words of {_shown(target.name)}{link}, "
         f"for use with redrafter-mlx. The model itself checks all guesses in one call and keeps "
         f"what it would have written, so that answers can come faster and stay the same. "
-        f"The method is ReDrafter ([arXiv 2403.09919](https://arxiv.org/abs/2403.09919)).\n\n"
+        f"The method is {report.recipe.method}.\n\n"
         f"**{verdict(report.measured)}** This machine: {plain(report.machine)}."
     )
 
@@ -168,7 +168,7 @@ def _made(report: TrainingReport) -> str:
             f"{corpus.read_tokens:,} tokens read",
         ),
         ("left out", left_out or "nothing"),
-        ("drafter", _form(report.drafter)),
+        ("drafter", report.recipe.description),
         ("started from", start),
         ("training time", _duration(report.seconds)),
         ("versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in report.versions.items())),
@@ -203,19 +203,6 @@ def _limits(report: TrainingReport) -> str:
 def _arithmetic(report: TrainingReport) -> str:
     bits = report.target.bits
     return report.target.dtype if bits is None else f"{report.target.dtype}, {bits}-bit weights"
-
-
-def _form(config: DrafterConfig) -> str:
-    parts = [
-        "recurrent" if config.rnn else "not recurrent",
-        f"{config.num_draft_layers} residual blocks of width {config.exit_dim}",
-        "output tied to the model's" if config.head == "tied" else "output of its own",
-        f"drafts {config.draft_vocab_size or config.vocab_size:,} of {config.vocab_size:,} tokens",
-    ]
-    if config.context_layers:
-        numbers = ", ".join(map(str, config.context_layers))
-        parts.append(f"reads what goes into layers {numbers} (counted from 0) as well")
-    return ", ".join(parts + ([] if config.bits is None else [f"{config.bits}-bit"]))
 
 
 def _duration(seconds: float) -> str:

@@ -13,15 +13,16 @@ import mlx.core as mx
 import mlx.optimizers as optim
 
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 
 _MUON = 20.0
 """Muon's learning rate, of AdamW's. Its updates are orthogonal: in a matrix of a thousand rows
 their entries are some thirty times smaller than the signs that AdamW's are near to."""
 
 
-def drafter_optimizer(options: TrainOptions, config: DrafterConfig, steps: int) -> optim.Optimizer:
-    """The optimiser of one run of so many steps; an output layer of its own is AdamW's too."""
+def drafter_optimizer(
+    options: TrainOptions, by_adamw: Callable[[str], bool], steps: int
+) -> optim.Optimizer:
+    """The optimiser of one run of so many steps; `by_adamw` names the matrices that are AdamW's."""
     adamw = optim.AdamW(
         learning_rate=_schedule(options, steps, options.learning_rate),
         betas=[0.9, 0.95],
@@ -32,10 +33,9 @@ def drafter_optimizer(options: TrainOptions, config: DrafterConfig, steps: int) 
     muon = optim.Muon(
         learning_rate=_schedule(options, steps, _MUON * options.learning_rate), weight_decay=0.0
     )
-    output = f"lm_head.{config.num_draft_layers}.weight"
 
     def others(name: str, parameter: mx.array) -> bool:
-        return parameter.ndim != 2 or name == output
+        return parameter.ndim != 2 or by_adamw(name)
 
     return optim.MultiOptimizer([adamw, muon], [others])
 

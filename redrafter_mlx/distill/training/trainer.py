@@ -12,8 +12,10 @@ import mlx.core as mx
 from mlx.utils import tree_flatten, tree_unflatten
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Batch, Examples, Positions
-from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
+from redrafter_mlx.distill.corpus.examples import Examples
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
+from redrafter_mlx.distill.forms.form import BatchLoss, Student
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import (
     Checkpoint,
@@ -23,10 +25,7 @@ from redrafter_mlx.distill.training.checkpoint import (
     save_checkpoint,
 )
 from redrafter_mlx.distill.training.learner import Learner
-from redrafter_mlx.drafting.checkpoint import save_drafter
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target.model import Target
 
 _SAVE_SECONDS = 120.0
 """A run that is killed loses at most so much."""
@@ -60,10 +59,9 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: RecurrentNetwork,
-        target: Target,
+        student: Student,
         examples: Examples,
-        held_out: Positions,
+        held_out: Sequence[Text],
         options: TrainOptions,
         steps: int,
         shapes: Sequence[BeamShape],
@@ -71,10 +69,10 @@ class Trainer:
         made_by: dict[str, object],
     ) -> None:
         """Raises BadInputError if the folder holds another run."""
-        self.drafter, self.target, self.options = drafter, target, options
+        self.student, self.options = student, options
         self.examples, self.held_out, self.shapes = examples, held_out, shapes
         self.steps, self.folder, self.made_by = steps, folder, made_by
-        self.learner = Learner(drafter, target, options, steps)
+        self.learner = Learner(student, options, steps)
         self._start = self._weights() if options.keep_start else {}
         self._at = Progress()
         self._resume()
@@ -113,22 +111,22 @@ class Trainer:
 
     def _weights(self) -> dict[str, mx.array]:
         """What is trained, by dotted name."""
-        return dict(tree_flatten(self.drafter.trainable_parameters()))
+        return dict(tree_flatten(self.student.network.trainable_parameters()))
 
     def _resume(self) -> None:
         found = load_checkpoint(self.folder)
         if found is None:
             return
         check_same_run(found, self.made_by, self.folder)
-        self.drafter.load_weights(list(found.drafter.items()), strict=False)
+        self.student.network.load_weights(list(found.drafter.items()), strict=False)
         self.learner.optimizer.state = tree_unflatten(list(found.optimizer.items()))
         self._at = found.progress
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[BatchLoss]:
         """Batch after batch, pass after pass, from where the run stands."""
         while True:
             got = False
-            for batch in self.examples.epoch(self._at.epoch, self._at.batch):
+            for batch in self.student.losses(self.examples, self._at.epoch, self._at.batch):
                 self._at.batch += 1
                 got = True
                 yield batch
@@ -139,14 +137,12 @@ class Trainer:
     def _evaluate(self) -> Evaluation:
         """Evaluate, and save the drafter if none was better."""
         with self._with_start():
-            quality = measure_quality(
-                self.learner.bound, self.held_out, self.target.vocab_size, self.shapes
-            )
+            quality = self.student.evaluate(self.held_out, self.shapes)
             mean = sum(quality.tokens_per_step.values()) / len(quality.tokens_per_step)
             best = mean > self._at.best
             if best:
                 self._at.best = mean
-                save_drafter(self.drafter, self.folder, dtype=mx.float16)
+                self.student.save(self.folder)
         return Evaluation(self._at.step, quality, best)
 
     @contextmanager
@@ -160,8 +156,8 @@ class Trainer:
         mixed = [
             (name, share * self._start[name] + (1 - share) * trained[name]) for name in trained
         ]
-        self.drafter.load_weights(mixed, strict=False)
+        self.student.network.load_weights(mixed, strict=False)
         try:
             yield
         finally:
-            self.drafter.load_weights(list(trained.items()), strict=False)
+            self.student.network.load_weights(list(trained.items()), strict=False)

@@ -84,8 +84,8 @@ class EagleDrafter(LevelDrafter):
         return Features(layers, hidden=not layers, every_position=True)
 
     @property
-    def max_width(self) -> int:
-        return self.rows.vocabulary.size
+    def vocabulary(self) -> DraftVocabulary:
+        return self.rows.vocabulary
 
     @property
     def level_cost(self) -> float:

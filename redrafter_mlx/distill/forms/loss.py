@@ -7,18 +7,16 @@ probabilities (soft labels), which follow from the hidden states in the corpus.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import mlx.core as mx
 
 from redrafter_mlx.distill.corpus.examples import Batch
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
-from redrafter_mlx.drafting.recurrent import BoundNetwork
 
 
 def distillation_loss(
-    bound: BoundNetwork,
+    draft_logits: Iterable[mx.array],
     batch: Batch,
     outputs: mx.array,
     teacher: mx.array | None,
@@ -32,13 +30,14 @@ def distillation_loss(
     have the probabilities alone.
 
     Shapes:
-      outputs: [V] int32, see `output_index`
+      draft_logits: [P, V'] float32, of each depth
+      outputs: [V] int32, see `DraftVocabulary.index`
       teacher: [P + T, V'] the target's probabilities of what can be drafted; with `soft_share`
                above 0
     """
     total = mx.zeros(())
     P = batch.roots.shape[0]
-    for depth, logits in enumerate(draft_logits(bound, batch)):
+    for depth, logits in enumerate(draft_logits):
         normaliser = log_sum_exp(logits)
         label = outputs[batch.labels[:, depth]]
         valid = batch.valid[:, depth]

@@ -1,10 +1,8 @@
-"""The drafter that training starts from: a fresh one, or one that was trained before."""
+"""The recurrent head that training starts from: a fresh one, or one that was trained before."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 
 import mlx.core as mx
@@ -12,43 +10,14 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
-from redrafter_mlx.drafting.drafter_files import check_trained_for
+from redrafter_mlx.drafting.checkpoint import load_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
-from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.file_names import WEIGHTS
-
-_NOT_FORM = (
-    "target", "target_fingerprint", "draft_length",
-)  # fmt: skip
-"""Keys of a drafter that may differ from those of the drafter it starts from."""
 
 _SPREAD = 2.0
 """Of a fresh tied drafter's logits. The factors of a norm grow slowly, by no more than the learning
 rate a step: started far below their final values, they hold all the rest back."""
-
-
-def check_start(folder: Path, wanted: DrafterConfig) -> str:
-    """The digest of the weights in a folder, if training of the wanted form can start from them.
-
-    Raises:
-      ModelNotFoundError, DamagedFileError: as `read_config`
-      MismatchError: naming the key in which their forms differ, or the target it was trained for
-    """
-    given = read_config(folder)
-    check_trained_for(given.to_dict(), folder, wanted.target, wanted.target_fingerprint)
-    for key in (field.name for field in fields(DrafterConfig) if field.name not in _NOT_FORM):
-        if getattr(given, key) != getattr(wanted, key):
-            raise MismatchError(
-                f"{folder} has {key} {getattr(given, key)}, and {getattr(wanted, key)} is asked "
-                f"for; a drafter is trained further in its own form"
-            )
-    weights = folder / WEIGHTS
-    if not weights.is_file():
-        raise DamagedFileError(f"{weights} is missing; a drafter's folder holds {WEIGHTS}")
-    return hashlib.sha256(weights.read_bytes()).hexdigest()
 
 
 def fresh_drafter(
@@ -72,8 +41,8 @@ def fresh_drafter(
     return drafter
 
 
-def start_drafter(folder: Path, target: Target) -> RecurrentNetwork:
-    """The drafter in a folder, which `check_start` let pass, ready for training."""
+def trained_drafter(folder: Path, target: Target) -> RecurrentNetwork:
+    """The drafter in a folder, ready for training."""
     drafter = load_drafter(folder, target)
     drafter.set_dtype(mx.float32)
     drafter.train()

@@ -1,0 +1,66 @@
+"""The options of each form of drafter, table [drafter] of an options file: one record a form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from redrafter_mlx.config import check_int, shown
+from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, Head
+from redrafter_mlx.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class RecurrentForm:
+    """A recurrent head, as in ReDrafter.
+
+    rnn:         the paper's recurrence; without it, tokens are summed up
+    layers:      residual blocks
+    exit_dim:    their width; None is twice the target's hidden size
+    head:        the output layer: the target's, or the drafter's own as in the paper
+    draft_vocab: how many of the most frequent tokens can be drafted
+    context_layers: layers of the target, counted from 0, whose inputs are read beside the last
+                 hidden state; auto chooses one at two thirds of the depth and one at nine tenths
+    """
+
+    form: Literal["recurrent"] = "recurrent"
+    rnn: bool = True
+    layers: int = 2
+    exit_dim: int | None = None
+    head: Head = "tied"
+    draft_vocab: int | Literal["all"] = 8192
+    context_layers: tuple[int, ...] | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises BadInputError for a form that no target's drafter can have."""
+        DrafterConfig(
+            hidden_size=1,
+            vocab_size=1,
+            exit_dim=2 if self.exit_dim is None else self.exit_dim,
+            num_draft_layers=self.layers,
+            head=self.head,
+            context_layers=() if self.context_layers == "auto" else self.context_layers,
+        )
+        _check_vocabulary(self.draft_vocab)
+
+
+DrafterForm: TypeAlias = RecurrentForm
+"""Any of them."""
+
+FORMS: tuple[type[DrafterForm], ...] = (RecurrentForm,)
+
+DEFAULT_FORM = RecurrentForm.form
+
+
+def form_named(name: object) -> type[DrafterForm]:
+    """The record of a form; raises BadInputError, naming them, for what is none."""
+    for form in FORMS:
+        if form.form == name:
+            return form
+    known = ", ".join(form.form for form in FORMS)
+    raise BadInputError(f"form is {shown(name)}; choose one of {known}")
+
+
+def _check_vocabulary(draft_vocab: int | str) -> None:
+    if draft_vocab != "all":
+        check_int("draft_vocab", draft_vocab, 1, MAX_SIZE)

@@ -1,0 +1,1 @@
+"""The forms of drafters that can be trained, one file a form."""

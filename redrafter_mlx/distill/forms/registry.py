@@ -1,0 +1,20 @@
+"""From the options of a form to the recipe for one target."""
+
+from __future__ import annotations
+
+from redrafter_mlx.distill.drafter_forms import DrafterForm
+from redrafter_mlx.distill.forms.form import Recipe
+from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
+from redrafter_mlx.target.model import Target
+
+
+def recipe_for(
+    form: DrafterForm, target: Target, name: str, fingerprint: str, draft_length: int
+) -> Recipe:
+    """How a drafter of that form is made for a target, for so many drafts in a row.
+
+    name, fingerprint: of the target
+
+    Raises BadInputError for a form that this target's drafter cannot have.
+    """
+    return RecurrentRecipe.of(form, target, name, fingerprint, draft_length)
