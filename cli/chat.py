@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +18,7 @@ from redrafter_mlx.cli.terminal import (
     Terminal,
     check_text,
     loss_note,
+    shares_line,
     statistics_line,
 )
 from redrafter_mlx.cli.tune import shape_note
@@ -24,6 +26,7 @@ from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
 if TYPE_CHECKING:
+    from redrafter_mlx.decoding.step_result import Source
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.session import Session
     from redrafter_mlx.response import Response
@@ -37,17 +40,22 @@ _HISTORY_LINES = 1000
 
 @dataclass
 class Totals:
-    """Sums over the answers so far."""
+    """Sums over the answers so far.
+
+    sources: of the tokens
+    """
 
     answers: int = 0
     tokens: int = 0
     seconds: float = 0.0
     steps: int = 0
     tokens_of_steps: float = 0.0
+    sources: Counter[Source] = field(default_factory=Counter)
 
-    def add(self, last: Response) -> None:
-        """Count one answer by its last token."""
+    def add(self, last: Response, sources: Counter[Source]) -> None:
+        """Count one answer by its last token and the sources of all."""
         self.answers += 1
+        self.sources += sources
         self.tokens += last.generation_tokens
         if last.generation_tps > 0:
             self.seconds += last.generation_tokens / last.generation_tps
@@ -58,13 +66,15 @@ class Totals:
         """The statistics line of all answers together."""
         rate = self.tokens / self.seconds if self.seconds else 0.0
         per_step = self.tokens_of_steps / self.steps if self.steps else 1.0
-        return statistics_line(self.tokens, rate, per_step, f"answers so far: {self.answers}")
+        answers = f"answers so far: {self.answers}"
+        return statistics_line(self.tokens, rate, per_step, shares_line(self.sources), answers)
 
 
 @dataclass
 class Chat:
     """A running chat.
 
+    show_drafts: colour each token by its source, and count them in the statistics line
     failed: whether anything was refused; in a pipe the exit status says so
     """
 
@@ -72,6 +82,7 @@ class Chat:
     session: Session
     options: GenerationOptions
     terminal: Terminal
+    show_drafts: bool = False
     show_statistics: bool = True
     leaving: bool = False
     failed: bool = False
@@ -82,6 +93,10 @@ class Chat:
 def command(
     *,
     system: opt.System = None,
+    show_drafts: Annotated[
+        bool,
+        typer.Option("--show-drafts", help="Colour each token by where it came from."),
+    ] = False,
     generation: GenerationOptions = _DEFAULTS,
     loading: opt.ModelOptions,
 ) -> None:
@@ -92,7 +107,7 @@ def command(
     if system is not None:
         check_text("--system", system)
     loaded = opt.load_model(loading)
-    chat = Chat(loaded, loaded.session(system), generation, Terminal.standard())
+    chat = Chat(loaded, loaded.session(system), generation, Terminal.standard(), show_drafts)
     if loaded.drafter_note and generation.draft:
         chat.terminal.note(loaded.drafter_note)
     raise typer.Exit(run_chat(chat))
@@ -105,6 +120,8 @@ def run_chat(chat: Chat) -> int:
         terminal.say(
             f"{chat_commands.describe_model(chat)}; /help lists the commands, Ctrl-D leaves"
         )
+        if chat.show_drafts:
+            write_legend(terminal)
     with line_editing(terminal.interactive):
         while not chat.leaving:
             try:
@@ -121,6 +138,15 @@ def run_chat(chat: Chat) -> int:
                 chat.failed = True
                 terminal.error(str(error))
     return 1 if chat.failed and not terminal.interactive else 0
+
+
+def write_legend(terminal: Terminal) -> None:
+    """`tokens by source: model drafter lookup`, each in its style."""
+    terminal.write("tokens by source:")
+    for source in ("model", "drafter", "lookup"):
+        terminal.write(" ")
+        terminal.write(source, source)
+    terminal.write("\n")
 
 
 def take_turn(chat: Chat, text: str, quoted: bool) -> None:
@@ -155,12 +181,14 @@ def read_turn(terminal: Terminal) -> tuple[str, bool]:
 def answer(chat: Chat, text: str) -> None:
     """Stream one answer; Ctrl-C ends it, and the conversation keeps its text so far."""
     last, end = None, "\n"
+    sources: Counter[Source] = Counter()
     with StopKey() as key:
         responses = chat.session.stream(text, options=chat.options)
         try:
             for last in responses:
                 key.answering = True
-                chat.terminal.write(last.text)
+                sources[last.source] += 1
+                chat.terminal.write(last.text, last.source if chat.show_drafts else "")
                 end = (last.text or end)[-1:]
                 if key.pressed:
                     break
@@ -173,17 +201,19 @@ def answer(chat: Chat, text: str) -> None:
                 chat.terminal.write("\n")
     if key.pressed and not chat.terminal.interactive:
         raise KeyboardInterrupt
-    finish_answer(chat, last, key.pressed)
+    finish_answer(chat, last, sources, key.pressed)
 
 
-def finish_answer(chat: Chat, last: Response | None, stopped: bool) -> None:
+def finish_answer(
+    chat: Chat, last: Response | None, sources: Counter[Source], stopped: bool
+) -> None:
     """Count an answer and show its statistics line."""
     note = "stopped" if stopped else None
     if last is None:
         if stopped:
             chat.terminal.note(statistics_line(0, 0.0, 1.0, note))
         return
-    chat.totals.add(last)
+    chat.totals.add(last, sources)
     if last.finish_reason == "length":
         full = last.generation_tokens < chat.options.max_tokens
         note = (
@@ -194,7 +224,8 @@ def finish_answer(chat: Chat, last: Response | None, stopped: bool) -> None:
     if chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
         shape = shape_note(last.usual_shape, last.usual_nodes)
-        chat.terminal.note(statistics_line(*rates, shape, loss_note(chat.options), note))
+        shares = shares_line(sources) if chat.show_drafts else None
+        chat.terminal.note(statistics_line(*rates, shares, shape, loss_note(chat.options), note))
 
 
 @contextlib.contextmanager

@@ -8,15 +8,23 @@ import signal
 import sys
 import threading
 import unicodedata
+from collections import Counter
 from dataclasses import dataclass
 from types import FrameType, TracebackType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from redrafter_mlx.config import SamplingParams
 from redrafter_mlx.errors import BadInputError
 
+if TYPE_CHECKING:
+    from redrafter_mlx.decoding.step_result import Source
+
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _BIDI = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+_STYLES = {"dim": "2", "drafter": "32", "lookup": "4;36"}
+"""SGR codes; none for the model's own tokens, and an underline where colours may look alike."""
 
 
 def sanitise(text: str) -> str:
@@ -27,6 +35,14 @@ def sanitise(text: str) -> str:
     sequence that arrives in pieces is caught as well.
     """
     return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
+
+
+def styled(text: str, style: str, stream: TextIO) -> str:
+    """`text` in a style, where the stream is a terminal and NO_COLOR does not forbid it."""
+    plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not stream.isatty()
+    if plain or not text or style not in _STYLES:
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
 
 
 def one_line(text: str) -> str:
@@ -49,6 +65,13 @@ def loss_note(options: SamplingParams) -> str | None:
 
 
 CONTEXT_IS_FULL = "ended where the model's context does"
+
+
+def shares_line(sources: Counter[Source]) -> str | None:
+    """`drafter 45%, lookup 12%`: shares of the tokens that were drafted; None if none was."""
+    drafted = {source: n for source, n in sorted(sources.items()) if source != "model" and n}
+    shares = (f"{source} {100 * n / sources.total():.0f}%" for source, n in drafted.items())
+    return ", ".join(shares) or None
 
 
 def statistics_line(
@@ -93,9 +116,10 @@ class Terminal:
             raise EOFError
         return line.rstrip("\r\n")
 
-    def write(self, text: str) -> None:
+    def write(self, text: str, style: str = "") -> None:
         """Write part of an answer and flush; sanitised on a terminal, unchanged elsewhere."""
-        self.stdout.write(sanitise(text) if self.stdout.isatty() else text)
+        shown = sanitise(text) if self.stdout.isatty() else text
+        self.stdout.write(styled(shown, style, self.stdout))
         self.stdout.flush()
 
     def say(self, text: str) -> None:
@@ -109,10 +133,7 @@ class Terminal:
 
     def note(self, text: str) -> None:
         """Print one line on stderr, dimmed where that is possible."""
-        line = one_line(text)
-        if self.stderr.isatty() and "NO_COLOR" not in os.environ:
-            line = f"\x1b[2m{line}\x1b[0m" if os.environ.get("TERM") != "dumb" else line
-        print(line, file=self.stderr, flush=True)
+        print(styled(one_line(text), "dim", self.stderr), file=self.stderr, flush=True)
 
 
 class StopKey:

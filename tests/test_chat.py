@@ -26,6 +26,7 @@ from redrafter_mlx.cli.chat import Chat, run_chat
 from redrafter_mlx.cli.options import option_names
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.decoding.step_result import Source
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
 DEADLINE = 30.0
@@ -44,6 +45,7 @@ class FakeToken:
     tokens_per_step: float = 2.31
     usual_shape: BeamShape | None = None
     usual_nodes: float | None = None
+    source: Source = "model"
 
 
 class FakeSession:
@@ -71,7 +73,7 @@ class FakeSession:
         try:
             for n, word in enumerate(self._words(text), 1):
                 words.append(word)
-                yield FakeToken(word, n)
+                yield FakeToken(word, n, source="lookup" if n > 1 else "drafter")
         finally:
             if words:
                 self.messages += [
@@ -224,6 +226,41 @@ def test_statistics_can_be_switched_off_and_summed() -> None:
     assert "4 tokens · 14.2 tok/s · 2.31 tokens/step" in got.err
     assert "answers so far: 2" in got.err
     assert got.err.count("tok/s") == 1
+
+
+class Screen(io.StringIO):
+    """What a terminal is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def coloured(line: str) -> str:
+    """What a chat with --show-drafts sends to a terminal."""
+    out = Screen()
+    chat = make_chat(Terminal(io.StringIO(line + "\n"), out, io.StringIO(), False))
+    chat.show_drafts = True
+    run_chat(chat)
+    return out.getvalue()
+
+
+def test_tokens_are_coloured_by_their_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert coloured("hello") == '\x1b[32mturn 1:\x1b[0m\x1b[4;36m "hello"\x1b[0m\n'
+    assert coloured("escape") == "\x1b[32mred^[\x1b[0m\x1b[4;36m[31m^G\ufffd\ufffd!\x1b[0m\n"
+
+
+@pytest.mark.parametrize("setting", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_nothing_is_coloured_where_colours_are_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, setting: tuple[str, str]
+) -> None:
+    monkeypatch.setenv(*setting)
+    assert coloured("hello") == 'turn 1: "hello"\n'
+
+
+def test_totals_say_how_much_was_drafted() -> None:
+    assert "drafter 50%, lookup 50%" in piped("one", "/stats").err
 
 
 def test_exit_leaves_at_once() -> None:
