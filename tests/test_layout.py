@@ -21,6 +21,7 @@ ROOMS = (
     "engine",
     "loading",
     "verification",
+    "structured",
     "distill",
     "bench",
     "cli",

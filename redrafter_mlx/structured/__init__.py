@@ -1,0 +1,1 @@
+"""Structured output: grammars, tools, and the parts of an answer."""

@@ -1,0 +1,134 @@
+"""Grammars as constraints, by llguidance: JSON objects, JSON schemas, anything in its Lark dialect.
+
+llguidance turns a grammar and a vocabulary into the set of tokens that may come next, in about a
+tenth of a millisecond. Its matcher goes back as cheaply as forth, so a tree of drafts is walked
+depth first: consume a draft, mask what may follow it, take it back.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.hf import from_tokenizer
+from llguidance.numpy import fill_next_token_bitmask
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from transformers import PreTrainedTokenizerFast
+
+from redrafter_mlx.decoding.constraint import WORD, Masks
+from redrafter_mlx.errors import BadInputError, UnsupportedModelError
+
+_JSON = {"whitespace_pattern": r"\n? {0,20}", "coerce_one_of": True}
+"""White space between tokens is bounded: a small model that may write it at will writes nothing
+else. `oneOf` is read as `anyOf`: what is written may match two of its schemas."""
+
+
+class GrammarConstraint:
+    """Where one answer is in its grammar; see `decoding.constraint.Constraint`."""
+
+    def __init__(self, matcher: LLMatcher, vocab_size: int, eos: Collection[int]) -> None:
+        self._matcher, self._eos = matcher, eos
+        self._words = -(-vocab_size // WORD)
+
+    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks:
+        """[N, ceil(V / 32)]: what may follow each node's own path."""
+        masks = np.full((len(tokens), self._words), -1, np.int32)
+        children: list[list[int]] = [[] for _ in tokens]
+        for node, parent in enumerate(parents):
+            # The end of the text ends the answer: nothing is asked about what follows it.
+            if parent >= 0 and tokens[node] not in self._eos:
+                children[parent].append(node)
+
+        def visit(node: int) -> None:
+            fill_next_token_bitmask(self._matcher, masks, node)
+            for child in children[node]:
+                if self._matcher.try_consume_tokens([tokens[child]]):
+                    visit(child)
+                    self._matcher.rollback(1)
+
+        visit(0)
+        if self._matcher.is_error() or not masks[0].any():
+            raise self._stuck()
+        masks[~masks.any(axis=1)] = -1  # a dead end: `advance` refuses whatever is chosen there
+        return masks
+
+    def forced(self) -> Sequence[int]:
+        """The tokens of the text that must come next."""
+        return self._matcher.compute_ff_tokens()
+
+    def advance(self, token: int) -> None:
+        """Take note of an emitted token."""
+        if not self._matcher.consume_token(token):
+            raise self._stuck()
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing but the end of the text could follow."""
+        return self._matcher.is_stopped() and not self._matcher.is_error()
+
+    def _stuck(self) -> BadInputError:
+        reason = self._matcher.get_error() or "no token of this model can follow"
+        return BadInputError(f"the grammar cannot be continued: {_first_line(reason)}")
+
+
+class Grammars:
+    """Makes constraints for one model; any thread may use it.
+
+    The vocabulary is prepared when it is first needed, which takes about a second.
+    """
+
+    def __init__(self, tokenizer: TokenizerWrapper, vocab_size: int) -> None:
+        """`vocab_size` is that of the model's logits."""
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._preparing = threading.Lock()
+
+    def json_object(self) -> GrammarConstraint:
+        """Any JSON object."""
+        return self.json_schema({"type": "object"})
+
+    def json_schema(self, schema: Mapping[str, object]) -> GrammarConstraint:
+        """JSON that matches a schema.
+
+        Raises BadInputError for a schema that is not supported, or that nothing matches.
+        """
+        return self.compile(json_grammar(schema), "the JSON schema")
+
+    def compile(self, grammar: str, what: str = "the grammar") -> GrammarConstraint:
+        """A constraint for one answer, from a grammar as llguidance takes it: Lark, or its JSON.
+
+        Raises BadInputError, which begins with `what`, if there is something wrong with it.
+        """
+        with self._preparing:
+            vocabulary = self._vocabulary
+        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        if matcher.is_error():
+            raise BadInputError(f"{what} cannot be used: {_first_line(matcher.get_error())}")
+        return GrammarConstraint(matcher, self._vocab_size, vocabulary.eos_tokens)
+
+    @functools.cached_property
+    def _vocabulary(self) -> LLTokenizer:
+        tokenizer = self._tokenizer
+        fast = getattr(tokenizer, "_tokenizer", tokenizer)
+        if not isinstance(fast, PreTrainedTokenizerFast):
+            raise UnsupportedModelError(
+                f"structured output needs a fast tokenizer, and this model's is "
+                f"{type(fast).__name__}; ask for the format in a message"
+            )
+        size = max(self._vocab_size, len(fast))
+        return from_tokenizer(fast, size, sorted(tokenizer.eos_token_ids))
+
+
+def json_grammar(schema: Mapping[str, object]) -> str:
+    """A JSON schema as a grammar for `Grammars.compile`."""
+    try:
+        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadInputError(f"the JSON schema cannot be used: {error}") from error
+
+
+def _first_line(message: str) -> str:
+    return message.partition("\n")[0]

@@ -1,0 +1,187 @@
+"""Grammars: JSON for any schema that is taken, a clear error for any that is not."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from tiny import byte_model, byte_tokenizer, random_drafter
+
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.structured.grammar import Grammars
+
+PROMPT = [72, 101, 108]
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 6},
+        "kind": {"enum": ["cat", "dog"]},
+        "ages": {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 3},
+    },
+    "required": ["name", "kind", "ages"],
+    "additionalProperties": False,
+}
+
+
+@cache
+def grammars() -> Grammars:
+    return Grammars(byte_tokenizer(), 258)
+
+
+@cache
+def model(drafted: bool = True) -> Redrafter:
+    drafter = random_drafter(vocab_size=258) if drafted else "lookup"
+    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter)
+
+
+def ids(text: str) -> list[int]:
+    found: list[int] = byte_tokenizer().encode(text, add_special_tokens=False)
+    return found
+
+
+def allowed(mask: np.ndarray) -> str:
+    """The allowed characters; the end of the text as `$`."""
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    tokens = [t for t in np.flatnonzero(bits).tolist() if t < 256]
+    end = "$" if bits[byte_tokenizer().eos_token_id] else ""
+    return "".join(sorted(byte_tokenizer().decode(tokens))) + end
+
+
+def is_person(text: str) -> bool:
+    """By hand, without the library that made it."""
+    value: Any = json.loads(text)
+    return (
+        list(value) == ["name", "kind", "ages"]
+        and isinstance(value["name"], str)
+        and len(value["name"]) <= 6
+        and value["kind"] in ("cat", "dog")
+        and len(value["ages"]) <= 3
+        and set(value["ages"]) <= {1, 2}
+    )
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"temperature": 1.5, "seed": 3},
+        {"temperature": 0.0, "beam_width": 3, "beam_length": 4},
+        {"temperature": 1.5, "seed": 3, "beam_width": 2, "beam_length": 5},
+    ],
+)
+def test_an_answer_matches_its_schema_and_is_the_same_without_drafts(
+    drafted: bool, options: dict[str, Any]
+) -> None:
+    answers = [
+        model(drafted).generate(
+            PROMPT, max_tokens=400, draft=draft, constraint=grammars().json_schema(PERSON),
+            **options,
+        )
+        for draft in (True, False)
+    ]  # fmt: skip
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[0].finish_reason == "stop"
+    assert is_person(answers[0].text)
+    assert answers[0].steps < answers[1].steps, "what is forced is drafted"
+
+
+@pytest.mark.parametrize("accept", ["rejection", "typical"])
+def test_every_way_to_accept_drafts_keeps_to_the_schema(accept: str) -> None:
+    constraint = grammars().json_schema(PERSON)
+    answer = model().generate(
+        PROMPT, max_tokens=400, temperature=1.2, seed=1, accept=accept, constraint=constraint
+    )
+    assert is_person(answer.text)
+
+
+def test_masks_follow_each_nodes_own_path() -> None:
+    schema = {"type": "array", "items": {"enum": ["ab", "ac", "d"]}, "maxItems": 1}
+    constraint = grammars().json_schema(schema)
+    for token in ids('["'):
+        constraint.advance(token)
+    a, b, d, x, quote = ids('abdx"')
+    #          [    a   d   x   a-b  d-"    x-a  a-b-"  padding
+    tokens = [0, a, d, x, b, quote, a, quote, 0]
+    parents = [-1, 0, 0, 0, 1, 2, 3, 4, -1]
+    masks = constraint.masks(tokens, parents)
+    shown = [allowed(mask) for mask in masks]
+    assert [shown[i] for i in (0, 1, 2, 4)] == ["ad", "bc", '"', '"']
+    assert set(shown[5]) == set(shown[7]) == set("]\n ")
+    assert (masks[[3, 6, 8]] == -1).all(), "not in the grammar: never looked at"
+    assert (constraint.masks(tokens, parents) == masks).all(), "it was put back"
+
+
+def test_a_draft_of_the_end_of_the_text_is_not_looked_behind() -> None:
+    constraint = grammars().json_schema({"type": "integer"})
+    constraint.advance(ids("1")[0])
+    end = byte_tokenizer().eos_token_id
+    masks = constraint.masks([0, end, ids("2")[0]], [-1, 0, 0])
+    assert [allowed(masks[i]) for i in (0, 2)] == ["0123456789$"] * 2
+    assert (masks[1] == -1).all()
+
+
+def test_what_is_forced_is_the_only_continuation() -> None:
+    constraint = grammars().json_schema({"const": "hello"})
+    assert list(constraint.forced()) == ids('"hello"')
+    for token in ids('"hello"'):
+        assert not constraint.ended
+        constraint.advance(token)
+    assert constraint.ended
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "foo"}, "foo"),
+        ({"$ref": "#/nowhere"}, "nowhere"),
+        ({"type": "string", "pattern": "a(?=b)"}, "regex"),
+        ({"not": {}}, "not"),
+        ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
+        ({"format": "nope", "type": "string"}, "nope"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": {"a": 1}}, "type"),
+        ({"enum": [float("nan")]}, "JSON schema"),
+        ({"enum": [b"x"]}, "JSON schema"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused_by_name(
+    schema: dict[str, object], named: str
+) -> None:
+    with pytest.raises(BadInputError, match=named) as error:
+        grammars().json_schema(schema)
+    assert "\n" not in str(error.value)
+
+
+def test_a_schema_of_any_depth_is_taken_or_refused() -> None:
+    schema: dict[str, object] = {"type": "integer"}
+    for _ in range(5_000):
+        schema = {"type": "array", "items": schema}
+    with pytest.raises(BadInputError, match="JSON schema"):
+        grammars().json_schema(schema)
+
+
+def test_a_schema_that_no_text_can_match_is_an_error() -> None:
+    endless = {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}
+    with pytest.raises(BadInputError, match="grammar"):
+        model().generate(PROMPT, max_tokens=20, constraint=grammars().json_schema(endless))
+
+
+def test_white_space_is_bounded() -> None:
+    """A model that likes nothing but white space would never end."""
+    constraint = grammars().json_object()
+    for token in ids('{"a":\n' + 20 * " "):
+        constraint.advance(token)
+    assert not set(allowed(constraint.masks([0], [-1])[0])) & set(" \n\t\r")
+
+
+def test_two_answers_of_one_schema_do_not_meet() -> None:
+    first, second = (grammars().json_schema({"type": "integer"}) for _ in range(2))
+    first.advance(ids("1")[0])
+    assert "-" in allowed(second.masks([0], [-1])[0])
+    assert "-" not in allowed(first.masks([0], [-1])[0])
