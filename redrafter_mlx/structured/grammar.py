@@ -22,9 +22,8 @@ from transformers import PreTrainedTokenizerFast
 from redrafter_mlx.decoding.constraint import WORD, Masks
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 
-_JSON = {"whitespace_pattern": r"\n? {0,20}", "coerce_one_of": True}
-"""White space between tokens is bounded: a small model that may write it at will writes nothing
-else. `oneOf` is read as `anyOf`: what is written may match two of its schemas."""
+_WHITE_SPACE = r"\n? {0,20}"
+"""Between JSON's tokens: a small model that may write it without a bound writes nothing else."""
 
 
 class GrammarConstraint:
@@ -123,9 +122,15 @@ class Grammars:
 
 
 def json_grammar(schema: Mapping[str, object]) -> str:
-    """A JSON schema as a grammar for `Grammars.compile`."""
+    """A JSON schema as a grammar for `Grammars.compile`.
+
+    `oneOf` is read as `anyOf`: what is written may match two of its schemas.
+    """
     try:
-        return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON)
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(schema),
+            overrides={"whitespace_pattern": _WHITE_SPACE, "coerce_one_of": True},
+        )
     except (ValueError, TypeError, RecursionError) as error:
         raise BadInputError(f"the JSON schema cannot be used: {error}") from error
 
