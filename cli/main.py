@@ -16,6 +16,7 @@ from redrafter_mlx.cli import (
     generate,
     models,
     quality,
+    serve,
     train,
     tune,
     verify,
@@ -64,6 +65,7 @@ def _root(
 
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
+app.command("serve")(serve.command)
 app.command("pull")(models.pull)
 app.command("list")(models.list_all)
 app.command("show")(models.show)

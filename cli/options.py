@@ -246,7 +246,7 @@ def flags_of(kind: type) -> Mapping[str, Flag]:
     """The options that a dataclass has, by field name."""
     if kind is GenerationOptions:
         return GENERATION
-    return {f.name: f.metadata["flag"] for f in fields(kind)}
+    return {f.name: f.metadata["flag"] for f in fields(kind) if "flag" in f.metadata}
 
 
 def option_names() -> list[str]:

@@ -22,6 +22,7 @@ ROOMS = (
     "loading",
     "verification",
     "structured",
+    "server",
     "distill",
     "bench",
     "cli",

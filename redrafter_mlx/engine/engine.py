@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping
 from pathlib import Path
 from types import NoneType
 
@@ -193,7 +193,7 @@ class Redrafter:
         options: GenerationOptions | None = None,
         constraint: Constraint | None = None,
         **overrides: object,
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncGenerator[Response, None]:
         """`stream` for asyncio: decoding runs in a thread, the event loop stays free."""
         responses = self.stream(
             prompt, raw=raw, options=options, constraint=constraint, **overrides

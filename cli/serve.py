@@ -1,0 +1,157 @@
+"""`redrafter-mlx serve`: OpenAI's API for a model on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.options import Flag, flag
+from redrafter_mlx.cli.terminal import Terminal
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from redrafter_mlx.engine.engine import Redrafter
+
+API_KEY_VARIABLE = "REDRAFTER_API_KEY"
+
+_SERVER, _LIMITS = "Server", "Limits"
+_SHUTDOWN_SECONDS = 4
+
+
+@dataclass(frozen=True)
+class ServeOptions(ServerOptions):
+    """The server's options as a person types them."""
+
+    host: str = flag(ServerOptions.host, Flag("Address to listen on.", "HOST", _SERVER))
+    port: int = flag(ServerOptions.port, Flag("0 takes any free one.", "PORT", _SERVER))
+    api_key: str | None = flag(None, Flag(
+        f"What clients must send; needed to listen beyond this machine. [env: {API_KEY_VARIABLE}]",
+        "KEY", _SERVER,
+    ))  # fmt: skip
+    cors_origin: tuple[str, ...] = flag((), Flag(
+        "Web pages of this origin may ask; may be given several times.", "ORIGIN", _SERVER
+    ))  # fmt: skip
+    log_level: str = flag(ServerOptions.log_level, Flag(
+        "What is logged to stderr.", "debug|info|warning|error", _SERVER
+    ))  # type: ignore[assignment]  # fmt: skip
+    max_concurrency: int = flag(
+        ServerOptions.max_concurrency, Flag("Answers generated at once.", "N", _LIMITS)
+    )
+    max_queue: int = flag(
+        ServerOptions.max_queue, Flag("Answers that may wait; more are refused.", "N", _LIMITS)
+    )
+    max_body: int = flag(ServerOptions.max_body, Flag("Largest request.", "MB", _LIMITS))
+    keep_alive: int = flag(
+        ServerOptions.keep_alive, Flag("Close an idle connection after this.", "SECONDS", _LIMITS)
+    )
+    unload_after: float | None = flag(
+        None, Flag("Unload an idle model after this. [default: never]", "SECONDS", _LIMITS)
+    )
+
+    def __post_init__(self) -> None:
+        if self.api_key is None:
+            object.__setattr__(self, "api_key", os.environ.get(API_KEY_VARIABLE))
+        super().__post_init__()
+
+
+@opt.with_options
+def command(
+    *,
+    name: Annotated[
+        str | None, typer.Argument(metavar="MODEL", show_default=False, help=opt.TARGET.help)
+    ] = None,
+    serving: ServeOptions,
+    loading: opt.ModelOptions,
+) -> None:
+    """Serve a model by OpenAI's API, for editors, assistants and the page at /.
+
+    Example: redrafter-mlx serve smollm2-135m --port 8080
+    """
+    if name is not None and loading.model is not None:
+        raise BadInputError(f"two models are named, {name!r} and {loading.model!r}; name one")
+    loading = replace(loading, model=name or loading.model)
+    loading.check()
+    run(serving, loading)
+
+
+def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
+    """Serve until Ctrl-C; raises what the first loading of the model raised."""
+    try:
+        import uvicorn
+        from uvicorn.config import LOGGING_CONFIG
+
+        from redrafter_mlx.server.app import create_app
+        from redrafter_mlx.server.hosting import ModelHost
+    except ModuleNotFoundError as error:
+        raise BadInputError(
+            f"the server needs {error.name}; install it with: pip install 'redrafter-mlx[serve]'"
+        ) from None
+    from redrafter_mlx.weights.registry import DEFAULT_MODEL
+
+    failures: list[Exception] = []
+
+    def failed(error: Exception) -> None:
+        failures.append(error)
+        server.should_exit = True
+
+    def load() -> Redrafter:
+        return opt.load_model(loading)
+
+    host = ModelHost(loading.model or DEFAULT_MODEL, load, unload_after=serving.unload_after)
+    logging = copy.deepcopy(LOGGING_CONFIG)
+    logging["formatters"]["default"]["fmt"] = "%(levelprefix)s %(message)s"
+    logging["loggers"]["redrafter_mlx"] = {
+        "handlers": ["default"], "level": serving.log_level.upper(), "propagate": False,
+    }  # fmt: skip
+    config = uvicorn.Config(
+        create_app([host], serving, failed=failed),
+        log_config=logging,
+        log_level="warning" if serving.log_level == "info" else serving.log_level,
+        access_log=serving.log_level == "debug",
+        timeout_keep_alive=serving.keep_alive,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    with _listening(serving) as listener:
+        shown = f"[{serving.host}]" if ":" in serving.host else serving.host
+        url = f"http://{shown}:{listener.getsockname()[1]}"
+        Terminal.standard().note(f"listening on {url} (API at {url}/v1); Ctrl-C ends it")
+        try:
+            server.run(sockets=[listener])
+        except KeyboardInterrupt:
+            if host.starting:  # a download may go on in its thread for minutes
+                os._exit(130)
+            raise
+    if failures:
+        raise failures[0]
+
+
+@contextlib.contextmanager
+def _listening(serving: ServerOptions) -> Iterator[socket.socket]:
+    """A socket bound to the server's address; raises BadInputError if it cannot be."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise BadInputError(f"host is {serving.host!r}, which is no address: {error}") from None
+    with listener:
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError as error:
+            raise BadInputError(
+                f"cannot listen on {serving.host}:{serving.port}: {error.strerror}; "
+                f"choose another --port"
+            ) from None
+        yield listener

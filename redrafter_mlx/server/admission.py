@@ -1,0 +1,56 @@
+"""How many answers are generated at once, and how many may wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+
+from redrafter_mlx.server.api_error import ApiError, busy
+
+_RETRY_SECONDS = 5
+
+
+class Gate:
+    """Lets so many answers run, in the order they came, and so many more wait.
+
+    running: answers that are generated now
+    waiting: answers that were admitted and have not begun
+    """
+
+    def __init__(self, max_running: int, max_waiting: int) -> None:
+        self._most = max_running + max_waiting
+        self._free = asyncio.Semaphore(max_running)
+        self._admitted = 0
+        self.running = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._admitted - self.running
+
+    @contextlib.contextmanager
+    def admitted(self, answers: int) -> Iterator[None]:
+        """Count a request's answers in; raises ApiError if there is no place for them."""
+        if answers > self._most:
+            raise ApiError(
+                400, f"{answers} answers were asked for; this server takes {self._most}", param="n"
+            )
+        if self._admitted + answers > self._most:
+            raise busy(
+                f"the queue is full ({self.waiting} answers wait); ask later", _RETRY_SECONDS
+            )
+        self._admitted += answers
+        try:
+            yield
+        finally:
+            self._admitted -= answers
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until an admitted answer may run, and count it as running."""
+        async with self._free:
+            self.running += 1
+            try:
+                yield
+            finally:
+                self.running -= 1

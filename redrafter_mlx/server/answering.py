@@ -1,0 +1,98 @@
+"""One request's answers, generated side by side and delivered step by step; knows no API."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.response import Response
+from redrafter_mlx.server.admission import Gate
+from redrafter_mlx.server.tasks import together
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One answer that a request asks for.
+
+    alternatives: likeliest tokens that are reported beside each emitted one
+    """
+
+    prompt: tuple[int, ...]
+    options: GenerationOptions
+    alternatives: int = 0
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token's log-probability, and those of the likeliest tokens, best first."""
+
+    value: float
+    likeliest: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What one call of the target gave one answer.
+
+    answer:    its number among those of the request
+    responses: one a token, at least one
+    logprobs:  one a token, if they were asked for
+    """
+
+    answer: int
+    responses: Sequence[Response]
+    logprobs: Sequence[TokenLogprob] | None = None
+
+    @property
+    def last(self) -> Response:
+        return self.responses[-1]
+
+    @property
+    def text(self) -> str:
+        return "".join(r.text for r in self.responses)
+
+
+Deliver = Callable[[Emitted], Awaitable[None]]
+
+
+async def generate(
+    model: Redrafter, wanted: Sequence[Wanted], gate: Gate, deliver: Deliver
+) -> None:
+    """Generate all answers, each in its turn at the gate, and deliver what each step emits.
+
+    Being cancelled ends the answers at their next step. The first that fails ends the others.
+    """
+
+    async def run(number: int, one: Wanted) -> None:
+        async with gate.turn():
+            responses = model.astream(one.prompt, options=one.options)
+            async with contextlib.aclosing(responses):
+                step: list[Response] = []
+                async for response in responses:
+                    step.append(response)
+                    whole = response.index + 1 == len(response.step.tokens)
+                    if whole or response.finish_reason is not None:
+                        logprobs = None
+                        if one.options.logprobs:
+                            logprobs = await asyncio.to_thread(_read, step, one.alternatives)
+                        await deliver(Emitted(number, step, logprobs))
+                        step = []
+
+    await together(*(run(number, one) for number, one in enumerate(wanted)))
+
+
+def _read(step: Sequence[Response], alternatives: int) -> list[TokenLogprob]:
+    """The log-probabilities of a step's tokens, from the device."""
+    read = []
+    for response in step:
+        values = np.array(response.logprobs)  # [V]
+        best = np.argsort(-values, kind="stable")[:alternatives]
+        likeliest = tuple((int(token), float(values[token])) for token in best)
+        read.append(TokenLogprob(float(values[response.token]), likeliest))
+    return read

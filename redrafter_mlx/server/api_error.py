@@ -1,0 +1,77 @@
+"""Errors as OpenAI's API writes them: a status, and an object that names the parameter."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from redrafter_mlx.errors import BadInputError, RedrafterError
+
+LOG = logging.getLogger("redrafter_mlx.server")
+
+
+class ApiError(Exception):
+    """An answer other than 200.
+
+    status: of HTTP
+    param:  the parameter that was wrong, such as "messages.0.content"
+    code:   OpenAI's word for it, where it has one
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    @property
+    def body(self) -> dict[str, object]:
+        """`{"error": {...}}`"""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": error}
+
+    def response(self) -> Response:
+        return JSONResponse(self.body, self.status, self.headers)
+
+
+def busy(message: str, seconds: int) -> ApiError:
+    """503: come back in so many seconds."""
+    return ApiError(503, message, code="overloaded", headers={"Retry-After": str(seconds)})
+
+
+def unsupported(param: str, instead: str) -> ApiError:
+    """400 for a parameter that OpenAI has and this server has not."""
+    return ApiError(400, f"{param} is not supported; {instead}", param=param)
+
+
+def as_api_error(error: Exception, param: str | None = None) -> ApiError:
+    """What to answer for an exception.
+
+    param: what the user's mistake is in, if it is one
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, BadInputError):
+        return ApiError(400, str(error), param=param)
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, error.detail, headers=error.headers)
+    if isinstance(error, RedrafterError):
+        LOG.error("%s", error)
+        return ApiError(500, str(error))
+    return ApiError(500, "the server failed to answer; its log says why")
+
+
+async def respond_with_error(_: Request, error: Exception) -> Response:
+    """Starlette's exception handler."""
+    return as_api_error(error).response()

@@ -1,0 +1,98 @@
+"""POST /v1/completions"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.server.answering import Emitted, Wanted
+from redrafter_mlx.server.api_error import ApiError
+from redrafter_mlx.server.reply import Reply
+from redrafter_mlx.server.schemas import CompletionRequest
+from redrafter_mlx.server.sse import Json
+
+_MAX_TOKENS = 16
+"""OpenAI's default for this endpoint."""
+
+
+class CompletionReply(Reply):
+    """The reply to one completion request: `n` answers to each of its prompts."""
+
+    object_name = "text_completion"
+    chunk_name = "text_completion"
+    id_prefix = "cmpl"
+
+    def __init__(self, asked: CompletionRequest, model: Redrafter, name: str) -> None:
+        self._completion = asked
+        super().__init__(asked, model, name)
+        self._texts = [""] * len(self.wanted)
+        self._logprobs = [_no_logprobs() for _ in self.wanted]
+
+    def _plan(self) -> list[Wanted]:
+        asked = self._completion
+        if asked.echo and asked.logprobs is not None:
+            raise ApiError(400, "echo with logprobs is not supported; leave one out", param="echo")
+        most = asked.max_tokens or _MAX_TOKENS
+        wanted: list[Wanted] = []
+        for prompt in asked.prompt:
+            wanted += self._wanted("prompt", prompt, len(wanted), most, asked.logprobs)
+        return wanted
+
+    def opening(self) -> Iterable[Json]:
+        for answer in range(len(self.wanted)):
+            if echo := self._echo(answer):
+                yield self._chunk(_choice(answer, echo))
+
+    def _choices(self, emitted: Emitted) -> list[Json]:
+        answer, text = emitted.answer, emitted.text
+        choice = _choice(answer, text)
+        if emitted.logprobs is not None:
+            choice["logprobs"] = entries = self._read(emitted)
+            for name, values in self._logprobs[answer].items():
+                values += entries[name]
+        self._texts[answer] += text
+        return [choice] if text or emitted.logprobs else []
+
+    def _closing_choice(self, answer: int, finish_reason: str) -> Json:
+        return {**_choice(answer, ""), "finish_reason": finish_reason}
+
+    def _empty_choice(self, answer: int) -> Json:
+        return _choice(answer, "")
+
+    def _whole_choice(self, answer: int) -> Json:
+        asked = self._completion.logprobs is not None
+        return {
+            "index": answer,
+            "text": self._echo(answer) + self._texts[answer],
+            "logprobs": self._logprobs[answer] if asked else None,
+            "finish_reason": self.records[answer].last.finish_reason,
+        }
+
+    def _echo(self, answer: int) -> str:
+        """The prompt's text, where it is to be repeated."""
+        if not self._completion.echo:
+            return ""
+        prompt = self._completion.prompt[answer // self._completion.n]
+        if isinstance(prompt, str):
+            return prompt
+        return "".join([str(self._model.tokenizer.decode(prompt))])
+
+    def _read(self, emitted: Emitted) -> dict[str, list[object]]:
+        assert emitted.logprobs is not None
+        entries = _no_logprobs()
+        offset = len(self._texts[emitted.answer])
+        for response, read in zip(emitted.responses, emitted.logprobs, strict=True):
+            entries["tokens"].append(self._token_text(response.token))
+            entries["token_logprobs"].append(read.value)
+            entries["top_logprobs"].append({self._token_text(t): v for t, v in read.likeliest})
+            entries["text_offset"].append(offset)
+            offset += len(response.text)
+        return entries
+
+
+def _choice(answer: int, text: str) -> Json:
+    return {"index": answer, "text": text, "logprobs": None, "finish_reason": None}
+
+
+def _no_logprobs() -> dict[str, list[object]]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}

@@ -1,0 +1,150 @@
+"""Models as the server holds them: loaded, idle and unloaded, loaded again when asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import mlx.core as mx
+
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.server.api_error import LOG, ApiError, busy
+from redrafter_mlx.server.tasks import in_daemon_thread
+
+_RETRY_SECONDS = 2
+
+
+class ModelHost:
+    """One model under the name that requests give it.
+
+    model: None while it is not in memory
+    """
+
+    def __init__(
+        self, name: str, load: Callable[[], Redrafter], *, unload_after: float | None = None
+    ) -> None:
+        """`load` is called in a thread of its own, at the start and after each unloading."""
+        self.name = name
+        self._load = load
+        self._unload_after = unload_after
+        self.model: Redrafter | None = None
+        self._facts: dict[str, object] = {"drafting": None, "dtype": None}
+        self._context_length: int | None = None
+        self._loaded_once = False
+        self._created = int(time.time())
+        self._loading: asyncio.Task[Redrafter] | None = None
+        self._users = 0
+        self._idle: asyncio.TimerHandle | None = None
+
+    @property
+    def starting(self) -> bool:
+        """Whether the model has not been in memory yet."""
+        return not self._loaded_once
+
+    @property
+    def entry(self) -> dict[str, object]:
+        """The model as /v1/models lists it; what is known of it stays while it is unloaded."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "redrafter-mlx",
+            "max_model_len": self._context_length,
+            "x_redrafter": {**self._facts, "loaded": self.model is not None},
+        }
+
+    async def start(self) -> None:
+        """Load the model for the first time."""
+        await self._get()
+        self._plan_unloading()
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[Redrafter]:
+        """The model, loaded again if it was unloaded, and kept in memory meanwhile.
+
+        Raises ApiError while it is loaded for the first time.
+        """
+        if self.starting:
+            raise busy(f"{self.name} is being loaded; ask again soon", _RETRY_SECONDS)
+        self._users += 1
+        try:
+            yield await self._get()
+        finally:
+            self._users -= 1
+            self._plan_unloading()
+
+    def close(self) -> None:
+        """Let the model go, whatever it is doing."""
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._loading is not None:
+            self._loading.cancel()
+        self._unload()
+
+    async def _get(self) -> Redrafter:
+        if self.model is not None:
+            return self.model
+        if self._loading is None:
+            self._loading = asyncio.create_task(self._bring_in())
+        # One loading serves all that wait; one of them leaving does not end it.
+        return await asyncio.shield(self._loading)
+
+    async def _bring_in(self) -> Redrafter:
+        try:
+            self.model = await in_daemon_thread(self._load_in_thread)
+        finally:
+            self._loading = None
+        source = self.model.source
+        self._context_length = self.model.context_length
+        dtype = None if source is None else source.dtype
+        self._facts = {"drafting": self.model.drafting, "dtype": dtype}
+        self._loaded_once = True
+        return self.model
+
+    def _load_in_thread(self) -> Redrafter:
+        try:
+            return self._load()
+        finally:
+            mx.clear_streams()  # a thread that ends with streams of its own may abort the process
+
+    def _plan_unloading(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._unload_after is not None and not self._users:
+            loop = asyncio.get_running_loop()
+            self._idle = loop.call_later(self._unload_after, self._unload_idle)
+
+    def _unload_idle(self) -> None:
+        if not self._users and self.model is not None:
+            LOG.info("%s is unloaded; the next request loads it again", self.name)
+            self._unload()
+
+    def _unload(self) -> None:
+        if self.model is None:
+            return
+        self.model = None
+        gc.collect()
+        mx.clear_cache()
+
+
+class Hosts:
+    """All models of one server, the default first."""
+
+    def __init__(self, hosts: Sequence[ModelHost]) -> None:
+        self.all = tuple(hosts)
+
+    def find(self, name: str | None) -> ModelHost:
+        """The model of that name, or the first; raises ApiError where there is none."""
+        for host in self.all:
+            if name in (None, host.name):
+                return host
+        there = ", ".join(host.name for host in self.all)
+        raise ApiError(
+            404,
+            f"there is no model {name!r:.200}; there are: {there}",
+            param="model",
+            code="model_not_found",
+        )

@@ -1,0 +1,79 @@
+"""GET /metrics: Prometheus figures under the names that vLLM and llama-server gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.responses import Response
+
+from redrafter_mlx.server.answering import Emitted
+from redrafter_mlx.server.record import Record, accepted_in, drafted_in
+
+_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+
+
+class Metrics:
+    """The figures of one server, by model."""
+
+    def __init__(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
+        """Takes the functions that tell how many answers are generated, and wait, now."""
+        self._registry = CollectorRegistry()
+        for name, now in (("requests_processing", running), ("requests_deferred", waiting)):
+            self._gauge(f"llamacpp:{name}", now)
+        for name, now in (("num_requests_running", running), ("num_requests_waiting", waiting)):
+            self._gauge(f"vllm:{name}", now)
+        self._prompt = self._twin("vllm:prompt_tokens", "llamacpp:prompt_tokens")
+        self._predicted = self._twin("vllm:generation_tokens", "llamacpp:tokens_predicted")
+        self._prompt_seconds = self._counter("llamacpp:prompt_seconds")
+        self._predicted_seconds = self._counter("llamacpp:tokens_predicted_seconds")
+        self._drafts = self._counter("vllm:spec_decode_num_drafts")
+        self._drafted = self._counter("vllm:spec_decode_num_draft_tokens")
+        self._accepted = self._counter("vllm:spec_decode_num_accepted_tokens")
+        self._by_position = self._counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "position"
+        )
+        self._succeeded = self._counter("vllm:request_success", "finished_reason")
+        self._first_token = self._histogram("vllm:time_to_first_token_seconds")
+        self._whole = self._histogram("vllm:e2e_request_latency_seconds")
+
+    def step(self, model: str, emitted: Emitted) -> None:
+        """Count what one step emitted."""
+        if drafted := drafted_in(emitted):
+            self._drafts.labels(model).inc()
+            self._drafted.labels(model).inc(drafted)
+            accepted = accepted_in(emitted)
+            self._accepted.labels(model).inc(accepted)
+            for position in range(accepted):
+                self._by_position.labels(model, str(position)).inc()
+        for counter in self._predicted:
+            counter.labels(model).inc(len(emitted.responses))
+
+    def end(self, model: str, record: Record) -> None:
+        """Count an answer that has come to its end."""
+        timings, reason = record.timings, record.last.finish_reason
+        for counter in self._prompt:
+            counter.labels(model).inc(record.last.prompt_tokens)
+        self._prompt_seconds.labels(model).inc(timings["prompt_ms"] / 1000)
+        self._predicted_seconds.labels(model).inc(timings["predicted_ms"] / 1000)
+        self._succeeded.labels(model, reason or "abort").inc()
+        self._first_token.labels(model).observe(record.first_token_seconds or 0.0)
+        self._whole.labels(model).observe(record.seconds)
+
+    def response(self) -> Response:
+        """All figures as text."""
+        return Response(generate_latest(self._registry), headers={"Content-Type": _TYPE})
+
+    def _gauge(self, name: str, now: Callable[[], int]) -> None:
+        Gauge(name, name, registry=self._registry).set_function(now)
+
+    def _counter(self, name: str, *labels: str) -> Counter:
+        return Counter(name, name, ["model_name", *labels], registry=self._registry)
+
+    def _twin(self, *names: str) -> list[Counter]:
+        return [self._counter(name) for name in names]
+
+    def _histogram(self, name: str) -> Histogram:
+        labels = ["model_name"]
+        return Histogram(name, name, labels, registry=self._registry, buckets=_SECONDS)

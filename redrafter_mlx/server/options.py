@@ -1,0 +1,68 @@
+"""The options of the server, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+from typing import Literal
+
+from redrafter_mlx.config import check_choice, check_int, check_number
+from redrafter_mlx.errors import BadInputError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where the server listens, who may ask, and how much it takes on.
+
+    host, port:      0 takes any free port
+    api_key:         what clients must send as a bearer token; needed to listen beyond this machine
+    cors_origin:     origins of web pages that may ask, such as "http://localhost:3000"; "*" is all
+    max_concurrency: answers that are generated at once
+    max_queue:       answers that wait for their turn; a request beyond them is refused
+    max_body:        of a request, in megabytes
+    keep_alive:      seconds that an idle connection stays open
+    unload_after:    seconds without a request until the model leaves memory; None keeps it
+    heartbeat:       seconds of silence until a stream gets an empty chunk
+    stall:           seconds without any progress of waiting work until /health fails
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key: str | None = None
+    cors_origin: tuple[str, ...] = ()
+    max_concurrency: int = 8
+    max_queue: int = 32
+    max_body: int = 16
+    keep_alive: int = 30
+    unload_after: float | None = None
+    log_level: LogLevel = "info"
+    heartbeat: float = 5.0
+    stall: float = 60.0
+
+    def __post_init__(self) -> None:
+        check_int("port", self.port, 0, 65535)
+        check_int("max_concurrency", self.max_concurrency, 1, 256)
+        check_int("max_queue", self.max_queue, 0, None)
+        check_int("max_body", self.max_body, 1, None)
+        check_int("keep_alive", self.keep_alive, 0, None)
+        check_choice("log_level", self.log_level, LogLevel)
+        for name in ("unload_after", "heartbeat", "stall"):
+            if (seconds := getattr(self, name)) is not None:
+                check_number(name, seconds, low=0.0, low_excluded=True)
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
+            raise BadInputError("api_key is empty or not ASCII; give another one")
+        if self.api_key is None and not self.this_machine_only:
+            raise BadInputError(
+                f"host is {self.host}, which other machines can reach; give an api_key "
+                f"(--api-key), or listen on 127.0.0.1"
+            )
+
+    @property
+    def this_machine_only(self) -> bool:
+        """Whether no other machine can connect."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"

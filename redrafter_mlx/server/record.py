@@ -1,0 +1,85 @@
+"""What one answer has come to so far: its text, its figures, and where its tokens came from."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from redrafter_mlx.response import Response
+from redrafter_mlx.server.answering import Emitted
+
+
+class Record:
+    """Adds up the steps of one answer.
+
+    drafted, accepted: draft tokens so far
+    """
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self.first_token_seconds: float | None = None
+        self.drafted = 0
+        self.accepted = 0
+        self._last: Response | None = None
+
+    @property
+    def last(self) -> Response:
+        """The newest token's response."""
+        assert self._last is not None, "nothing was emitted yet"
+        return self._last
+
+    @property
+    def seconds(self) -> float:
+        """Since the request came."""
+        return time.perf_counter() - self._began
+
+    def add(self, emitted: Emitted) -> None:
+        """Count one step."""
+        if self.first_token_seconds is None:
+            self.first_token_seconds = self.seconds
+        self._last = emitted.last
+        self.drafted += drafted_in(emitted)
+        self.accepted += accepted_in(emitted)
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """llama-server's `timings`."""
+        last = self.last
+        prompt_ms = 1000 * last.prompt_tokens / last.prompt_tps
+        rate, predicted = last.generation_tps, last.generation_tokens
+        predicted_ms = 1000 * (predicted - 1) / rate if rate else 0.0
+        return {
+            "prompt_n": last.prompt_tokens,
+            "prompt_ms": round(prompt_ms, 3),
+            "prompt_per_second": round(last.prompt_tps, 3),
+            "predicted_n": predicted,
+            "predicted_ms": round(predicted_ms, 3),
+            "predicted_per_second": round(rate, 3),
+            "draft_n": self.drafted,
+            "draft_n_accepted": self.accepted,
+            "cache_n": 0,
+        }
+
+
+def own_fields(emitted: Emitted) -> dict[str, Any]:
+    """`x_redrafter`: a step, its tokens and what drafting has given so far."""
+    last = emitted.last
+    tokens = [{"id": r.token, "text": r.text, "source": r.source} for r in emitted.responses]
+    return {
+        "step": last.steps,
+        "tokens": tokens,
+        "drafted": drafted_in(emitted),
+        "accepted": accepted_in(emitted),
+        "tokens_per_step": round(last.tokens_per_step, 3),
+        "tokens_per_second": round(last.generation_tps, 3),
+    }
+
+
+def drafted_in(emitted: Emitted) -> int:
+    """Draft tokens that the step verified."""
+    return emitted.last.step.nodes - 1
+
+
+def accepted_in(emitted: Emitted) -> int:
+    """Draft tokens that the step accepted."""
+    return len(emitted.last.step.tokens) - 1

@@ -1,0 +1,191 @@
+"""What a request may hold: OpenAI's names and bounds, and a few of llama-server's and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from redrafter_mlx.config import LEAST_TEMPERATURE, GenerationOptions
+from redrafter_mlx.server.api_error import ApiError, unsupported
+
+_SEEDS = 2**64
+
+_UNION_MEMBERS = ("str", "list[int]", "dict[str,any]")
+"""What pydantic adds to the place of an error within a union."""
+
+_Parsed = TypeVar("_Parsed", bound="Schema")
+
+
+def _as_list(given: object) -> object:
+    """A string as a list of one; strings that are empty stop nothing."""
+    texts = [given] if isinstance(given, str) else given
+    return [t for t in texts if t != ""] if isinstance(texts, list) else texts
+
+
+def _as_text(given: object) -> object:
+    """A message's content as one text; OpenAI allows it in parts."""
+    if not isinstance(given, list):
+        return given
+    for part in given:
+        if not isinstance(part, Mapping) or part.get("type") not in ("text", "refusal"):
+            raise ValueError("only parts of type text are supported")
+        if not isinstance(part.get(part["type"]), str):
+            raise ValueError("a part of type text needs a text")
+    return "".join(part[part["type"]] for part in given)
+
+
+def _as_options(given: object) -> object:
+    """`true` asks for the fields of `x_redrafter` and changes nothing else."""
+    return {} if given is True else given
+
+
+class Schema(BaseModel):
+    """A JSON object; null is the same as leaving a field out, unknown fields are collected."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None}
+
+    @classmethod
+    def parse(cls: type[_Parsed], body: bytes) -> _Parsed:
+        """The request that a body holds; raises ApiError naming the first field that is wrong."""
+        try:
+            return cls.model_validate_json(body)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+            where = (str(part) for part in first["loc"])
+            param = ".".join(p for p in where if p not in _UNION_MEMBERS) or None
+            message = first["msg"].removeprefix("Value error, ")
+            raise ApiError(400, f"{param or 'the body'}: {message}", param=param) from None
+
+
+class StreamOptions(Schema):
+    include_usage: bool = False
+
+
+class OwnOptions(Schema):
+    """`x_redrafter`: `true`, or an object."""
+
+    draft: bool = True
+
+
+class Message(Schema):
+    """One message; `content` may be left out where there are tool calls."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_as_text)] = ""
+    tool_calls: list[dict[str, Any]] = []
+    tool_call_id: str | None = None
+
+
+class GenerationRequest(Schema):
+    """What both endpoints take."""
+
+    refused: ClassVar[Mapping[str, str]] = {}
+    """Fields that would change the answer and are not supported, and what to do instead."""
+
+    model: str | None = None
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(1, ge=1, le=128)
+    seed: int | None = Field(None, ge=-(2**63), lt=_SEEDS)
+    stop: Annotated[list[str], BeforeValidator(_as_list)] = []
+    temperature: float = Field(0.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
+                     Annotated[float, Field(ge=-100, le=100)]] = {}  # fmt: skip
+    max_tokens: int | None = Field(None, ge=1)
+    x_redrafter: Annotated[OwnOptions, BeforeValidator(_as_options)] | None = None
+
+    @property
+    def answers(self) -> int:
+        """Answers that are asked for."""
+        return self.n
+
+    def check_fields(self) -> list[str]:
+        """The fields that were sent and change nothing; raises ApiError for one that is refused."""
+        extra = self.model_extra or {}
+        for name, instead in self.refused.items():
+            if name in extra:
+                raise unsupported(name, instead)
+        return sorted(extra)
+
+    def options(self, number: int, max_tokens: int, logprobs: bool) -> GenerationOptions:
+        """The options of one answer of `n`, each of which has a seed of its own."""
+        if 0 < self.temperature < LEAST_TEMPERATURE:
+            message = f"temperature is {self.temperature:g}; it must be 0 or at least"
+            raise ApiError(400, f"{message} {LEAST_TEMPERATURE:g}", param="temperature")
+        for name in ("frequency_penalty", "presence_penalty"):
+            if getattr(self, name):
+                raise unsupported(name, "repetition_penalty is")
+        return GenerationOptions(
+            max_tokens=max_tokens,
+            seed=None if self.seed is None else (self.seed + number) % _SEEDS,
+            stop=tuple(self.stop),
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
+            draft=self.x_redrafter is None or self.x_redrafter.draft,
+            logprobs=logprobs,
+        )
+
+
+class ChatRequest(GenerationRequest):
+    """POST /v1/chat/completions"""
+
+    refused = {
+        "audio": "answers are text",
+        "functions": "give tools",
+        "function_call": "give tools",
+        "web_search_options": "give the text that was found as a message",
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int = Field(0, ge=0, le=20)
+    response_format: dict[str, Any] = {"type": "text"}
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] | None = None
+    modalities: list[Literal["text"]] = ["text"]
+
+
+def _as_prompts(given: object) -> object:
+    """One prompt as a list of one."""
+    one = isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0]))
+    return [given] if one else given
+
+
+def _is_id(token: object) -> bool:
+    return isinstance(token, int) and not isinstance(token, bool)
+
+
+class CompletionRequest(GenerationRequest):
+    """POST /v1/completions"""
+
+    refused = {"suffix": "put it into the prompt", "best_of": "ask for n answers and choose"}
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)] = Field(
+        min_length=1, max_length=128
+    )
+    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool = False
+
+    @property
+    def answers(self) -> int:
+        return self.n * len(self.prompt)

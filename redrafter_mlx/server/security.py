@@ -1,0 +1,94 @@
+"""Who may ask: the Host and Origin headers, the key, and what the page at / may load."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+import secrets
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from redrafter_mlx.server.api_error import ApiError
+from redrafter_mlx.server.options import ServerOptions
+
+_OPEN = ("/", "/health")
+"""Paths that need no key: they tell nothing, and supervisors and browsers ask them without."""
+
+_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+_POLICY = (
+    "default-src 'self'",
+    "img-src 'self' data:",
+    "base-uri 'none'",
+    "form-action 'none'",
+    "frame-ancestors 'none'",
+)
+
+
+class Guard:
+    """ASGI middleware that refuses requests which this server was not meant to get.
+
+    - While the server is for this machine only, the Host header must name this machine: a page of
+      another site whose name was pointed at 127.0.0.1 (DNS rebinding) is refused.
+    - A browser's Origin header must be this server's own or one that was allowed: a page of another
+      site can send a request without reading the answer.
+    - With a key, everything but / and /health needs it.
+    """
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self._app = app
+        self._hosts = None
+        if options.this_machine_only:
+            self._hosts = {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
+        self._origins = options.cors_origin
+        self._key = None if options.api_key is None else f"Bearer {options.api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or (refusal := self._refusal(scope)) is None:
+            await self._app(scope, receive, send)
+        else:
+            await refusal.response()(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host", "").lower()
+        if self._hosts is not None and re.sub(r":\d+$", "", host) not in self._hosts:
+            return ApiError(403, f"the Host header is {host!r:.80}; ask this server as localhost")
+        origin = headers.get("origin")
+        if origin is not None and not self._allows(origin, host):
+            return ApiError(
+                403, f"web pages from {origin!r:.80} may not ask; --cors-origin allows an origin"
+            )
+        if self._key is None or scope["path"] in _OPEN or scope["method"] == "OPTIONS":
+            return None
+        given = headers.get("authorization", "").encode()
+        if secrets.compare_digest(given, self._key):
+            return None
+        return ApiError(
+            401,
+            "the API key is missing or wrong; send it as `Authorization: Bearer KEY`",
+            code="invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+    def _allows(self, origin: str, host: str) -> bool:
+        own = origin.lower() in (f"http://{host}", f"https://{host}")
+        return own or "*" in self._origins or origin in self._origins
+
+
+def content_security_policy(page: str) -> str:
+    """The header that lets a page load from this server alone, its own inline code included."""
+    sources = {"script": ["'self'"], "style": ["'self'"]}
+    for kind, text in _INLINE.findall(page):
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        sources[kind].append(f"'sha256-{digest}'")
+    parts = [f"{kind}-src {' '.join(found)}" for kind, found in sources.items()]
+    fixed = (
+        "default-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+    return "; ".join([*fixed, *parts])

@@ -1,0 +1,72 @@
+"""Server-sent events, for as long as the client listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.server.api_error import LOG, ApiError, as_api_error
+from redrafter_mlx.server.tasks import client_gone, race
+
+Json = dict[str, Any]
+Emit = Callable[[Mapping[str, object]], Awaitable[None]]
+
+
+class EventStream(Response):
+    """A response whose body is the events that `produce` emits, then `[DONE]`.
+
+    If `produce` fails, the last event is its error. If the client leaves, `produce` is cancelled,
+    and ClientGoneError raised once it has ended.
+
+    silence:   an event without content, sent after every `heartbeat` seconds without another.
+               Clients' time-outs heed events, but not comments
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, produce: Callable[[Emit], Awaitable[None]], silence: Json, heartbeat: float
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._produce, self._silence, self._heartbeat = produce, silence, heartbeat
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        loop = asyncio.get_running_loop()
+        head = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        await send(head)
+        sent_at = loop.time()
+
+        async def write(data: str) -> None:
+            nonlocal sent_at
+            sent_at = loop.time()
+            body = f"data: {data}\n\n".encode()
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+        async def emit(event: Mapping[str, object]) -> None:
+            await write(json.dumps(event, allow_nan=False))
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(sent_at + self._heartbeat - loop.time())
+                if loop.time() - sent_at >= self._heartbeat:
+                    await emit(self._silence)
+
+        async def produce() -> None:
+            try:
+                await self._produce(emit)
+            except Exception as error:  # the status has been sent: the stream itself must say it
+                if not isinstance(error, (ApiError, RedrafterError)):
+                    LOG.error("a stream failed", exc_info=error)
+                await emit(as_api_error(error).body)
+            else:
+                await write("[DONE]")
+
+        await race(produce(), beat(), client_gone(receive))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,77 @@
+"""Coroutines that run together and end together; none is left running."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.types import Receive
+
+T = TypeVar("T")
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection."""
+
+
+async def race(*work: Coroutine[Any, Any, T]) -> T:
+    """The result of whichever ends first; the others are cancelled, and have ended by then."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        await _end(tasks)
+
+
+async def together(*work: Coroutine[Any, Any, None]) -> None:
+    """Run all to their end; the first that fails ends the others, and its error is raised."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def client_gone(receive: Receive) -> Any:
+    """Wait until the client has closed its connection, then raise ClientGoneError.
+
+    The request's body must have been read.
+    """
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    raise ClientGoneError
+
+
+async def in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a thread that does not keep the process from ending."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[T] = loop.create_future()
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if result.cancelled():
+            return
+        if error is None:
+            result.set_result(value)  # type: ignore[arg-type]
+        else:
+            result.set_exception(error)
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = work()
+        except BaseException as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await result
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,100 @@
+"""A server for tests: a tiny random model on a free port of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import sys
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+
+import httpx
+import uvicorn
+from tiny import byte_model, byte_tokenizer
+
+from redrafter_mlx.cli import main as cli
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.response import Response
+from redrafter_mlx.server.app import create_app
+from redrafter_mlx.server.hosting import ModelHost
+from redrafter_mlx.server.options import ServerOptions
+
+DEADLINE = 20.0
+CONTEXT = 512
+
+
+def tiny_redrafter(seed: int = 0) -> Redrafter:
+    """A model whose tokens are bytes, drafting by prompt lookup."""
+    model = byte_model(seed, max_position_embeddings=CONTEXT)
+    return Redrafter(model, byte_tokenizer(), "lookup")
+
+
+def host(model: Redrafter, name: str = "tiny", unload_after: float | None = None) -> ModelHost:
+    return ModelHost(name, lambda: model, unload_after=unload_after)
+
+
+@contextlib.contextmanager
+def running(models: Sequence[ModelHost], **options: object) -> Iterator[str]:
+    """A server on a free port until the block ends; gives its URL."""
+    app = create_app(models, ServerOptions(**options))  # type: ignore[arg-type]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            wait_for(lambda: server.started)
+            yield url
+        finally:
+            server.should_exit = True
+            thread.join(DEADLINE)
+        assert not thread.is_alive()
+
+
+def wait_until_ready(url: str) -> None:
+    """Return once every model is in memory."""
+    wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
+
+
+def wait_for(reached: Callable[[], bool]) -> None:
+    """Return once something holds; fails if that takes too long."""
+    end = time.monotonic() + DEADLINE
+    while not reached():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+def figure(url: str, name: str) -> float:
+    """The sum of a figure of /metrics over its labels."""
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split()[0] == name)
+
+
+def main() -> None:
+    """`redrafter-mlx serve` with the tiny model, for tests that need a process of its own.
+
+    Arguments: the port, and after how many tokens an answer stops for good (0: never).
+    """
+    port, most = int(sys.argv[1]), int(sys.argv[2])
+    model = tiny_redrafter()
+    sound = model.astream
+
+    async def stuck(*args: object, **options: object) -> AsyncGenerator[Response, None]:
+        async with contextlib.aclosing(sound(*args, **options)) as responses:  # type: ignore[arg-type]
+            async for response in responses:
+                yield response
+                if response.generation_tokens == most:
+                    await asyncio.sleep(3600)
+
+    if most:
+        model.astream = stuck  # type: ignore[method-assign, assignment]
+    opt.load_model = lambda _: model
+    sys.exit(cli.run(["serve", "tiny", "--port", str(port)]))
+
+
+if __name__ == "__main__":
+    main()

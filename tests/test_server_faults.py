@@ -1,0 +1,333 @@
+"""What clients, networks and models do to a server, one test each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+
+import pytest
+
+httpx = pytest.importorskip("httpx")
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+
+from serving import (  # noqa: E402
+    DEADLINE,
+    figure,
+    host,
+    running,
+    tiny_redrafter,
+    wait_for,
+    wait_until_ready,
+)
+from starlette.testclient import TestClient  # noqa: E402
+
+from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
+from redrafter_mlx.errors import BadInputError, DamagedFileError  # noqa: E402
+from redrafter_mlx.response import Response  # noqa: E402
+from redrafter_mlx.server.app import create_app  # noqa: E402
+from redrafter_mlx.server.hosting import ModelHost  # noqa: E402
+from redrafter_mlx.server.options import ServerOptions  # noqa: E402
+
+CHAT = "/v1/chat/completions"
+ASKED = {"messages": [{"role": "user", "content": "hello hello"}], "max_tokens": 400}
+
+
+class Held:
+    """A model whose answers stop after so many tokens until they are let go on.
+
+    ended: how many answers have come to their end, whichever it was
+    """
+
+    def __init__(self, model: Redrafter, after: int) -> None:
+        self._astream, self._after = model.astream, after
+        self.begun, self.ended, self.let_go = 0, 0, False
+
+    async def __call__(self, *args: object, **options: object) -> AsyncGenerator[Response, None]:
+        self.begun += 1
+        try:
+            if not self._after:
+                await self._wait()
+            async with contextlib.aclosing(self._astream(*args, **options)) as responses:  # type: ignore[arg-type]
+                async for response in responses:
+                    yield response
+                    if response.generation_tokens >= self._after:
+                        await self._wait()
+        finally:
+            self.ended += 1
+
+    async def _wait(self) -> None:
+        while not self.let_go:
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def model() -> Redrafter:
+    return tiny_redrafter()
+
+
+def hold(model: Redrafter, after: int) -> Held:
+    held = Held(model, after)
+    model.astream = held  # type: ignore[method-assign, assignment]
+    return held
+
+
+@pytest.fixture
+def api(model: Redrafter) -> Iterator[TestClient]:
+    """The application without a socket."""
+    with client(host(model)) as api:
+        yield api
+
+
+@contextlib.contextmanager
+def client(*models: ModelHost, **options: object) -> Iterator[TestClient]:
+    app = create_app(models, ServerOptions(**options))  # type: ignore[arg-type]
+    with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as api:
+        wait_for(lambda: api.get("/health").status_code == 200)
+        yield api
+
+
+def leave_after(lines: int) -> Callable[[str, bool], None]:
+    """A client that leaves after so many lines of the answer."""
+
+    def ask(url: str, stream: bool) -> None:
+        timeout = httpx.Timeout(DEADLINE, read=0.3 if not lines or not stream else DEADLINE)
+        body = {**ASKED, "stream": stream}
+        with (
+            contextlib.suppress(httpx.ReadTimeout),
+            httpx.stream("POST", url + CHAT, json=body, timeout=timeout) as answer,
+        ):
+            for number, _ in enumerate(answer.iter_lines(), 1):
+                if number >= lines:
+                    return
+
+    return ask
+
+
+def leave_at_once(url: str, stream: bool) -> None:
+    """A client that leaves before it reads anything."""
+    body = json.dumps({**ASKED, "stream": stream}).encode()
+    name, port = url.removeprefix("http://").split(":")
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: {name}\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((name, int(port))) as connection:
+        connection.sendall(head.encode() + body)
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
+@pytest.mark.parametrize(
+    ("tokens", "leave"),
+    [(0, leave_after(1)), (3, leave_after(6)), (3, leave_at_once)],
+    ids=["in prefill", "in decoding", "before reading"],
+)
+def test_work_ends_when_its_client_leaves(
+    model: Redrafter, tokens: int, leave: Callable[[str, bool], None], stream: bool
+) -> None:
+    held = hold(model, tokens)
+    with running([host(model)]) as url:
+        wait_until_ready(url)
+        leave(url, stream)
+        wait_for(lambda: held.begun == held.ended == 1)
+        wait_for(lambda: figure(url, "vllm:num_requests_running") == 0)
+        held.let_go = True
+        assert httpx.post(url + CHAT, json={**ASKED, "max_tokens": 2}).status_code == 200
+
+
+def test_a_full_queue_is_refused_and_empties(model: Redrafter) -> None:
+    held = hold(model, 1)
+    with running([host(model)], max_concurrency=1, max_queue=1) as url:
+        wait_until_ready(url)
+        statuses: list[int] = []
+
+        def ask() -> None:
+            answer = httpx.post(url + CHAT, json={**ASKED, "max_tokens": 3}, timeout=DEADLINE)
+            statuses.append(answer.status_code)
+
+        threads = [threading.Thread(target=ask) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        wait_for(lambda: figure(url, "vllm:num_requests_running") == 1)
+        wait_for(lambda: figure(url, "vllm:num_requests_waiting") == 1)
+        refused = httpx.post(url + CHAT, json=ASKED)
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) > 0
+        assert refused.json()["error"]["code"] == "overloaded"
+        held.let_go = True
+        for thread in threads:
+            thread.join(DEADLINE)
+        assert statuses == [200, 200]
+        assert figure(url, "vllm:num_requests_waiting") == 0
+        assert httpx.post(url + CHAT, json={**ASKED, "n": 3}).status_code == 400
+
+
+def test_a_silent_stream_gets_empty_chunks(model: Redrafter) -> None:
+    held = hold(model, 0)
+    with running([host(model)], heartbeat=0.05) as url:
+        wait_until_ready(url)
+        body = {**ASKED, "max_tokens": 2, "stream": True}
+        with httpx.stream("POST", url + CHAT, json=body) as answer:
+            lines = (line for line in answer.iter_lines() if line)
+            chunks = [json.loads(next(lines).removeprefix("data: ")) for _ in range(4)]
+            assert [c["choices"][0]["delta"] for c in chunks[1:]] == [{}, {}, {}]
+            held.let_go = True
+            assert list(lines)[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_a_body_of_100_mb_is_refused_before_it_is_read(model: Redrafter, announced: bool) -> None:
+    pieces = [b" " * 10_000_000] * 10
+    headers = {"Content-Length": "100000000"} if announced else {}
+    with running([host(model)]) as url:
+        wait_until_ready(url)
+        with contextlib.suppress(httpx.WriteError):  # the server need not read the rest
+            answer = httpx.post(url + CHAT, content=iter(pieces), headers=headers, timeout=DEADLINE)
+            assert answer.status_code == 413
+            assert "--max-body" in answer.json()["error"]["message"]
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe{}",
+        b"[" * 100_000,
+        b'{"messages":' * 5000,
+        b'{"temperature":NaN,"messages":[{"role":"user","content":"a"}]}',
+        b'{"temperature":1e999,"messages":[{"role":"user","content":"a"}]}',
+        b'{"seed":-1' + b"0" * 30 + b',"messages":[{"role":"user","content":"a"}]}',
+        b'{"max_tokens":1' + b"0" * 5000 + b',"messages":[{"role":"user","content":"a"}]}',
+        b'{"max_tokens":-1,"messages":[{"role":"user","content":"a"}]}',
+        b'{"messages":[{"role":"user","content":"\\ud800"}]}',
+        b"[]",
+        b"null",
+    ],
+    ids=range(12),
+)
+def test_a_body_that_is_no_request_is_a_400(api: TestClient, body: bytes) -> None:
+    for path in (CHAT, "/v1/completions"):
+        answer = api.post(path, content=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_a_chat_template_that_raises_is_a_400(model: Redrafter, api: TestClient) -> None:
+    model.tokenizer.chat_template = "{{ raise_exception('no') }}"
+    answer = api.post(CHAT, json=ASKED)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "messages"
+
+
+def test_a_model_that_fails_ends_its_requests_with_an_error(
+    model: Redrafter, api: TestClient
+) -> None:
+    sound = model.astream
+
+    async def broken(*_: object, **__: object) -> AsyncGenerator[Response, None]:
+        async with contextlib.aclosing(sound("hi", max_tokens=9)) as responses:
+            async for response in responses:
+                yield response
+                if response.generation_tokens == 3:
+                    raise RuntimeError("[metal] failed")
+
+    model.astream = broken  # type: ignore[method-assign]
+    assert api.post(CHAT, json=ASKED).status_code == 500
+    stream = api.post(CHAT, json={**ASKED, "stream": True}).text.split("\n\n")
+    assert json.loads(stream[-2].removeprefix("data: "))["error"]["type"] == "server_error"
+    model.astream = sound  # type: ignore[method-assign]
+    assert api.post(CHAT, json={**ASKED, "max_tokens": 2}).status_code == 200
+    assert "vllm:num_requests_running 0.0" in api.get("/metrics").text
+
+
+def test_while_a_model_is_loaded_requests_are_told_to_come_back(model: Redrafter) -> None:
+    loaded = threading.Event()
+
+    def load() -> Redrafter:
+        loaded.wait(DEADLINE)
+        return model
+
+    with running([ModelHost("tiny", load)]) as url:
+        for answer in (httpx.get(f"{url}/health"), httpx.post(url + CHAT, json=ASKED)):
+            assert answer.status_code == 503
+            assert int(answer.headers["Retry-After"]) > 0
+        assert httpx.get(url).status_code == 200
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "tiny"
+        loaded.set()
+        wait_until_ready(url)
+
+
+def test_an_idle_model_is_unloaded_and_a_request_loads_it_again(model: Redrafter) -> None:
+    loads: list[float] = []
+
+    def load() -> Redrafter:
+        loads.append(time.monotonic())
+        if len(loads) == 2:
+            raise DamagedFileError("the disk is gone")
+        return model
+
+    idle = ModelHost("tiny", load, unload_after=0.05)
+    with client(idle) as api:
+        for want in (500, 200):
+            wait_for(lambda: idle.model is None)
+            assert api.get("/health").status_code == 200
+            assert api.get("/v1/models").json()["data"][0]["max_model_len"] == 512
+            assert api.post(CHAT, json={**ASKED, "max_tokens": 2}).status_code == want
+        assert len(loads) == 3
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:8080"}, 200),
+        ({"Host": "[::1]:8080"}, 200),
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "localhost.evil.example"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "http://127.0.0.1"}, 200),
+        ({"Origin": "http://ui.example"}, 200),
+        ({"Origin": "http://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+    ],
+)
+def test_only_this_machine_and_pages_that_are_allowed_may_ask(
+    model: Redrafter, headers: dict[str, str], status: int
+) -> None:
+    with client(host(model), cors_origin=("http://ui.example",)) as api:
+        assert api.get("/v1/models", headers=headers).status_code == status
+
+
+def test_the_answers_of_a_server_without_origins_name_no_origin(api: TestClient) -> None:
+    answer = api.options(CHAT, headers={"Origin": "http://evil.example"})
+    assert not any(name.startswith("access-control") for name in answer.headers)
+
+
+def test_a_key_is_asked_for_where_something_is_done(model: Redrafter) -> None:
+    with client(host(model), api_key="k") as api:
+        assert {p: api.get(p).status_code for p in ("/", "/health", "/metrics", "/v1/models")} == {
+            "/": 200, "/health": 200, "/metrics": 401, "/v1/models": 401,
+        }  # fmt: skip
+        for header, status in (("Bearer k", 200), ("Bearer kk", 401), ("k", 401), ("", 401)):
+            got = api.get("/v1/models", headers={"Authorization": header})
+            assert got.status_code == status
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"host": "0.0.0.0"}, {"host": "192.168.0.7"}, {"port": -1}, {"max_concurrency": 0},
+     {"api_key": " "}, {"log_level": "loud"}, {"unload_after": 0}],
+)  # fmt: skip
+def test_options_that_cannot_be_used_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(BadInputError, match=next(iter(wrong))):
+        ServerOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_what_a_request_asks_in_vain_is_logged(
+    api: TestClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "redrafter_mlx.server"):
+        api.post(CHAT, json={**ASKED, "max_tokens": 1, "user": "me", "verbosity": "low"})
+    assert f"{CHAT}: ignored user, verbosity" in caplog.messages

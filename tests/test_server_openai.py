@@ -1,0 +1,229 @@
+"""The server through OpenAI's own client: every endpoint, and every class of errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+openai = pytest.importorskip("openai", reason="needs the extra `test`")
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+
+from serving import CONTEXT, host, running, tiny_redrafter, wait_until_ready  # noqa: E402
+from tiny import plain_tokens  # noqa: E402
+
+from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
+
+ASKED = [{"role": "user", "content": "hello hello hello"}]
+KEY = "secret"
+
+
+@pytest.fixture(scope="module")
+def model() -> Redrafter:
+    return tiny_redrafter()
+
+
+@pytest.fixture(scope="module")
+def other() -> Redrafter:
+    return tiny_redrafter(seed=1)
+
+
+@pytest.fixture(scope="module")
+def url(model: Redrafter, other: Redrafter) -> Iterator[str]:
+    with running([host(model), host(other, "other")], api_key=KEY, max_body=1) as url:
+        wait_until_ready(url)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
+
+
+def plain_text(model: Redrafter, prompt: list[int], tokens: int) -> str:
+    """What mlx-lm's own loop answers, from the tokens alone."""
+    made = plain_tokens(model.model, prompt, tokens)
+    return str(model.tokenizer.decode([t for t in made if t not in model.tokenizer.eos_token_ids]))
+
+
+def test_a_chat_answer_is_plain_decoding_streamed_or_whole(
+    client: openai.OpenAI, model: Redrafter, other: Redrafter
+) -> None:
+    for name, chosen in (("tiny", model), ("other", other)):
+        want = plain_text(chosen, chosen.encode(ASKED), 40)
+        given = {"model": name, "messages": ASKED, "max_completion_tokens": 40}
+        whole = client.chat.completions.create(**given)
+        chunks = list(client.chat.completions.create(**given, stream=True))
+        assert whole.choices[0].message.content == want
+        assert "".join(c.choices[0].delta.content or "" for c in chunks) == want
+        assert chunks[0].choices[0].delta.role == "assistant"
+        assert [c.choices[0].finish_reason for c in chunks][-1] == "length"
+        assert {c.id for c in chunks} == {chunks[0].id}
+        assert whole.choices[0].finish_reason == "length"
+
+
+def test_a_completion_is_plain_decoding_streamed_or_whole(
+    client: openai.OpenAI, model: Redrafter
+) -> None:
+    want = {text: plain_text(model, model.encode(text, raw=True), 16) for text in ("ab", "cde")}
+    whole = client.completions.create(model="tiny", prompt=["ab", "cde"], n=2)
+    assert [c.text for c in whole.choices] == [want["ab"]] * 2 + [want["cde"]] * 2
+    assert [c.index for c in whole.choices] == [0, 1, 2, 3]
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (5, 64)
+    texts = ["", ""]
+    for chunk in client.completions.create(model="tiny", prompt=["ab", "cde"], stream=True):
+        texts[chunk.choices[0].index] += chunk.choices[0].text
+    assert texts == [want["ab"], want["cde"]]
+    echo = client.completions.create(model="tiny", prompt=[97, 98], echo=True)
+    ids = model.tokenizer.decode([97, 98])
+    assert echo.choices[0].text == ids + plain_text(model, [97, 98], 16)
+
+
+def test_seeds_make_answers_repeatable_and_the_answers_of_one_request_different(
+    client: openai.OpenAI, model: Redrafter
+) -> None:
+    given = {"model": "tiny", "messages": ASKED, "max_tokens": 30, "temperature": 1.5, "n": 2}
+    once, again = (client.chat.completions.create(**given, seed=-7) for _ in range(2))
+    texts = [choice.message.content for choice in once.choices]
+    assert texts == [choice.message.content for choice in again.choices]
+    assert texts[0] != texts[1]
+    alone = model.generate(ASKED, max_tokens=30, temperature=1.5, seed=2**64 - 7, draft=False)
+    assert texts[0] == alone.text
+
+
+def test_usage_and_timings_count_the_tokens(client: openai.OpenAI, model: Redrafter) -> None:
+    given = {"model": "tiny", "messages": ASKED, "max_tokens": 25}
+    prompt = len(model.encode(ASKED))
+    *_, last, usage = client.chat.completions.create(
+        **given, stream=True, stream_options={"include_usage": True}
+    )
+    assert usage.choices == []
+    assert usage.usage is not None
+    counted = usage.usage
+    assert (counted.prompt_tokens, counted.completion_tokens) == (prompt, 25)
+    assert counted.total_tokens == prompt + 25
+    timings = last.model_extra["timings"]
+    assert timings["prompt_n"] == prompt
+    assert timings["predicted_n"] == 25
+    assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
+
+
+def test_an_answer_ends_at_stop_strings_and_at_the_end_of_the_context(
+    client: openai.OpenAI, model: Redrafter
+) -> None:
+    text = plain_text(model, model.encode(ASKED), 40)
+    stop = text[10:12]
+    want = text[: text.index(stop)]
+    given = {"model": "tiny", "messages": ASKED, "max_tokens": 40}
+    for stops in (stop, ["never", stop]):
+        ended = client.chat.completions.create(**given, stop=stops).choices[0]
+        assert (ended.message.content, ended.finish_reason) == (want, "stop")
+    for nothing in ("", ["", ""], None):
+        assert (
+            client.chat.completions.create(**given, stop=nothing).choices[0].message.content == text
+        )
+    whole = client.completions.create(model="tiny", prompt="ab" * 200, max_tokens=10**9)
+    assert whole.usage is not None
+    assert whole.choices[0].finish_reason in ("length", "stop")
+    assert whole.usage.total_tokens <= CONTEXT
+
+
+def test_log_probabilities_are_those_of_the_emitted_tokens(
+    client: openai.OpenAI, model: Redrafter
+) -> None:
+    want = [
+        (r.token, float(r.logprobs[r.token]))
+        for r in model.stream(ASKED, max_tokens=12, logprobs=True, draft=False)
+        if r.logprobs is not None
+    ]
+    given = {"model": "tiny", "messages": ASKED, "max_tokens": 12}
+    chat = client.chat.completions.create(**given, logprobs=True, top_logprobs=3).choices[0]
+    assert chat.logprobs is not None
+    assert chat.logprobs.content is not None
+    entries = chat.logprobs.content
+    assert [e.logprob for e in entries] == pytest.approx([value for _, value in want], abs=1e-4)
+    assert [e.token for e in entries] == [model.tokenizer.decode([t]) for t, _ in want]
+    for entry in entries:  # greedy: the emitted token is the likeliest one
+        assert entry.top_logprobs[0].token == entry.token
+        assert len(entry.top_logprobs) == 3
+    streamed = client.chat.completions.create(**given, logprobs=True, stream=True)
+    pieces = [c.choices[0].logprobs.content for c in streamed if c.choices[0].logprobs]
+    assert sum(map(len, filter(None, pieces))) == 12
+    text = client.completions.create(model="tiny", prompt="ab", logprobs=2).choices[0]
+    assert text.logprobs is not None
+    assert len(text.logprobs.tokens or []) == len(text.logprobs.top_logprobs or []) == 16
+
+
+def test_own_fields_come_only_where_they_are_asked_for(
+    client: openai.OpenAI, model: Redrafter
+) -> None:
+    given = {"model": "tiny", "messages": ASKED, "max_tokens": 40, "stream": True}
+    plain = list(client.chat.completions.create(**given))
+    assert not any("x_redrafter" in (c.model_extra or {}) for c in plain)
+    steps = [
+        c.model_extra["x_redrafter"]
+        for c in client.chat.completions.create(**given, extra_body={"x_redrafter": True})
+        if c.model_extra and "x_redrafter" in c.model_extra
+    ]
+    tokens = [token["id"] for step in steps for token in step["tokens"]]
+    assert tokens == plain_tokens(model.model, model.encode(ASKED), 40)
+    assert {token["source"] for step in steps for token in step["tokens"]} == {"model", "lookup"}
+    assert all(len(step["tokens"]) == step["accepted"] + 1 for step in steps[:-1])
+    undrafted = client.chat.completions.create(
+        **given, extra_body={"x_redrafter": {"draft": False}}
+    )
+    own = [
+        c.model_extra["x_redrafter"] for c in undrafted if "x_redrafter" in (c.model_extra or {})
+    ]
+    assert {step["drafted"] for step in own} == {0}
+    assert [t["id"] for step in own for t in step["tokens"]] == tokens
+
+
+def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
+    assert [m.id for m in client.models.list()] == ["tiny", "other"]
+    assert client.models.retrieve("other").id == "other"
+    with pytest.raises(openai.NotFoundError, match="tiny, other"):
+        client.models.retrieve("none/such")
+
+
+def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
+    client: openai.OpenAI, url: str
+) -> None:
+    def ask(**changes: object) -> object:
+        given = {"model": "tiny", "messages": ASKED, "max_tokens": 1, **changes}
+        return client.chat.completions.create(**given)  # type: ignore[call-overload]
+
+    for param, changes in {
+        "temperature": {"temperature": 2.5},
+        "top_p": {"top_p": 0},
+        "n": {"n": 0},
+        "max_tokens": {"max_tokens": -1},
+        "logit_bias": {"logit_bias": {"9999": 1}},
+        "top_logprobs": {"top_logprobs": 2},
+        "messages": {"messages": []},
+        "messages.0.content": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages.0.role": {"messages": [{"role": "robot", "content": "hi"}]},
+        "functions": {"functions": [{"name": "f"}]},
+        "x_redrafter.draft": {"extra_body": {"x_redrafter": {"draft": "no"}}},
+    }.items():
+        with pytest.raises(openai.BadRequestError) as bad:
+            ask(**changes)
+        assert bad.value.param == param
+        assert bad.value.type == "invalid_request_error"
+    with pytest.raises(openai.NotFoundError, match="tiny, other") as missing:
+        ask(model="gpt-none")
+    assert missing.value.code == "model_not_found"
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="wrong").models.list()
+    with pytest.raises(openai.BadRequestError, match="shorten") as long:
+        ask(messages=[{"role": "user", "content": "x" * CONTEXT}])
+    assert long.value.param == "messages"
+    with pytest.raises(openai.APIStatusError) as large:
+        ask(messages=[{"role": "user", "content": "x" * 2**20}])
+    assert large.value.status_code == 413
+    wrong_method = httpx.get(f"{url}/v1/completions", headers={"Authorization": f"Bearer {KEY}"})
+    assert wrong_method.status_code == 405
+    assert json.loads(wrong_method.text)["error"]["type"] == "invalid_request_error"
