@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import mlx.core as mx
 
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target.cache_slots import gather_slots, with_capacity, write_slots
+
+
+class AttentionCache(Protocol):
+    """What an attention layer asks of its cache; see `LayerCache`."""
+
+    @property
+    def offset(self) -> int | mx.array: ...
+
+    def make_mask(self, n: int) -> mx.array | str | None: ...
+
+    def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]: ...
 
 
 @dataclass(frozen=True)

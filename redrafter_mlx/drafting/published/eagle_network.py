@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
 
 from redrafter_mlx.drafting.published.eagle_config import EagleConfig, rope_of
-from redrafter_mlx.target.layer_cache import LayerCache
+from redrafter_mlx.target.layer_cache import AttentionCache
 
 
 class Attention(nn.Module):
@@ -36,7 +36,7 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(config.head_size, config.norm_eps)
         self.rope = rope_of(config)
 
-    def __call__(self, x: mx.array, cache: LayerCache) -> mx.array:
+    def __call__(self, x: mx.array, cache: AttentionCache) -> mx.array:
         """[B, N, H], of rows whose positions and mask are the cache's."""
         B, N, _ = x.shape
         queries, keys, values = (
@@ -89,7 +89,7 @@ class DecoderLayer(nn.Module):
         self.post_attention_layernorm = nn.RMSNorm(H, eps)
         self.mlp = GatedMLP(config, f"{name}.mlp")
 
-    def __call__(self, x: mx.array, embedding: mx.array, cache: LayerCache) -> mx.array:
+    def __call__(self, x: mx.array, embedding: mx.array, cache: AttentionCache) -> mx.array:
         """[B, N, H], from the input and the embeddings of the same shape."""
         inner = x
         if "hidden_norm" in self:
@@ -136,7 +136,7 @@ class EagleNetwork(nn.Module):
 
     @abstractmethod
     def forward(
-        self, embedding: mx.array, context: mx.array, cache: Sequence[LayerCache]
+        self, embedding: mx.array, context: mx.array, cache: Sequence[AttentionCache]
     ) -> mx.array:
         """[B, N, H], the output of each row before the final norm."""
 
@@ -149,7 +149,7 @@ class EagleNetwork(nn.Module):
         return hidden
 
     def _through_layers(
-        self, x: mx.array, embedding: mx.array, cache: Sequence[LayerCache]
+        self, x: mx.array, embedding: mx.array, cache: Sequence[AttentionCache]
     ) -> mx.array:
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             x = layer(x, embedding, layer_cache)
@@ -168,7 +168,7 @@ class EagleOneNetwork(EagleNetwork):
         return features
 
     def forward(
-        self, embedding: mx.array, context: mx.array, cache: Sequence[LayerCache]
+        self, embedding: mx.array, context: mx.array, cache: Sequence[AttentionCache]
     ) -> mx.array:
         joined = self.fc(mx.concatenate([embedding, context], axis=-1))
         return self._through_layers(joined, embedding, cache)
@@ -202,7 +202,7 @@ class EagleThreeNetwork(EagleNetwork):
         return fused
 
     def forward(
-        self, embedding: mx.array, context: mx.array, cache: Sequence[LayerCache]
+        self, embedding: mx.array, context: mx.array, cache: Sequence[AttentionCache]
     ) -> mx.array:
         return self._through_layers(context, embedding, cache)
 

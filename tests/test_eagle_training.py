@@ -1,0 +1,129 @@
+"""EAGLE in training: whole texts, the drafter's own guesses fed back, as it will draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
+from test_eagle import load, seen
+from tiny import HIDDEN, byte_model
+
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.forms.eagle_sequences import grouped, pad_together
+from redrafter_mlx.distill.forms.eagle_unrolled import UnrolledCache, unrolled_logits
+from redrafter_mlx.target.model import Target
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
+
+
+def random_text(prompt: int, answer: int, layers: int, seed: int, hard: bool = True) -> Text:
+    """A text of random tokens, and states as if a target had chosen them."""
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(prompt + answer - 1, (layers + 1) * HIDDEN)).astype(np.float32)
+    tokens = rng.integers(0, VOCAB, prompt + answer).astype(np.int32)
+    of_answer = states[prompt - 1 :]
+    return Text(
+        tokens[:prompt].tolist(),
+        tokens[prompt:],
+        of_answer[:, -HIDDEN:],
+        layer_inputs=of_answer[:, :-HIDDEN] if layers else None,
+        hard_labels=hard,
+        prompt_states=states[: prompt - 1],
+    )
+
+
+def test_a_row_attends_to_true_rows_up_to_its_own_and_to_its_own_guesses() -> None:
+    cache, row = UnrolledCache(), mx.zeros((1, 1, 3, 4))
+    for depth in range(3):
+        assert cache.offset == depth, "each guess stands one position further"
+        cache.update_and_fetch(row, row)
+    drawn = """
+        1 0 0   1 0 0   1 0 0
+        1 1 0   0 1 0   0 1 0
+        1 1 1   0 0 1   0 0 1
+    """
+    want = [[bit == "1" for bit in line.split()] for line in drawn.strip().splitlines()]
+    np.testing.assert_array_equal(cache.make_mask(3), want)
+
+
+@pytest.mark.parametrize(
+    "name", ["EAGLE-3, the authors'", "EAGLE-3, speculators", "EAGLE-3.1", "EAGLE, two layers"]
+)
+def test_logits_in_training_are_those_of_drafting(
+    name: str, model: nn.Module, tmp_path: Path
+) -> None:
+    """At every depth, along the same tokens, from two texts of different length in one batch."""
+    sample = SAMPLES[name]
+    folder = write_files(tmp_path / "drafter", sample, random_tensors(sample))
+    drafter = load(folder, Target(model))
+    layers = len(drafter.config.layers)
+    texts = [random_text(3, 6, layers, seed=1), random_text(2, 9, layers, seed=2)]
+    batch = pad_together(texts, 3, HIDDEN, prompts=True)
+    network, S = drafter.module, batch.states.shape[1]
+    head = network.lm_head if drafter.config.own_head else drafter.rows.logits
+    if not drafter.config.own_head:  # which norms for itself
+        head = Target(model).logits
+    embedding = Target(model).embedding
+    trained = [np.array(x) for x in unrolled_logits(network, embedding, head, batch)]
+    compared = 0
+    for row, position in enumerate(batch.rows.tolist()):
+        b, i = divmod(position, S)
+        tokens = [*texts[b].prompt, *texts[b].answer.tolist()]
+        width = batch.features.shape[-1]
+        features = np.zeros((S, width + HIDDEN * bool(layers)), np.float32)
+        features[:, :width] = np.array(batch.features[b])
+        levels = drafter.levels(drafter.empty(1), seen(tokens, features, 0, i + 1, i + 1), 3)
+        drafted = levels.first()
+        for depth in range(3):
+            if not batch.valid[row, depth].item():
+                break
+            if depth:
+                drafted = levels.following(mx.array([[0]]), mx.array([[tokens[i + 1 + depth]]]))
+            want = np.array(drafted[0, 0])
+            np.testing.assert_allclose(trained[depth][row], want, atol=3e-5 * want.std())
+            compared += 1
+    assert compared == sum(3 * (len(t.prompt) + len(t.answer)) - 3 - 4 - 2 for t in texts)
+
+
+def test_labels_follow_the_root_and_end_with_the_text() -> None:
+    text = random_text(3, 4, 2, seed=0)
+    tokens = [*text.prompt, *text.answer.tolist()]
+    batch = pad_together([text, random_text(2, 9, 2, seed=1)], 2, HIDDEN, prompts=False)
+    S = batch.states.shape[1]
+    mine = [r for r in range(len(batch.rows)) if batch.rows[r].item() < S]
+    assert batch.rows[mx.array(mine)].tolist() == [2, 3, 4], "the roots are answer tokens"
+    np.testing.assert_array_equal(batch.valid[mx.array(mine)], [[1, 1], [1, 1], [1, 0]])
+    for row in mine:
+        i = batch.rows[row].item()
+        for depth in range(2):
+            if batch.valid[row, depth].item():
+                assert batch.labels[row, depth].item() == tokens[i + 2 + depth]
+    assert all(batch.hard.tolist())
+
+
+def test_drafts_within_a_prompt_have_soft_labels_alone() -> None:
+    batch = pad_together([random_text(4, 3, 2, seed=0)], 1, HIDDEN, prompts=True)
+    assert batch.rows.tolist() == [0, 1, 2, 3, 4]
+    assert batch.hard.tolist() == [False, False, True, True, True]
+    read = pad_together([random_text(4, 3, 2, seed=0, hard=False)], 1, HIDDEN, prompts=True)
+    assert not any(read.hard.tolist())
+
+
+def test_a_pass_has_every_text_once_in_an_order_of_its_seed() -> None:
+    texts = [random_text(2 + n % 5, 3 + n % 17, 0, seed=n) for n in range(60)]
+    texts.append(random_text(1, 1, 0, seed=99))
+    first, again, other = (list(grouped(texts, 64, seed)) for seed in ("a", "a", "b"))
+    ids = [[id(text) for text in group] for group in first]
+    assert sorted(sum(ids, [])) == sorted(id(text) for text in texts[:-1]), "too short for a draft"
+    assert ids == [[id(text) for text in group] for group in again]
+    assert ids != [[id(text) for text in group] for group in other]
+    for group in first:
+        longest = max(len(text.prompt) + len(text.answer) for text in group)
+        assert longest * len(group) <= 64
