@@ -14,7 +14,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.extras import (
     Extras,
     layer_inputs_path,
-    save_layer_inputs,
+    save_states,
     with_layer_inputs,
 )
 from redrafter_mlx.distill.corpus.generation import write_answers
@@ -153,7 +153,7 @@ def test_contexts_of_other_texts_or_damaged_ones_are_named(tmp_path: Path) -> No
     examples, extras = texts(target), Extras(context=LAYERS)
     save_shard(Shard(examples, {}), shard, {})
     path = layer_inputs_path(shard, LAYERS)
-    save_layer_inputs([t.layer_inputs for t in examples[1:] if t.layer_inputs is not None], path)
+    save_states([t.layer_inputs for t in examples[1:] if t.layer_inputs is not None], path)
     with pytest.raises(DamagedFileError, match="states-0-1"):
         extras.load(shard)
     path.write_bytes(path.read_bytes()[:-9])

@@ -240,7 +240,7 @@ def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
     texts = [Text(t.prompt, t.answer % 6, t.states) for t in some_texts(length=30)]
     laid = lay_out(texts, T)
     shape = BeamShape(3, 4)
-    got = accepted_lengths(drafter, laid, shape)
+    got = accepted_lengths(drafter, texts, shape)
     assert set(got.tolist()) == {0, 1, 2, 3}
     for i in range(0, len(laid), 3):
         context = mx.array(laid.states[i : i + 1], mx.float32)
@@ -258,7 +258,7 @@ def test_what_cannot_be_drafted_counts_as_wrong() -> None:
     target = Target(random_model())
     drafter = random_drafter(seed=3, draft_vocab_size=4).bind(target)
     texts = [Text(t.prompt, t.answer % 50 + 10, t.states) for t in some_texts()]
-    quality = measure_quality(drafter, lay_out(texts, T), [BeamShape(2, 4)])
+    quality = measure_quality(drafter, texts, T, [BeamShape(2, 4)])
     assert quality.top1 == (0.0, 0.0, 0.0)
     assert quality.tokens_per_step[2] == 1.0
 
@@ -269,7 +269,8 @@ def test_a_drafter_that_computes_nan_is_right_nowhere() -> None:
     drafter.update(tree_map(lambda a: a * mx.nan, drafter.trainable_parameters()))
     quality = measure_quality(
         drafter.bind(Target(random_model())),
-        lay_out(some_texts(), T),
+        some_texts(),
+        T,
         [BeamShape(2, 4)],
     )
     assert quality.top1 == quality.top5 == (0.0, 0.0, 0.0)

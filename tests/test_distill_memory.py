@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.distill.corpus.examples import Examples
-from redrafter_mlx.distill.corpus.extras import Extras, layer_inputs_path, save_layer_inputs
+from redrafter_mlx.distill.corpus.extras import Extras, layer_inputs_path, save_states
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 
 LAYERS, D, TOKENS = (1, 2), 256, 50
@@ -25,7 +25,7 @@ def test_a_pass_holds_no_more_of_a_corpus_than_it_may(
         texts = [Text([1], np.full(TOKENS, i, np.int32), _drawn(rng, 1)) for i in range(30)]
         save_shard(Shard(texts, {}), path, {})
         if layers:
-            save_layer_inputs([_drawn(rng, 2) for _ in texts], layer_inputs_path(path, layers))
+            save_states([_drawn(rng, 2) for _ in texts], layer_inputs_path(path, layers))
     extras = Extras(context=layers)
     corpus = sum(file.stat().st_size for p in paths for file in (p, *extras.files(p)))
     memory = corpus // 2

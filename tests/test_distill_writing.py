@@ -21,7 +21,6 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus import reader as reader_module
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache, row_bytes
 from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
-from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
 from redrafter_mlx.distill.corpus.generation import write_answers, write_turns
@@ -187,15 +186,14 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
     for prompt in PROMPTS:
         (written,) = write_answers(target, [prompt], eos=[], max_tokens=60, stop_at_loops=False)
         (text,) = extras.compute(target, [written.text(target)])
-        laid = lay_out([text], 3)
-        accepted = accepted_lengths(drafter.bind(target), laid, shape)
+        accepted = accepted_lengths(drafter.bind(target), [text], shape)
         steps: dict[int, int] = {}
         tokens = []
         for response in redrafter.stream(prompt, max_tokens=60, beam_width=3, beam_length=4):
             steps.setdefault(response.steps, len(response.step.tokens) - 1)
             tokens.append(response.token)
         assert tokens[: len(text.answer)] == text.answer.tolist()
-        simulated = simulate_steps(accepted, laid.text).tolist()
+        simulated = simulate_steps(accepted, np.zeros(len(text.answer))).tolist()
         assert len(simulated) > 5
         assert simulated == [steps[i + 1] for i in range(len(simulated))]
         seen += simulated

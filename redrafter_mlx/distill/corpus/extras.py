@@ -8,6 +8,8 @@ pass of the target over them:
     read-KEY/    the same of other texts that are only read
     states-I-J/  inputs of context layers: `states` [A, layers * D], what went into each layer where
                  an answer token was chosen, in the target's type
+    whole-I-J/   what the prompts lack of whole texts: `states` [P - texts, (layers + 1) * D], the
+                 same and the last hidden state where a prompt's token was chosen
 """
 
 from __future__ import annotations
@@ -42,14 +44,17 @@ class Extras:
 
     context: layers whose inputs are kept
     read:    texts that are only read, beside each block
+    whole:   whether the states of prompts are kept, so that texts can be trained on as a whole
     """
 
     context: tuple[int, ...] = ()
     read: tuple[ReadTexts, ...] = ()
+    whole: bool = False
 
     def files(self, shard: Path) -> list[Path]:
         """Where it lies for a shard."""
         own = [layer_inputs_path(shard, self.context)] if self.context else []
+        own += [prompt_states_path(shard, self.context)] if self.whole else []
         return own + [
             file for path in self.read_shards(shard) for file in (path, *self.each.files(path))
         ]
@@ -81,10 +86,14 @@ class Extras:
         target = target.reading(self.context)
         path = layer_inputs_path(shard, self.context)
         if self.context and not path.exists():
-            if any(text.layer_inputs is None for text in texts):
-                texts = with_layer_inputs(target, texts)
+            texts = with_layer_inputs(target, texts)
             inputs = [text.layer_inputs for text in texts if text.layer_inputs is not None]
-            save_layer_inputs(inputs, path, target.dtype)
+            save_states(inputs, path, target.dtype)
+        path = prompt_states_path(shard, self.context)
+        if self.whole and not path.exists():
+            texts = with_prompt_states(target, texts)
+            prompts = [text.prompt_states for text in texts if text.prompt_states is not None]
+            save_states(prompts, path, target.dtype)
         for read in self.read:
             path, found = read.path(shard), None
             if not path.exists():
@@ -99,13 +108,25 @@ class Extras:
         Raises DamagedFileError, naming the file, for what is not whole.
         """
         texts = load_shard(shard).texts
-        return _with_saved(texts, layer_inputs_path(shard, self.context)) if self.context else texts
+        if self.context:
+            answers = [len(text.answer) for text in texts]
+            saved = load_states(layer_inputs_path(shard, self.context), answers)
+            texts = [replace(t, layer_inputs=own) for t, own in zip(texts, saved, strict=True)]
+        if self.whole:
+            saved = load_states(
+                prompt_states_path(shard, self.context), [len(text.prompt) - 1 for text in texts]
+            )
+            texts = [replace(t, prompt_states=own) for t, own in zip(texts, saved, strict=True)]
+        return texts
 
     def compute(self, target: Target, texts: Sequence[Text]) -> list[Text]:
         """The same for texts that are in no corpus."""
-        if not self.context:
-            return list(texts)
-        return with_layer_inputs(target.reading(self.context), texts)
+        target = target.reading(self.context)
+        if self.context:
+            texts = with_layer_inputs(target, texts)
+        if self.whole:
+            texts = with_prompt_states(target, texts)
+        return list(texts)
 
     @property
     def each(self) -> Extras:
@@ -118,8 +139,15 @@ def layer_inputs_path(shard: Path, layers: Sequence[int]) -> Path:
     return shard.parent / f"states-{'-'.join(map(str, layers))}" / shard.name
 
 
-def with_layer_inputs(target: Target, texts: Sequence[Text]) -> list[Text]:
+def prompt_states_path(shard: Path, layers: Sequence[int]) -> Path:
+    """Where the states of its prompts lie."""
+    return shard.parent / "-".join(["whole", *map(str, layers)]) / shard.name
+
+
+def with_layer_inputs(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
     """The texts with the inputs [A, C - D] of the target's context layers along their answers."""
+    if all(text.layer_inputs is not None for text in texts):
+        return texts
     whole = ((text.prompt + text.answer.tolist(), len(text.prompt)) for text in texts)
     found = teacher_forced_states(target, whole)
     return [
@@ -128,21 +156,28 @@ def with_layer_inputs(target: Target, texts: Sequence[Text]) -> list[Text]:
     ]
 
 
-def save_layer_inputs(
-    inputs: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None
-) -> None:
-    """Write the layer inputs of one shard's texts, whole or not at all.
+def with_prompt_states(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
+    """The texts with the states [len(prompt) - 1, C] along their prompts."""
+    width = target.context_size
+    if all(t.prompt_states is not None and t.prompt_states.shape[1] == width for t in texts):
+        return texts
+    found = teacher_forced_states(target, ((text.prompt, 1) for text in texts))
+    return [replace(text, prompt_states=own) for text, own in zip(texts, found, strict=True)]
+
+
+def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None) -> None:
+    """Write the states of one shard's texts, in one file that appears whole or not at all.
 
     dtype: of the numbers in the file; None is that of the arrays
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    together = np.concatenate(inputs) if inputs else np.zeros((0, 1))
+    together = np.concatenate(states) if states else np.zeros((0, 1))
     with atomic_write(path) as partial:
         mx.save_safetensors(str(partial), {"states": mx.array(together, dtype)}, {"format": FORMAT})
 
 
-def _with_saved(texts: Sequence[Text], path: Path) -> list[Text]:
-    """The texts with the layer inputs of a file.
+def load_states(path: Path, counts: Sequence[int]) -> list[np.ndarray]:
+    """The states of each text of a shard, which has so many.
 
     Raises DamagedFileError, naming the file, for what is not whole or belongs to other texts.
     """
@@ -151,11 +186,10 @@ def _with_saved(texts: Sequence[Text], path: Path) -> list[Text]:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
         together = to_host(arrays["states"])
-        ends = np.cumsum([len(text.answer) for text in texts], dtype=np.int64)
-        wanted = int(ends[-1]) if texts else 0
+        ends = np.cumsum(counts, dtype=np.int64)
+        wanted = int(ends[-1]) if counts else 0
         if len(together) != wanted:
             raise ValueError(f"it holds {len(together)} positions, its shard's texts have {wanted}")
-        parts = np.split(together, ends[:-1]) if texts else []
+        return np.split(together, ends[:-1]) if counts else []
     except (RuntimeError, ValueError, KeyError) as error:
         raise damaged(path, error) from None
-    return [replace(text, layer_inputs=own) for text, own in zip(texts, parts, strict=True)]

@@ -58,6 +58,16 @@ class Text:
     hard_labels: bool = True
     prompt_states: np.ndarray | None = None
 
+    @property
+    def whole_states(self) -> np.ndarray:
+        """[len(prompt) + A - 1, C], those that chose each token from the second on.
+
+        Of a text that has the states of its prompt.
+        """
+        assert self.prompt_states is not None, "the corpus keeps them for drafters that remember"
+        parts = [self.states] if self.layer_inputs is None else [self.layer_inputs, self.states]
+        return np.concatenate([self.prompt_states, np.concatenate(parts, axis=1)])
+
     @classmethod
     def of(
         cls,

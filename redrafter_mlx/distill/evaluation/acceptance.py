@@ -13,13 +13,11 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Batch, Positions
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
+from redrafter_mlx.distill.evaluation.roots import Roots, roots_along
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.speculation.beam_search import beam_search
-
-_POSITIONS = 512
-"""In one call of the drafter, which bounds memory."""
 
 
 @dataclass(frozen=True)
@@ -38,18 +36,24 @@ class DraftQuality:
 
 
 def measure_quality(
-    drafter: LevelDrafter, held_out: Positions, shapes: Sequence[BeamShape]
+    drafter: LevelDrafter, texts: Sequence[Text], drafts: int, shapes: Sequence[BeamShape]
 ) -> DraftQuality:
-    """Quality on `held_out`; tokens outside the draft vocabulary count as wrong."""
+    """Quality along the answers of `texts`, by depth up to `drafts` and by shape.
+
+    Tokens outside the draft vocabulary count as wrong.
+    """
     outputs = drafter.vocabulary.index()
-    starts = range(0, len(held_out), _POSITIONS)
-    hits = [_hits(drafter, held_out.batch(at, _POSITIONS), outputs) for at in starts]
+    hits, lengths = [], []
+    for roots in roots_along(drafter, texts, drafts):
+        hits.append(_hits(roots, outputs))
+        lengths.append([_accepted(roots, shape) for shape in shapes])
     right = np.sum([h[0] for h in hits], axis=0)  # [2, T]
     asked = np.maximum(np.sum([h[1] for h in hits], axis=0), 1)
+    text = np.repeat(np.arange(len(texts)), [len(text.answer) for text in texts])
     per_step: dict[int, float] = {}
     accepted: dict[int, tuple[float, ...]] = {}
-    for shape in shapes:
-        steps = simulate_steps(accepted_lengths(drafter, held_out, shape), held_out.text)
+    for shape, own in zip(shapes, zip(*lengths, strict=True), strict=True):
+        steps = simulate_steps(np.concatenate(own), text)
         per_step[shape.width] = float((steps + 1).mean()) if len(steps) else 1.0
         accepted[shape.width] = tuple(
             float((steps >= n).mean()) if len(steps) else 0.0 for n in range(1, shape.length)
@@ -58,24 +62,25 @@ def measure_quality(
     return DraftQuality(top1, top5, per_step, accepted)
 
 
-def accepted_lengths(drafter: LevelDrafter, held_out: Positions, shape: BeamShape) -> np.ndarray:
-    """[M] int: how many drafts the target would accept at each position."""
-    found = []
-    for at in range(0, len(held_out), _POSITIONS):
-        batch = held_out.batch(at, _POSITIONS)
-        levels = levels_along(drafter, batch, shape.length - 1)
-        beams = beam_search(levels, batch.roots, shape)
-        P, W, L = beams.tokens.shape
-        right = mx.ones((P, W), mx.bool_)  # prefixes that agree with the text
-        run = mx.zeros((P,), mx.int32)
-        for level in range(1, L):
-            origin = beams.parent_indices[:, :, level]
-            same = beams.tokens[:, :, level] == batch.labels[:, level - 1, None]
-            same = same & batch.valid[:, level - 1, None]
-            right = same & mx.take_along_axis(right, origin, axis=1)
-            run = run + mx.any(right, axis=1)
-        found.append(np.array(run))
-    return np.concatenate(found)[: len(held_out)]
+def accepted_lengths(drafter: LevelDrafter, texts: Sequence[Text], shape: BeamShape) -> np.ndarray:
+    """[M] int: how many drafts the target would accept after each answer token of texts."""
+    roots = roots_along(drafter, texts, shape.length - 1)
+    return np.concatenate([_accepted(some, shape) for some in roots])
+
+
+def _accepted(roots: Roots, shape: BeamShape) -> np.ndarray:
+    batch = roots.batch
+    beams = beam_search(roots.levels(shape.length - 1), batch.roots, shape)
+    P, W, L = beams.tokens.shape
+    right = mx.ones((P, W), mx.bool_)  # prefixes that agree with the text
+    run = mx.zeros((P,), mx.int32)
+    for level in range(1, L):
+        origin = beams.parent_indices[:, :, level]
+        same = beams.tokens[:, :, level] == batch.labels[:, level - 1, None]
+        same = same & batch.valid[:, level - 1, None]
+        right = same & mx.take_along_axis(right, origin, axis=1)
+        run = run + mx.any(right, axis=1)
+    return np.array(run)
 
 
 def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
@@ -99,10 +104,10 @@ def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
     return np.array(steps, np.int64)
 
 
-def _hits(drafter: LevelDrafter, batch: Batch, outputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
+def _hits(roots: Roots, outputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
     """[2, T] how often the label was first, or in the first five; [T] how often there was one."""
-    first, five = [], []
-    levels = levels_along(drafter, batch, batch.labels.shape[1])
+    first, five, batch = [], [], roots.batch
+    levels = roots.levels(batch.labels.shape[1])
     for depth, logits in enumerate(draft_logits(levels, batch.labels)):
         label = outputs[batch.labels[:, depth]]
         known = batch.valid[:, depth] & (label >= 0)

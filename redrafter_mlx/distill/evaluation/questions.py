@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Positions, lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.drafting.interface import Seen
+from redrafter_mlx.distill.evaluation.roots import Roots, roots_along
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
@@ -72,8 +71,9 @@ def quality_on(
     """Time the drafting of all in turn, then simulate decoding with one after the other."""
     seconds = draft_seconds(list(drafters.values()), target, answers[0], shapes)
     for (name, drafter), timed in zip(drafters.items(), seconds, strict=True):
-        laid = _laid(drafter, target, answers, shapes)
-        quality = measure_quality(drafter, laid, shapes)
+        read = _extras(drafter).compute(target, answers)
+        drafts = max(shape.length for shape in shapes) - 1
+        quality = measure_quality(drafter, read, drafts, shapes)
         yield DrafterQuality(name, _parameters(drafter), quality, timed)
 
 
@@ -84,16 +84,13 @@ def draft_seconds(
 
     The median of several rounds, interleaved, so that a machine that slows down slows all alike.
     """
-    ready = []
-    for drafter in drafters:
-        laid = _laid(drafter, target, [answer], shapes)
-        ready.append((drafter, _first_input(laid, target)))
+    ready = [_first_root(drafter, target, answer) for drafter in drafters]
     times: list[dict[int, list[float]]] = [{s.width: [] for s in shapes} for _ in ready]
     for _ in range(_TIMED):
-        for (drafter, given), mine in zip(ready, times, strict=True):
+        for root, mine in zip(ready, times, strict=True):
             for shape in shapes:
                 began = time.perf_counter()
-                mx.eval(drafter.draft((), given, shape)[0])
+                mx.eval(root.drafter.draft(root.memory, root.seen, shape)[0])
                 mine[shape.width].append(time.perf_counter() - began)
     return [{width: median(taken) for width, taken in mine.items()} for mine in times]
 
@@ -102,16 +99,13 @@ def _parameters(drafter: LevelDrafter) -> int:
     return 0 if drafter.module is None else trainable_size(drafter.module)
 
 
-def _laid(
-    drafter: LevelDrafter, target: Target, answers: Sequence[Text], shapes: Sequence[BeamShape]
-) -> Positions:
-    """The positions of `answers`, with what the drafter reads there."""
-    read = Extras(drafter.features.layers).compute(target, answers)
-    return lay_out(read, max(shape.length for shape in shapes) - 1)
+def _extras(drafter: LevelDrafter) -> Extras:
+    """What the drafter reads of a text."""
+    return Extras(drafter.features.layers, whole=drafter.features.every_position)
 
 
-def _first_input(laid: Positions, target: Target) -> Seen:
-    """The input of a drafter in the first step of the first answer."""
-    features = mx.array(laid.states[:1])[:, None].astype(target.dtype)
-    root, position = int(laid.roots[0]), int(laid.root_at[0]) - 1
-    return Seen(mx.array([[0, root]]), features, mx.array([position]), mx.array([1]), position + 1)
+def _first_root(drafter: LevelDrafter, target: Target, text: Text) -> Roots:
+    """The input of a drafter in the first step of an answer."""
+    one = replace(text, answer=text.answer[:1], states=text.states[:1])
+    (read,) = _extras(drafter).compute(target, [one])
+    return next(roots_along(drafter, [read], 1, target.dtype))

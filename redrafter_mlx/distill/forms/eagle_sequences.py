@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import mlx.core as mx
 import numpy as np
@@ -11,25 +11,32 @@ import numpy as np
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.forms.eagle_unrolled import Sequences
 
+_PADDED = 2
+"""Positions of a batch for each of the answer tokens that it may have."""
+
 _LEAST_TOKENS = 3
 """A shorter text has no draft: one position with features, the root, and a token after it."""
 
 
-def grouped(texts: Sequence[Text], size: int, seed: str) -> Iterator[list[Text]]:
-    """Groups of texts of nearly one length, with about `size` positions each."""
+def grouped(texts: Sequence[Text], size: int, seed: str) -> list[list[Text]]:
+    """Groups of texts of nearly one length, each of at most `size` answer tokens.
+
+    Padded, and with their prompts, they take at most twice as many positions. A longer text is a
+    group of its own.
+    """
     drawn = random.Random(seed)
     usable = [text for text in texts if _length(text) >= _LEAST_TOKENS]
     usable.sort(key=lambda text: _length(text) * drawn.uniform(0.9, 1.1))
     groups: list[list[Text]] = []
-    longest = 0
+    longest = answers = 0
     for text in usable:
-        longest = max(longest, _length(text))
-        if not groups or longest * (len(groups[-1]) + 1) > size:
+        longest, answers = max(longest, _length(text)), answers + len(text.answer)
+        if not groups or answers > size or longest * (len(groups[-1]) + 1) > _PADDED * size:
             groups.append([])
-            longest = _length(text)
+            longest, answers = _length(text), len(text.answer)
         groups[-1].append(text)
     drawn.shuffle(groups)
-    yield from groups
+    return groups
 
 
 def pad_together(
@@ -49,14 +56,14 @@ def pad_together(
         4         am     fine   -     -
     """
     S, T = max(_length(text) for text in texts) - 1, length
-    wide = _states(texts[0]).shape[1]
+    wide = texts[0].whole_states.shape[1]
     tokens = np.zeros((len(texts), S + T), np.int32)
     states = np.zeros((len(texts), S, wide), np.float32)
     rows, ahead, ends, hard = [], [], [], []
     for b, text in enumerate(texts):
         whole = [*text.prompt, *text.answer.tolist()]
         tokens[b, : len(whole)] = whole
-        states[b, : len(whole) - 1] = _states(text)
+        states[b, : len(whole) - 1] = text.whole_states
         first = 0 if prompts else len(text.prompt) - 1
         at = np.arange(first, len(whole) - 2)
         rows.append(b * S + at)
@@ -78,12 +85,3 @@ def pad_together(
 
 def _length(text: Text) -> int:
     return len(text.prompt) + len(text.answer)
-
-
-def _states(text: Text) -> np.ndarray:
-    """[prompt + answer - 1, C]: what chose each token from the second on."""
-    parts = [text.states] if text.layer_inputs is None else [text.layer_inputs, text.states]
-    answer = np.concatenate(parts, axis=1)
-    if text.prompt_states is None:
-        raise ValueError("EAGLE is trained on whole texts; the states of a prompt are missing")
-    return np.concatenate([text.prompt_states, answer])

@@ -8,7 +8,7 @@ from functools import partial
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Batch, Examples, lay_out
+from redrafter_mlx.distill.corpus.examples import Batch, Examples
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
 from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
@@ -47,8 +47,7 @@ class PositionStudent(Student):
         return partial(self.loss, batch)
 
     def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
-        laid = lay_out(held_out, self._options.draft_length)
-        return measure_quality(self.drafter, laid, shapes)
+        return measure_quality(self.drafter, held_out, self._options.draft_length, shapes)
 
     def loss(self, batch: Batch) -> mx.array:
         """The distillation loss of a batch."""

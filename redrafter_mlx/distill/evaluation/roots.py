@@ -1,0 +1,73 @@
+"""The positions of texts after which a drafter drafts, with what it remembers there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import mlx.core as mx
+from mlx.utils import tree_map
+
+from redrafter_mlx.distill.corpus.examples import Batch, lay_out
+from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.drafting.interface import Memory, Seen
+from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
+
+_POSITIONS = 512
+"""In one call of the drafter, which bounds memory."""
+
+_REMEMBERING = 32
+"""The same where each position comes with a copy of what the drafter remembers of the text."""
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Some roots and the labels after them, and the drafter's input there."""
+
+    drafter: LevelDrafter
+    batch: Batch
+    memory: Memory
+    seen: Seen
+
+    def levels(self, drafts: int) -> DraftLevels:
+        """What the drafter drafts after the roots, of which so many levels will be asked for."""
+        return self.drafter.levels(self.memory, self.seen, drafts)
+
+
+def roots_along(
+    drafter: LevelDrafter, texts: Sequence[Text], drafts: int, dtype: mx.Dtype = mx.float32
+) -> Iterator[Roots]:
+    """Every answer token of texts in turn as a root, with the `drafts` labels after it.
+
+    A drafter that remembers needs the states of the prompts as well.
+
+    dtype: of the states that it is given
+    """
+    laid = lay_out(texts, drafts)
+    every = drafter.features.every_position
+    parts = [len(text.answer) for text in texts] if every else [len(laid)]
+    at = 0
+    for part, size in enumerate(parts):
+        memory = _memory_of(drafter, texts[part], dtype) if every else ()
+        end, most = at + size, _REMEMBERING if every else _POSITIONS
+        while at < end:
+            n = min(most, end - at)
+            batch, stands = laid.batch(at, n), laid.root_at[at : at + n]
+            states = batch.states[:n, None].astype(dtype)
+            once = mx.ones((n,), mx.int32)
+            tokens = mx.stack([mx.zeros_like(batch.roots), batch.roots], axis=1)
+            seen = Seen(tokens, states, mx.array(stands - 1), once, int(stands.max()))
+            copied = tree_map(lambda array, n=n: mx.repeat(array, n, axis=0), memory)
+            yield Roots(drafter, batch, copied, seen)
+            at += n
+
+
+def _memory_of(drafter: LevelDrafter, text: Text, dtype: mx.Dtype) -> Memory:
+    """What a drafter remembers of a whole text."""
+    tokens = mx.array([[*text.prompt, *text.answer.tolist()]])
+    states = mx.array(text.whole_states[None]).astype(dtype) if drafter.features.any else None
+    count = tokens.shape[1] - 1
+    zero = mx.zeros((1,), mx.int32)
+    return drafter.extend(
+        drafter.empty(1), Seen(tokens, states, zero, zero + count, count, start=0)
+    )
