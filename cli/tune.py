@@ -16,7 +16,7 @@ from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
-    from redrafter_mlx.autotune.policy import ShapePolicy
+    from redrafter_mlx.autotune.batch_policy import BatchPolicy
     from redrafter_mlx.engine.engine import Redrafter
 
 _QUESTIONS = (0, 8, 13)
@@ -57,7 +57,7 @@ def command(
         from redrafter_mlx.bench.show.plot import check_plot
 
         check_plot(plot)
-    from redrafter_mlx.autotune.policy import ShapePolicy
+    from redrafter_mlx.autotune.batch_policy import BatchPolicy
 
     loaded = opt.load_model(loading)
     tuning = loaded.tuning
@@ -75,7 +75,7 @@ def command(
             _sample_acceptance(loaded, tuning.widest, prompt, acceptance)
             if report is not None:
                 report("drafts", 100 * (i + 1) // len(prompts), 100)
-    policy = ShapePolicy(costs, acceptance)
+    policy = BatchPolicy(costs, acceptance)
     if plot is not None:
         from redrafter_mlx.bench.show.curves import plot_curves
 
@@ -99,7 +99,7 @@ def command(
     sys.stdout.write("\n".join(lines) + "\n")
 
 
-def describe_choice(policy: ShapePolicy) -> str:
+def describe_choice(policy: BatchPolicy) -> str:
     """The shape that promises most, and how much, in a sentence."""
     promises = policy.promises(_CONTEXT)
     if {*promises} == {PLAIN}:
@@ -153,7 +153,7 @@ def _sample_acceptance(
             acceptance.learn(step)
 
 
-def _choice(policy: ShapePolicy) -> dict[str, object]:
+def _choice(policy: BatchPolicy) -> dict[str, object]:
     """The same for programs: the shape, its tokens a step and its speed beside plain decoding."""
     promises = policy.promises(_CONTEXT)
     best = _best(promises)

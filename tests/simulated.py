@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from redrafter_mlx.autotune.cost_model import ROWS, Case, CostModel, Setup, Timi
 from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import Source, StepResult
+from redrafter_mlx.drafting.prompt_lookup import CopySource
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 _VOCAB, _WORDS = 6, 60
@@ -184,6 +185,15 @@ def expected_tokens(shape: BeamShape, skill: float, sharpness: float) -> float:
                 chances[node] = chances[node[:-1]] * (skill * q + (1 - skill) / _WORDS)
         total += sum(chances.values())
     return total / _CONTEXTS
+
+
+@dataclass(eq=False)
+class Row:
+    """A sequence of a batch, as a policy sees it."""
+
+    committed: int = 128
+    index: CopySource | None = None
+    learns: bool = True
 
 
 class Taken(NamedTuple):

@@ -21,8 +21,9 @@ from redrafter_mlx.autotune.acceptance import (
     bounds,
     expected_drafts,
 )
+from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.autotune.policy import ShapePolicy, candidates
+from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.speculation.tree import Beams, pack_beam
@@ -117,7 +118,7 @@ def papers_machine(chip: str, dtype: str) -> tuple[CostModel, dict[tuple[int, in
 def test_a_shape_is_left_out_only_if_a_larger_one_costs_no_more() -> None:
     curves = DIP
     kept = candidates(curves)
-    assert max(s.nodes for s in kept) <= curves.most_rows
+    assert max(s.nodes for s in kept) <= curves.most_nodes
     for shape in every_shape():
         if shape == PLAIN or shape in kept or shape.length == 7:
             continue
@@ -225,11 +226,11 @@ def test_plain_steps_make_no_drafter_look_better() -> None:
     policy.next_shape(128)
     for _ in range(20):
         policy.learn(step_result(BeamShape(1, 2), [0, 0], [0, 1], [0]))
-    before = policy.promises(128)[BeamShape(1, 2)]
+    before = policy.batch.promises(128)[BeamShape(1, 2)]
     for _ in range(1000):
         policy.learn(step_result(PLAIN, [0], [0], [0]))
     assert policy.acceptance.chances()[0, 0] < 0.1
-    assert policy.promises(128)[BeamShape(1, 2)] <= before
+    assert policy.batch.promises(128)[BeamShape(1, 2)] <= before
 
 
 def test_answers_that_draft_nothing_make_no_drafter_look_better() -> None:
@@ -352,7 +353,7 @@ def test_the_context_is_looked_at_too() -> None:
     tokens = acceptance(0.8, 0.95, 0.2)
     policy = ShapePolicy(curves, Known(candidates(curves), tokens.__getitem__))
     assert policy.next_shape(8192).nodes < policy.next_shape(128).nodes
-    assert max(ROWS) == curves.most_rows
+    assert max(ROWS) == curves.most_nodes
 
 
 @pytest.mark.parametrize("name", ["cliff", "slope"])

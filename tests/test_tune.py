@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from simulated import cliff, timings
+from simulated import Row, cliff, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.autotune import profiler
@@ -27,8 +27,9 @@ from redrafter_mlx.autotune.cost_model import (
     cost_model,
     saved_timings,
 )
-from redrafter_mlx.autotune.profiler import Profiler, random_tree, setup_of
+from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.autotune.timed_calls import drafting_call, random_tree
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
@@ -36,6 +37,7 @@ from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.target.model import Target
@@ -59,7 +61,8 @@ class Bench:
         self.asked += 1
         if done is not None:
             done(1.0)
-        profiler.timings = replace(self.timings, setup=profiler.timings.setup)
+        seconds = dict(self.timings.seconds)
+        profiler.timings = replace(self.timings, setup=profiler.timings.setup, seconds=seconds)
 
 
 @pytest.fixture
@@ -205,6 +208,32 @@ def test_what_is_measured_after_answers_is_measured_once_over_all_processes(
     in_use(model).after_answer(1e6, step=1.0)
     assert clock.now == spent == 4 * len(process.cases())
     assert bench.asked == 0
+
+
+def test_what_only_batches_cost_is_measured_after_the_first_batch_and_once(
+    bench: Bench, model: nn.Module, clock: Clock
+) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    for batch, new in ((1, 0), (4, 5 + 2 * 2), (4, 0), (8, 2)):
+        before = clock.now
+        for _ in range(20):
+            policy = tuner.policy("greedy")
+            policy.batch.next_shape([Row() for _ in range(batch)])
+            tuner.record("greedy", policy, seconds=1e6, steps=1000)
+        assert clock.now - before == 4 * new
+        assert tuner.measured_for(batch)
+    assert tuner.costs.short[-1][0] == 128
+    assert bench.asked == 1
+
+
+def test_drafting_is_timed_for_as_many_rows_as_a_batch_has(model: nn.Module) -> None:
+    """With a memory and without one."""
+    target, words = Target(model), byte_tokenizer()
+    remembers = DraftModel(model, words).bind(target, words)
+    for drafter in (random_drafter(vocab_size=258).bind(target), remembers):
+        tokens, *_ = drafting_call(target, drafter, BeamShape(2, 3), 4)()
+        assert tokens.shape == (4, 5)
 
 
 def test_a_drafter_that_says_its_levels_are_dear_begins_with_short_drafts(

@@ -105,10 +105,14 @@ class AcceptanceStatistics:
         self._by_depth, self._by_shape = np.zeros((2, W, D)), np.zeros((2, len(self.shapes)))
         self._by_depth[:, 0, 0] = _PRIOR * _FIRST_CHANCE, _PRIOR
 
-    def learn(self, step: StepResult) -> None:
-        """Count one drafted step."""
+    def learn(self, *rows: StepResult) -> None:
+        """Count one drafted step, with the result of each row of a batch."""
         self._by_depth *= _KEPT
         self._by_shape *= _KEPT
+        for row in rows:
+            self._count(row)
+
+    def _count(self, step: StepResult) -> None:
         W, _ = self._by_depth.shape[1:]
         beams = np.array(step.beams)
         reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1  # [W, 1]

@@ -18,6 +18,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from redrafter_mlx.config import PLAIN, BeamShape
@@ -31,11 +32,20 @@ ROWS = (*range(1, 18), 20, 24, 28, 32)
 LONG_ROWS = (1, 8, 16, 32)
 """Query rows of the calls that are timed; what context adds comes from attention alone."""
 
+MOST_NODES = ROWS[-1]
+"""Of the tree of one sequence."""
+
+BATCH_ROWS = (40, 48, 64, 96, 128)
+"""Query rows that only batches have. Products do not tell nodes of a tree from batch rows."""
+
 FEW_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
 """Those whose cost is assumed until it is measured."""
 
 DRAFT_LENGTHS = (2, 4, 8)
 """Beam lengths at which drafting is timed; each further level is the same work again."""
+
+BATCHES, BATCH_LENGTHS = (2, 4, 8), (2, 4)
+"""Batch rows and beam lengths at which drafting the widest beams for a batch is timed."""
 
 LEVEL_COST = 0.07
 """A level of beam search with one beam, as a share of a one-row call: a recurrent drafter's."""
@@ -59,7 +69,7 @@ _CLEAR = 0.1
 """A smaller rise is no cliff."""
 
 Case = tuple[str, int, int]
-"""What is timed: ("call", query rows, context), ("draft", W, L) or ("overhead", W, L)."""
+"""What is timed: ("call", query rows, context), ("draft", B * W, L) or ("overhead", W, L)."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,8 @@ class CostModel:
 
     short_context, long_context: committed tokens at the two curves
     short, long:    pairs of query rows and seconds of the target's call, from one row on
-    draft:          triples of width, length and seconds of drafting and packing
+    draft:          triples of beams, length and seconds of drafting and packing; more beams than
+                    the drafter's widest are those of a batch
     plain_overhead: the rest of a plain step: choosing, committing, reading the report
     chain_overhead: the same with one beam, whose accepted path needs no reordering in the cache
     tree_overhead:  the same with several beams
@@ -151,49 +162,55 @@ class CostModel:
     spread: float
 
     @property
-    def most_rows(self) -> int:
-        return self.short[-1][0]
+    def most_nodes(self) -> int:
+        """Of the tree of one sequence."""
+        return min(self.short[-1][0], MOST_NODES)
 
-    def verify(self, rows: int, context: int) -> float:
-        """Seconds of the target's call over `rows` query rows after `context` tokens."""
-        like = self.long[min(bisect_left(self.long, (rows,)), len(self.long) - 1)][0]
+    def verify(self, nodes: int, context: int, batch: int = 1) -> float:
+        """Seconds of the target's call over `batch` trees, the longest after `context` tokens.
+
+        Products take as long as those of one tree with as many nodes; attention reads as many
+        tokens for each row as for the longest.
+        """
+        like = self.long[min(bisect_left(self.long, (nodes,)), len(self.long) - 1)][0]
         # More context never makes a call cheaper; where it seems so, that is noise.
         longer = max(_at(self.long, like) - _at(self.short, like), 0.0)
         share = (context - self.short_context) / (self.long_context - self.short_context)
-        return _at(self.short, rows) + longer * max(share, 0.0)
+        return _at(self.short, batch * nodes) + batch * longer * max(share, 0.0)
 
-    def drafting(self, width: int, length: int) -> float:
-        """Seconds of drafting `width` beams of `length` tokens, packed.
+    def drafting(self, width: int, length: int, batch: int = 1) -> float:
+        """Seconds of drafting `width` beams of `length` tokens for each row, packed.
 
-        A width that was not measured costs what the next wider one does; lengths lie on straight
-        lines.
+        A number of beams that was not measured costs what the next larger one does; lengths lie on
+        straight lines.
         """
+        beams = width * batch
         measured = sorted({w for w, *_ in self.draft})
         if length == 1 or not measured:
             return 0.0  # without a drafter, copies are made on the host
-        w = next((m for m in measured if m >= width), measured[-1])
+        w = next((m for m in measured if m >= beams), measured[-1])
         line = sorted((n, s) for m, n, s in self.draft if m == w)
-        return _on_line(line, length) * max(1.0, width / w)
+        return _on_line(line, length) * max(1.0, beams / w)
 
     def overhead(self, width: int) -> float:
         """Seconds of a drafted step beside its call and its drafting."""
         return self.chain_overhead if width == 1 else self.tree_overhead
 
-    def step(self, shape: BeamShape, context: int) -> float:
+    def step(self, shape: BeamShape, context: int, batch: int = 1) -> float:
         """Seconds of a whole step; length 1 is plain decoding."""
         if shape.length == 1:
-            return self.verify(1, context) + self.plain_overhead
-        drafting = self.drafting(shape.width, shape.length)
-        return self.verify(shape.nodes, context) + drafting + self.overhead(shape.width)
+            return self.verify(1, context, batch) + self.plain_overhead
+        drafting = self.drafting(shape.width, shape.length, batch)
+        return self.verify(shape.nodes, context, batch) + drafting + self.overhead(shape.width)
 
     def cliffs(self) -> dict[int, float]:
-        """Row counts after which one row more costs more than measurements scatter.
+        """Row counts of one tree after which one row more costs more than measurements scatter.
 
         With the share by which the call becomes longer, at the short context.
         """
         least = max(_CLEAR, 2 * self.spread)
-        pairs = zip(self.short, self.short[1:], strict=False)
-        jumps = {rows: after / before - 1 for (rows, before), (_, after) in pairs}
+        of_trees = [pair for pair in self.short if pair[0] <= MOST_NODES]
+        jumps = {r: after / before - 1 for (r, before), (_, after) in pairwise(of_trees)}
         return {rows: jump for rows, jump in jumps.items() if jump > least}
 
 

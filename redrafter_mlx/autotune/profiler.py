@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from importlib import metadata
 from itertools import accumulate, pairwise
@@ -21,10 +21,14 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.autotune.cost_model import (
+    BATCH_LENGTHS,
+    BATCH_ROWS,
+    BATCHES,
     DRAFT_LENGTHS,
     FEW_ROWS,
     LONG_CONTEXT,
     LONG_ROWS,
+    MOST_NODES,
     OVERHEADS,
     ROWS,
     SHORT_CONTEXT,
@@ -32,14 +36,14 @@ from redrafter_mlx.autotune.cost_model import (
     Setup,
     Timings,
 )
+from redrafter_mlx.autotune.timed_calls import Call, drafting_call, seconds_of, verification_call
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.interface import Drafter, Seen
+from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import chip_name
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
@@ -60,20 +64,20 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
 _BURST, _MOST_CALLS = 0.02, 8
 """Seconds of calls submitted at once, so far as they are short; and the most of them."""
 
-Call = Callable[[], Sequence[mx.array]]
-
 
 class Profiler:
     """Times of one target and its drafter.
 
     timings: what has been measured so far
+    batch:   most sequences that were decoded at once; what only batches cost is measured for those
     """
 
     def __init__(
         self, target: Target, drafter: Drafter | None, timings: Timings, widest: int
     ) -> None:
-        """`widest`: most beams that are drafted, 0 without a drafter."""
+        """`widest`: most beams that are drafted for a sequence, 0 without a drafter."""
         self.timings = timings
+        self.batch = 1
         self._target, self._drafter, self._widest = target, drafter, widest
 
     def cases(self) -> list[Case]:
@@ -84,7 +88,18 @@ class Profiler:
         widths = range(1, self._widest + 1)
         drafts: list[Case] = [("draft", w, n) for n in DRAFT_LENGTHS for w in widths]
         few = 2 * len(widths)
-        return [*calls[:4], *drafts[:few], *calls[4:], *long, *drafts[few:], *more]
+        alone = [*calls[:4], *drafts[:few], *calls[4:], *long, *drafts[few:], *more]
+        return [*alone, *self._batch_cases()]
+
+    def _batch_cases(self) -> list[Case]:
+        """What only batches cost."""
+        if self.batch == 1:
+            return []
+        rows = [rows for rows in BATCH_ROWS if rows <= MOST_NODES * self.batch]
+        calls: list[Case] = [("call", r, SHORT_CONTEXT) for r in rows]
+        beams = [self._widest * b for b in BATCHES if self._widest and b < 2 * self.batch]
+        drafts: list[Case] = [("draft", b, n) for n in BATCH_LENGTHS for b in beams]
+        return [*drafts, *calls]
 
     @property
     def finished(self) -> bool:
@@ -135,16 +150,17 @@ class Profiler:
         return timings
 
     def _next(self) -> Case | None:
-        if self.timings.complete:
-            return None
-        return next((c for c in self.cases() if c not in self.timings.seconds), None)
+        cases = self._batch_cases() if self.timings.complete else self.cases()
+        return next((c for c in cases if c not in self.timings.seconds), None)
 
     def _call(self, case: Case, caches: dict[int, TreeCache]) -> Call:
         """A call to time; those at one context share a cache."""
         kind, first, second = case
         if kind == "draft":
             assert self._drafter is not None
-            return drafting_call(self._target, self._drafter, BeamShape(first, second))
+            batch = -(-first // self._widest)
+            shape = BeamShape(first // batch, second)
+            return drafting_call(self._target, self._drafter, shape, batch)
         if second not in caches:
             caches[second] = self._target.new_cache()
         return verification_call(self._target, caches[second], first, second)
@@ -217,57 +233,6 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
     )
 
 
-def random_tree(rows: int, vocab: int) -> TokenTree:
-    """A tree of `rows` nodes with random tokens that branches where it can; two are a chain."""
-    if rows <= 2:
-        tokens = mx.array([[[1 % vocab, 2 % vocab][:rows]]], mx.int32)
-        return pack_beam(Beams(tokens, -mx.arange(rows, dtype=mx.float32)[None, None]), rows)
-    W, L = 4, 2 + rows // 2
-    tokens = mx.random.randint(0, vocab, (1, W, L), key=mx.random.key(rows))
-    tokens = mx.where(mx.arange(L) == 0, tokens[:, :1, :1], tokens)
-    # Four branches that share nothing but the root, however few tokens there are.
-    tokens = mx.where(mx.arange(L) == 1, mx.arange(W)[None, :, None] % vocab, tokens)
-    scores = -mx.broadcast_to(mx.arange(L).astype(mx.float32), (1, W, L))
-    return pack_beam(Beams(tokens.astype(mx.int32), scores), rows)
-
-
-def verification_call(target: Target, cache: TreeCache, rows: int, context: int) -> Call:
-    """The target's call on a tree of `rows` nodes after `context` tokens, none of them real."""
-    tree, length = random_tree(rows, target.vocab_size), mx.array([context])
-
-    def call() -> Sequence[mx.array]:
-        BLAS.prepare_for(rows)
-        hidden, logits = target.verify(tree, cache, length, context)
-        return [hidden, mx.argmax(logits, axis=-1), *cache.buffers]
-
-    return call
-
-
-def drafting_call(target: Target, drafter: Drafter, shape: BeamShape) -> Call:
-    """Drafting and packing of one shape after a text of SHORT_CONTEXT tokens, none of them real."""
-    P, wanted = SHORT_CONTEXT, drafter.features
-    C = target.context_size if wanted.any else 0
-    features = mx.random.normal((1, P, C), key=mx.random.key(0)).astype(target.dtype)
-    tokens = mx.ones((1, P + 1), mx.int32) % target.vocab_size
-    memory = drafter.empty(1)
-    if wanted.every_position:
-        zero, count = mx.array([0]), mx.array([P - 1])
-        text = Seen(tokens, features if C else None, zero, count, P - 1, 0)
-        memory = drafter.extend(memory, text)
-        mx.eval(memory)
-    newest = features[:, :1] if C else None
-    seen = Seen(tokens[:, :2], newest, mx.array([P - 1]), mx.array([1]), P)
-
-    def call() -> Sequence[mx.array]:
-        nonlocal memory
-        BLAS.prepare_for(shape.nodes)
-        beams, memory = drafter.draft(memory, seen, shape)
-        tree = pack_beam(beams, shape.nodes)
-        return [tree.tokens, tree.parents, tree.depths, tree.mask]
-
-    return call
-
-
 def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
     """The median time of `steps` steps of the decoding loop after a prompt."""
     read: list[float] = []
@@ -279,18 +244,6 @@ def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
     for _ in decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
         pass
     return statistics.median(b - a for a, b in pairwise(read[1:]))
-
-
-def seconds_of(target: Target, call: Call, times: int) -> float:
-    """Seconds of one of `times` calls that are submitted together."""
-    with target.lock:
-        mx.synchronize()
-        began = time.perf_counter()
-        for _ in range(times):
-            last = call()
-            mx.async_eval(*last)
-        mx.eval(*last)
-        return (time.perf_counter() - began) / times
 
 
 def _at_once(seconds: float) -> int:

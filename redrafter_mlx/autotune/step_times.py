@@ -24,16 +24,16 @@ class StepTimes:
 
     def __init__(self) -> None:
         self._lately: deque[float] = deque(maxlen=_LATELY)
-        self._by_rows: dict[int, deque[float]] = {}
+        self._by_rows: dict[tuple[int, int], deque[float]] = {}
 
-    def learn(self, rows: int, predicted: float, seconds: float) -> None:
-        """Count one step with so many query rows; NaN seconds are passed over."""
+    def learn(self, rows: int, predicted: float, seconds: float, batch: int = 1) -> None:
+        """Count one step with so many query rows in each batch row; NaN seconds are passed over."""
         if math.isnan(seconds):
             return
         slowness = self.slowness
-        self._lately.append(seconds / (predicted * self.correction(rows)))
+        self._lately.append(seconds / (predicted * self.correction(rows, batch)))
         if not math.isnan(slowness):
-            of_rows = self._by_rows.setdefault(rows, deque(maxlen=_MOST))
+            of_rows = self._by_rows.setdefault((batch, rows), deque(maxlen=_MOST))
             of_rows.append(seconds / (predicted * slowness))
 
     @property
@@ -41,9 +41,9 @@ class StepTimes:
         """Of steps lately: measured by predicted and corrected seconds; NaN before the first."""
         return statistics.median(self._lately or [math.nan])
 
-    def correction(self, rows: int) -> float:
+    def correction(self, rows: int, batch: int = 1) -> float:
         """What the predicted seconds of a step with so many query rows are multiplied by."""
-        ratios = self._by_rows.get(rows, ())
+        ratios = self._by_rows.get((batch, rows), ())
         return statistics.median(ratios) if len(ratios) >= _ENOUGH else 1.0
 
     def begin_answer(self) -> None:

@@ -10,14 +10,16 @@ import mlx.nn as nn
 import numpy as np
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.candidates import LENGTHS, WIDEST, candidates
 from redrafter_mlx.autotune.cost_model import (
+    BATCHES,
     LEVEL_COST,
     CostModel,
     Timings,
     cost_model,
     saved_timings,
 )
-from redrafter_mlx.autotune.policy import LENGTHS, WIDEST, ShapePolicy, candidates
+from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
@@ -64,12 +66,20 @@ class Tuner:
         """Whether all costs have been measured together, by `measure` now or earlier."""
         return self._profiler.timings.complete
 
-    def measure(self, done: Callable[[float], None] | None = None) -> None:
+    def measured_for(self, batch: int) -> bool:
+        """Whether nothing is left to measure of what batches of so many rows cost, either."""
+        self._expect_batches(batch)
+        return self._profiler.timings.complete and self._profiler.finished
+
+    def measure(self, done: Callable[[float], None] | None = None, batch: int = 1) -> None:
         """Measure everything now, which takes some seconds, and keep it.
 
-        `done` is told the finished share, now and then.
+        Args:
+          done: told the finished share, now and then
+          batch: measure what batches of so many rows cost, too
         """
         with self._lock:
+            self._profiler.batch = max(self._profiler.batch, batch)
             self._profiler.measure_all(done)
             self._use_timings()
             self._acceptance.clear()
@@ -132,6 +142,7 @@ class Tuner:
         with self._lock:
             if policy is not None:
                 self._acceptance[method] = policy.acceptance
+                self._expect_batches(policy.batch.most_rows)
             self._answering -= 1
             idle = not self._answering and not self._profiler.finished
         # No other answer waits for it.
@@ -143,10 +154,20 @@ class Tuner:
             finally:
                 self._measuring.release()
 
+    def _expect_batches(self, rows: int) -> None:
+        """From the first batch of so many rows on, what it costs is measured and chosen from."""
+        if rows > self._profiler.batch:
+            self._profiler.batch = rows
+            self._find_candidates()
+
     def _use_timings(self) -> None:
         self.costs = self._cost_model(self._profiler.timings)
         self._times = StepTimes()
-        self._candidates = candidates(self.costs, self.widest, self._limit)
+        self._find_candidates()
+
+    def _find_candidates(self) -> None:
+        batches = (1,) if self._profiler.batch == 1 else (1, BATCHES[-1])
+        self._candidates = candidates(self.costs, self.widest, self._limit, batches)
 
     def _cost_model(self, timings: Timings) -> CostModel:
         return cost_model(timings, backend(), self.widest, self._level_cost)

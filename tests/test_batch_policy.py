@@ -1,0 +1,200 @@
+"""The shape that all rows of a batch share, by what they cost together and accept on average."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import pytest
+from simulated import (
+    Row,
+    Taken,
+    Text,
+    cliff,
+    every_shape,
+    machine,
+    pace,
+    step_result,
+    timings,
+)
+
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
+from redrafter_mlx.autotune.candidates import candidates
+from redrafter_mlx.autotune.cost_model import BATCH_ROWS, CostModel, cost_model
+from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
+
+LATE = 2
+"""Steps between the choice of a shape and the first result with it, as in the decoding loop."""
+
+
+def batches_of(call: Callable[[int], float], drafting: float = 0.3) -> CostModel:
+    """A machine whose batches are measured too, in milliseconds; drafts of more beams cost more."""
+    known = timings(call, lambda w, n: drafting * (1 + 0.1 * w) * (n - 1))
+    more = {("call", rows, 128): call(rows) / 1e3 for rows in BATCH_ROWS}
+    more |= {("draft", w, n): drafting * (1 + 0.1 * w) * (n - 1) / 1e3
+             for w in (8, 16, 32) for n in (2, 4)}  # fmt: skip
+    return cost_model(replace(known, seconds=known.seconds | more), "cpu", 4)
+
+
+FREE = batches_of(lambda _: 20.0)
+LINEAR = batches_of(lambda rows: 20.0 + 5.0 * rows)
+CLIFF = batches_of(cliff(16))
+MACHINES = {"free": FREE, "linear": LINEAR, "cliff": CLIFF, "dear": batches_of(cliff(8), 8.0)}
+
+
+def decode(
+    costs: CostModel, texts: Sequence[Text], steps: int = 120, policy: BatchPolicy | None = None
+) -> list[Taken]:
+    """Steps of a batch with one row for each text, that take what `costs` say."""
+    policy = policy or BatchPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))))
+    rows, unread, taken = [Row() for _ in texts], [], []
+    for _ in range(steps):
+        shape = policy.next_shape(rows)
+        seconds = costs.step(shape, 128, len(rows))
+        taken.append(Taken(shape, seconds, sum(text.tokens(shape) for text in texts)))
+        unread.append([replace(text.step(shape), seconds=seconds) for text in texts])
+        if len(unread) > LATE:
+            policy.learn(rows, unread.pop(0))
+    return taken
+
+
+@pytest.mark.parametrize("name", MACHINES)
+@pytest.mark.parametrize("skills", [(0.0, 0.0), (0.9, 0.0, 0.4, 0.8), (0.6,) * 8])
+def test_drafting_is_never_slower_than_plain_batches(name: str, skills: tuple[float, ...]) -> None:
+    """But for the two percent that probes may cost, and those of the first steps."""
+    costs = MACHINES[name]
+    steps = decode(costs, [Text(skill, i) for i, skill in enumerate(skills)])[20:]
+    plain = len(skills) / costs.step(PLAIN, 128, len(skills))
+    assert pace(steps) > 0.97 * plain
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 8])
+def test_where_rows_are_free_every_batch_drafts_large_trees(batch: int) -> None:
+    steps = decode(FREE, [Text(0.9, i) for i in range(batch)])[-20:]
+    assert min(step.shape.nodes for step in steps) >= 12
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 8])
+def test_the_trees_of_all_rows_together_stay_below_a_cliff(batch: int) -> None:
+    steps = decode(CLIFF, [Text(0.9, i) for i in range(batch)])[20:]
+    rows = [batch * step.shape.nodes for step in steps]
+    assert sum(batch < n <= 16 for n in rows) > 0.9 * len(rows)
+
+
+def test_a_batch_that_fills_the_machine_by_itself_is_decoded_plainly() -> None:
+    """The same drafter and machine: drafts pay alone, and not where eight rows cost as many."""
+    full = batches_of(lambda rows: 20.0 + 8.0 * max(rows - 6, 0))
+    alone, many = (decode(full, [Text(0.7, i) for i in range(n)])[20:] for n in (1, 8))
+    assert sum(step.shape != PLAIN for step in alone) > 0.9 * len(alone)
+    assert sum(step.shape == PLAIN for step in many) > 0.9 * len(many)
+
+
+@pytest.mark.parametrize("batch", [2, 4, 8])
+def test_the_chosen_shape_is_the_best_of_all_within_three_percent(batch: int) -> None:
+    """Known acceptance, every width, length and capacity."""
+    for costs in (LINEAR, CLIFF):
+        texts = [Text(0.8, i) for i in range(batch)]
+        chosen = decode(costs, texts, 200)[100:]
+        best = max(
+            batch * texts[0].tokens(s) / costs.step(s, 128, batch) for s in every_shape(4, 8)
+        )
+        assert pace(chosen) > 0.97 * best
+
+
+def test_the_largest_batch_decides_and_a_row_that_leaves_frees_its_share() -> None:
+    """The policy is one for the batch: its size is what each step has."""
+    policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
+    nodes = [decode(CLIFF, [Text(0.9)] * n, 60, policy)[-1].shape.nodes for n in (8, 2, 1, 8)]
+    assert nodes[0] == nodes[3] <= 2 < nodes[1] <= 8 < nodes[2] <= 16
+    assert policy.most_rows == 8
+
+
+def test_what_was_not_measured_costs_in_proportion_to_the_last_that_was() -> None:
+    known = machine(cliff(8))
+    assert known.verify(16, 128, 8) == pytest.approx(4 * known.verify(32, 128))
+    assert known.verify(2, 128, 8) == known.verify(16, 128)
+    assert known.drafting(4, 4, 8) == pytest.approx(8 * known.drafting(4, 4))
+    assert known.drafting(1, 4, 4) == known.drafting(4, 4)
+    assert known.most_nodes == FREE.most_nodes == 32
+
+
+def test_attention_is_paid_by_every_row_up_to_the_longest() -> None:
+    added = LINEAR.verify(4, 2048) - LINEAR.verify(4, 128)
+    assert LINEAR.verify(4, 2048, 8) - LINEAR.verify(4, 128, 8) == pytest.approx(8 * added)
+    policies = [BatchPolicy(LINEAR, AcceptanceStatistics([BeamShape(1, 3)])) for _ in range(2)]
+    for policy, lengths in zip(policies, ([128, 4096], [4096, 4096]), strict=True):
+        policy.next_shape([Row(n) for n in lengths])
+    assert policies[0]._predicted.tolist() == policies[1]._predicted.tolist()
+
+
+def test_measured_batches_change_nothing_for_one_sequence() -> None:
+    alone = machine(cliff(8), lambda w, n: 0.3 * (1 + 0.1 * w) * (n - 1))
+    measured = batches_of(cliff(8))
+    for shape in every_shape():
+        assert measured.step(shape, 300) == alone.step(shape, 300)
+    assert measured.cliffs() == alone.cliffs()
+    assert candidates(measured) == candidates(alone)
+
+
+def test_a_step_of_a_batch_is_forgotten_as_fast_as_that_of_one_row() -> None:
+    shape = BeamShape(1, 2)
+    hit, miss = step_result(shape, [0, 0], [0, 1], [0, 1]), step_result(shape, [0] * 2, [0, 1], [0])
+    one, four = AcceptanceStatistics([shape]), AcceptanceStatistics([shape])
+    for _ in range(40):
+        one.learn(hit)
+        four.learn(hit, hit, hit, miss)
+    assert four.steps()[0] == pytest.approx(4 * one.steps()[0])
+    assert four.tokens()[0] == pytest.approx(1.75, abs=0.02)
+
+
+def test_rows_with_a_grammar_or_penalties_tell_nothing_of_others() -> None:
+    """They still decide what is drafted for themselves."""
+    policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
+    before = policy.acceptance.tokens().tolist()
+    rows, text = [Row(learns=False)], Text(0.0, 1)
+    chosen = []
+    for _ in range(80):
+        shape = policy.next_shape(rows)
+        chosen.append(shape)
+        policy.learn(rows, [replace(text.step(shape), seconds=CLIFF.step(shape, 128))])
+    assert policy.acceptance.tokens().tolist() == before
+    assert max(shape.nodes for shape in chosen[:5]) > 2 >= max(s.nodes for s in chosen[-20:])
+
+
+def repeating(seed: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(1000) for _ in range(30)] * 4
+
+
+def test_rows_copy_what_their_own_text_repeats_and_others_keep_their_drafts() -> None:
+    policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
+    texts = [repeating(1), list(range(90)), repeating(2)]
+    rows = [Row(len(text), TextIndex(Lookup(), text)) for text in texts]
+    drafted = [policy.next_shape(rows)] * 3
+    plans = policy.plan_copies(rows, drafted, [False] * 3)
+    assert [plan is not None for plan in plans] == [True, False, True]
+    for plan, text in zip(plans, texts, strict=True):
+        if plan is not None:
+            (copy,) = plan.copies
+            assert list(copy.tokens) == (text * 2)[: len(copy.tokens)]
+
+
+def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
+    """The next result belongs to the next plan."""
+
+    def trust(*, other: bool) -> float:
+        policy = BatchPolicy(FREE, AcceptanceStatistics(()))
+        rows = [Row(120, TextIndex(Lookup(), repeating(seed))) for seed in (1, 2)]
+        policy.next_shape(rows)
+        for row in rows if other else rows[1:]:
+            (plan,) = policy.plan_copies([row], [PLAIN], [False])
+        assert plan is not None
+        nodes = [*range(plan.shape.nodes)]
+        policy.learn(rows[1:], [step_result(plan.shape, [0] * len(nodes), nodes, [0], copied=True)])
+        policy.learn([], [])
+        return policy.acceptance.copies.trust
+
+    assert trust(other=True) == trust(other=False) < 1
