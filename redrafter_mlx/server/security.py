@@ -90,5 +90,7 @@ def content_security_policy(page: str) -> str:
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
+        "img-src data:",  # the page's empty icon
+        "require-trusted-types-for 'script'",  # text cannot become HTML, whatever the page does
     )
     return "; ".join([*fixed, *parts])
