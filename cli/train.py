@@ -16,6 +16,7 @@ _CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 _KEYS = {
+    "form": ("drafter.form",),
     "layers": ("drafter.layers",),
     "draft_vocab": ("drafter.draft_vocab",),
     "draft_length": ("training.draft_length",),
@@ -45,7 +46,11 @@ class TrainOptions:
     answer_tokens: int | None = flag(None, Flag(
         "Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]", "N",
         _CORPUS))
-    layers: int | None = flag(None, Flag("Residual blocks. [default: 2]", "N", _DRAFTER))
+    form: str | None = flag(None, Flag(
+        "The form of drafter: a recurrent head, Medusa heads, or an MLP speculator. "
+        "[default: recurrent]", "recurrent|medusa|mlp", _DRAFTER))
+    layers: int | None = flag(None, Flag(
+        "Residual blocks of a recurrent head. [default: 2]", "N", _DRAFTER))
     draft_vocab: str | None = flag(None, Flag(
         "Only the N most frequent tokens can be drafted, which is faster. [default: 8192]", "N|all",
         _DRAFTER))

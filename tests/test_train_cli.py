@@ -19,7 +19,7 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_screen import shortfall
 from redrafter_mlx.distill.corpus.shards import load_shard
 from redrafter_mlx.distill.corpus.workers import CorpusSize
-from redrafter_mlx.distill.drafter_forms import RecurrentForm
+from redrafter_mlx.distill.drafter_forms import FORMS, RecurrentForm
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
@@ -325,6 +325,8 @@ def test_ctrl_c_saves_and_the_same_command_resumes(
         (["--epochs", "inf"], "epochs is inf"),
         (["--seed", "-1"], "seed is -1"),
         (["--seed", str(2**64)], f"seed is {2**64}"),
+        (["--form", "hydra"], "form is 'hydra'; choose one of recurrent, medusa, mlp"),
+        (["--form", "medusa"], "unknown option of [drafter] (form medusa) 'layers'"),
         (["--layers", "100000"], "num_draft_layers is 100000"),
         (["--layers", "-1"], "num_draft_layers is -1"),
         (["--draft-length", "100"], "draft_length is 100"),
@@ -373,6 +375,8 @@ def test_bad_options_are_refused_in_one_line_before_anything_is_loaded(
         ("drafter", "context_layers", "last", "context_layers is 'last'; it must be a list"),
         ("drafter", "context_layers", [0.5], "context_layers is 0.5"),
         ("drafter", "exit_dim", 0, "exit_dim is 0"),
+        ("drafter", "form", ["mlp"], "form is ['mlp']; choose one of"),
+        ("drafter", "inner_dim", 8, "unknown option of [drafter] (form recurrent) 'inner_dim'"),
         ("drafter", "draft_vocab", 0, "draft_vocab is 0"),
         ("training", "keep_start", 0.5, "keep_start is 0.5"),
         ("training", "learning_rate", 1e30, "learning_rate is 1e+30"),
@@ -425,7 +429,10 @@ def test_an_options_file_reads_back_equal(tmp_path: Path) -> None:
         "drafter": {"draft_vocab": "all", "context_layers": [20, 27], "rnn": False},
         "training": {"learning_rate": 1e-05, "epochs": 3},
     }  # fmt: skip
-    for job in (make_job(given, tmp_path), make_job({"model": "tiny"}, tmp_path)):
+    heads = {"model": "tiny", "drafter": {"form": "medusa", "head": "tied"}}
+    speculator = {"model": "tiny", "drafter": {"form": "mlp", "inner_dim": 3072}}
+    for keys in (given, {"model": "tiny"}, heads, speculator):
+        job = make_job(keys, tmp_path)
         path = tmp_path / "train.toml"
         path.write_text(to_toml(job), encoding="utf-8")
         assert make_job(read_options(path), tmp_path) == job
@@ -544,7 +551,43 @@ def test_quality_gives_the_steps_of_decoding(
 def test_every_key_of_the_options_file_is_documented() -> None:
     documented = (Path(__file__).parents[1] / "docs" / "training.md").read_text(encoding="utf-8")
     job = make_job({"model": "tiny", "memory": 1, "workers": 1, "quantize": 4}, Path("out"))
-    for part in (job, job.writing, job.drafter, job.training):
+    for part in (job, job.writing, job.training, *(form() for form in FORMS)):
         for option in fields(part):
             if option.name not in ("output", "offline"):
                 assert f"`{option.name}`" in documented or f"[{option.name}]`" in documented
+
+
+@pytest.mark.parametrize(
+    ("form", "drafter", "title"),
+    [("medusa", {}, "A set of Medusa heads"), ("mlp", {"draft_vocab": None}, "An MLP speculator")],
+)
+def test_another_form_is_trained_used_and_compared_by_the_same_commands(
+    model: Path,
+    prompts: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    form: str,
+    drafter: dict[str, object],
+    title: str,
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    keys: Keys = {"drafter": {"layers": None, "context_layers": None, **drafter}}
+    given = [*arguments(model, prompts, first, keys), "--form", form]
+    further = [*arguments(model, prompts, second, keys), "--form", form]
+    assert main.run([*given, "--dry-run"]) == 0
+    assert main.run(given) == 0
+    assert f"{title} that guesses" in (first / "README.md").read_text()
+    capsys.readouterr()
+    assert main.run([*further, "--start-from", str(first)]) == 0
+    assert sum(losses(second)[:5]) < sum(losses(first)[:5])
+    capsys.readouterr()
+    few = tmp_path / "few.txt"
+    few.write_text("What is one?\nWhat is two?")
+    compare = ["quality", str(first), str(second), "--model", str(model), "--questions", str(few)]
+    assert main.run([*compare, "--max-tokens", "16", "--beam-length", "6", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["drafters"]
+    assert [len(row["top1"]) for row in rows] == [3, 3]
+    assert rows[0]["parameters"] > 10_000
+    drafted, plain = load(model, first), load(model, None)
+    answers = [m.generate("What is it?", max_tokens=24).token_ids for m in (drafted, plain)]
+    assert answers[0] == answers[1]

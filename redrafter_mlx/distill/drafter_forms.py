@@ -44,10 +44,47 @@ class RecurrentForm:
         _check_vocabulary(self.draft_vocab)
 
 
-DrafterForm: TypeAlias = RecurrentForm
+@dataclass(frozen=True)
+class MedusaForm:
+    """Medusa heads, as many as drafts in a row are trained.
+
+    head:        an output matrix in each, which starts as the target's, or the target's for all
+    draft_vocab: how many of the most frequent tokens can be drafted
+    """
+
+    form: Literal["medusa"] = "medusa"
+    head: Head = "own"
+    draft_vocab: int | Literal["all"] = 8192
+
+    def __post_init__(self) -> None:
+        """Raises BadInputError for a vocabulary that no target has."""
+        _check_vocabulary(self.draft_vocab)
+
+
+@dataclass(frozen=True)
+class SpeculatorForm:
+    """An MLP speculator, with a head for each draft in a row that is trained.
+
+    inner_dim:   its width; None is the target's hidden size
+    tie_weights: one embedding, output matrix and norm for all heads
+    scale_input: the target's hidden state is normed first
+    """
+
+    form: Literal["mlp"] = "mlp"
+    inner_dim: int | None = None
+    tie_weights: bool = True
+    scale_input: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises BadInputError for a width that no drafter has."""
+        if self.inner_dim is not None:
+            check_int("inner_dim", self.inner_dim, 1, MAX_SIZE)
+
+
+DrafterForm: TypeAlias = RecurrentForm | MedusaForm | SpeculatorForm
 """Any of them."""
 
-FORMS: tuple[type[DrafterForm], ...] = (RecurrentForm,)
+FORMS: tuple[type[DrafterForm], ...] = (RecurrentForm, MedusaForm, SpeculatorForm)
 
 DEFAULT_FORM = RecurrentForm.form
 

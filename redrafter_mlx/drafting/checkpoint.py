@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
-from mlx.utils import tree_flatten
 
 from redrafter_mlx.drafting.drafter_files import (
     CONFIG,
@@ -19,14 +15,14 @@ from redrafter_mlx.drafting.drafter_files import (
     check_trained_for,
     fill,
     open_files,
+    parameters_of,
     read_drafter_config,
+    write_drafter,
 )
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.runtime.atomic_write import name_in_errors
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.file_names import WEIGHTS
 
 _OTHER_NAMES = (("input_projs.", "input_proj."), ("lm_heads.", "lm_head."), ("0.", "lm_head."))
 """TensorRT-LLM, examples/redrafter/convert_checkpoint.py, where names begin otherwise."""
@@ -97,26 +93,7 @@ def save_drafter(
 
     Raises OSError naming the folder where it cannot be written.
     """
-    folder = Path(folder)
-    with name_in_errors(folder):
-        _save(drafter, folder, dtype)
-
-
-def _save(drafter: RecurrentNetwork, folder: Path, dtype: mx.Dtype | None) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    weights = dict(tree_flatten(drafter.parameters()))
-    if dtype is not None:
-        weights = {
-            name: array.astype(dtype) if mx.issubdtype(array.dtype, mx.floating) else array
-            for name, array in weights.items()
-        }
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
-        part = Path(partial)
-        mx.save_safetensors(str(part / WEIGHTS), weights, {"format": "mlx"})
-        text = json.dumps(drafter.config.to_dict(), indent=2, sort_keys=True)
-        (part / CONFIG).write_text(text + "\n", encoding="utf-8")
-        for name in (WEIGHTS, CONFIG):
-            os.replace(part / name, folder / name)
+    write_drafter(Path(folder), parameters_of(drafter), drafter.config.to_dict(), dtype)
 
 
 def _config(folder: Path, content: Mapping[str, object]) -> DrafterConfig:

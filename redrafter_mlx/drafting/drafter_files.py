@@ -6,7 +6,9 @@ whatever the files hold.
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +22,10 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.config import shown
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.runtime.atomic_write import name_in_errors
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.file_names import WEIGHTS
 from redrafter_mlx.weights.precision import quantize_layers
 from redrafter_mlx.weights.stored_tensors import StoredTensors, open_tensors
 
@@ -139,6 +143,33 @@ def check_tokens(tokens: mx.array, name: str, vocab_size: int, path: Path) -> No
         raise DamagedFileError(f"{path}: tensor {name} holds ids outside 0 to {vocab_size - 1}")
 
 
+def write_drafter(
+    folder: Path,
+    tensors: Mapping[str, mx.array],
+    config: Mapping[str, object],
+    dtype: mx.Dtype | None = None,
+) -> None:
+    """Write a drafter's folder; each file appears whole or not at all, the weights first.
+
+    dtype: of what is stored in floating point; None stores it as it is
+
+    Raises OSError naming the folder where it cannot be written.
+    """
+    stored = {
+        name: array if dtype is None or not _is_floating(array) else array.astype(dtype)
+        for name, array in tensors.items()
+    }
+    text = json.dumps(config, indent=2, sort_keys=True)
+    with name_in_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
+            part = Path(partial)
+            mx.save_safetensors(str(part / WEIGHTS), stored, {"format": "mlx"})
+            (part / CONFIG).write_text(text + "\n", encoding="utf-8")
+            for name in (WEIGHTS, CONFIG):
+                os.replace(part / name, folder / name)
+
+
 def fill(
     network: nn.Module, tensors: dict[str, mx.array], files: DrafterFiles, dtype: mx.Dtype
 ) -> None:
@@ -151,7 +182,7 @@ def fill(
     Raises DamagedFileError naming the tensor that is missing, misshapen, unknown, of another kind
     of number, or not finite in `dtype`.
     """
-    wanted = _parameters(network)
+    wanted = parameters_of(network)
     _check_names_and_shapes(tensors, wanted, files.tensors.path)
     network.load_weights(list(tensors.items()))
     tensors.clear()
@@ -189,7 +220,7 @@ def _check_finite(network: nn.Module, path: Path) -> None:
 
     One after the other, so that what each needs meanwhile is free for the next.
     """
-    for name, array in _parameters(network).items():
+    for name, array in parameters_of(network).items():
         mx.eval(array)
         if _is_floating(array) and not mx.isfinite(array).all().item():
             raise DamagedFileError(
@@ -197,7 +228,8 @@ def _check_finite(network: nn.Module, path: Path) -> None:
             )
 
 
-def _parameters(network: nn.Module) -> dict[str, mx.array]:
+def parameters_of(network: nn.Module) -> dict[str, mx.array]:
+    """All arrays of a network by dotted name."""
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(network.parameters())))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TypeVar
 
 import mlx.core as mx
@@ -47,22 +48,22 @@ class IndependentLevels(DraftLevels):
     """Levels that do not depend on the tokens before.
 
     Shapes:
-      logits: [B, L, V'] float32, of all levels that will be asked for
+      logits: [B, 1, V'] float32, of each level that will be asked for
     """
 
-    def __init__(self, vocabulary: DraftVocabulary, logits: mx.array) -> None:
+    def __init__(self, vocabulary: DraftVocabulary, logits: Sequence[mx.array]) -> None:
         super().__init__(vocabulary)
         self._logits = logits
         self._level = 0
 
     def first(self) -> mx.array:
-        return self._logits[:, :1]
+        return self._logits[0]
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """The same for every beam."""
         del parents
         self._level += 1
-        logits = self._logits[:, self._level, None]
+        logits = self._logits[self._level]
         return mx.broadcast_to(logits, (*tokens.shape, logits.shape[-1]))
 
 
@@ -105,7 +106,7 @@ class LevelDrafter(Drafter):
 
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
         """The likeliest candidates by beam search, or those of the static tree."""
-        shape = self._drafted(shape)
+        shape = self.drafted(shape)
         levels = self.levels(memory, seen, shape.length - 1)
         return _search(levels, seen.root, shape, self._tree), levels.memory
 
@@ -118,12 +119,12 @@ class LevelDrafter(Drafter):
         params: SamplingParams,
     ) -> tuple[SampledDrafts, Memory]:
         """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
-        shape = self._drafted(shape)
+        shape = self.drafted(shape)
         levels = self.levels(memory, seen, shape.length - 1)
         drafts = draw_drafts(levels, seen.root, seen.root_position, keys, shape, params)
         return drafts, levels.memory
 
-    def _drafted(self, shape: BeamShape) -> BeamShape:
+    def drafted(self, shape: BeamShape) -> BeamShape:
         """The shape, no longer than the drafter can draft.
 
         Raises BadInputError for another shape than a static tree's.
@@ -165,7 +166,7 @@ class MemorylessDrafter(LevelDrafter):
 
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
         """The same search in one compiled graph."""
-        shape = self._drafted(shape)
+        shape = self.drafted(shape)
         sizes = (shape.width, shape.length)
         paths = None if self._tree is None else self._tree.paths
         return Beams(*self._compiled_search(seen.newest, seen.root, sizes, paths)), memory

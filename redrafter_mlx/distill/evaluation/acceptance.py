@@ -40,9 +40,12 @@ def measure_quality(
 ) -> DraftQuality:
     """Quality along the answers of `texts`, by depth up to `drafts` and by shape.
 
+    Of more drafts in a row than the drafter can make, it makes so many.
     Tokens outside the draft vocabulary count as wrong.
     """
     outputs = drafter.vocabulary.index()
+    drafts = drafter.drafted(BeamShape(1, drafts + 1)).length - 1
+    shapes = [drafter.drafted(shape) for shape in shapes]
     hits, lengths = [], []
     for roots in roots_along(drafter, texts, drafts):
         hits.append(_hits(roots, outputs))
@@ -64,6 +67,7 @@ def measure_quality(
 
 def accepted_lengths(drafter: LevelDrafter, texts: Sequence[Text], shape: BeamShape) -> np.ndarray:
     """[M] int: how many drafts the target would accept after each answer token of texts."""
+    shape = drafter.drafted(shape)
     roots = roots_along(drafter, texts, shape.length - 1)
     return np.concatenate([_accepted(some, shape) for some in roots])
 

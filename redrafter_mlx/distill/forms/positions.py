@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Batch, Examples
@@ -76,3 +77,10 @@ class PositionStudent(Student):
 def logits_bytes(options: TrainOptions, output_size: int) -> int:
     """Of the logits of a batch, with their gradients and the target's probabilities."""
     return 12 * options.batch * options.draft_length * output_size
+
+
+def ready_to_train(network: nn.Module) -> None:
+    """Put a network into float32 and into training, and evaluate its parameters."""
+    network.set_dtype(mx.float32)
+    network.train()
+    mx.eval(network.parameters())

@@ -10,6 +10,7 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.distill.forms.positions import ready_to_train
 from redrafter_mlx.drafting.checkpoint import load_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
@@ -44,9 +45,7 @@ def fresh_drafter(
 def trained_drafter(folder: Path, target: Target) -> RecurrentNetwork:
     """The drafter in a folder, ready for training."""
     drafter = load_drafter(folder, target)
-    drafter.set_dtype(mx.float32)
-    drafter.train()
-    mx.eval(drafter.parameters())
+    ready_to_train(drafter)
     return drafter
 
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from redrafter_mlx.distill.drafter_forms import DrafterForm
+from redrafter_mlx.distill.drafter_forms import (
+    DrafterForm,
+    MedusaForm,
+    RecurrentForm,
+    SpeculatorForm,
+)
 from redrafter_mlx.distill.forms.form import Recipe
+from redrafter_mlx.distill.forms.medusa import MedusaRecipe
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
+from redrafter_mlx.distill.forms.speculator import SpeculatorRecipe
 from redrafter_mlx.target.model import Target
 
 
@@ -17,4 +24,10 @@ def recipe_for(
 
     Raises BadInputError for a form that this target's drafter cannot have.
     """
-    return RecurrentRecipe.of(form, target, name, fingerprint, draft_length)
+    match form:
+        case RecurrentForm():
+            return RecurrentRecipe.of(form, target, name, fingerprint, draft_length)
+        case MedusaForm():
+            return MedusaRecipe.of(form, target, name, fingerprint, draft_length)
+        case SpeculatorForm():
+            return SpeculatorRecipe.of(form, target, name, fingerprint, draft_length)

@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,6 +27,8 @@ from redrafter_mlx.drafting.drafter_files import (
     check_pair,
     check_tokens,
     fill,
+    parameters_of,
+    write_drafter,
 )
 from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels
 from redrafter_mlx.drafting.recurrent import ResidualBlock
@@ -36,7 +40,9 @@ from redrafter_mlx.target.model import Target
 _IN_MODEL = re.compile(r"^medusa_heads?\.")
 """Before the heads' names in a Medusa-2 model, whose trunk's tensors stand beside them."""
 
-_NAMES = (
+Names: TypeAlias = "tuple[tuple[re.Pattern[str], str], ...]"
+
+_OWN_NAMES: Names = (
     (re.compile(r"(\d+)\.(\d+)\.linear\.(weight|bias)"), r"heads.\1.blocks.\2.linear.\3"),
     (re.compile(r"(\d+)\.\d+\.weight"), r"heads.\1.output.weight"),
     (re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"), r"heads.\1.blocks.\2.linear.\3"),
@@ -45,10 +51,24 @@ _NAMES = (
 )
 """The authors' and text-generation-inference's names, then vLLM's, as the network's own."""
 
+_AUTHORS_NAMES: Names = (
+    (re.compile(r"heads\.(\d+)\.blocks\.(\d+)\.linear\.(weight|bias)"), r"\1.\2.linear.\3"),
+    (re.compile(r"heads\.(\d+)\.output\.weight"), r"\1.1.weight"),
+)
+_VLLMS_NAMES: Names = (
+    (re.compile(r"heads\.(\d+)\.blocks\.(\d+)\.linear\.(.*)"), r"blocks.\1.layers.\2.\3"),
+    (re.compile(r"heads\.(\d+)\.output\.weight"), r"lm_heads.\1.weight"),
+)
+"""And the way back, for heads of one layer."""
+
 _BLOCK = re.compile(r"heads\.(\d+)\.blocks\.(\d+)\.")
 
 _TOKEN_MAP = "token_map"
 """vLLM's: the token of each output, where the heads draft only some."""
+
+
+Outputs = Literal["own", "shared", "target"]
+"""An output matrix in each head, one for all, or the target's."""
 
 
 @dataclass(frozen=True)
@@ -57,15 +77,15 @@ class MedusaConfig:
 
     heads, layers: heads, and residual blocks in each
     biases:        whether blocks have them
-    outputs:       `own`: a matrix in each head; `shared`: one for all; `target`: the target's
-    output_size:   V', how many tokens can be drafted
+    output_size:   V', how many tokens can be drafted: all, or those of a token map
     """
 
     hidden_size: int
+    vocab_size: int
     heads: int
     layers: int
     biases: bool
-    outputs: str
+    outputs: Outputs
     output_size: int
 
 
@@ -95,18 +115,26 @@ class MedusaNetwork(nn.Module):
         self.heads = [MedusaHead(config) for _ in range(config.heads)]
         if config.outputs == "shared":
             self.output = nn.Linear(config.hidden_size, config.output_size, bias=False)
+        if config.output_size < config.vocab_size:
+            self.token_map = mx.arange(config.output_size)
+            self.freeze(recurse=False, keys=[_TOKEN_MAP])
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        size, vocab_size = self.config.output_size, self.config.vocab_size
+        return DraftVocabulary(size, vocab_size, self.token_map if size < vocab_size else None)
 
 
 class MedusaDrafter(HeadsDrafter):
     """Medusa heads with their target's output layer, where they have none."""
 
-    def __init__(self, network: MedusaNetwork, target: Target, vocabulary: DraftVocabulary) -> None:
+    def __init__(self, network: MedusaNetwork, target: Target) -> None:
         read, heads = nbytes_of(network), network.config.heads
         if network.config.outputs == "target":
             read += nbytes_of(find_head(target.model) or target.embedding)
-        super().__init__(target, vocabulary, heads, read / heads)
+        super().__init__(target, network.vocabulary, heads, read / heads)
         self._network = network
-        self._target_output = target.output_rows(vocabulary.tokens)
+        self._target_output = target.output_rows(network.vocabulary.tokens)
 
     @property
     def name(self) -> str:
@@ -127,35 +155,65 @@ class MedusaDrafter(HeadsDrafter):
         hidden = [head(features[:, None]) for head in heads]
         if outputs == "own":
             each = [head.output(h) for head, h in zip(heads, hidden, strict=True)]
-            logits = mx.concatenate(each, axis=1)
         else:
             output = self._network.output if outputs == "shared" else self._target_output
-            logits = output(mx.concatenate(hidden, axis=1))
-        return IndependentLevels(self._vocabulary, logits.astype(mx.float32))
+            each = list(mx.split(output(mx.concatenate(hidden, axis=1)), len(heads), axis=1))
+        return IndependentLevels(self._vocabulary, [e.astype(mx.float32) for e in each])
 
 
-def _load(files: DrafterFiles, target: Target) -> MedusaDrafter:
+def load_medusa(files: DrafterFiles, target: Target) -> MedusaDrafter:
+    """The heads, bound to their target; errors as in `Form.load`."""
     own_names = _own_names(files)
-    config, tokens_named = _config(files, own_names, target)
+    config = _config(files, own_names, target.hidden_size, target.vocab_size)
     stored = files.tensors.read()
     tensors = {own: stored[name] for name, own in own_names.items()}
-    tokens = None
-    if tokens_named:
-        tokens = stored[_TOKEN_MAP].astype(mx.int32)
+    if config.output_size < config.vocab_size:
         check_tokens(stored[_TOKEN_MAP], _TOKEN_MAP, target.vocab_size, files.tensors.path)
+        tokens = tensors[_TOKEN_MAP] = stored[_TOKEN_MAP].astype(mx.int32)
         for name, array in tensors.items():
             if name.endswith("output.weight") and array.shape[0] == target.vocab_size:
                 tensors[name] = array[tokens]
     network = MedusaNetwork(config)
     fill(network, tensors, files, target.dtype)
-    vocabulary = DraftVocabulary(config.output_size, target.vocab_size, tokens)
-    return MedusaDrafter(network, target, vocabulary)
+    return MedusaDrafter(network, target)
+
+
+def medusa_config(files: DrafterFiles, hidden_size: int, vocab_size: int) -> MedusaConfig:
+    """What the shapes say of heads for a target of these sizes.
+
+    Raises MismatchError, naming both sides, for heads of another target, and DamagedFileError.
+    """
+    return _config(files, _own_names(files), hidden_size, vocab_size)
+
+
+def save_medusa(network: MedusaNetwork, folder: Path, record: Mapping[str, object]) -> None:
+    """Write the heads in half precision as the authors do, or, with a token map, as vLLM does.
+
+    record: further keys of config.json
+    """
+    config, tensors = network.config, parameters_of(network)
+    if config.output_size == config.vocab_size:
+        names = {own: _renamed(own, _AUTHORS_NAMES) for own in tensors}
+        keys: dict[str, object] = {
+            "medusa_num_heads": config.heads,
+            "medusa_num_layers": config.layers,
+        }
+    else:
+        names = {own: _renamed(own, _VLLMS_NAMES) for own in tensors}
+        keys = {
+            "model_type": "medusa", "architectures": ["MedusaModel"], "num_heads": config.heads,
+            "num_hidden_layers": config.layers, "hidden_size": config.hidden_size,
+            "vocab_size": config.vocab_size, "truncated_vocab_size": config.output_size,
+            "medusa_fc_bias": config.biases,
+        }  # fmt: skip
+    stored = {names[own]: array for own, array in tensors.items()}
+    write_drafter(folder, stored, {**keys, **record}, mx.float16)
 
 
 def _config(
-    files: DrafterFiles, own_names: Mapping[str, str], target: Target
-) -> tuple[MedusaConfig, bool]:
-    """What the shapes say, and whether the heads draft only the tokens of a map.
+    files: DrafterFiles, own_names: Mapping[str, str], hidden_size: int, vocab_size: int
+) -> MedusaConfig:
+    """What the shapes say.
 
     The heads are counted: config.json of the authors' Vicuna-7B says 2, and its file holds 5.
     """
@@ -163,8 +221,8 @@ def _config(
     matrix = shapes.get("heads.0.blocks.0.linear.weight", ())
     if len(matrix) != 2:
         raise DamagedFileError(f"{files.tensors.path} lacks the matrix of its first Medusa head")
-    check_pair(matrix[1], target.hidden_size, "hidden size")
-    V = target.vocab_size
+    check_pair(matrix[1], hidden_size, "hidden size")
+    V = vocab_size
     mapped = sum(files.tensors.shapes.get(_TOKEN_MAP, ()))
     tokens_named = 0 < mapped < V  # a map of the whole vocabulary is not used, as in vLLM
     outputs = [name for name in shapes if name.endswith("output.weight")]
@@ -172,15 +230,15 @@ def _config(
         if not tokens_named or shapes[name][:1] != (mapped,):
             check_pair(sum(shapes[name][:1]), V, "vocabulary")
     blocks = [match for name in shapes if (match := _BLOCK.match(name))]
-    config = MedusaConfig(
-        hidden_size=target.hidden_size,
+    return MedusaConfig(
+        hidden_size=hidden_size,
+        vocab_size=V,
         heads=len({match[1] for match in blocks}),
         layers=len({match[2] for match in blocks}),
         biases="heads.0.blocks.0.linear.bias" in shapes,
         outputs="target" if not outputs else "shared" if "output.weight" in outputs else "own",
         output_size=mapped if tokens_named else V,
     )
-    return config, tokens_named
 
 
 def _own_names(files: DrafterFiles) -> dict[str, str]:
@@ -198,9 +256,13 @@ def _own_names(files: DrafterFiles) -> dict[str, str]:
 
 
 def _own_name(name: str) -> str:
-    for pattern, own in _NAMES:
+    return _renamed(name, _OWN_NAMES)
+
+
+def _renamed(name: str, names: Names) -> str:
+    for pattern, other in names:
         if pattern.fullmatch(name):
-            return pattern.sub(own, name)
+            return pattern.sub(other, name)
     return name
 
 
@@ -209,7 +271,7 @@ MEDUSA = Form(
     recognises=lambda files: any(
         _BLOCK.match(_own_name(_IN_MODEL.sub("", name))) for name in files.tensors.shapes
     ),
-    load=_load,
+    load=load_medusa,
 )
 """Heads of Medusa-1 as the authors, text-generation-inference and vLLM write them, and those in a
 Medusa-2 model, whose trunk must be the target."""

@@ -15,14 +15,23 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.config import MAX_BEAM_LENGTH
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, check_pair, fill
+from redrafter_mlx.drafting.drafter_files import (
+    DrafterFiles,
+    Form,
+    check_pair,
+    fill,
+    parameters_of,
+    write_drafter,
+)
 from redrafter_mlx.drafting.level_drafter import DraftLevels, HeadsDrafter
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
@@ -30,6 +39,9 @@ from redrafter_mlx.target.model import Target
 
 _EPS = 1e-6
 _PREFIX = "speculator."
+
+_CANDIDATES = 5
+"""And tokens of the first head, fewer of each later one: what other engines draft by default."""
 
 _COPY_OF_TIED = re.compile(r"((emb|head|ln)\.[1-9]\d?|proj\.([2-9]|[1-3]\d))\.")
 """Where weights are tied, files may hold them once or under the name of each head."""
@@ -152,8 +164,9 @@ class SpeculatorLevels(DraftLevels):
         return self._network.logits(self._head, self._state)
 
 
-def _load(files: DrafterFiles, target: Target) -> SpeculatorDrafter:
-    config = _config(files)
+def load_speculator(files: DrafterFiles, target: Target) -> SpeculatorDrafter:
+    """The speculator, bound to its target; errors as in `Form.load`."""
+    config = speculator_config(files)
     check_pair(config.hidden_size, target.hidden_size, "hidden size")
     check_pair(config.vocab_size, target.vocab_size, "vocabulary")
     tensors = {n.removeprefix(_PREFIX): array for n, array in files.tensors.read().items()}
@@ -164,7 +177,25 @@ def _load(files: DrafterFiles, target: Target) -> SpeculatorDrafter:
     return SpeculatorDrafter(network, target)
 
 
-def _config(files: DrafterFiles) -> SpeculatorConfig:
+def save_speculator(network: SpeculatorNetwork, folder: Path, record: Mapping[str, object]) -> None:
+    """Write the speculator in half precision as fms-extras does for transformers.
+
+    record: further keys of config.json
+    """
+    config = network.config
+    keys = {
+        "model_type": "mlp_speculator", "architectures": ["MLPSpeculatorPreTrainedModel"],
+        "vocab_size": config.vocab_size, "emb_dim": config.hidden_size,
+        "inner_dim": config.inner_size, "n_predict": config.heads, "n_candidates": _CANDIDATES,
+        "top_k_tokens_per_head": [max(1, _CANDIDATES - head) for head in range(config.heads)],
+        "tie_weights": config.tie_weights, "scale_input": config.scale_input,
+    }  # fmt: skip
+    tensors = {_PREFIX + name: array for name, array in parameters_of(network).items()}
+    write_drafter(folder, tensors, {**keys, **record}, mx.float16)
+
+
+def speculator_config(files: DrafterFiles) -> SpeculatorConfig:
+    """What config.json says; raises DamagedFileError naming a key."""
     hidden_size = files.integer("emb_dim")
     return SpeculatorConfig(
         hidden_size=hidden_size,
@@ -182,6 +213,6 @@ MLP_SPECULATOR = Form(
         {"emb.0.weight", "proj.0.weight", "head.0.weight"}
         <= {name.removeprefix(_PREFIX) for name in files.tensors.shapes}
     ),
-    load=_load,
+    load=load_speculator,
 )
 """fms-extras' own files and those for transformers, whose names have a prefix."""

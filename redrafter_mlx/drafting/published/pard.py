@@ -77,7 +77,8 @@ class PardLevels(IndependentLevels):
         hidden, _ = model.call(tokens, cache)
         drafted = seen.count[:, None, None] + mx.arange(drafts)[None, :, None]
         logits = model.logits(mx.take_along_axis(hidden, drafted, axis=1))
-        super().__init__(vocabulary, logits[..., : vocabulary.size].astype(mx.float32))
+        logits = logits[..., : vocabulary.size].astype(mx.float32)
+        super().__init__(vocabulary, list(mx.split(logits, drafts, axis=1)))
 
     @property
     def memory(self) -> Memory:

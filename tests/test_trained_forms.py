@@ -1,0 +1,279 @@
+"""Every form of drafter that can be trained: it learns, resumes exactly, and loads as published."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from mlx.utils import tree_flatten
+from test_distill_training import losses, texts
+from test_medusa import expected as medusa_logits
+from test_mlp_speculator import expected as speculator_logits
+from test_own_drafter import tokens_of
+from tiny import HIDDEN, VOCAB, plain_tokens, random_model
+
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, lay_out
+from redrafter_mlx.distill.corpus.shards import Shard, save_shard
+from redrafter_mlx.distill.drafter_forms import (
+    DrafterForm,
+    MedusaForm,
+    RecurrentForm,
+    SpeculatorForm,
+)
+from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
+from redrafter_mlx.distill.forms.form import Recipe
+from redrafter_mlx.distill.forms.medusa import MedusaStudent
+from redrafter_mlx.distill.forms.registry import recipe_for
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.training.trainer import Evaluation, Trainer
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
+from redrafter_mlx.errors import MismatchError
+from redrafter_mlx.target.model import Target
+
+T = 3
+INNER = 24
+PROMPT = [3, 5, 7, 11, 4]
+FORMS: dict[str, DrafterForm] = {
+    "recurrent": RecurrentForm(draft_vocab=60, context_layers=(0, 1)),
+    "medusa": MedusaForm(draft_vocab=60),
+    "medusa, all tokens": MedusaForm(draft_vocab="all"),
+    "medusa, the target's outputs": MedusaForm(head="tied", draft_vocab="all"),
+    "medusa, the target's outputs of some tokens": MedusaForm(head="tied", draft_vocab=60),
+    "mlp": SpeculatorForm(inner_dim=INNER),
+    "mlp, untied": SpeculatorForm(inner_dim=INNER, tie_weights=False, scale_input=False),
+}
+PUBLISHED = [name for name in FORMS if name != "recurrent"]
+
+
+def recipe_of(name: str, target: Target) -> Recipe:
+    return recipe_for(FORMS[name], target, "tiny", "sha256:tiny", T)
+
+
+def make_trainer(folder: Path, name: str, steps: int = 16) -> Trainer:
+    """A run in `folder/out` on a corpus of one block, which is written once."""
+    target = Target(random_model())
+    recipe = recipe_of(name, target)
+    target, extras = target.reading(recipe.context_layers), recipe.extras(())
+    folder.mkdir(exist_ok=True)
+    block, held_out = folder / "block-000000.safetensors", texts(Target(random_model()), 2)
+    if not block.exists():
+        save_shard(Shard(texts(Target(random_model())), {}), block, {})
+        extras.add(target, None, block, 0)  # type: ignore[arg-type]
+    options = TrainOptions(draft_length=T, batch=16, evaluations=2, learning_rate=3e-3)
+    counts = count_tokens([block], VOCAB)
+    student = recipe.fresh(target, options, counts, extras.load(block))
+    examples = Examples((block,), extras, T, options.batch, 10**6, 0)
+    shapes = [BeamShape(2, T + 1)]
+    held_out = extras.compute(target, held_out)
+    made_by = {"drafter": recipe.record}
+    return Trainer(student, examples, held_out, options, steps, shapes, folder / "out", made_by)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_learns_and_a_resumed_run_has_the_losses_of_the_unbroken_one(
+    tmp_path: Path, name: str
+) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder / "out").mkdir(parents=True)
+    unbroken = losses(make_trainer(tmp_path / "a", name))
+    first = losses(make_trainer(tmp_path / "b", name), until=5)
+    rest = losses(make_trainer(tmp_path / "b", name))
+    assert first + rest == unbroken
+    assert sum(unbroken[-4:]) < 0.95 * sum(unbroken[:4])
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "a/out" / file).read_bytes() == (tmp_path / "b/out" / file).read_bytes()
+
+
+def trained(folder: Path, name: str) -> tuple[Path, Evaluation]:
+    """A drafter's folder after some steps, and its last evaluation."""
+    (folder / "out").mkdir()
+    *_, evaluation = (e for e in make_trainer(folder, name).run() if isinstance(e, Evaluation))
+    return folder / "out", evaluation
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_saved_drafter_loads_and_gives_the_text_of_plain_decoding(
+    tmp_path: Path, name: str
+) -> None:
+    folder, _ = trained(tmp_path, name)
+    model = random_model()
+    target = Target(model)
+    drafter = load(folder, target)
+    assert drafter.most_length == T + 1
+    for shape in (BeamShape(1, 2), BeamShape(3, 4), BeamShape(2, 9)):
+        decoder = Decoder(target, drafter, shape, SamplingParams())
+        assert tokens_of(decoder, PROMPT, 24)[0] == plain_tokens(model, PROMPT, 24)
+    drawn, plain = (
+        Decoder(target, some, shape, SamplingParams(0.9))
+        for some, shape in ((drafter, BeamShape(3, 4)), (None, BeamShape(1, 1)))
+    )
+    assert tokens_of(drawn, PROMPT, 24)[0] == tokens_of(plain, PROMPT, 24)[0]
+
+
+def load(folder: Path, target: Target) -> LevelDrafter:
+    return DrafterFolder(folder, "tiny", "sha256:tiny").load(target)
+
+
+def block_shapes(block: str, kinds: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Of T heads: `block` with the number of each in the place of K."""
+    return {
+        f"{block}.{kind}".replace("K", str(k)): shape
+        for k in range(T)
+        for kind, shape in kinds.items()
+    }
+
+
+LINEAR = {"weight": (HIDDEN, HIDDEN), "bias": (HIDDEN,)}
+AUTHORS = {"medusa_num_heads": T, "medusa_num_layers": 1, "base_model_name_or_path": "tiny"}
+VLLM = {
+    "model_type": "medusa", "num_heads": T, "num_hidden_layers": 1, "hidden_size": HIDDEN,
+    "vocab_size": VOCAB, "truncated_vocab_size": 60, "medusa_fc_bias": True,
+}  # fmt: skip
+FMS = {
+    "model_type": "mlp_speculator", "vocab_size": VOCAB, "emb_dim": HIDDEN, "inner_dim": INNER,
+    "n_predict": T, "top_k_tokens_per_head": [5, 4, 3], "n_candidates": 5,
+}  # fmt: skip
+TABLE = {"weight": (VOCAB, INNER)}
+LAYOUTS: dict[str, tuple[dict[str, tuple[int, ...]], dict[str, object]]] = {
+    "medusa": (
+        block_shapes("blocks.K.layers.0", LINEAR)
+        | block_shapes("lm_heads.K", {"weight": (60, HIDDEN)})
+        | {"token_map": (60,)},
+        VLLM,
+    ),
+    "medusa, all tokens": (
+        block_shapes("K.0.linear", LINEAR) | block_shapes("K.1", {"weight": (VOCAB, HIDDEN)}),
+        AUTHORS,
+    ),
+    "medusa, the target's outputs": (block_shapes("K.0.linear", LINEAR), AUTHORS),
+    "medusa, the target's outputs of some tokens": (
+        block_shapes("blocks.K.layers.0", LINEAR) | {"token_map": (60,)}, VLLM
+    ),
+    "mlp": (
+        {
+            "speculator.emb.0.weight": (VOCAB, INNER), "speculator.head.0.weight": (VOCAB, INNER),
+            "speculator.proj.0.weight": (INNER, HIDDEN), "speculator.proj.1.weight": (INNER, INNER),
+            "speculator.ln.0.weight": (INNER,), "speculator.ln.0.bias": (INNER,),
+        },
+        {**FMS, "tie_weights": True, "scale_input": True},
+    ),
+    "mlp, untied": (
+        block_shapes("speculator.emb.K", TABLE)
+        | block_shapes("speculator.head.K", TABLE)
+        | block_shapes("speculator.proj.K", {"weight": (INNER, INNER)})
+        | {"speculator.proj.0.weight": (INNER, HIDDEN)}
+        | block_shapes("speculator.ln.K", {"weight": (INNER,), "bias": (INNER,)}),
+        {**FMS, "tie_weights": False, "scale_input": False},
+    ),
+}  # fmt: skip
+
+
+def logits_by_formula(
+    name: str,
+    tensors: dict[str, mx.array],
+    model_head: mx.array,
+    hidden: np.ndarray,
+    path: list[int],
+) -> np.ndarray:
+    """The logits after a path, the root first, from a file's tensors by the published formula."""
+    k = len(path) - 1
+    if name.startswith("mlp"):
+        own = {n.removeprefix("speculator."): a.astype(mx.float32) for n, a in tensors.items()}
+        for i in range(T):  # tied weights are stored once
+            for kind in ("emb.{}.weight", "head.{}.weight", "ln.{}.weight", "ln.{}.bias"):
+                own.setdefault(kind.format(i), own[kind.format(0)])
+            own.setdefault(f"proj.{i}.weight", own["proj.1.weight"])
+        return speculator_logits(own, hidden, path, name == "mlp", INNER)
+    own = {
+        n.replace("blocks.", "").replace("layers.0", "0.linear"): a.astype(mx.float32)
+        for n, a in tensors.items()
+    }
+    head = own.get(f"{k}.1.weight", own.get(f"lm_heads.{k}.weight", model_head))
+    if "token_map" in tensors and head is model_head:
+        head = model_head[tensors["token_map"]]
+    return medusa_logits(own, hidden, k, head)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_saved_files_are_those_of_the_published_layout_and_mean_what_was_trained(
+    tmp_path: Path, name: str
+) -> None:
+    """In training and after loading, the logits along labels are those of the authors' formula."""
+    folder, _ = trained(tmp_path, name)
+    tensors = mx.load(str(folder / "model.safetensors"))
+    config = json.loads((folder / "config.json").read_text())
+    shapes, keys = LAYOUTS[name]
+    assert {n: a.shape for n, a in tensors.items()} == shapes
+    for key, value in keys.items():
+        assert config[key] == value
+    assert config["target_fingerprint"] == "sha256:tiny"
+    model = random_model()
+    batch = lay_out(texts(Target(model), 1), T).batch(0, 4)
+    drafter = load(folder, Target(model))
+    found = list(draft_logits(levels_along(drafter, batch, T), batch.labels))
+    output = Target(model).logits(mx.eye(HIDDEN)[None])[0].T
+    for p in range(4):
+        hidden = np.array(batch.states[p])
+        for depth in range(T):
+            path = [int(batch.roots[p]), *np.array(batch.labels[p, :depth]).tolist()]
+            want = logits_by_formula(name, tensors, output, hidden, path)
+            np.testing.assert_allclose(found[depth][p], want, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMS if name.startswith("medusa")])
+@pytest.mark.parametrize("kind", ["llama", "llama (mistral-style)"])
+def test_fresh_medusa_heads_give_the_targets_own_next_token(kind: str, name: str) -> None:
+    model = random_model(kind)
+    target = Target(model)
+    laid = lay_out(texts(target, 2), T)
+    counts = np.arange(VOCAB)
+    student = recipe_of(name, target).fresh(target, TrainOptions(draft_length=T), counts, [])
+    assert isinstance(student, MedusaStudent)
+    batch = laid.batch(0, 8)
+    chosen = student.drafter.vocabulary.tokens
+    want = target.logits_of(chosen)(batch.states[None, :8])[0]
+    assert chosen is None or chosen.tolist() == list(range(VOCAB - 60, VOCAB))
+    for logits in draft_logits(levels_along(student.drafter, batch, T), batch.labels):
+        np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_training_further_starts_with_the_saved_weights_and_refuses_another_form(
+    tmp_path: Path, name: str
+) -> None:
+    folder, evaluation = trained(tmp_path, name)
+    target = Target(random_model())
+    recipe = recipe_of(name, target)
+    recipe.check_start(folder)
+    again = recipe.start(folder, target, TrainOptions(draft_length=T))
+    held_out = texts(target, 2)
+    per_step = again.evaluate(held_out, [BeamShape(2, T + 1)]).tokens_per_step
+    assert per_step[2] == pytest.approx(evaluation.quality.tokens_per_step[2], abs=0.1)
+    assert all(a.dtype == mx.float32 for _, a in tree_flatten(again.network.trainable_parameters()))
+    longer = recipe_for(FORMS[name], target, "tiny", "sha256:tiny", T + 1)
+    with pytest.raises(MismatchError, match=f"has heads {T}, and {T + 1} is asked for"):
+        longer.check_start(folder)
+    elsewhere = recipe_for(FORMS[name], target, "tiny", "sha256:other", T)
+    with pytest.raises(MismatchError, match="was trained for"):
+        elsewhere.check_start(folder)
+
+
+def test_fresh_weights_follow_from_the_seed_and_not_from_the_global_state() -> None:
+    target = Target(random_model())
+    for name in PUBLISHED:
+        found = []
+        for seed, global_seed in ((1, 1), (1, 2), (2, 1)):
+            mx.random.seed(global_seed)
+            options = TrainOptions(draft_length=T, seed=seed)
+            student = recipe_of(name, target).fresh(target, options, np.arange(VOCAB), [])
+            found.append(dict(tree_flatten(student.network.parameters())))
+        first, again, other = found
+        assert all(mx.array_equal(first[n], again[n]) for n in first), name
+        if name.startswith("mlp"):
+            assert not mx.array_equal(first["emb.0.weight"], other["emb.0.weight"])
