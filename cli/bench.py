@@ -10,6 +10,7 @@ import typer
 
 from redrafter_mlx.cli.bench_options import BenchOptions
 from redrafter_mlx.cli.options import with_options
+from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @with_options
-def command(*, options: BenchOptions) -> None:
+def command(*, context: typer.Context, options: BenchOptions) -> None:
     """Measure plain and drafted decoding in one run, question by question, on this machine.
 
     Speedups are over mlx-lm's own loop in the same run. Exits 1 if our greedy tokens are not
@@ -26,6 +27,10 @@ def command(*, options: BenchOptions) -> None:
 
     Example: redrafter-mlx bench --beam-width 1..4 --beam-length 4
     """
+    if context.invoked_subcommand is not None:
+        if options != BenchOptions():
+            raise BadInputError("`bench serve` takes its options after `serve`")
+        return
     options.check_output()
     if options.compare is not None:
         options.check_comparison()
@@ -48,7 +53,7 @@ def print_result(result: Result, options: BenchOptions) -> None:
     if options.output == "json":
         print(json.dumps(result.to_dict()), flush=True)
     else:
-        show(result, _console())
+        show(result, console())
     if options.plot is not None:
         m = result.machine
         plot(grids(result.rows), options.plot, f"{m.chip} ({m.device}), mlx {m.mlx}")
@@ -64,11 +69,11 @@ def print_comparison(before: str, after: str, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"changes": [change.to_dict() for change in changes]}))
     else:
-        _console().print(rich_table(compare_table(changes, before, after)))
+        console().print(rich_table(compare_table(changes, before, after)))
 
 
-def _console() -> Console:
-    """In a pipe no cell is folded: the table is for whoever reads the file."""
+def console() -> Console:
+    """For tables; in a pipe no cell is folded: the table is for whoever reads the file."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 200)

@@ -11,6 +11,7 @@ import typer
 
 from redrafter_mlx.cli import (
     bench,
+    bench_serve,
     chat,
     doctor,
     generate,
@@ -63,6 +64,10 @@ def _root(
         print(context.get_help())
 
 
+benches = typer.Typer()
+benches.callback(invoke_without_command=True)(bench.command)
+benches.command("serve")(bench_serve.command)
+
 app.command("generate")(generate.command)
 app.command("chat")(chat.command)
 app.command("serve")(serve.command)
@@ -74,7 +79,7 @@ app.command("doctor")(doctor.command)
 app.command("verify")(verify.command)
 app.command("train")(train.command)
 app.command("quality")(quality.command)
-app.command("bench")(bench.command)
+app.add_typer(benches, name="bench")
 app.command("tune")(tune.command)
 
 

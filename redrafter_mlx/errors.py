@@ -35,3 +35,7 @@ class ForkedProcessError(RedrafterError):
 
 class UnsupportedModelError(RedrafterError):
     """A model whose state cannot hold a tree of drafts."""
+
+
+class ServerError(RedrafterError):
+    """A server that was asked could not be reached, or did not answer as its API says."""

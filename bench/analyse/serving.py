@@ -1,0 +1,64 @@
+"""What a load of users has seen, as figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from redrafter_mlx.bench.measure.load_client import Answered
+
+
+@dataclass(frozen=True)
+class ServingRow:
+    """One server under one load.
+
+    total_tps:     tokens a second of all users together
+    user_tps:      of one answer after its first token, the median
+    first_token, slowest_first_token: seconds, the median and the 95th percentile
+    speedup:       of total_tps over that of the first server
+    same_text:     the share of answers that are the first server's, letter for letter
+    """
+
+    url: str
+    users: int
+    answers: int
+    tokens: int
+    total_tps: float
+    user_tps: float
+    first_token: float
+    slowest_first_token: float
+    speedup: float
+    same_text: float
+
+
+def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -> list[ServingRow]:
+    """The servers under one load, each with its answers to the same questions."""
+    first = by_url[0][1]
+    rows = []
+    for url, answers in by_url:
+        waits = [a.first_token - a.began for a in answers]
+        paces = [(a.tokens - 1) / max(a.ended - a.first_token, 1e-9) for a in answers]
+        same = sum(a.text == b.text for a, b in zip(answers, first, strict=True))
+        rows.append(
+            ServingRow(
+                url=url,
+                users=users,
+                answers=len(answers),
+                tokens=sum(a.tokens for a in answers),
+                total_tps=total_tps(answers),
+                user_tps=float(np.median(paces)),
+                first_token=float(np.median(waits)),
+                slowest_first_token=float(np.percentile(waits, 95)),
+                speedup=total_tps(answers) / total_tps(first),
+                same_text=same / len(answers),
+            )
+        )
+    return rows
+
+
+def total_tps(answers: Sequence[Answered]) -> float:
+    """Tokens a second from the first question to the last answer's end."""
+    took = max(a.ended for a in answers) - min(a.began for a in answers)
+    return sum(a.tokens for a in answers) / max(took, 1e-9)

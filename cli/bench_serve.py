@@ -1,0 +1,85 @@
+"""`redrafter-mlx bench serve`: servers for OpenAI's API under the load of several users."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+
+from redrafter_mlx.bench.analyse.serving import ServingRow, serving_rows
+from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_load
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.bench import console
+from redrafter_mlx.cli.options import Flag, flag
+from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.ranges import parse_integers
+from redrafter_mlx.errors import BadInputError
+
+_KEY_VARIABLE = "OPENAI_API_KEY"
+_MOST_USERS = 256
+
+
+@dataclass(frozen=True)
+class LoadOptions(opt.QuestionOptions):
+    """Which servers are asked, and by how many users."""
+
+    # fmt: off
+    url: tuple[str, ...] = flag((), Flag(
+        "A server's address with its /v1; several are measured in turn, over the first one.",
+        "URL"))
+    users: str = flag("1,4,8", Flag("How many ask at once, such as 1,4,8 or 1..4.", "N,..."))
+    max_tokens: int = flag(128, opt.MAX_TOKENS)
+    server_model: str | None = flag(None, Flag(
+        "The model to ask for. [default: left to the server]", "NAME"))
+    api_key: str | None = flag(None, Flag(f"What the servers ask for. [env: {_KEY_VARIABLE}]",
+                                          "KEY"))
+    # fmt: on
+
+    def servers(self) -> list[Server]:
+        """Raises BadInputError for an address that is none, or for none at all."""
+        if not self.url:
+            raise BadInputError("--url is missing; give one like http://127.0.0.1:8080/v1")
+        key = self.api_key or os.environ.get(_KEY_VARIABLE)
+        return [Server(url, self.server_model, key) for url in self.url]
+
+    def loads(self) -> list[Load]:
+        """Raises BadInputError for numbers that cannot be."""
+        if self.max_tokens < 2:
+            raise BadInputError(f"--max-tokens is {self.max_tokens}; it must be at least 2")
+        users, texts = parse_integers("--users", self.users), [q.text for q in self.chosen()]
+        for n in users:
+            if not 1 <= n <= _MOST_USERS:
+                raise BadInputError(f"--users holds {n}; give numbers from 1 to {_MOST_USERS}")
+        # The number keeps a server from knowing the question from a load before.
+        return [
+            Load([f"({i}.{k}) {text}" for k, text in enumerate(texts, 1)], n, self.max_tokens)
+            for i, n in enumerate(users, 1)
+        ]
+
+
+@opt.with_options
+def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
+    """Measure servers for OpenAI's API under the load of several users.
+
+    Each user asks a question, reads the answer as it streams, and asks the next one. Greedy, so
+    that servers of one model can be compared letter for letter.
+
+    Example: redrafter-mlx bench serve --url http://127.0.0.1:8080/v1 --users 1,4,8
+    """
+    servers, loads = options.servers(), options.loads()
+    rows: list[ServingRow] = []
+    with progress_bars("asking the servers") as bars:
+        for server in servers:
+            ask(server, "Say hello.", 2)  # loads the model, compiles kernels
+        for i, load in enumerate(loads):
+            answers = [(server.url, measure_load(server, load)) for server in servers]
+            rows += serving_rows(load.users, answers)
+            if bars is not None:
+                bars("loads", i + 1, len(loads))
+    if as_json:
+        print(json.dumps({"rows": [asdict(row) for row in rows]}))
+    else:
+        from redrafter_mlx.bench.show.batch_tables import serving_table
+        from redrafter_mlx.bench.show.report import rich_table
+
+        console().print(rich_table(serving_table(rows)))

@@ -1,0 +1,172 @@
+"""`bench serve`: users at once, what they see, and servers that misbehave."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from serving import host, running, tiny_redrafter, wait_until_ready
+
+from redrafter_mlx.bench.analyse.serving import serving_rows, total_tps
+from redrafter_mlx.bench.measure.load_client import Answered, Load, Server, ask, measure_load
+from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS
+from redrafter_mlx.cli import main
+from redrafter_mlx.errors import ServerError
+
+USAGE = {"choices": [], "usage": {"completion_tokens": 3}}
+
+
+def chunk(text: str | None) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": {} if text is None else {"content": text}}]}
+
+
+def streamed(*chunks: dict[str, object], end: bool = True) -> str:
+    lines = [": a comment\n\n", *(f"data: {json.dumps(c)}\n\n" for c in chunks)]
+    return "".join(lines) + ("data: [DONE]\n\n" if end else "")
+
+
+@contextmanager
+def answering(answer: Callable[[dict[str, object]], tuple[int, str]]) -> Iterator[str]:
+    """A server that answers a request's body with a status and a text."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            assert self.path == "/v1/chat/completions"
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            status, text = answer(body)
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def echo(body: dict[str, object]) -> tuple[int, str]:
+    (message,) = body["messages"]  # type: ignore[misc]
+    return 200, streamed(chunk(None), chunk("you said "), chunk(message["content"]), USAGE)
+
+
+def test_as_many_users_ask_at_once_and_each_question_is_asked_once() -> None:
+    """All four users wait for each other in the server."""
+    together = threading.Barrier(4, timeout=20)
+    asked: list[object] = []
+
+    def answer(body: dict[str, object]) -> tuple[int, str]:
+        together.wait()
+        asked.append(body["messages"][0]["content"])  # type: ignore[index]
+        return echo(body)
+
+    questions = [f"q{i}" for i in range(8)]
+    with answering(answer) as url:
+        answers = measure_load(Server(url), Load(questions, 4, 5))
+    assert sorted(asked) == questions  # type: ignore[type-var]
+    assert [a.text for a in answers] == [f"you said {q}" for q in questions]
+    for a in answers:
+        assert a.began < a.first_token <= a.ended
+        assert a.tokens == 3
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "named"),
+    [
+        (503, '{"error": "loading"}', "503"),
+        (200, streamed(chunk("half"), end=False), "broke"),
+        (200, streamed(chunk("uncounted")), "usage"),
+        (200, "data: {no JSON\n\n", "cannot be asked"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_named_and_ends_the_load(
+    status: int, text: str, named: str
+) -> None:
+    with answering(lambda _: (status, text)) as url, pytest.raises(ServerError) as raised:
+        measure_load(Server(url), Load(["a", "b", "c"], 2, 5))
+    assert url in str(raised.value)
+    assert named in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_figures_of_a_load_are_those_of_its_answers() -> None:
+    fast = [Answered("x", 10, 0.0, 1.0, 4.0), Answered("y", 5, 1.0, 1.5, 2.0)]
+    slow = [Answered("x", 10, 0.0, 2.0, 8.0), Answered("z", 5, 0.0, 1.0, 6.0)]
+    assert total_tps(fast) == 15 / 4
+    one, two = serving_rows(2, [("a", fast), ("b", slow)])
+    assert (one.speedup, one.same_text, two.speedup, two.same_text) == (1.0, 1.0, 0.5, 0.5)
+    assert (one.user_tps, one.first_token) == ((9 / 3 + 4 / 0.5) / 2, 0.75)
+    assert (two.tokens, two.answers, two.users) == (15, 2, 2)
+
+
+def test_our_server_under_load_says_what_the_library_says(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    model = tiny_redrafter()
+    with running([host(model)]) as url:
+        wait_until_ready(url)
+        said = ask(Server(f"{url}/v1"), "Name a fruit.", 12)
+        addresses = ["--url", f"{url}/v1", "--url", f"{url}/v1"]
+        line = ["bench", "serve", *addresses, "--users", "1,3", "--limit", "3", "--json"]
+        assert main.run([*line, "--max-tokens", "6"]) == 0
+    assert said.text == model.generate("Name a fruit.", max_tokens=12).text
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [row["users"] for row in rows] == [1, 1, 3, 3]
+    assert all(row["same_text"] == 1.0 and row["answers"] == 3 for row in rows)
+    assert all(0 < row["tokens"] <= 18 for row in rows)
+
+
+def test_the_table_compares_servers_and_questions_differ_from_load_to_load(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked: set[object] = set()
+
+    def answer(body: dict[str, object]) -> tuple[int, str]:
+        assert body["model"] == "big"
+        asked.add(body["messages"][0]["content"])  # type: ignore[index]
+        return echo(body)
+
+    with answering(answer) as one, answering(answer) as two:
+        line = ["bench", "serve", "--url", one, "--url", two, "--users", "1..2"]
+        assert main.run([*line, "--server-model", "big"]) == 0
+    out = capsys.readouterr().out
+    assert one in out
+    assert two in out
+    assert "100%" in out
+    assert len(asked) == 1 + 2 * len(OWN_QUESTIONS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ((), "--url"),
+        (("--url", "localhost:8080"), "localhost:8080"),
+        (("--url", "http://127.0.0.1:9/v1"), "127.0.0.1:9"),
+        (("--url", "http://x/v1", "--users", "0"), "--users"),
+        (("--url", "http://x/v1", "--users", "many"), "--users"),
+        (("--url", "http://x/v1", "--max-tokens", "1"), "--max-tokens"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(
+    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["bench", "serve", *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert named in err
+
+
+def test_options_of_bench_itself_are_refused_for_serve(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["bench", "--limit", "3", "serve", "--url", "http://x/v1"]) == 1
+    assert "after `serve`" in capsys.readouterr().err
