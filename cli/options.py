@@ -253,9 +253,9 @@ def option_names() -> list[str]:
     """Every field of GenerationOptions that a person can type, in its order.
 
     A logit bias names tokens by their ids, and log-probabilities are arrays; both are for the
-    library's callers. `prefixes` is for measuring.
+    library's callers. `prefixes` and `cache_prompt` are for measuring.
     """
-    library_only = ("logit_bias", "logprobs", "prefixes")
+    library_only = ("logit_bias", "logprobs", "prefixes", "cache_prompt")
     return [f.name for f in fields(GenerationOptions) if f.name not in library_only]
 
 

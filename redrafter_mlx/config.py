@@ -147,13 +147,14 @@ class GenerationOptions(SamplingParams):
     draft: bool = True
     prefixes: Prefixes = "all"
     logprobs: bool = False
+    cache_prompt: bool = True
 
     def __post_init__(self) -> None:
         given: object = self.stop
         if not isinstance(given, (str, list, tuple)):
             raise BadInputError(f"stop is {given!r}; give a string or a list of strings")
         object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(given))
-        for name in ("draft", "logprobs"):
+        for name in ("draft", "logprobs", "cache_prompt"):
             value: object = getattr(self, name)
             if not isinstance(value, bool):
                 raise BadInputError(f"{name} is {value!r}; it must be true or false")
@@ -188,6 +189,11 @@ class GenerationOptions(SamplingParams):
     def shape_belongs_to_seed(self) -> bool:
         """Whether the seed gives the same text only for the same shape of the drafts."""
         return self.seed is not None and self.method in ("rejection", "typical")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """How tokens are chosen, without the rest."""
+        return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
 
     def updated(self, overrides: Mapping[str, object]) -> GenerationOptions:
         """A copy with `overrides`; raises BadInputError for a key that does not exist."""

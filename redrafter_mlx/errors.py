@@ -39,3 +39,11 @@ class UnsupportedModelError(RedrafterError):
 
 class ServerError(RedrafterError):
     """A server that was asked could not be reached, or did not answer as its API says."""
+
+
+class BusyError(RedrafterError):
+    """A request for which there is no room."""
+
+
+class EngineFailedError(RedrafterError):
+    """The engine failed while it answered, or was closed; the next request finds a new one."""

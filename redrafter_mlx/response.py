@@ -19,7 +19,8 @@ class Response:
     text:              the text that this token completes; may be empty, or more than the token's
     source:            "model" for the target's own choice, "drafter" or "lookup" for an accepted
                        draft
-    prompt_tps:        prompt tokens read per second (those reused from an earlier turn not counted)
+    prompt_tps:        prompt tokens read per second (cached ones not counted)
+    cached_tokens:     prompt tokens that did not have to be read, because a text began alike
     generation_tps:    tokens per second, counted from the first one
     peak_memory:       GB
     finish_reason:     "stop" or "length" on the last response, else None
@@ -36,6 +37,7 @@ class Response:
     source: Source
     prompt_tokens: int
     prompt_tps: float
+    cached_tokens: int
     generation_tokens: int
     generation_tps: float
     peak_memory: float
@@ -81,14 +83,14 @@ class Tally:
     tokens: responses so far
     """
 
-    def __init__(self, prompt_tokens: int, fresh: int, automatic: bool) -> None:
-        """Starts the clock: `fresh` tokens of the prompt are read now.
+    def __init__(self, prompt_tokens: int, cached: int, automatic: bool) -> None:
+        """Starts the clock: the prompt is read now, but for `cached` tokens.
 
         automatic: the shape is chosen step by step, and reported
         """
         self.tokens = 0
         self._prompt_tokens = prompt_tokens
-        self._fresh = fresh
+        self._cached = cached
         self._automatic = automatic
         self._began = self._first = self._now = time.perf_counter()
         self._steps = -1
@@ -131,7 +133,8 @@ class Tally:
             token=result.tokens[index],
             source=result.sources[index],
             prompt_tokens=self._prompt_tokens,
-            prompt_tps=self._fresh / max(self._first - self._began, 1e-9),
+            prompt_tps=(self._prompt_tokens - self._cached) / max(self._first - self._began, 1e-9),
+            cached_tokens=self._cached,
             generation_tokens=self.tokens,
             generation_tps=after_first / max(self._now - self._first, 1e-9) if steps else 0.0,
             peak_memory=mx.get_peak_memory() / 1e9,

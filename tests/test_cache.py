@@ -15,6 +15,8 @@ from tiny import plain_tokens, random_model
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
+from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
@@ -164,19 +166,63 @@ def test_buffers_grow_by_whole_buckets() -> None:
     assert seen == {CAPACITY_STEP, 2 * CAPACITY_STEP}
 
 
+def read(decoder: Decoder, tokens: list[int]) -> SequenceCache:
+    """The cache of a text."""
+    cache = decoder.new_cache()
+    decoder.target.prefill(mx.array([tokens]), cache.target, 0, [len(tokens) - 1])
+    return cache
+
+
 def test_a_prefix_cache_returns_only_what_the_next_prompt_shares() -> None:
-    memory, decoder = PrefixCache(), Decoder(Target(random_model()), None, PLAIN, SamplingParams())
-    cache, start = memory.take([1, 2, 3], decoder)
-    assert start == 0
-    memory.keep(cache, [1, 2, 3, 4])
-    again, start = memory.take([1, 2, 3, 9, 9], decoder)
-    assert again is cache
-    assert start == 3
-    other, start = memory.take([1, 2, 3], decoder)
-    assert other is not cache, "a cache that was taken is not there until it is given back"
-    memory.keep(cache, [1, 2, 3])
-    _, start = memory.take([1, 2, 3], decoder)
-    assert start == 2, "the last token of a prompt is always read again"
+    texts = PrefixCache(10**9)
+    decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
+    assert texts.take([1, 2, 3], None) is None
+    texts.keep(read(decoder, [1, 2, 3, 4]), [1, 2, 3, 4])
+    for prompt, shared in (([1, 2, 3, 9, 9], 3), ([1, 2, 3], 2), ([1, 2, 3, 4, 5], 4)):
+        found = texts.take(prompt, None)
+        assert found is not None
+        assert found[1] == shared, "the last token of a prompt is always read again"
+    assert texts.take([2, 1], None) is None
+
+
+def test_the_least_recently_used_text_is_let_go_of_first() -> None:
+    decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
+    one = read(decoder, [1, 1, 1]).trimmed(3).nbytes
+    texts = PrefixCache(2 * one)
+    for first in (1, 2):
+        texts.keep(read(decoder, [first] * 3), [first] * 3)
+    texts.take([1, 1, 1], None)
+    texts.keep(read(decoder, [3] * 3), [3] * 3)
+    assert [texts.take([n] * 3, None) is not None for n in (1, 2, 3)] == [True, False, True]
+    assert texts.nbytes == 2 * one
+
+
+def test_a_text_that_another_one_continues_is_not_kept_twice() -> None:
+    decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
+    texts = PrefixCache(10**9)
+    for n in (3, 5, 4):
+        texts.keep(read(decoder, [7] * n), [7] * n)
+    assert texts.nbytes == read(decoder, [7] * 5).trimmed(5).nbytes
+
+
+def test_what_was_handed_out_changes_no_kept_text() -> None:
+    """Two answers that go on from the same text, one of them in the midst of it."""
+    model = random_model(seed=3)
+    decoder = Decoder(Target(model), None, PLAIN, SamplingParams())
+    texts, text = PrefixCache(10**9), [i % 97 for i in range(1, 41)]
+    texts.keep(read(decoder, text), text)
+    for prompt in ([*text, 5], [*text[:20], 9], [*text, 5], [*text[:39], 1, 2]):
+        found = texts.take(prompt, None)
+        assert found is not None
+        emitted: list[int] = []
+
+        def finished(result: StepResult, emitted: list[int] = emitted) -> bool:
+            emitted.extend(result.tokens)
+            return len(emitted) == 20
+
+        for _ in decoder.run(*found, prompt, sequence_keys(0), finished):
+            pass
+        assert emitted == plain_tokens(model, prompt, 20)
 
 
 def test_common_prefix() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import mlx.core as mx
@@ -11,7 +11,7 @@ import pytest
 from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding import loop
+from redrafter_mlx.decoding import batch
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
@@ -197,13 +197,13 @@ def test_the_loop_transfers_once_a_step() -> None:
 def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
     """Every step that is handed to the device, as it happens."""
     seen: list[DecodeState] = []
-    honest = loop._submit
+    honest = batch.submit
 
-    def counting(state: DecodeState, output: StepOutput, *before: Drafts) -> None:
+    def counting(state: DecodeState, output: StepOutput, *before: Sequence[Drafts]) -> None:
         seen.append(state)
         honest(state, output, *before)
 
-    monkeypatch.setattr(loop, "_submit", counting)
+    monkeypatch.setattr(batch, "submit", counting)
     return seen
 
 
@@ -236,7 +236,7 @@ def test_memory_stays_flat_over_six_hundred_steps() -> None:
         state.length = mx.array([300])
         state.cache.target.pending = None
         state, output = decoder.step(state, 300)
-        loop._submit(state, output)
+        batch.submit(state, output)
         read_report(output)
         if step % 50 == 49:
             sizes.append(mx.get_active_memory())

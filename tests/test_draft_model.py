@@ -161,7 +161,7 @@ def test_the_draft_cache_after_any_step_equals_a_fresh_prefill(
     for n in (8, 25, 40):
         decoder = Decoder(target, drafter, PLAIN, GREEDY)
         emitted, _, cache = run(decoder, n, shapes=Alternating(*shapes))
-        decoder._catch_up(cache)
+        decoder.catch_up(cache)
         known = cache.remembered.item()
         text = [*PROMPT, *plain_tokens(model, PROMPT, n + 10)]
         assert known == len(PROMPT) + n - 1 or known <= len(PROMPT) + n + 5
@@ -228,7 +228,7 @@ def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
     drafter = drafter_for(target, truncated(model, 2))
     decoder = Decoder(target, drafter, BeamShape(3, 4), GREEDY)
     _, whole, _ = run(decoder, 40)
-    monkeypatch.setattr("redrafter_mlx.target.model.PREFILL_CHUNK", chunk)
+    monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", chunk)
     _, pieces, _ = run(decoder, 40)
     assert [r.tokens for r in pieces] == [r.tokens for r in whole]
 
@@ -285,7 +285,7 @@ def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
     """A long text, another one after half of it while drafts are parked, then its continuation."""
     model = random_model(num_hidden_layers=3)
     target, small = Target(model), truncated(model, 2)
-    drafter, kept = drafter_for(target, small), PrefixCache()
+    drafter, kept = drafter_for(target, small), PrefixCache(10**9)
     first = [(5 * i + 1) % VOCAB for i in range(40)]
     second = first[:20] + [(3 * i + 2) % VOCAB for i in range(30)]
     for prompt, shape in (
@@ -294,9 +294,10 @@ def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
         (second, BeamShape(1, 3)),
     ):
         decoder = Decoder(target, drafter, shape, GREEDY)
-        cache, start = kept.take(prompt, decoder)
+        cache, start = kept.take(prompt, drafter) or (decoder.new_cache(), 0)
         for _ in decoder.run(cache, start, prompt, sequence_keys(0), lambda _: True):
             pass
+        cache.flush()
         kept.keep(cache, prompt)
     fresh = Target(small).new_cache()
     Target(small).prefill(mx.array([second]), fresh, 0, [len(second) - 1])

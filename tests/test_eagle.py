@@ -245,7 +245,7 @@ def test_it_remembers_true_features_alone(
     for n in (8, 40):
         said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
         assert said == text[0, len(PROMPT) :].tolist()[:n]
-        decoder._catch_up(cache)
+        decoder.catch_up(cache)
         (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
         assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
         for i, part in enumerate(parts):
@@ -298,7 +298,7 @@ def test_a_step_calls_the_network_once_for_each_drafted_token(
 def test_features_of_few_positions_are_kept_for_a_parked_drafter(
     model: nn.Module, trained: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.decoding.loop._MOST_MISSED", 6)
+    monkeypatch.setattr("redrafter_mlx.decoding.sequence_cache._MOST_MISSED", 6)
     decoder = decoder_of(trained["EAGLE-3"], model, PLAIN)
     assert isinstance(decoder.drafter, EagleDrafter)
     with counted_calls(decoder.drafter) as calls:
@@ -313,7 +313,7 @@ def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
 ) -> None:
     decoder = decoder_of(trained["EAGLE-3"], model, BeamShape(3, 4))
     _, whole, _ = run(decoder, 30)
-    monkeypatch.setattr("redrafter_mlx.target.model.PREFILL_CHUNK", 3)
+    monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", 3)
     _, pieces, _ = run(decoder, 30)
     assert [r.tokens for r in pieces] == [r.tokens for r in whole]
 

@@ -20,7 +20,7 @@ from tiny import random_drafter, random_model
 from redrafter_mlx.config import AcceptMethod, BeamShape, Prefixes, SamplingParams
 from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.state import Drafts
+from redrafter_mlx.decoding.state import Drafts, RowDrafts
 from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
@@ -157,7 +157,9 @@ def drawn_with_copies(
                 beams = copy_beams(copies, [row[-1] for row in emitted], shape)
                 tree, copied = tree_of_copies(beams, shape, state.drafts.beams)
                 log_probs = state.drafts.log_probs if as_drawn else None
-                state = replace(state, drafts=Drafts(tree, shape, log_probs, copied=copied))
+                made = RowDrafts(shape, drawn=log_probs is not None, copied=True)
+                drafts_now = Drafts(tree, (made,) * ROWS, log_probs, copied=copied)
+                state = replace(state, drafts=drafts_now)
             state, output = decoder.step(state, len(PROMPT) + max(map(len, emitted)))
             for index, row, result in zip(indexes, emitted, read_report(output), strict=True):
                 row.extend(result.tokens)
@@ -267,7 +269,7 @@ def longest_of_independent_beams(
 def test_the_longest_of_independently_tested_beams_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the paper's own MLX code does."""
     monkeypatch.setattr(
-        "redrafter_mlx.decoding.loop.accept_rejection", longest_of_independent_beams
+        "redrafter_mlx.decoding.verdict.accept_rejection", longest_of_independent_beams
     )
     assert not fits(BeamShape(3, 3), SamplingParams(1.0, accept="rejection"))
 

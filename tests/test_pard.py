@@ -81,7 +81,7 @@ def test_its_cache_holds_the_text_and_no_masks(shapes: tuple[BeamShape, ...]) ->
     drafter = pard_for(target, small)
     decoder = Decoder(target, drafter, PLAIN, GREEDY)
     emitted, _, cache = run(decoder, 25, shapes=Alternating(*shapes))
-    decoder._catch_up(cache)
+    decoder.catch_up(cache)
     known = int(cache.remembered.item())
     text = [*PROMPT, *plain_tokens(model, PROMPT, 40)]
     assert text[: len(PROMPT) + 25] == [*PROMPT, *emitted]

@@ -15,7 +15,7 @@ from tiny import truncated
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.state import DecodeState
+from redrafter_mlx.decoding.state import DecodeState, RowOptions
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting import recurrent
 from redrafter_mlx.drafting.checkpoint import load_drafter
@@ -247,7 +247,8 @@ def test_next_token_frequencies_are_the_targets_probabilities(
         keys = sequence_keys(batch, rows)
         drafts = decoder._draft(cache, seen, keys, decoder.shape)
         cache.target.pending = None  # the same position again
-        state = DecodeState(cache, length, drafts, keys, history=None)
+        options = (RowOptions(params),) * rows
+        state = DecodeState(cache, length, drafts, keys, options, (None,) * rows)
         _, output = decoder.step(state, len(ids) - 1)
         for result in read_report(output):
             counts[result.tokens[0]] += 1

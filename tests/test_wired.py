@@ -10,6 +10,7 @@ import pytest
 from tiny import byte_model, byte_tokenizer
 
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.runtime import wired_memory
 
 
@@ -43,7 +44,7 @@ def models() -> list[Redrafter]:
 def test_the_limit_is_raised_while_any_model_decodes_and_put_back_after_the_last(
     process: Process, first_to_end: int
 ) -> None:
-    answers = [model.stream([1, 2, 3], max_tokens=9) for model in models()]
+    answers = [model.stream([1, 2, 3], max_tokens=400) for model in models()]
     for answer in answers:
         next(answer)
     answers.pop(first_to_end).close()
@@ -56,14 +57,14 @@ def test_the_limit_is_put_back_after_an_error(
     process: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = models()
-    running = one.stream([1, 2, 3], max_tokens=9)
+    running = one.stream([1, 2, 3], max_tokens=400)
     next(running)
 
     def broken(*_: object) -> None:
         raise ValueError("broken")
 
     monkeypatch.setattr(other.target, "hidden", broken)
-    with pytest.raises(ValueError, match="broken"):
+    with pytest.raises(EngineFailedError, match="broken"):
         other.generate([1, 2, 3])
     assert process.limit == 100
     running.close()

@@ -74,6 +74,7 @@ class Method:
             max_nodes=self.max_nodes,
             draft=self.name == "redrafter",
             prefixes=self.prefixes,
+            cache_prompt=False,
         )
 
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
 
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
+from redrafter_mlx.target.cache_slots import concatenate_padded
 from redrafter_mlx.target.kv_cache import Snapshot, TreeCache
 
 _MOST_JOINED = 512
 """Missed positions that a drafter is given in one call."""
+
+_MOST_MISSED = 512
+"""Steps, or positions of one, whose features are kept for a drafter that is parked."""
 
 
 @dataclass(frozen=True)
@@ -67,23 +71,94 @@ class SequenceCache:
             kept += [] if seen.features is None else [seen.features]
         return kept
 
-    def reuse(self, tokens: Sequence[int], drafter: Drafter) -> int:
-        """How many positions of one text, whose target rows are all here, need not be read again.
+    def show(self, seen: Seen, drafter: Drafter, parked: bool) -> None:
+        """Let the drafter remember committed positions, now or when it drafts again.
 
-        A drafter that remembers the target's features at every position must see those that it
-        missed; one that remembers the tokens alone is given them.
+        The target's features are large: before many are kept for a parked drafter, it reads them.
         """
-        features = drafter.features
-        if not features.every_position:
-            return len(tokens)
+        self.missed += (seen,)
+        many = max(len(self.missed), seen.tokens.shape[1]) >= _MOST_MISSED
+        if not parked or (many and drafter.features.any):
+            self.catch_up(drafter)
+
+    def catch_up(self, drafter: Drafter) -> None:
+        """Give the drafter what it missed."""
+        for seen in joined(self.missed):
+            self.memory = drafter.extend(self.memory, seen)
+            self.remembered = seen.root_position
+        self.missed = ()
+
+    def take(self, rows: Sequence[int]) -> SequenceCache:
+        """The cache of some of the batch's rows, which is a copy."""
+        index = mx.array(list(rows))
+        taken = SequenceCache(self.target.take(index), take_rows(self.memory, index), len(rows))
+        taken.remembered = self.remembered[index]
+        taken.missed = tuple(seen.take(index) for seen in self.missed)
+        return taken
+
+    @classmethod
+    def joined(cls, caches: Sequence[SequenceCache]) -> SequenceCache:
+        """The rows of several caches as one batch; their drafters have missed nothing."""
+        assert not any(cache.missed for cache in caches), "catch up first"
+        target = TreeCache.joined([cache.target for cache in caches])
+        memory = join_rows([cache.memory for cache in caches])
+        remembered = mx.concatenate([cache.remembered for cache in caches])
+        whole = cls(target, memory, remembered.size)
+        whole.remembered = remembered
+        return whole
+
+    def trimmed(self, length: int) -> SequenceCache:
+        """The first positions of one text, computed, in target buffers without room to spare."""
+        kept = SequenceCache(self.target.trimmed(length), self.memory, 1)
+        kept.remembered = mx.minimum(self.remembered, length)
+        mx.eval(kept.target.buffers, kept.of_drafter)
+        return kept
+
+    def reused(self, tokens: Sequence[int], drafter: Drafter | None) -> SequenceCache:
+        """A cache for a text that begins with `tokens`, whose positions are all here.
+
+        It shares this one's arrays. A drafter that reads the target's features must remember them
+        already; one that remembers the tokens alone is given those that it missed.
+        """
+        cache = SequenceCache(self.target.shared(), (), 1)
+        if drafter is None or not drafter.features.every_position:
+            return cache
         known = min(cast(int, self.remembered.item()), len(tokens))
-        self.memory, self.missed = self.memory or drafter.empty(1), ()
-        self.remembered = mx.array([known], mx.int32)  # what came after it is of another text
-        if features.any:
-            return known
+        cache.memory = self.memory or drafter.empty(1)
+        cache.remembered = mx.array([known], mx.int32)  # what came after it is of another text
         if known < len(tokens):
-            self.missed = (_of_text(tokens, known),)
-        return len(tokens)
+            assert not drafter.features.any, "it must have seen all that is reused"
+            cache.missed = (_of_text(tokens, known),)
+        return cache
+
+    @property
+    def nbytes(self) -> int:
+        return self.target.nbytes + sum(a.nbytes for a in _arrays(self.memory))
+
+
+def take_rows(memory: Memory, index: mx.array) -> Memory:
+    """What a drafter remembers of some of the batch's rows."""
+    return tuple(a[index] if isinstance(a, mx.array) else take_rows(a, index) for a in memory)
+
+
+def join_rows(memories: Sequence[Memory]) -> Memory:
+    """What it remembers of several batches, as one; zeros fill arrays up to the largest."""
+
+    def join(*each: mx.array | Memory) -> mx.array | Memory:
+        arrays = [a for a in each if isinstance(a, mx.array)]
+        if len(arrays) == len(each):
+            return concatenate_padded(arrays)
+        return join_rows([a for a in each if not isinstance(a, mx.array)])
+
+    return tuple(join(*each) for each in zip(*memories, strict=True))
+
+
+def _arrays(memory: Memory) -> Iterator[mx.array]:
+    for a in memory:
+        if isinstance(a, mx.array):
+            yield a
+        else:
+            yield from _arrays(a)
 
 
 def joined(missed: Sequence[Seen]) -> list[Seen]:

@@ -7,27 +7,53 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
-from redrafter_mlx.config import BeamShape
+from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.speculation.accept import Acceptance
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 
 
-class Drafts(NamedTuple):
-    """A tree, the shape it was drafted with and, for rejection, what it was drawn from.
+class RowDrafts(NamedTuple):
+    """How the drafts of one batch row were made.
 
-    log_probs: [B, N, V], the distribution of each node's children; None if nothing was drawn
-    beams:     what the tree was packed from, for copies to join; None if nothing was drafted
+    shape:  what they were drafted with, PLAIN if nothing was drafted
+    drawn:  whether they were drawn, for rejection
+    copied: whether copies of the text are among them
+    """
+
+    shape: BeamShape
+    drawn: bool = False
+    copied: bool = False
+
+
+class Drafts(NamedTuple):
+    """The trees of a batch and, for rejection, what they were drawn from.
+
+    rows:      B of them
+    log_probs: [B, N, V], the distribution of each node's children, any in rows that were not drawn;
+               None if none was
+    beams:     what the trees were packed from, for copies to join; None if nothing was drafted
     copied:    [B, N] bool, the nodes that only a copy of the text proposes, padding any; None if
-               no copies are in the tree
+               no copies are in the trees
     """
 
     tree: TokenTree
-    shape: BeamShape
+    rows: tuple[RowDrafts, ...]
     log_probs: mx.array | None = None
     beams: Beams | None = None
     copied: mx.array | None = None
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """How the tokens of one batch row are chosen.
+
+    logprobs: whether its results hold the log-probabilities that each token was chosen from
+    """
+
+    sampling: SamplingParams
+    logprobs: bool = False
 
 
 @dataclass
@@ -36,17 +62,18 @@ class DecodeState:
 
     Shapes:
       length:  [B] int32, committed positions
-      drafts:  the tree to verify next; its root is the last token emitted
+      drafts:  the trees to verify next; their roots are the last tokens emitted
       keys:    [B, 2] uint32, see sampling
-      history: [B, C] int32, the tokens before the root that a repetition penalty looks at;
-               None without one
+      history: of each row [1, C] int32, the tokens before the root that a repetition penalty looks
+               at; None without one
     """
 
     cache: SequenceCache
     length: mx.array
     drafts: Drafts
     keys: mx.array
-    history: mx.array | None
+    options: tuple[RowOptions, ...]
+    history: tuple[mx.array | None, ...]
 
 
 def newest_positions(

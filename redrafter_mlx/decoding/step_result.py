@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.decoding.state import Drafts, RowDrafts
 from redrafter_mlx.speculation.accept import Acceptance
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.speculation.tree import TokenTree
 
 Source: TypeAlias = Literal["model", "drafter", "lookup"]
 """Where an emitted token came from: the target's own choice, or an accepted draft."""
@@ -26,16 +26,16 @@ class StepOutput:
               the beam and depth of each node; with copies N more, whether each node is one
       logits: [B, N, V], None unless log-probabilities were asked for
 
-    rows:   N
-    shape:  what the tree was drafted with
-    copied: whether copies of the text are in it
+    nodes:  N
+    rows:   how the drafts of each batch row were made
+    shown:  of which batch rows the log-probabilities are wanted
     """
 
     report: mx.array
     logits: mx.array | None
-    rows: int
-    shape: BeamShape
-    copied: bool
+    nodes: int
+    rows: tuple[RowDrafts, ...]
+    shown: tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -74,37 +74,36 @@ class StepResult:
 
 
 def report_step(
-    tree: TokenTree,
-    shape: BeamShape,
-    accepted: Acceptance,
-    logits: mx.array | None,
-    copied: mx.array | None = None,
+    drafts: Drafts, accepted: Acceptance, logits: mx.array, shown: tuple[bool, ...]
 ) -> StepOutput:
-    """The report of a verified tree that was drafted with `shape`.
+    """The report of verified drafts; `shown` are the rows whose log-probabilities are wanted.
 
-    `logits` [B, N, V] are given where log-probabilities are asked for; `copied` as in `Drafts`.
+    Shapes:
+      logits: [B, N, V]
     """
+    tree, copied = drafts.tree, drafts.copied
     nodes = mx.sum(tree.valid.astype(mx.int32), axis=1, keepdims=True)
     kept = [accepted.n_accepted[:, None], nodes, accepted.emitted, accepted.path]
     of_nodes = [tree.beams, tree.depths]
     if copied is not None:
         of_nodes.append(copied.astype(mx.int32))
     report = mx.concatenate([*kept, *of_nodes], axis=1)
-    return StepOutput(report, logits, tree.tokens.shape[1], shape, copied is not None)
+    kept_logits = logits if any(shown) else None
+    return StepOutput(report, kept_logits, tree.tokens.shape[1], drafts.rows, shown)
 
 
 def read_report(output: StepOutput) -> list[StepResult]:
     """The one transfer of a step: what was accepted, row by row."""
     rows: list[list[int]] = output.report.tolist()  # type: ignore[assignment]
-    N = output.rows
+    N, any_copied = output.nodes, any(row.copied for row in output.rows)
     results = []
     for b, (accepted, nodes, *rest) in enumerate(rows):
-        L, kept = (len(rest) - (2 + output.copied) * N) // 2, accepted + 1
+        L, kept = (len(rest) - (2 + any_copied) * N) // 2, accepted + 1
         emitted, path, of_nodes = rest[:L], rest[L : L + kept], rest[2 * L :]
         copied = of_nodes[2 * N :] or [0] * N
         drafts: list[Source] = ["lookup" if copied[node] else "drafter" for node in path[1:]]
         log_probs = None
-        if output.logits is not None:
+        if output.logits is not None and output.shown[b]:
             log_probs = [log_softmax(output.logits[b, node]) for node in path]
             mx.async_eval(log_probs)  # an array that waits for its evaluation holds all logits
         results.append(
@@ -114,9 +113,9 @@ def read_report(output: StepOutput) -> list[StepResult]:
                 path=path,
                 beams=of_nodes[:nodes],
                 depths=of_nodes[N : N + nodes],
-                shape=output.shape,
+                shape=output.rows[b].shape,
                 rows=N,
-                copied=output.copied,
+                copied=output.rows[b].copied,
                 log_probs=log_probs,
             )
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import mlx.core as mx
@@ -93,6 +93,17 @@ class Seen:
             return self.features[:, 0]
         last = mx.maximum(self.count - 1, 0)[:, None, None]
         return mx.take_along_axis(self.features, last, axis=1)[:, 0]
+
+    def take(self, index: mx.array) -> Seen:
+        """The same of the batch rows at `index`."""
+        features = None if self.features is None else self.features[index]
+        return replace(
+            self,
+            tokens=self.tokens[index],
+            features=features,
+            position=self.position[index],
+            count=self.count[index],
+        )
 
 
 class Bindable(Protocol):

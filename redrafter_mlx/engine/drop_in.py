@@ -40,4 +40,5 @@ def stream_generate(
     """
     redrafter = Redrafter(model, tokenizer, drafter)
     given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
-    return redrafter.stream(given, raw=True, options=options, constraint=constraint, **overrides)
+    chosen = redrafter.chosen_options(options, overrides)
+    return redrafter.stream(given, raw=True, options=chosen, constraint=constraint)

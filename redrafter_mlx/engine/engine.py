@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
-from collections import deque
-from collections.abc import AsyncGenerator, Generator, Mapping
+import contextlib
+import weakref
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from types import NoneType
 
 import mlx.core as mx
@@ -18,19 +19,19 @@ from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.drafting.registry import find_drafting
+from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt import Prompt, prompt_tokens
+from redrafter_mlx.engine.request import Answer, Event, Request
+from redrafter_mlx.engine.scheduler import Job, Model, Scheduler
 from redrafter_mlx.engine.session import Session
+from redrafter_mlx.engine.worker import EngineStatus, Worker
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.response import Completion, Response, Tally
+from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
-from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
-from redrafter_mlx.speculation.sampling import changes_logits, sequence_keys
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
@@ -41,7 +42,8 @@ from redrafter_mlx.weights.raw_model import context_length
 class Redrafter:
     """A target, its tokenizer and its drafter. Made by `load` or from an mlx-lm pair.
 
-    Any number of threads may call it: each answer has its own state, and they take turns by steps.
+    Any number of threads may call it. One thread of its own, the engine's, computes all answers:
+    those that run at the same time are decoded in batches.
 
     drafter_note: one line on the choice of a drafter: that there is none and what drafts instead,
                   which of several was taken, and which were passed over; None if it was unambiguous
@@ -62,6 +64,7 @@ class Redrafter:
         lookup: bool = False,
         source: TargetSource | None = None,
         drafter_note: str | None = None,
+        engine: EngineOptions | None = None,
     ) -> None:
         """A drafter may be given as the path of its folder; see `split_lookup` for other words.
 
@@ -90,6 +93,19 @@ class Redrafter:
         self.tuning: Tuner | None = None
         if self.drafting is not None and self._tree is None:
             self.tuning = Tuner(model, self.target, self.drafter)
+        parts = Model(self.target, self.drafter, self.lookup, self.tuning)
+        limits = engine or EngineOptions()
+        self._worker = Worker(lambda: Scheduler(parts, limits))
+        weakref.finalize(self, self._worker.close)
+
+    @property
+    def status(self) -> EngineStatus:
+        """What the engine is doing."""
+        return self._worker.status
+
+    def close(self) -> None:
+        """End running answers with EngineFailedError, and the engine. It may be called again."""
+        self._worker.close()
 
     @property
     def beam_shape(self) -> BeamShape:
@@ -106,7 +122,9 @@ class Redrafter:
         with self.target.lock:
             check_trees(self.target)
         shape = self.beam_shape
-        self.generate([0], max_tokens=4, beam_width=shape.width, beam_length=shape.length)
+        self.generate(
+            [0], max_tokens=4, beam_width=shape.width, beam_length=shape.length, cache_prompt=False
+        )
 
     def stream(
         self,
@@ -115,21 +133,32 @@ class Redrafter:
         raw: bool = False,
         options: GenerationOptions | None = None,
         constraint: Constraint | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
         **overrides: object,
     ) -> Generator[Response, None, None]:
         """Answer a prompt, one response per token.
+
+        The request is made with the first response that is asked for. It ends with the finish
+        reason "length" at `max_tokens`, or where the model's context ends; closing the generator
+        ends it at the next step, while its prompt is read too.
 
         Args:
           prompt: a user's message, a list of messages with `role` and `content`, or token ids
           raw: use a string as it is, without the chat template
           options: and `overrides`, its fields by name; see GenerationOptions
           constraint: the grammar of this answer, made for it alone
+          on_prefill: told how many of the prompt's tokens were read, and how many there are, in
+            the engine's thread
         Raises:
           BadInputError: at once, for unusable options or prompt; on the way, where the constraint
             allows no token
+          BusyError: with the first response, if the prompt does not fit into memory
+          EngineFailedError: if the engine failed or was closed; a failed one begins anew with the
+            next request
         """
         chosen = self.chosen_options(options, overrides)
-        return self.respond(self.encode(prompt, raw=raw), chosen, PrefixCache(), constraint)
+        ids = self.encode(prompt, raw=raw)
+        return self.respond(Request(tuple(ids), chosen, constraint, on_prefill))
 
     def generate(
         self,
@@ -143,7 +172,7 @@ class Redrafter:
         """The whole answer at once; arguments and errors as in `stream`."""
         ids = self.encode(prompt, raw=raw)
         chosen = self.chosen_options(options, overrides)
-        responses = list(self.respond(ids, chosen, PrefixCache(), constraint))
+        responses = list(self.respond(Request(tuple(ids), chosen, constraint)))
         last = responses[-1]
         assert last.finish_reason is not None
         return Completion(
@@ -192,25 +221,49 @@ class Redrafter:
         raw: bool = False,
         options: GenerationOptions | None = None,
         constraint: Constraint | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
         **overrides: object,
     ) -> AsyncGenerator[Response, None]:
-        """`stream` for asyncio: decoding runs in a thread, the event loop stays free."""
-        responses = self.stream(
-            prompt, raw=raw, options=options, constraint=constraint, **overrides
-        )
-        pending: asyncio.Future[Response | None] | None = None
+        """`stream` for asyncio; cancelling it ends the answer at its next step."""
+        chosen = self.chosen_options(options, overrides)
+        request = Request(tuple(self.encode(prompt, raw=raw)), chosen, constraint, on_prefill)
+        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+        def tell(event: Event) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        answer = self._submit(request, tell)
+        last: Event | None = None
         try:
-            while True:
-                pending = asyncio.ensure_future(asyncio.to_thread(next, responses, None))
-                response = await asyncio.shield(pending)
-                if response is None:
-                    return
-                yield response
+            while last is None:
+                event = await events.get()
+                if event.response is not None:
+                    yield event.response
+                else:
+                    last = event
         finally:
-            # A cancelled caller leaves a step running; a generator that runs cannot be closed.
-            if pending is not None:
-                await asyncio.wait([pending])
-            await asyncio.to_thread(responses.close)
+            answer.cancel()
+            while last is None:
+                event = await events.get()
+                last = event if event.response is None else None
+        if last.error is not None:
+            raise last.error
+
+    def batch(
+        self,
+        prompts: Sequence[Prompt],
+        *,
+        raw: bool = False,
+        options: GenerationOptions | None = None,
+        **overrides: object,
+    ) -> Iterator[tuple[int, Response]]:
+        """Answer many prompts at once: each response with the index of its prompt, as they come.
+
+        Arguments and errors as in `stream`; the first error ends all of them.
+        """
+        chosen = self.chosen_options(options, overrides)
+        requests = [Request(tuple(self.encode(prompt, raw=raw)), chosen) for prompt in prompts]
+        return self._respond_to_all(requests)
 
     def session(self, system: str | None = None) -> Session:
         """A conversation that keeps its KV cache from turn to turn."""
@@ -248,69 +301,55 @@ class Redrafter:
             )
         return chosen
 
-    def respond(
-        self,
-        prompt: list[int],
-        options: GenerationOptions,
-        memory: PrefixCache,
-        constraint: Constraint | None = None,
-    ) -> Generator[Response, None, None]:
-        """Answer `prompt`, reusing what `memory` holds of it and adding what is new.
+    def respond(self, request: Request) -> Generator[Response, None, None]:
+        """The responses to one request."""
+        with contextlib.closing(self._respond_to_all([request])) as responses:
+            for _, response in responses:
+                yield response
 
-        It ends with the finish reason "length" at `max_tokens`, or where the model's context ends.
-        Whatever ends it, the memory is consistent: after an exception in here it is empty.
-        """
+    def _respond_to_all(
+        self, requests: Sequence[Request]
+    ) -> Generator[tuple[int, Response], None, None]:
+        """The responses to several requests, as they come."""
+        events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+
+        def tell(i: int) -> Callable[[Event], None]:
+            return lambda event: events.put((i, event))
+
+        answers: list[Answer] = []
+        going_on = len(requests)
+        try:
+            for i, request in enumerate(requests):
+                answers.append(self._submit(request, tell(i)))
+            while going_on:
+                i, event = events.get()
+                if event.response is not None:
+                    yield i, event.response
+                else:
+                    going_on -= 1
+                    if event.error is not None:
+                        raise event.error
+        finally:
+            for answer in answers:
+                answer.cancel()
+            going_on -= len(requests) - len(answers)
+            while going_on > 0 and self._worker.alive and not self._worker.is_current:
+                try:
+                    going_on -= events.get(timeout=1.0)[1].response is None
+                except Empty:
+                    continue  # a long step; or the thread ended, and nothing will come
+
+    def _submit(self, request: Request, tell: Callable[[Event], None]) -> Answer:
+        """Hand a request to the engine, which will `tell` of it."""
+        options, length = request.options, len(request.prompt)
         room = options.max_tokens
         if self.context_length is not None:
-            room = min(room, self.context_length - len(prompt))
-        answer = AnswerText(
-            self.tokenizer.detokenizer,
-            self.tokenizer.eos_token_ids,
-            options.stop,
-            room,
-            constraint,
-        )
-        seed = secrets.randbits(63) if options.seed is None else options.seed
-        pieces: deque[str] = deque()
-        # A grammar or a penalty changes what is accepted: the next answer would be misled.
-        learns = constraint is None and not changes_logits(options)
-
-        def finished(result: StepResult) -> bool:
-            for token in result.tokens:
-                pieces.append(answer.add(token))
-                if answer.finish_reason is not None:
-                    break
-            return answer.finish_reason is not None
-
-        with WIRED_MEMORY.held(self.model):
-            policy = None
-            shape = self.shape_of(options, len(prompt))
-            if self.tuning is not None and shape is None:
-                policy = self.tuning.policy(options.method, shared=learns)
-            decoder = self.decoder(options, shape or PLAIN)
-            cache, start = memory.take(prompt, decoder)
-            tally = Tally(len(prompt), len(prompt) - start, policy is not None)
-            ended = False
-            keys = sequence_keys(seed)
-            results = decoder.run(cache, start, prompt, keys, finished, policy, constraint)
-            try:
-                for result in results:
-                    tally.count(result)
-                    for text in pieces:
-                        ended = tally.tokens + 1 == len(answer.tokens)
-                        yield tally.response(text, answer.finish_reason if ended else None)
-                    pieces.clear()
-                ended = True
-                memory.keep(cache, prompt + answer.tokens[:-1])
-            except GeneratorExit:
-                results.close()
-                memory.keep(cache, prompt + answer.tokens[:-1])
-                raise
-            finally:
-                if self.tuning is not None and policy is not None:
-                    seconds = tally.decode_seconds if ended else 0.0
-                    learned = policy if learns else None
-                    self.tuning.record(options.method, learned, seconds, tally.steps)
+            room = min(room, self.context_length - length)
+        eos = self.tokenizer.eos_token_ids
+        text = AnswerText(self.tokenizer.detokenizer, eos, options.stop, room, request.constraint)
+        answer = Answer(request, text, tell)
+        self._worker.submit(Job(answer, self.shape_of(options, length)))
+        return answer
 
     def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
         """The decoding loop with this model's drafts, of `shape` where none is chosen by step."""

@@ -1,4 +1,4 @@
-"""A conversation: its messages, and the cache that spares reading them again each turn."""
+"""A conversation: its messages, turn by turn."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Generator, Mapping
 from typing import Protocol
 
 from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Response
 
@@ -22,13 +22,11 @@ class Engine(Protocol):
 
     def encode(self, prompt: Prompt) -> list[int]: ...
 
-    def respond(
-        self, prompt: list[int], options: GenerationOptions, memory: PrefixCache
-    ) -> Generator[Response, None, None]: ...
+    def respond(self, request: Request) -> Generator[Response, None, None]: ...
 
 
 class Session:
-    """Turns of one conversation; only what changed since the last turn is read again.
+    """Turns of one conversation; the engine remembers those before, and reads only what is new.
 
     Any thread may use it. One turn is answered at a time; a second one is refused meanwhile.
 
@@ -38,7 +36,6 @@ class Session:
 
     def __init__(self, engine: Engine, system: str | None = None) -> None:
         self._engine = engine
-        self._memory = PrefixCache()
         self._answering = threading.Lock()
         self.system = system
         self.messages: list[dict[str, str]] = []
@@ -68,7 +65,6 @@ class Session:
     def clear(self) -> None:
         """Forget all turns; the system message stays."""
         self.messages = []
-        self._memory.clear()
 
     def _prompt(self, asked: dict[str, str]) -> list[int]:
         """The token ids of the conversation so far and the message `asked`."""
@@ -84,7 +80,8 @@ class Session:
             )
         try:
             turns, answer, ended = self.messages, "", False
-            responses = self._engine.respond(self._prompt(asked), options, self._memory)
+            request = Request(tuple(self._prompt(asked)), options)
+            responses = self._engine.respond(request)
             try:
                 for response in responses:
                     answer += response.text

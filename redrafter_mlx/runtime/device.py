@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 
@@ -25,6 +26,14 @@ def system_name() -> str:
     """The operating system, such as `macOS 15.1` or `Linux x86_64`."""
     mac = platform.mac_ver()[0]
     return f"macOS {mac}" if mac else f"{platform.system()} {platform.machine()}"
+
+
+def memory_limit() -> int:
+    """Bytes that models and their caches may take: on a GPU what its driver recommends."""
+    recommended = mx.device_info(mx.default_device()).get("max_recommended_working_set_size")
+    if isinstance(recommended, int):
+        return recommended
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
 
 
 def float32_is_exact(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 
@@ -37,3 +39,14 @@ def with_capacity(buffer: mx.array | None, new: mx.array, capacity: int) -> mx.a
 def round_up(n: int, step: int) -> int:
     """The least multiple of `step` that is no less than `n`."""
     return -(-n // step) * step
+
+
+def concatenate_padded(arrays: Sequence[mx.array]) -> mx.array:
+    """Arrays [B, ...] one after the other along the batch, zeros up to the largest other sizes."""
+    largest = [max(sizes) for sizes in zip(*(a.shape[1:] for a in arrays), strict=True)]
+    return mx.concatenate(
+        [
+            mx.pad(a, [(0, 0), *((0, n - m) for n, m in zip(largest, a.shape[1:], strict=True))])
+            for a in arrays
+        ]
+    )

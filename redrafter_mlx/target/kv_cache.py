@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.cache_slots import round_up
+from redrafter_mlx.target.cache_slots import concatenate_padded, round_up
 from redrafter_mlx.target.layer_cache import (
     LayerBuffers,
     LayerCache,
@@ -166,6 +166,45 @@ class TreeCache:
         for layer in self.layers:
             layer.tree_keys = layer.tree_values = None
 
+    def take(self, index: mx.array) -> TreeCache:
+        """The cache of the batch rows at `index`, which is a copy."""
+        self.flush()
+        taken = TreeCache(len(self.layers))
+        for layer, mine in zip(taken.layers, self.layers, strict=True):
+            if mine.keys is not None and mine.values is not None:
+                layer.keys, layer.values = mine.keys[index], mine.values[index]
+        return taken
+
+    @classmethod
+    def joined(cls, caches: Sequence[TreeCache]) -> TreeCache:
+        """The rows of several caches that hold something, as one batch."""
+        whole = cls(len(caches[0].layers))
+        for cache in caches:
+            cache.flush()
+        for i, layer in enumerate(whole.layers):
+            mine = [cache.layers[i] for cache in caches]
+            layer.keys = concatenate_padded([each.keys for each in mine if each.keys is not None])
+            layer.values = concatenate_padded(
+                [each.values for each in mine if each.values is not None]
+            )
+        return whole
+
+    def shared(self) -> TreeCache:
+        """A flushed cache with the same buffers; whoever writes first has them copied."""
+        assert self.pending is None, "flush() first"
+        cache = TreeCache(len(self.layers))
+        cache.layer_buffers = self.layer_buffers
+        return cache
+
+    def trimmed(self, slots: int) -> TreeCache:
+        """A flushed cache's first slots, without much room after them."""
+        cache, most = self.shared(), round_up(slots, EXTENT_STEP)
+        for layer in cache.layers:
+            if layer.keys is not None and layer.values is not None:
+                layer.keys = mx.contiguous(layer.keys[:, :, :most])
+                layer.values = mx.contiguous(layer.values[:, :, :most])
+        return cache
+
     def snapshot(self) -> Snapshot:
         """What a step that is only built, not submitted, would have changed.
 
@@ -181,6 +220,12 @@ class TreeCache:
     def buffers(self) -> list[mx.array]:
         """All arrays that hold state, for evaluation."""
         return [a for layer in self.layer_buffers for a in layer if a is not None]
+
+    @property
+    def capacity(self) -> int:
+        """T, slots of each sequence."""
+        keys = self.layers[0].keys
+        return 0 if keys is None else keys.shape[2]
 
     @property
     def nbytes(self) -> int:

@@ -121,18 +121,16 @@ class Target:
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_layers)
 
-    def prefill(
-        self,
-        tokens: mx.array,
-        cache: TreeCache,
-        start: int,
-        last: list[int],
-        read: Callable[[int, mx.array], None] | None = None,
-    ) -> mx.array:
+    def append(self, tokens: mx.array, cache: TreeCache, start: int) -> mx.array:
+        """Append prompt tokens [B, P] at position `start`; their hidden states [B, P, C]."""
+        cache.plan_prompt(start, tokens.shape[1])
+        return self.hidden(tokens, cache.layers)
+
+    def prefill(self, tokens: mx.array, cache: TreeCache, start: int, last: list[int]) -> mx.array:
         """Append prompt tokens [B, P] at position `start`; the hidden states at `last[b]` of each.
 
         Works in chunks of PREFILL_CHUNK tokens, each evaluated before the next one starts, so
-        that memory stays bounded. `read` is given each chunk's offset and hidden states.
+        that memory stays bounded.
 
         Returns:
           [B, 1, C]
@@ -140,10 +138,7 @@ class Target:
         context: dict[int, mx.array] = {}
         for at in range(0, tokens.shape[1], PREFILL_CHUNK):
             chunk = tokens[:, at : at + PREFILL_CHUNK]
-            cache.plan_prompt(start + at, chunk.shape[1])
-            hidden = self.hidden(chunk, cache.layers)
-            if read is not None:
-                read(at, hidden)
+            hidden = self.append(chunk, cache, start + at)
             for b, position in enumerate(last):
                 if at <= position < at + chunk.shape[1]:
                     context[b] = hidden[b, position - at]

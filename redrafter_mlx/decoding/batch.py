@@ -1,0 +1,262 @@
+"""A batch of sequences that are decoded together, and that join and leave between steps.
+
+The graph of the next step is built while the device works on this one, and submitted once this
+one's results are read. Where that has to change what is verified (an answer ended, one joined,
+copies of the text were found), the built graph is dropped and another one built in its place.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import mlx.core as mx
+
+from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.constraint import Constraint
+from redrafter_mlx.decoding.copies import CopyPlan
+from redrafter_mlx.decoding.row import BatchShapes, Row
+from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
+from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
+from redrafter_mlx.decoding.state import DecodeState, Drafts
+from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
+from redrafter_mlx.runtime.blas import BLAS
+
+_CLEAR_EVERY = 256
+"""Steps between returns of unused memory to the system, as in mlx-lm's loop."""
+
+
+class Steps(Protocol):
+    """What a batch asks of the decoder."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the drafter has a memory of the text."""
+        ...
+
+    def step(
+        self,
+        state: DecodeState,
+        bound: int,
+        shape: BeamShape,
+        constraints: Sequence[Constraint | None],
+    ) -> tuple[DecodeState, StepOutput]: ...
+
+    def catch_up(self, cache: SequenceCache) -> None: ...
+
+
+class Advanced(NamedTuple):
+    """What a step of a batch brought.
+
+    results: of every row that was in it, and of those that joined, their prompt's
+    ended:   rows that are no longer in the batch, with their caches, ready for `flush`
+    """
+
+    results: dict[Row, StepResult]
+    ended: list[tuple[Row, SequenceCache]]
+
+
+class _Part(NamedTuple):
+    """Rows with one state, whose last results are not read yet.
+
+    unread: tokens that those results may add to what is committed
+    """
+
+    rows: list[Row]
+    state: DecodeState
+    output: StepOutput
+    unread: int
+
+
+class _Ahead(NamedTuple):
+    """The next step of the only part, built and not submitted."""
+
+    before: SequenceSnapshot
+    state: DecodeState
+    output: StepOutput
+
+
+class Batch:
+    """Sequences that take their steps together."""
+
+    def __init__(self, decoder: Steps, shapes: BatchShapes) -> None:
+        self._decoder, self._shapes = decoder, shapes
+        self._parts: list[_Part] = []
+        self._shape = PLAIN  # chosen last
+        self._read_at = math.nan
+        self._steps = 0
+
+    @property
+    def rows(self) -> list[Row]:
+        """The sequences in it, newcomers last."""
+        return [row for part in self._parts for row in part.rows]
+
+    @property
+    def nbytes(self) -> int:
+        """Of its caches."""
+        return sum(part.state.cache.nbytes for part in self._parts)
+
+    def first_shape(self, row: Row) -> BeamShape:
+        """The shape of the drafts with which a row should join."""
+        if not self._parts:
+            self._shape = self._shapes.next_shape([row])
+        return self._shape
+
+    def join(self, row: Row, state: DecodeState, output: StepOutput) -> None:
+        """Take a sequence in from the next step on; `state` and `output` are of its prompt."""
+        submit(state, output)
+        self._parts.append(_Part([row], state, output, 0))
+
+    def pause(self) -> None:
+        """Something else has used the device: the step that is under way tells nothing of costs."""
+        self._read_at = math.nan
+
+    def advance(self) -> Advanced:
+        """Read what every row has emitted, and submit the next step of those that go on."""
+        shape = self._shape = self._shapes.next_shape(self.rows)
+        drafted = [part.state.drafts for part in self._parts]
+        ahead = self._build_ahead(shape)
+        stepped = [row for row in self.rows if not row.fresh]
+        results = self._read()
+        plans = self._plan_copies()
+        ended: list[tuple[Row, SequenceCache]] = []
+        if ahead is not None and not plans and not any(row.done for row in self.rows):
+            rows, verified = self._parts[0].rows, self._parts[0].state.drafts.tree
+            following = ahead.state, ahead.output
+        else:
+            if ahead is not None:
+                self._parts[0].state.cache.restore(ahead.before)
+            ended = _caches_of_ended(self._parts)
+            rows, states = self._going_on(plans, results)
+            if rows:
+                if all(row in plans and not plans[row].draft_after for row in rows):
+                    shape = PLAIN
+                state = join_states(states)
+                verified = state.drafts.tree
+                bound, constraints = _committed(rows), [row.constraint for row in rows]
+                following = self._decoder.step(state, bound, shape, constraints)
+                del state
+            del states
+        del ahead  # a second reference to the buffers would have them copied
+        self._parts = []
+        if rows:
+            self._parts = [_Part(rows, *following, verified.max_depth + 1)]
+            BLAS.prepare_for(verified.tokens.size)
+            submit(*following, drafted if self._decoder.remembers else ())
+            self._count_step()
+        learned = [row for row in stepped if row in results]
+        self._shapes.learn(learned, [results[row] for row in learned])
+        return Advanced(results, ended)
+
+    def _build_ahead(self, shape: BeamShape) -> _Ahead | None:
+        """The next step, built before the last one's results are read; None where that cannot be.
+
+        Rows that come or go change the batch, and masks follow from what was accepted.
+        """
+        constrained = any(row.constraint is not None for row in self.rows)
+        if len(self._parts) > 1 or constrained or any(row.done for row in self.rows):
+            return None
+        ((rows, state, _, unread),) = self._parts
+        before = state.cache.snapshot()
+        return _Ahead(before, *self._decoder.step(state, _committed(rows) + unread, shape, ()))
+
+    def _read(self) -> dict[Row, StepResult]:
+        """What every row has emitted, told to those that were not done before."""
+        results = {}
+        for part in self._parts:
+            read = read_report(part.output)
+            now = time.perf_counter()
+            for row, result in zip(part.rows, read, strict=True):
+                if row.done:
+                    continue
+                seconds = math.nan if row.fresh else now - self._read_at
+                results[row] = replace(result, seconds=seconds)
+                row.done = row.finished(results[row])
+                # The prompt's result adds nothing: its token is the root of the first tree.
+                row.committed += 0 if row.fresh else len(result.tokens)
+                row.fresh = False
+                if row.text is not None:
+                    row.text.extend(result.tokens)
+        self._read_at = now
+        return results
+
+    def _plan_copies(self) -> dict[Row, CopyPlan]:
+        """The copies to verify next, of the rows that have some."""
+        going_on = [
+            (row, drafts)
+            for part in self._parts
+            for row, drafts in zip(part.rows, part.state.drafts.rows, strict=True)
+            if not row.done
+        ]
+        if not going_on:
+            return {}
+        rows, drafts = zip(*going_on, strict=True)
+        shapes, drawn = [d.shape for d in drafts], [d.drawn for d in drafts]
+        plans = self._shapes.plan_copies(rows, shapes, drawn)
+        return {row: plan for row, plan in zip(rows, plans, strict=True) if plan is not None}
+
+    def _going_on(
+        self, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
+    ) -> tuple[list[Row], list[DecodeState]]:
+        """The rows that are not done and their states, with copies where there is a plan."""
+        rows: list[Row] = []
+        states = []
+        for part in self._parts:
+            kept = [b for b, row in enumerate(part.rows) if not row.done]
+            if not kept:
+                continue
+            mine = [part.rows[b] for b in kept]
+            state = take_states(part.state, kept)
+            if any(row in plans for row in mine):
+                roots = [results[row].tokens[-1] for row in mine]
+                copied = with_copies(state.drafts, [plans.get(row) for row in mine], roots)
+                state = replace(state, drafts=copied)
+            rows += mine
+            states.append(state)
+        if len(rows) < len(self.rows) or len(states) > 1:
+            self.pause()
+        if len(states) > 1 and self._decoder.remembers:
+            for state in states:
+                self._decoder.catch_up(state.cache)
+        return rows, states
+
+    def _count_step(self) -> None:
+        self._steps += 1
+        if self._steps % _CLEAR_EVERY == 0:
+            mx.clear_cache()
+
+
+def submit(state: DecodeState, output: StepOutput, drafted: Sequence[Drafts] = ()) -> None:
+    """Start computing: first what the host will read, then the drafts for the next step.
+
+    `drafted` are the drafts of the step before, of a drafter that remembers. It writes into its
+    buffers in place only when its last call has ended; the host waits for that while the target
+    computes.
+    """
+    cache = state.cache
+    history = [past for past in state.history if past is not None]
+    mx.async_eval(output.report, state.length, *history, *cache.target.buffers)
+    if drafted:
+        mx.eval([drafts.tree.tokens for drafts in drafted])
+    tree, log_probs = state.drafts.tree, state.drafts.log_probs
+    arrays = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
+    mx.async_eval(*arrays, *([] if log_probs is None else [log_probs]), *cache.of_drafter)
+
+
+def _committed(rows: Sequence[Row]) -> int:
+    """The most tokens that a row has in the cache."""
+    return max(row.committed for row in rows)
+
+
+def _caches_of_ended(parts: Sequence[_Part]) -> list[tuple[Row, SequenceCache]]:
+    """The caches of the rows that are done, each alone."""
+    ended = []
+    for part in parts:
+        for b, row in enumerate(part.rows):
+            if row.done:
+                whole = part.state.cache
+                ended.append((row, whole if len(part.rows) == 1 else whole.take([b])))
+    return ended

@@ -1,0 +1,127 @@
+"""The target's verdict on a batch of trees, each row by its own sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from redrafter_mlx.config import SamplingParams
+from redrafter_mlx.decoding.constraint import constrained
+from redrafter_mlx.decoding.rows import take_tree
+from redrafter_mlx.decoding.state import DecodeState
+from redrafter_mlx.speculation.accept import Acceptance, accept, accept_typical
+from redrafter_mlx.speculation.rejection import SampledDrafts, accept_rejection
+from redrafter_mlx.speculation.sampling import (
+    choose,
+    first_window,
+    has_penalty,
+    path_windows,
+    penalised,
+    sampled_log_probs,
+)
+from redrafter_mlx.speculation.tree import TokenTree
+
+History = tuple[mx.array | None, ...]
+
+
+class Verdict(NamedTuple):
+    """The accepted paths, the histories after them, and the logits that were chosen from."""
+
+    accepted: Acceptance
+    history: History
+    logits: mx.array
+
+
+def judge(state: DecodeState, logits: mx.array, masks: mx.array | None = None) -> Verdict:
+    """Choose a token at every node, and which drafts to accept.
+
+    Rows next to each other that choose alike are judged together.
+
+    Shapes:
+      logits: [B, N, V]
+      masks:  [B, N, ceil(V / 32)], what grammars allow; None is everything
+    """
+    runs = [
+        list(run)
+        for _, run in groupby(
+            range(len(state.options)),
+            key=lambda b: (
+                state.options[b].sampling,
+                state.drafts.rows[b].shape if state.drafts.rows[b].drawn else None,
+            ),
+        )
+    ]
+    if len(runs) == 1:
+        return _judge_alike(state, runs[0], logits, masks)
+    parts = []
+    for run in runs:
+        b = slice(run[0], run[-1] + 1)
+        parts.append(_judge_alike(state, run, logits[b], None if masks is None else masks[b]))
+    fields = zip(*(part.accepted for part in parts), strict=True)
+    return Verdict(
+        Acceptance(*(mx.concatenate(list(field)) for field in fields)),
+        sum((part.history for part in parts), ()),
+        mx.concatenate([part.logits for part in parts]),
+    )
+
+
+def first_history(prompt: Sequence[int], params: SamplingParams) -> mx.array | None:
+    """[1, C], what a repetition penalty looks at before the prompt's last token; None without."""
+    if not has_penalty(params):
+        return None
+    before = list(prompt[:-1] or prompt)
+    return mx.array([first_window(before, params.repetition_context)], mx.int32)
+
+
+def _judge_alike(
+    state: DecodeState, rows: Sequence[int], logits: mx.array, masks: mx.array | None
+) -> Verdict:
+    """The verdict on rows that have the same sampling parameters; logits and masks are theirs."""
+    drafts, keys, position = state.drafts, state.keys, state.length + 1
+    tree, log_probs = drafts.tree, drafts.log_probs
+    if len(rows) < len(state.options):
+        run = slice(rows[0], rows[-1] + 1)
+        tree, keys, position = take_tree(tree, run), keys[run], position[run]
+        log_probs = None if log_probs is None else log_probs[run]
+    params = state.options[rows[0]].sampling
+    before = [past for b in rows if (past := state.history[b]) is not None]
+    windows = path_windows(mx.concatenate(before), tree) if before else None
+    logits = constrained(penalised(logits, windows, params), masks)
+    drawn = log_probs if drafts.rows[rows[0]].drawn else None
+    accepted = _accept(
+        tree, logits, position, keys, params, drawn, drafts.rows[rows[0]].shape.width
+    )
+    history: History = (None,) * len(rows)
+    if windows is not None:
+        after = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
+        history = tuple(after[i : i + 1] for i in range(len(rows)))
+    return Verdict(accepted, history, logits)
+
+
+def _accept(
+    tree: TokenTree,
+    logits: mx.array,
+    position: mx.array,
+    keys: mx.array,
+    params: SamplingParams,
+    drawn_from: mx.array | None,
+    width: int,
+) -> Acceptance:
+    """Which drafts are accepted, by the method of `params`.
+
+    Shapes:
+      logits:     [B, N, V], after penalties
+      position:   [B] int32, of the token after the root in the text
+      drawn_from: [B, N, V], None for drafts that were not drawn
+    """
+    if params.method == "rejection" and drawn_from is not None:
+        drafts = SampledDrafts(tree, drawn_from)
+        return accept_rejection(drafts, sampled_log_probs(logits, params), position, keys, width)
+    choices = choose(logits, tree.depths, position, keys, params, tree.max_depth)
+    if params.method == "typical":
+        log_probs = sampled_log_probs(logits, params)
+        return accept_typical(tree, log_probs, choices, params.epsilon, params.delta)
+    return accept(tree, choices)

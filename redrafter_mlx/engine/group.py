@@ -1,0 +1,83 @@
+"""Answers that can be decoded together: one batch, its decoder, and who chooses its shapes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from redrafter_mlx.autotune.policy import ShapePolicy
+from redrafter_mlx.autotune.tuner import Tuner
+from redrafter_mlx.config import (
+    AcceptMethod,
+    BeamShape,
+    GenerationOptions,
+    Prefixes,
+    SamplingParams,
+)
+from redrafter_mlx.decoding.batch import Advanced, Batch
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.row import BatchShapes, OwnShapes
+from redrafter_mlx.drafting.interface import Drafter
+
+
+@dataclass(frozen=True)
+class GroupKey:
+    """What all answers of a group have in common.
+
+    shape: of the drafts in every step; None if it is chosen step by step
+    drawn: the parameters that drafts are drawn with, for rejection; None if they are not drawn
+    """
+
+    shape: BeamShape | None
+    draft: bool
+    prefixes: Prefixes
+    drawn: SamplingParams | None
+
+    @classmethod
+    def of(
+        cls, options: GenerationOptions, shape: BeamShape | None, drafter: Drafter | None
+    ) -> GroupKey:
+        """The group of an answer; `shape` is the one it asks for."""
+        draws = options.method == "rejection" and drafter is not None and drafter.can_draw
+        drawn = options.sampling if draws and options.draft else None
+        return cls(shape, options.draft, options.prefixes, drawn)
+
+
+class Group:
+    """One batch that shares the device with other groups: they take turns, step by step.
+
+    The costs of its steps and what was accepted are learned while it has answers, and recorded when
+    the last one has left.
+
+    automatic: whether shapes are chosen step by step
+    """
+
+    def __init__(
+        self, decoder: Decoder, fixed: bool, tuning: Tuner | None, method: AcceptMethod
+    ) -> None:
+        """`method`: of the first answer, whose statistics the shapes are chosen by at first."""
+        self.decoder, self.automatic = decoder, False
+        self._tuning, self._method = tuning, method
+        self._policy: ShapePolicy | None = None
+        shapes: BatchShapes = OwnShapes()
+        if tuning is not None and not fixed:
+            self.automatic = True
+            self._policy = tuning.policy(method)
+            shapes = self._policy.batch
+        self.batch = Batch(decoder, shapes)
+        self._seconds, self._steps = 0.0, 0
+
+    def advance(self) -> Advanced:
+        """One step of the batch."""
+        advanced = self.batch.advance()
+        seconds = [result.seconds for result in advanced.results.values()]
+        if seconds and not math.isnan(seconds[0]):
+            self._seconds += seconds[0]
+            self._steps += 1
+        return advanced
+
+    def record(self, idle: bool) -> None:
+        """Remember what was learned; if the machine is `idle`, something may be measured."""
+        if self._tuning is not None and self._policy is not None:
+            steps = self._steps if idle else 0
+            self._tuning.record(self._method, self._policy, self._seconds, steps)

@@ -1,0 +1,69 @@
+"""Admission by bytes: what is begun must fit, for a failed allocation cannot be reported."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+
+from redrafter_mlx.decoding.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.sequence_cache import SequenceCache
+from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.request import Request
+from redrafter_mlx.errors import BusyError
+from redrafter_mlx.runtime.device import memory_limit
+from redrafter_mlx.target.cache_slots import round_up
+from redrafter_mlx.target.fingerprint import nbytes_of
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP
+from redrafter_mlx.target.model import Target
+
+_EXPECTED = 256
+"""Tokens of an answer that room is kept for; few answers are as long as they may be."""
+
+_NODES = 32
+"""Of each tree, whose logits are held several times while tokens are chosen."""
+
+_PREFIX_SHARE = 4
+"""One part in so many of what weights leave free is for texts that may come again."""
+
+
+class MemoryBudget:
+    """What the answers of one model may take together.
+
+    prefix_bytes: for texts that may come again
+    """
+
+    def __init__(self, target: Target, options: EngineOptions) -> None:
+        self._limit = options.memory_bytes or memory_limit()
+        self._work = 8 * _NODES * target.vocab_size * (options.max_batch + 1)
+        free = max(self._limit - nbytes_of(target.model), 0)
+        given = options.prefix_bytes
+        self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
+        self._slot = 0.0  # bytes of a token in a cache, 0 before one was read
+
+    def learn(self, cache: SequenceCache) -> None:
+        """Take note of what one sequence's cache takes."""
+        self._slot = cache.nbytes / max(cache.target.capacity, 1)
+
+    def has_room(self, request: Request, largest_batch: int, prefixes: PrefixCache) -> bool:
+        """Whether an answer can begin now; kept texts give way to it.
+
+        A batch of `largest_batch` bytes is copied when a row joins it.
+        """
+        needed = self._needed(request) + largest_batch + self._work
+        excess = mx.get_active_memory() + needed - self._limit
+        if excess > 0 and prefixes.nbytes:
+            prefixes.shrink(max(prefixes.nbytes - excess, 0))
+            excess = mx.get_active_memory() + needed - self._limit
+        return excess <= 0
+
+    def too_large(self, request: Request) -> BusyError:
+        """The refusal of an answer that does not fit though nothing else runs."""
+        needed, used = self._needed(request) + self._work, mx.get_active_memory()
+        return BusyError(
+            f"a prompt of {len(request.prompt)} tokens needs {needed / 1e9:.2f} GB, and of the "
+            f"{self._limit / 1e9:.2f} GB for this model {used / 1e9:.2f} are taken; shorten it, or "
+            f"free memory"
+        )
+
+    def _needed(self, request: Request) -> int:
+        tokens = len(request.prompt) + min(request.options.max_tokens, _EXPECTED) + _NODES
+        return int(self._slot * round_up(tokens, CAPACITY_STEP))

@@ -1,0 +1,134 @@
+"""What is asked of the engine, and an answer on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.decoding.constraint import Constraint, Masks
+from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.stopping import AnswerText
+from redrafter_mlx.response import Response, Tally
+
+
+@dataclass(frozen=True)
+class Request:
+    """One answer that is wanted.
+
+    prompt:     token ids
+    constraint: the grammar of this answer, made for it alone
+    on_prefill: told how many tokens of the prompt were read, and how many there are to read, in the
+                engine's thread
+    """
+
+    prompt: tuple[int, ...]
+    options: GenerationOptions
+    constraint: Constraint | None = None
+    on_prefill: Callable[[int, int], None] | None = None
+
+
+class Event(NamedTuple):
+    """What a caller is told: a response, or, without one, that the answer has ended."""
+
+    response: Response | None
+    error: Exception | None = None
+
+
+class Answer:
+    """One request on its way through the engine, whose thread alone uses it, `cancel` aside.
+
+    text:       of the answer so far, and where it ends
+    constraint: the request's; its errors end this answer and no other
+    tally:      set once the prompt is being read
+    error:      what ended it; None if nothing did
+    cancelled:  whether the caller has lost interest
+    """
+
+    def __init__(self, request: Request, text: AnswerText, tell: Callable[[Event], None]) -> None:
+        self.request, self.text = request, text
+        self.constraint = None if request.constraint is None else _Guarded(request.constraint, self)
+        self.tally: Tally | None = None
+        self.error: Exception | None = None
+        self.cancelled = False
+        self._tell = tell
+        self._ended = False
+
+    def cancel(self) -> None:
+        """End it at the next step, or the next chunk of its prompt. Any thread may call this."""
+        self.cancelled = True
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do for it."""
+        return self.cancelled or self.error is not None or self.text.finish_reason is not None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The text whose keys and values are in its cache."""
+        return [*self.request.prompt, *self.text.tokens[:-1]]
+
+    def read(self, result: StepResult) -> bool:
+        """Take a step's tokens, tell of each; returns whether the answer is over."""
+        assert self.tally is not None, "its prompt was read"
+        if self.over:
+            return True
+        try:
+            self.tally.count(result)
+            for token in result.tokens:
+                text = self.text.add(token)
+                self._say(Event(self.tally.response(text, self.text.finish_reason)))
+                if self.text.finish_reason is not None:
+                    break
+        except Exception as error:  # of a grammar or a tokenizer, which are the caller's own
+            self.error = error
+        return self.over
+
+    def note_prefill(self, read: int, total: int) -> None:
+        """Tell how much of the prompt was read."""
+        if self.request.on_prefill is not None:
+            try:
+                self.request.on_prefill(read, total)
+            except Exception as error:
+                self.error = error
+
+    def end(self, error: Exception | None = None) -> None:
+        """Tell the caller that nothing more will come, once."""
+        if not self._ended:
+            self._ended = True
+            self._say(Event(None, error or self.error))
+
+    def _say(self, event: Event) -> None:
+        try:
+            self._tell(event)
+        except RuntimeError:  # the caller's event loop is closed: nobody listens
+            self.cancelled = True
+
+
+class _Guarded:
+    """A constraint whose errors end its own answer, and no other one of the batch."""
+
+    def __init__(self, constraint: Constraint, answer: Answer) -> None:
+        self._constraint, self._answer = constraint, answer
+
+    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks | None:
+        try:
+            return self._constraint.masks(tokens, parents)
+        except Exception as error:
+            self._answer.error = error
+            return None
+
+    def forced(self) -> Sequence[int]:
+        try:
+            return self._constraint.forced()
+        except Exception as error:
+            self._answer.error = error
+            return ()
+
+    def advance(self, token: int) -> None:
+        self._constraint.advance(token)
+
+    @property
+    def ended(self) -> bool:
+        return self._constraint.ended

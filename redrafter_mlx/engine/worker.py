@@ -1,0 +1,114 @@
+"""The one thread that computes with a model: requests come to it by a queue."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+
+import mlx.core as mx
+
+from redrafter_mlx.engine.scheduler import Job, Scheduler
+from redrafter_mlx.errors import EngineFailedError
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.process import MLX_PROCESS
+
+_JOIN_SECONDS = 5.0
+"""How long closing waits for the thread, which may be in the middle of a step."""
+
+
+@dataclass(frozen=True)
+class EngineStatus:
+    """What the engine is doing.
+
+    running:       answers whose prompt is being read, or that are being decoded
+    waiting:       answers that were not admitted yet
+    last_progress: `time.monotonic()` of the last round; stands still if the engine hangs
+    """
+
+    running: int
+    waiting: int
+    last_progress: float
+
+
+class Worker:
+    """Runs a scheduler in a thread, which begins with the first request.
+
+    If the scheduler fails, its answers end with an error, and a new one takes its place.
+    """
+
+    def __init__(self, make_scheduler: Callable[[], Scheduler]) -> None:
+        self._make_scheduler = make_scheduler
+        self._inbox: SimpleQueue[Job | None] = SimpleQueue()  # None closes
+        self._scheduler = make_scheduler()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._progress = time.monotonic()
+
+    @property
+    def status(self) -> EngineStatus:
+        scheduler = self._scheduler
+        waiting = scheduler.waiting + self._inbox.qsize()
+        return EngineStatus(scheduler.running, waiting, self._progress)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread can still tell of what it does."""
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the caller is the engine's own thread, which cannot wait for itself."""
+        return self._thread is threading.current_thread()
+
+    def submit(self, job: Job) -> None:
+        """Have a request answered; raises ForkedProcessError in a fork of the engine's process."""
+        MLX_PROCESS.check()
+        with self._starting:
+            if self._closed:
+                raise EngineFailedError("the model was closed; load it again")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
+                self._thread.start()
+            self._inbox.put(job)
+
+    def close(self) -> None:
+        """End all answers with an error, and the thread. It may be called again."""
+        with self._starting:
+            self._closed = True
+            self._inbox.put(None)
+        if self._thread is not None and not self.is_current:
+            self._thread.join(_JOIN_SECONDS)
+
+    def _serve(self) -> None:
+        """Work while there is something to do, and wait for requests where there is not."""
+        try:
+            with BLAS.threads_by_rows():
+                while self._take_in():
+                    try:
+                        self._scheduler.work()
+                    except BaseException as error:
+                        self._fail(f"the engine failed: {type(error).__name__}: {error}", error)
+                    self._progress = time.monotonic()
+            self._fail("the model was closed")
+        finally:
+            mx.clear_streams()  # or the process may abort when it ends
+
+    def _take_in(self) -> bool:
+        """Hand new requests to the scheduler; False once the engine is closed."""
+        while self._scheduler.idle or not self._inbox.empty():
+            job = self._inbox.get()
+            self._progress = time.monotonic()
+            if job is None:
+                return False
+            self._scheduler.add(job)
+        return True
+
+    def _fail(self, why: str, cause: BaseException | None = None) -> None:
+        error = EngineFailedError(" ".join(why.split()))
+        error.__cause__ = cause
+        failed, self._scheduler = self._scheduler, self._make_scheduler()
+        failed.fail(error)
