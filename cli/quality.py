@@ -5,19 +5,33 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
 
 import typer
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.progress import describe_count, progress_bars
+from redrafter_mlx.cli.progress import describe_count, duration, progress_bars
 from redrafter_mlx.cli.ranges import parse_integers
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import BeamShape, DType, GenerationOptions
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.distill.evaluation.questions import DrafterQuality
+
+
+class Measured(NamedTuple):
+    """What a drafter is worth, the bytes of its weights on disk, and what its training took."""
+
+    of: DrafterQuality
+    bytes: int
+    training_seconds: float | None
+
+    def to_dict(self) -> dict[str, object]:
+        seconds = self.training_seconds
+        return {**self.of.to_dict(), "bytes": self.bytes, "training_seconds": seconds}
+
 
 _DEFAULTS = GenerationOptions(max_tokens=128)
 
@@ -54,14 +68,18 @@ def command(
     loading.check()
     chosen = asked.chosen()
     from redrafter_mlx.distill.evaluation.questions import answer_questions, quality_on
+    from redrafter_mlx.distill.report.metrics import training_seconds
     from redrafter_mlx.drafting.drafter_files import open_files
     from redrafter_mlx.drafting.forms import DrafterFolder, find_form
     from redrafter_mlx.loading import load_target
     from redrafter_mlx.target.model import Target
     from redrafter_mlx.weights.chat import render_chat
 
-    for folder in drafters:
-        find_form(open_files(folder))  # refuse a wrong path before anything is loaded
+    opened = [open_files(folder) for folder in drafters]
+    for files in opened:
+        find_form(files)  # refuse a wrong path before anything is loaded
+    sizes = [sum(file.stat().st_size for file in files.tensors.files) for files in opened]
+    trained = [training_seconds(folder) for folder in drafters]
     with progress_bars(f"answering {len(chosen)} questions") as progress:
         loaded = load_target(
             loading.model,
@@ -84,8 +102,10 @@ def command(
     named = {str(folder): drafter for folder, drafter in zip(drafters, ready, strict=True)}
     with progress_bars(f"{len(named)} drafters", describe_count) as progress:
         found = []
-        for one in quality_on(named, target, answers, shapes):
-            found.append(one)
+        for one, size, seconds in zip(
+            quality_on(named, target, answers, shapes), sizes, trained, strict=True
+        ):
+            found.append(Measured(one, size, seconds))
             if progress is not None:
                 progress("measured", len(found), len(named))
     result = {
@@ -98,13 +118,14 @@ def command(
     sys.stdout.write(json.dumps(result) + "\n" if as_json else describe(found, len(chosen)))
 
 
-def describe(found: list[DrafterQuality], questions: int) -> str:
+def describe(found: list[Measured], questions: int) -> str:
     """A block for each drafter: what it guesses right, and what that is worth by beam width."""
     lines = [f"{questions} questions"]
-    for one in found:
+    for one, size, seconds in found:
         quality = one.quality
-        size = f"{one.parameters / 1e6:.1f} million parameters"
-        lines.append(f"{one_line(one.name)}: {size}")
+        facts = [f"{one.parameters / 1e6:.1f} million parameters", human_size(size)]
+        facts += [] if seconds is None else [f"trained in {duration(seconds)}"]
+        lines.append(f"{one_line(one.name)}: {', '.join(facts)}")
         lines.append("  right at position  " + " ".join(f"{x:6.1%}" for x in quality.top1))
         lines.append("  among five         " + " ".join(f"{x:6.1%}" for x in quality.top5))
         lines.append("  width   tokens/step   drafting a step   accepted 1, 2, ... drafts")

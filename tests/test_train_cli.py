@@ -588,6 +588,8 @@ def test_another_form_is_trained_used_and_compared_by_the_same_commands(
     rows = json.loads(capsys.readouterr().out)["drafters"]
     assert [len(row["top1"]) for row in rows] == [3, 3]
     assert rows[0]["parameters"] > 10_000
+    assert rows[0]["bytes"] == (first / "model.safetensors").stat().st_size
+    assert rows[0]["training_seconds"] == read_metrics(first)[-1]["seconds"]
     drafted, plain = load(model, first), load(model, None)
     answers = [m.generate("What is it?", max_tokens=24).token_ids for m in (drafted, plain)]
     assert answers[0] == answers[1]

@@ -95,6 +95,12 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def training_seconds(folder: Path) -> float | None:
+    """What training the drafter in a folder took; None if the folder holds no log of it."""
+    log = read_metrics(folder)
+    return float(log[-1]["seconds"]) if log else None
+
+
 def best_quality(log: list[dict[str, Any]]) -> DraftQuality:
     """The quality of the drafter that was saved, at the last evaluation marked best."""
     best = next(record for record in reversed(log) if record.get("best"))
