@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from redrafter_mlx.cli import chat_commands
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.conversation import Conversation, Model, Token
+from redrafter_mlx.cli.serve import API_KEY_VARIABLE
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
     StopKey,
@@ -27,9 +29,6 @@ from redrafter_mlx.errors import BadInputError, RedrafterError
 
 if TYPE_CHECKING:
     from redrafter_mlx.decoding.step_result import Source
-    from redrafter_mlx.engine.engine import Redrafter
-    from redrafter_mlx.engine.session import Session
-    from redrafter_mlx.response import Response
 
 PROMPT = ">>> "
 MORE = "... "
@@ -52,7 +51,7 @@ class Totals:
     tokens_of_steps: float = 0.0
     sources: Counter[Source] = field(default_factory=Counter)
 
-    def add(self, last: Response, sources: Counter[Source]) -> None:
+    def add(self, last: Token, sources: Counter[Source]) -> None:
         """Count one answer by its last token and the sources of all."""
         self.answers += 1
         self.sources += sources
@@ -78,8 +77,8 @@ class Chat:
     failed: whether anything was refused; in a pipe the exit status says so
     """
 
-    model: Redrafter
-    session: Session
+    model: Model
+    session: Conversation
     options: GenerationOptions
     terminal: Terminal
     show_drafts: bool = False
@@ -97,6 +96,26 @@ def command(
         bool,
         typer.Option("--show-drafts", help="Colour each token by where it came from."),
     ] = False,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="URL",
+            show_default=False,
+            help="Talk with a model that `redrafter-mlx serve` serves there.",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            "--api-key",
+            metavar="KEY",
+            show_default=False,
+            envvar=API_KEY_VARIABLE,
+            show_envvar=False,
+            help=f"What the server asks for. [env: {API_KEY_VARIABLE}]",
+        ),
+    ] = None,
     generation: GenerationOptions = _DEFAULTS,
     loading: opt.ModelOptions,
 ) -> None:
@@ -106,11 +125,29 @@ def command(
     """
     if system is not None:
         check_text("--system", system)
-    loaded = opt.load_model(loading)
-    chat = Chat(loaded, loaded.session(system), generation, Terminal.standard(), show_drafts)
-    if loaded.drafter_note and generation.draft:
-        chat.terminal.note(loaded.drafter_note)
+    model, session = _open(server, api_key, loading, system)
+    chat = Chat(model, session, generation, Terminal.standard(), show_drafts)
+    if model.drafter_note and generation.draft:
+        chat.terminal.note(model.drafter_note)
     raise typer.Exit(run_chat(chat))
+
+
+def _open(
+    url: str | None, api_key: str | None, loading: opt.ModelOptions, system: str | None
+) -> tuple[Model, Conversation]:
+    """The model that answers, on the server or loaded here, and a new conversation with it."""
+    if url is None:
+        loaded = opt.load_model(loading)
+        return loaded, loaded.session(system)
+    from redrafter_mlx.cli.remote import RemoteSession, connect
+
+    for name, value in asdict(replace(loading, model=None)).items():
+        if value != getattr(opt.ModelOptions, name):
+            raise BadInputError(
+                f"--{name.replace('_', '-')} is the server's; give it to `redrafter-mlx serve`"
+            )
+    model, server = connect(url, loading.model, api_key)
+    return model, RemoteSession(server, system)
 
 
 def run_chat(chat: Chat) -> int:
@@ -187,8 +224,9 @@ def answer(chat: Chat, text: str) -> None:
         try:
             for last in responses:
                 key.answering = True
-                sources[last.source] += 1
-                chat.terminal.write(last.text, last.source if chat.show_drafts else "")
+                if last.source is not None:
+                    sources[last.source] += 1
+                chat.terminal.write(last.text, (chat.show_drafts and last.source) or "")
                 end = (last.text or end)[-1:]
                 if key.pressed:
                     break
@@ -204,9 +242,7 @@ def answer(chat: Chat, text: str) -> None:
     finish_answer(chat, last, sources, key.pressed)
 
 
-def finish_answer(
-    chat: Chat, last: Response | None, sources: Counter[Source], stopped: bool
-) -> None:
+def finish_answer(chat: Chat, last: Token | None, sources: Counter[Source], stopped: bool) -> None:
     """Count an answer and show its statistics line."""
     note = "stopped" if stopped else None
     if last is None:

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from urllib.parse import urlsplit
 
 from redrafter_mlx.errors import BadInputError, ServerError
 
 _CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 
-_PATIENCE = 600.0
+_TO_CONNECT, _PATIENCE = 10.0, 600.0
 """Seconds without a byte after which a server counts as gone."""
 
 
@@ -36,40 +37,77 @@ class Server:
     api_key: str | None = None
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
-        if parts.scheme not in _CONNECTIONS or not parts.hostname:
-            raise BadInputError(f"--url is {self.url!r}; give one like http://127.0.0.1:8080/v1")
+        try:
+            parts = urlsplit(self.url)
+            usable = parts.scheme in _CONNECTIONS and parts.hostname and parts.port != 0
+        except ValueError:  # of a port that is no number, or brackets that are not closed
+            usable = False
+        if not usable:
+            raise BadInputError(
+                f"{self.url!r} is no server's URL; give one like http://127.0.0.1:8080/v1"
+            )
 
-    def stream(self, body: Mapping[str, object]) -> Iterator[dict[str, object]]:
+    def models(self) -> list[dict[str, object]]:
+        """The models that it lists; raises ServerError as `stream` does."""
+        with self._response("GET", "models") as response:
+            listed: list[dict[str, object]] = json.load(response)["data"]
+            return listed
+
+    def stream(self, body: Mapping[str, object]) -> Generator[dict[str, object], None, None]:
         """The chunks of one streamed chat completion.
 
         Raises ServerError, naming the server, if it is out of reach, refuses, or breaks off.
         """
-        parts = urlsplit(self.url)
-        connection = _CONNECTIONS[parts.scheme](parts.netloc, timeout=_PATIENCE)
-        headers = {"Content-Type": "application/json"}
-        if self.api_key is not None:
-            headers["Authorization"] = f"Bearer {self.api_key}"
         named = {} if self.model is None else {"model": self.model}
         sent = json.dumps({**named, **body, "stream": True})
-        try:
-            connection.request("POST", f"{parts.path.rstrip('/')}/chat/completions", sent, headers)
-            response = connection.getresponse()
-            if response.status != 200:
-                said = " ".join(response.read(2000).decode(errors="replace").split())
-                raise ServerError(f"{self.url} answered {response.status}: {said:.200}")
+        with self._response("POST", "chat/completions", sent) as response:
             for line in response:
                 content = line.strip().removeprefix(b"data:").strip()
                 if content == b"[DONE]":
                     return
                 if line.startswith(b"data:"):
-                    yield json.loads(content)
+                    chunk = json.loads(content)
+                    if "error" in chunk:
+                        raise ServerError(f"{self.url} broke an answer off: {_words(content)}")
+                    yield chunk
             raise ServerError(f"{self.url} broke an answer off")
-        except (OSError, HTTPException, ValueError) as error:
+
+    @contextmanager
+    def _response(self, method: str, path: str, body: str | None = None) -> Iterator[HTTPResponse]:
+        """A response with status 200; what goes wrong until it is read is a ServerError."""
+        parts = urlsplit(self.url)
+        connection = _CONNECTIONS[parts.scheme](parts.netloc, timeout=_TO_CONNECT)
+        headers = {"Content-Type": "application/json"}
+        if self.api_key is not None:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+        try:
+            connection.connect()
+            connection.sock.settimeout(_PATIENCE)
+            connection.request(method, f"{parts.path.rstrip('/')}/{path}", body, headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                words = f"{_words(response.read(2000)):.200}"
+                hint = "; give its key by --api-key" if response.status == 401 else ""
+                raise ServerError(f"{self.url} answered {response.status}: {words}{hint}")
+            yield response
+        except ConnectionRefusedError:
+            raise ServerError(
+                f"no server listens at {self.url}; start one with `redrafter-mlx serve`"
+            ) from None
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
             reason = str(error) or type(error).__name__
-            raise ServerError(f"{self.url} cannot be asked: {reason}") from None
+            raise ServerError(f"{self.url} cannot be asked: {reason}") from error
         finally:
             connection.close()
+
+
+def _words(body: bytes) -> str:
+    """The message of OpenAI's error object, or else the text, on one line."""
+    try:
+        said = json.loads(body)["error"]["message"]
+    except (ValueError, LookupError, TypeError):
+        said = body.decode(errors="replace")
+    return " ".join(str(said).split())
 
 
 @dataclass(frozen=True)

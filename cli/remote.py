@@ -1,0 +1,154 @@
+"""A conversation with a model on a server, by `POST /v1/chat/completions`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from redrafter_mlx.bench.measure.load_client import Server
+from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.errors import BadInputError, ServerError
+
+if TYPE_CHECKING:
+    from redrafter_mlx.decoding.step_result import Source
+
+_SENT = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Options that a request has under the same name; the others are the server's to choose."""
+
+
+@dataclass(frozen=True)
+class RemoteToken:
+    """One token, or what only ends an answer: then `source` is None."""
+
+    text: str = ""
+    source: Source | None = None
+    finish_reason: str | None = None
+    generation_tokens: int = 0
+    generation_tps: float = 0.0
+    steps: int = 0
+    tokens_per_step: float = 1.0
+    usual_shape: BeamShape | None = None
+    usual_nodes: float | None = None
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """Which model answers; `path` is the server's address."""
+
+    name: str
+    path: str
+    dtype: str
+    bits: int | None = None
+
+
+@dataclass(frozen=True)
+class RemoteModel:
+    """A model as the server describes it."""
+
+    source: RemoteSource
+    drafting: str | None
+    drafter_note: str | None = None
+
+
+def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteModel, Server]:
+    """The model of that name on a server, or its first one, and how to ask it.
+
+    Raises BadInputError for what is no URL, and ServerError where there is no such model, or not
+    yet.
+    """
+    server = Server(url.rstrip("/"), name, api_key)
+    if not urlsplit(server.url).path:
+        server = replace(server, url=f"{server.url}/v1")
+    entries: dict[str, dict[str, Any]] = {str(entry["id"]): entry for entry in server.models()}
+    if not entries:
+        raise ServerError(f"{server.url} has no model; start it with one")
+    name = next(iter(entries)) if name is None else name
+    if name not in entries:
+        raise ServerError(f"{server.url} has no model {name!r}; it has: {', '.join(entries)}")
+    facts: dict[str, Any] = entries[name].get("x_redrafter", {})
+    if facts.get("loaded") is False and facts["dtype"] is None:
+        raise ServerError(f"{server.url} is still loading {name}; try again soon")
+    source = RemoteSource(name, server.url, facts.get("dtype") or "unknown")
+    return RemoteModel(source, facts.get("drafting")), replace(server, model=name)
+
+
+class RemoteSession:
+    """A conversation whose turns are kept here and sent whole.
+
+    Its turns join it as those of `Session` do.
+    """
+
+    def __init__(self, server: Server, system: str | None) -> None:
+        self._server = server
+        self.system = system
+        self.messages: list[dict[str, str]] = []
+
+    def clear(self) -> None:
+        """Forget all turns; the system message stays."""
+        self.messages = []
+
+    def stream(
+        self, text: str, *, options: GenerationOptions
+    ) -> Generator[RemoteToken, None, None]:
+        """The next turn; raises BadInputError for options that no request can have."""
+        asked = {"role": "user", "content": text}
+        system = [] if self.system is None else [{"role": "system", "content": self.system}]
+        messages = [*system, *self.messages, asked]
+        return self._turn(asked, {**_fields(options), "messages": messages})
+
+    def _turn(
+        self, asked: dict[str, str], request: dict[str, Any]
+    ) -> Generator[RemoteToken, None, None]:
+        turns, answer, ended = self.messages, "", False
+        last = RemoteToken()
+        with contextlib.closing(self._server.stream(request)) as chunks:
+            try:
+                for chunk in chunks:
+                    for token in _tokens(chunk, last):
+                        answer, last = answer + token.text, token
+                        ended = token.finish_reason is not None
+                        yield token
+            finally:
+                if ended or answer:
+                    turns += [asked, {"role": "assistant", "content": answer}]
+
+
+def _fields(options: GenerationOptions) -> dict[str, Any]:
+    """The fields of a request; raises BadInputError for an option that is the server's."""
+    sent = {name: getattr(options, name) for name in _SENT}
+    sent |= {"stop": list(options.stop), "x_redrafter": {"draft": options.draft}}
+    if options.seed is not None:
+        sent["seed"] = options.seed
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name not in (*sent, "seed", "draft") and value != field.default:
+            raise BadInputError(
+                f"{field.name} is {value}, which no request to a server can say; leave it out"
+            )
+    return sent
+
+
+def _tokens(chunk: Mapping[str, Any], last: RemoteToken) -> Iterator[RemoteToken]:
+    """The tokens of one step, whose texts together are the chunk's, and what ends an answer."""
+    for choice in chunk.get("choices", ()):
+        delta, step = choice.get("delta") or {}, chunk.get("x_redrafter", {})
+        text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+        tokens = step.get("tokens", [{"text": text, "source": "model"}] if text else [])
+        texts = [token["text"] for token in tokens]
+        if tokens and "".join(texts) != text:  # the server holds some of it back, or did
+            texts = ["" for _ in texts[1:]] + [text]
+        for token, part in zip(tokens, texts, strict=True):
+            last = RemoteToken(
+                text=part,
+                source=token["source"],
+                generation_tokens=last.generation_tokens + 1,
+                generation_tps=step.get("tokens_per_second", 0.0),
+                steps=step.get("step", 0),
+                tokens_per_step=step.get("tokens_per_step", 1.0),
+            )
+            yield last
+        if choice.get("finish_reason"):
+            yield replace(last, text="", source=None, finish_reason=choice["finish_reason"])

@@ -1,0 +1,156 @@
+"""`chat --server`: the same chat as with a model in this process, and servers that fail."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs the extra `serve`")
+
+from serving import figure, host, running, tiny_redrafter, wait_for, wait_until_ready
+from test_bench_serve import answering, chunk, streamed
+from test_chat import FakeModel
+
+from redrafter_mlx.bench.measure.load_client import Server
+from redrafter_mlx.cli import main
+from redrafter_mlx.cli.chat import Chat, run_chat
+from redrafter_mlx.cli.conversation import Conversation, Model
+from redrafter_mlx.cli.remote import RemoteSession, connect
+from redrafter_mlx.cli.terminal import Terminal
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.errors import ServerError
+
+KEY = "a-key-of-ours"
+ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
+LINES = ("hello hello hello", "/set temperature 0.9", "/set seed 5", "and again", "/stats")
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """A server with one tiny model."""
+    with running([host(tiny_redrafter())]) as url:
+        wait_until_ready(url)
+        yield url
+
+
+@pytest.fixture(scope="module")
+def locked() -> Iterator[str]:
+    """A server that wants a key."""
+    with running([host(tiny_redrafter())], api_key=KEY) as url:
+        wait_until_ready(url)
+        yield url
+
+
+def chatted(model: Model, session: Conversation, *lines: str) -> tuple[int, str, str]:
+    """The status, stdout and stderr of a chat whose input is these lines."""
+    out, err = io.StringIO(), io.StringIO()
+    terminal = Terminal(io.StringIO("".join(f"{x}\n" for x in lines)), out, err, False)
+    status = run_chat(Chat(model, session, GenerationOptions(max_tokens=40), terminal))
+    return status, out.getvalue(), err.getvalue()
+
+
+def test_a_server_and_a_loaded_model_give_the_same_conversation(served: str) -> None:
+    loaded = tiny_redrafter()
+    here = chatted(loaded, loaded.session("Be brief."), *LINES)
+    model, server = connect(served, None, None)
+    session = RemoteSession(server, "Be brief.")
+    there = chatted(model, session, *LINES)
+    assert there[:2] == here[:2]
+    assert here[1].strip()
+    assert "lookup" in there[2].splitlines()[-1]
+    assert model.drafting == loaded.drafting
+    assert [m["role"] for m in session.messages] == ["user", "assistant"] * 2
+
+
+def test_each_token_comes_with_its_source_and_only_the_end_without(served: str) -> None:
+    _, server = connect(f"{served}/v1/", "tiny", None)
+    options, before = GenerationOptions(max_tokens=60), figure(served, ACCEPTED)
+    *tokens, end = RemoteSession(server, None).stream("hello hello hello", options=options)
+    local = list(tiny_redrafter().session().stream("hello hello hello", options=options))
+    assert [t.text for t in tokens] == [r.text for r in local]
+    by_lookup = sum(t.source == "lookup" for t in tokens)
+    assert 0 < by_lookup <= figure(served, ACCEPTED) - before  # the last step's may be cut off
+    assert len(tokens) - by_lookup in (end.steps, end.steps + 1)
+    assert (end.text, end.source, end.finish_reason) == ("", None, local[-1].finish_reason)
+    assert end.generation_tokens == len(tokens)
+    assert end.tokens_per_step == pytest.approx((len(tokens) - 1) / end.steps, abs=1e-3)
+
+
+def test_an_answer_that_is_left_ends_on_the_server() -> None:
+    with running([host(tiny_redrafter())]) as url:
+        wait_until_ready(url)
+        _, server = connect(url, None, None)
+        session = RemoteSession(server, None)
+        answer = session.stream("hello", options=GenerationOptions(max_tokens=400))
+        text = "".join(next(answer).text for _ in range(20))
+        answer.close()
+        assert session.messages[-1] == {"role": "assistant", "content": text}
+        wait_for(lambda: figure(url, "vllm:num_requests_running") == 0)
+        assert figure(url, "vllm:generation_tokens_total") < 400
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--server", "localhost"], "localhost"),
+        (["--server", "http://localhost:port"], "localhost:port"),
+        (["--server", "http://127.0.0.1:9"], "redrafter-mlx serve"),
+        (["--server", "URL"], "--api-key"),
+        (["--server", "URL", "--api-key", "another"], "--api-key"),
+        (["--server", "URL", "--api-key", KEY, "--model", "other"], "it has: tiny"),
+        (["--server", "URL", "--drafter", "none"], "--drafter is the server's"),
+        (["--server", "URL", "--quantize", "4"], "--quantize is the server's"),
+    ],
+)
+def test_a_server_that_cannot_be_used_is_one_line(
+    locked: str, arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = main.run(["chat", *(locked if a == "URL" else a for a in arguments)])
+    said = capsys.readouterr().err
+    assert status == 1
+    assert said.startswith("error: ")
+    assert named in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", ["/set beam_width 3", "/set accept greedy"])
+def test_an_option_that_no_request_can_have_is_refused(served: str, line: str) -> None:
+    model, server = connect(served, None, None)
+    status, out, err = chatted(model, RemoteSession(server, None), line, "hello")
+    assert (status, out) == (1, "")
+    assert f"error: {line.split()[1]} is" in err
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "named", "kept"),
+    [
+        (503, '{"error": {"message": "the queue is full"}}', "503: the queue is full", ""),
+        (200, streamed(chunk("half"), end=False), "broke", "half"),
+        (200, streamed(chunk("half"), {"error": {"message": "it failed"}}), "it failed", "half"),
+        (200, "data: {no JSON\n\n", "cannot be asked", ""),
+    ],
+)
+def test_an_answer_that_breaks_off_is_an_error_and_its_text_is_kept(
+    status: int, text: str, named: str, kept: str
+) -> None:
+    with answering(lambda _: (status, text)) as url:
+        session = RemoteSession(Server(url), None)
+        got = chatted(FakeModel(), session, "first", "second")
+        assert got[0] == 1
+        assert got[2].count("error: ") == 2
+        assert named in got[2]
+        answers = [m["content"] for m in session.messages if m["role"] == "assistant"]
+        assert answers == [kept] * 2 if kept else answers == []
+        with pytest.raises(ServerError):
+            list(session.stream("third", options=GenerationOptions()))
+
+
+def test_text_that_a_server_held_back_is_shown_whole() -> None:
+    """A chunk whose tokens' texts are not its text."""
+    tokens = [{"id": 1, "text": "a", "source": "lookup"}, {"id": 2, "text": "b", "source": "model"}]
+    held = {**chunk("zab"), "x_redrafter": {"tokens": tokens, "step": 1}}
+    with answering(lambda _: (200, streamed(held))) as url:
+        answer = RemoteSession(Server(url), None).stream("x", options=GenerationOptions())
+        assert [(t.text, t.source) for t in answer] == [("", "lookup"), ("zab", "model")]
