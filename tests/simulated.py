@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
-from redrafter_mlx.autotune.acceptance import accepted_within, bounds
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics, accepted_within, bounds
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.cost_model import ROWS, Case, CostModel, Setup, Timings, cost_model
-from redrafter_mlx.autotune.policy import ShapePolicy
+from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN, BeamShape
+from redrafter_mlx.decoding.copies import CopyPlan
+from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.decoding.step_result import Source, StepResult
-from redrafter_mlx.drafting.prompt_lookup import CopySource
+from redrafter_mlx.drafting.prompt_lookup import TextIndex
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 _VOCAB, _WORDS = 6, 60
@@ -187,13 +190,37 @@ def expected_tokens(shape: BeamShape, skill: float, sharpness: float) -> float:
     return total / _CONTEXTS
 
 
-@dataclass(eq=False)
-class Row:
-    """A sequence of a batch, as a policy sees it."""
+def sequence(committed: int = 128, text: TextIndex | None = None, *, learns: bool = True) -> Row:
+    """A row of a batch that does not end."""
+    return Row(lambda _: False, committed, text, learns=learns)
 
-    committed: int = 128
-    index: CopySource | None = None
-    learns: bool = True
+
+class AnswerPolicy:
+    """The policy of a batch of one row, which is an answer alone."""
+
+    def __init__(
+        self,
+        costs: CostModel,
+        acceptance: AcceptanceStatistics | None = None,
+        times: StepTimes | None = None,
+    ) -> None:
+        self.batch = BatchPolicy(costs, acceptance, times)
+        self._row = sequence()
+
+    @property
+    def acceptance(self) -> AcceptanceStatistics:
+        return self.batch.acceptance
+
+    def next_shape(self, length: int) -> BeamShape:
+        self._row.committed = length
+        return self.batch.next_shape([self._row])
+
+    def plan_copies(self, text: TextIndex, drafted: BeamShape, *, drawn: bool) -> CopyPlan | None:
+        self._row.text = text
+        return self.batch.plan_copies([self._row], [drafted], [drawn])[0]
+
+    def learn(self, step: StepResult) -> None:
+        self.batch.learn([self._row], [step])
 
 
 class Taken(NamedTuple):
@@ -205,7 +232,7 @@ class Taken(NamedTuple):
 
 
 def decode(
-    policy: ShapePolicy, costs: CostModel, texts: Iterable[Text], length: int = 128
+    policy: AnswerPolicy, costs: CostModel, texts: Iterable[Text], length: int = 128
 ) -> list[Taken]:
     """Let the policy choose the shape of a step in each of `texts`; steps take what `costs` say."""
     taken = []

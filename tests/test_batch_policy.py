@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 from simulated import (
-    Row,
     Taken,
     Text,
     cliff,
     every_shape,
     machine,
     pace,
+    sequence,
     step_result,
     timings,
 )
@@ -50,7 +50,7 @@ def decode(
 ) -> list[Taken]:
     """Steps of a batch with one row for each text, that take what `costs` say."""
     policy = policy or BatchPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))))
-    rows, unread, taken = [Row() for _ in texts], [], []
+    rows, unread, taken = [sequence() for _ in texts], [], []
     for _ in range(steps):
         shape = policy.next_shape(rows)
         seconds = costs.step(shape, 128, len(rows))
@@ -126,7 +126,7 @@ def test_attention_is_paid_by_every_row_up_to_the_longest() -> None:
     assert LINEAR.verify(4, 2048, 8) - LINEAR.verify(4, 128, 8) == pytest.approx(8 * added)
     policies = [BatchPolicy(LINEAR, AcceptanceStatistics([BeamShape(1, 3)])) for _ in range(2)]
     for policy, lengths in zip(policies, ([128, 4096], [4096, 4096]), strict=True):
-        policy.next_shape([Row(n) for n in lengths])
+        policy.next_shape([sequence(n) for n in lengths])
     assert policies[0]._predicted.tolist() == policies[1]._predicted.tolist()
 
 
@@ -154,7 +154,7 @@ def test_rows_with_a_grammar_or_penalties_tell_nothing_of_others() -> None:
     """They still decide what is drafted for themselves."""
     policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
     before = policy.acceptance.tokens().tolist()
-    rows, text = [Row(learns=False)], Text(0.0, 1)
+    rows, text = [sequence(learns=False)], Text(0.0, 1)
     chosen = []
     for _ in range(80):
         shape = policy.next_shape(rows)
@@ -172,7 +172,7 @@ def repeating(seed: int) -> list[int]:
 def test_rows_copy_what_their_own_text_repeats_and_others_keep_their_drafts() -> None:
     policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
     texts = [repeating(1), list(range(90)), repeating(2)]
-    rows = [Row(len(text), TextIndex(Lookup(), text)) for text in texts]
+    rows = [sequence(len(text), TextIndex(Lookup(), text)) for text in texts]
     drafted = [policy.next_shape(rows)] * 3
     plans = policy.plan_copies(rows, drafted, [False] * 3)
     assert [plan is not None for plan in plans] == [True, False, True]
@@ -187,7 +187,7 @@ def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
 
     def trust(*, other: bool) -> float:
         policy = BatchPolicy(FREE, AcceptanceStatistics(()))
-        rows = [Row(120, TextIndex(Lookup(), repeating(seed))) for seed in (1, 2)]
+        rows = [sequence(120, TextIndex(Lookup(), repeating(seed))) for seed in (1, 2)]
         policy.next_shape(rows)
         for row in rows if other else rows[1:]:
             (plan,) = policy.plan_copies([row], [PLAIN], [False])

@@ -6,11 +6,10 @@ import random
 from collections.abc import Sequence
 
 import pytest
-from simulated import cliff, machine, step_result
+from simulated import AnswerPolicy, cliff, machine, step_result
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 
@@ -21,7 +20,7 @@ class Machine:
     """Every step takes `slowness` times what the cost model says, one with copies `dearer`."""
 
     def __init__(self, costs: CostModel, slowness: float = 1.0, dearer: float = 1.0) -> None:
-        self.policy = ShapePolicy(costs, AcceptanceStatistics(()))
+        self.policy = AnswerPolicy(costs, AcceptanceStatistics(()))
         self._costs, self._slowness, self._dearer = costs, slowness, dearer
 
     def step(self, rows: int) -> float:

@@ -13,7 +13,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from papers_timings import CHIPS, timings
-from simulated import ROWS, Text, cliff, decode, every_shape, machine, pace, step_result, told
+from simulated import (
+    ROWS,
+    AnswerPolicy,
+    Text,
+    cliff,
+    decode,
+    every_shape,
+    machine,
+    pace,
+    step_result,
+    told,
+)
 
 from redrafter_mlx.autotune.acceptance import (
     AcceptanceStatistics,
@@ -23,7 +34,6 @@ from redrafter_mlx.autotune.acceptance import (
 )
 from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.speculation.tree import Beams, pack_beam
@@ -69,7 +79,7 @@ def test_the_chosen_shape_is_the_best_of_all_within_two_percent(at: int | str) -
     for first in (0.02, 0.3, 0.5, 0.7, 0.8, 0.9):
         for deeper, rescue in ((0.8, 0.05), (0.8, 0.3), (0.95, 0.05), (0.95, 0.3)):
             tokens = acceptance(first, deeper, rescue)
-            policy = ShapePolicy(curves, Known(shapes, tokens.__getitem__))
+            policy = AnswerPolicy(curves, Known(shapes, tokens.__getitem__))
             chosen = policy.next_shape(128)
             best = max(tokens[shape] / cost for shape, cost in costs.items())
             assert tokens[chosen] / costs[chosen] > 0.98 * best
@@ -79,8 +89,8 @@ def test_hopeless_drafts_are_left_alone_and_certain_ones_are_long() -> None:
     """The test before would pass for a policy that knows only one answer if one were best."""
     curves = machine(cliff(8))
     shapes = candidates(curves)
-    hopeless = ShapePolicy(curves, Known(shapes, acceptance(0.02, 0.8, 0.0).__getitem__))
-    certain = ShapePolicy(curves, Known(shapes, acceptance(0.98, 1.0, 0.0).__getitem__))
+    hopeless = AnswerPolicy(curves, Known(shapes, acceptance(0.02, 0.8, 0.0).__getitem__))
+    certain = AnswerPolicy(curves, Known(shapes, acceptance(0.98, 1.0, 0.0).__getitem__))
     assert hopeless.next_shape(128) == PLAIN
     assert certain.next_shape(128).nodes == 8
 
@@ -92,7 +102,7 @@ def test_on_the_papers_machines_the_chosen_shape_is_the_best_measured(
 ) -> None:
     """Its authors' timings of 16 shapes; steps and tokens as they counted them."""
     curves, tokens = papers_machine(chip, dtype)
-    policy = ShapePolicy(curves, Known(candidates(curves), lambda s: tokens[s.width, s.length]))
+    policy = AnswerPolicy(curves, Known(candidates(curves), lambda s: tokens[s.width, s.length]))
     chosen = policy.next_shape(curves.short_context)
     rates = {
         key: tokens[key] / curves.step(BeamShape(*key), curves.short_context) for key in tokens
@@ -222,7 +232,7 @@ def test_acceptance_of_larger_shapes_follows_that_of_smaller_ones() -> None:
 
 
 def test_plain_steps_make_no_drafter_look_better() -> None:
-    policy = ShapePolicy(machine(cliff(8)), AcceptanceStatistics([BeamShape(1, 2)]))
+    policy = AnswerPolicy(machine(cliff(8)), AcceptanceStatistics([BeamShape(1, 2)]))
     policy.next_shape(128)
     for _ in range(20):
         policy.learn(step_result(BeamShape(1, 2), [0, 0], [0, 1], [0]))
@@ -272,8 +282,8 @@ def test_a_text_that_changes_is_followed_within_32_steps(
     curves, ratios = MACHINES[name], []
     for seed in MANY_SEEDS if before < after else SEEDS:  # probes succeed by chance
         texts = [Text(before, seed)] * 90 + [Text(after, 50 + seed)] * 132
-        changed = decode(ShapePolicy(curves), curves, texts)[90 + 32 :]
-        steady = decode(ShapePolicy(curves), curves, [Text(after, 50 + seed)] * 180)[80:]
+        changed = decode(AnswerPolicy(curves), curves, texts)[90 + 32 :]
+        steady = decode(AnswerPolicy(curves), curves, [Text(after, 50 + seed)] * 180)[80:]
         ratios.append(pace(changed) / pace(steady))
     assert mean(ratios) > (0.85 if name in PROBES_ARE_DEAR and before < after else 0.95)
 
@@ -284,7 +294,7 @@ def test_drafting_begins_again_when_it_pays_again(name: str) -> None:
     waited = []
     for seed in SEEDS:
         texts = [Text(0.0, seed)] * 120 + [Text(0.95, 50 + seed)] * 100
-        steps = decode(ShapePolicy(MACHINES[name]), MACHINES[name], texts)
+        steps = decode(AnswerPolicy(MACHINES[name]), MACHINES[name], texts)
         drafted = [step.shape != PLAIN for step in steps]
         assert sum(drafted[60:120]) < 30
         waited.append(next(i for i in range(100) if all(drafted[120 + i : 126 + i])))
@@ -300,23 +310,23 @@ def test_a_random_drafter_costs_at_most_three_percent(name: str) -> None:
     """Once its first answer has told; that one costs a little more."""
     curves = MACHINES.get(name, DRAFT_MODEL)
     for seed in SEEDS:
-        policy = ShapePolicy(curves)
+        policy = AnswerPolicy(curves)
         plain = curves.step(PLAIN, 128)
         assert pace(decode(policy, curves, [Text(0.0, seed)] * 128)) * plain > 0.94
-        again = ShapePolicy(curves, policy.acceptance.continued(policy.acceptance.shapes))
+        again = AnswerPolicy(curves, policy.acceptance.continued(policy.acceptance.shapes))
         assert pace(decode(again, curves, [Text(0.0, 9 + seed)] * 512)) * plain > 0.97
 
 
 def test_a_good_drafter_is_used_from_the_first_step() -> None:
     curves = machine(cliff(8))
-    steps = decode(ShapePolicy(curves), curves, [Text(1.0, 5)] * 64)
+    steps = decode(AnswerPolicy(curves), curves, [Text(1.0, 5)] * 64)
     assert steps[0].shape != PLAIN
     assert pace(steps) > 1.5 / curves.step(PLAIN, 128)
 
 
 def test_a_drafter_whose_levels_are_dear_drafts_few() -> None:
     text = Text(1.0, 5)
-    steps = decode(ShapePolicy(DRAFT_MODEL), DRAFT_MODEL, [text] * 150)[20:]
+    steps = decode(AnswerPolicy(DRAFT_MODEL), DRAFT_MODEL, [text] * 150)[20:]
     paces = {s: text.tokens(s) / DRAFT_MODEL.step(s, 128) for s in candidates(DRAFT_MODEL)}
     assert pace(steps) > 0.95 * max(paces.values())
     assert max(step.shape.length for step in steps) < 5
@@ -328,7 +338,7 @@ def test_a_small_gain_is_not_worth_a_change() -> None:
     shapes = candidates(curves)
     wavering = iter([0.0, 0.004] * 20)
     known = Known(shapes, lambda s: 2.0 + (next(wavering) if s.length == 3 else 0.002))
-    policy = ShapePolicy(curves, known)
+    policy = AnswerPolicy(curves, known)
     seen = set()
     for _ in range(20):
         seen.add(policy.next_shape(128))
@@ -338,7 +348,7 @@ def test_a_small_gain_is_not_worth_a_change() -> None:
 
 def test_a_machine_where_two_rows_cost_twice_one_decodes_plainly() -> None:
     curves = machine(lambda rows: 20.0 * rows)
-    policy = ShapePolicy(curves)
+    policy = AnswerPolicy(curves)
     steps = decode(policy, curves, [Text(0.8, 1)] * 200)
     assert sum(step.shape == PLAIN for step in steps) > 180
 
@@ -351,7 +361,7 @@ def test_the_context_is_looked_at_too() -> None:
         tuple((r, s + 0.02 * r) for r, s in base.short), base.draft, 0.0, 0.0, 0.0, 0.0,
     )  # fmt: skip
     tokens = acceptance(0.8, 0.95, 0.2)
-    policy = ShapePolicy(curves, Known(candidates(curves), tokens.__getitem__))
+    policy = AnswerPolicy(curves, Known(candidates(curves), tokens.__getitem__))
     assert policy.next_shape(8192).nodes < policy.next_shape(128).nodes
     assert max(ROWS) == curves.most_nodes
 
@@ -361,9 +371,9 @@ def test_probing_other_shapes_costs_two_percent_of_the_time_at_most(name: str) -
     """Against the shape in use, once an earlier answer has told of it."""
     curves, lost, spent = MACHINES[name], 0.0, 0.0
     for seed in SEEDS:
-        first = ShapePolicy(curves)
+        first = AnswerPolicy(curves)
         decode(first, curves, [Text(0.8, seed)] * 150)
-        policy = ShapePolicy(curves, first.acceptance.continued(first.acceptance.shapes))
+        policy = AnswerPolicy(curves, first.acceptance.continued(first.acceptance.shapes))
         steps = decode(policy, curves, [Text(0.8, 50 + seed)] * 300)
         usual = Counter(step.shape for step in steps).most_common(1)[0][0]
         usual_pace = pace([step for step in steps if step.shape == usual])

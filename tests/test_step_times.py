@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from simulated import Text, cliff, decode, machine, pace
+from simulated import AnswerPolicy, Text, cliff, decode, machine, pace
 
 from redrafter_mlx.autotune.cost_model import CostModel
-from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.decoding.step_result import StepResult
 
@@ -21,7 +20,7 @@ UNEVEN = machine(
 """Two rows cost less than one, three a third more, as with a BLAS that was measured."""
 
 
-class Told(ShapePolicy):
+class Told(AnswerPolicy):
     """A policy that is told of other seconds than the steps took."""
 
     def __init__(
@@ -65,7 +64,7 @@ def test_noise_costs_little_where_the_profile_is_right() -> None:
     quiet = noisy = 0.0
     for seed in range(6):
         rng, texts = random.Random(seed), [Text(0.8, seed)] * 150
-        quiet += pace(decode(ShapePolicy(machine(cliff(8))), machine(cliff(8)), texts))
+        quiet += pace(decode(AnswerPolicy(machine(cliff(8))), machine(cliff(8)), texts))
         policy = Told(machine(cliff(8)), lambda rng=rng: math.exp(rng.gauss(0, 0.3)))
         noisy += pace(decode(policy, machine(cliff(8)), texts))
     assert noisy > 0.97 * quiet

@@ -12,7 +12,7 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from simulated import Row, cliff, timings
+from simulated import cliff, sequence, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.autotune import profiler
@@ -219,7 +219,7 @@ def test_what_only_batches_cost_is_measured_after_the_first_batch_and_once(
         before = clock.now
         for _ in range(20):
             policy = tuner.policy("greedy")
-            policy.batch.next_shape([Row() for _ in range(batch)])
+            policy.next_shape([sequence() for _ in range(batch)])
             tuner.record("greedy", policy, seconds=1e6, steps=1000)
         assert clock.now - before == 4 * new
         assert tuner.measured_for(batch)

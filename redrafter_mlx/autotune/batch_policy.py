@@ -20,7 +20,6 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Protocol
 
 import numpy as np
 
@@ -31,8 +30,9 @@ from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
+from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.prompt_lookup import Copy, CopySource
+from redrafter_mlx.drafting.prompt_lookup import Copy
 
 _MARGIN = 0.01
 """Another shape must promise so much more than the one in use: less is noise."""
@@ -49,22 +49,6 @@ _MOST_PROBES = 3
 
 _CONTEXT_STEP = 64
 """Tokens after which costs are looked up again; they change by a few percent in 2,000 tokens."""
-
-
-class BatchRow(Protocol):
-    """One sequence of a batch, as the host knows it.
-
-    committed: tokens in the cache
-    index:     what copies come from; None without them
-    learns:    whether it tells of other rows: no grammar or penalty changes its target
-    """
-
-    @property
-    def committed(self) -> int: ...
-    @property
-    def index(self) -> CopySource | None: ...
-    @property
-    def learns(self) -> bool: ...
 
 
 class BatchPolicy:
@@ -98,9 +82,9 @@ class BatchPolicy:
         self._probes: deque[BeamShape] = deque()  # not read yet
         self._stale = True
         # Of planned copies, the seconds of the step, and the largest shape drafted before.
-        self._copied: deque[tuple[Mapping[BatchRow, Copy], float, BeamShape]] = deque()
+        self._copied: deque[tuple[Mapping[Row, Copy], float, BeamShape]] = deque()
 
-    def next_shape(self, rows: Sequence[BatchRow]) -> BeamShape:
+    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
         """The shape to draft with, the same for all rows."""
         self._look_up_costs(max(row.committed for row in rows), len(rows))
         if self._stale:
@@ -117,7 +101,7 @@ class BatchPolicy:
         return self._probes[-1]
 
     def plan_copies(
-        self, rows: Sequence[BatchRow], drafted: Sequence[BeamShape], drawn: Sequence[bool]
+        self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
     ) -> list[CopyPlan | None]:
         """The copies whose verification gains most time over the trees as they were drafted."""
         trees = [
@@ -142,7 +126,7 @@ class BatchPolicy:
         self._copied.append((copies, choice.seconds, largest))
         return choice.plans(self._draft_after(choice.holds))
 
-    def learn(self, rows: Sequence[BatchRow], steps: Sequence[StepResult]) -> None:
+    def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         """Take note of a step that was read; they may come some steps late."""
         if not rows:
             return
@@ -182,7 +166,7 @@ class BatchPolicy:
             gained -= self._expected(self.shapes[self._best])
             self._budget += gained / self._pace(self._best)
 
-    def _learn_copies(self, copied: Sequence[tuple[BatchRow, StepResult]], batch: int) -> None:
+    def _learn_copies(self, copied: Sequence[tuple[Row, StepResult]], batch: int) -> None:
         """How copies fared in the rows that had any."""
         copies, predicted, drafted = self._copied.popleft()
         while not any(row in copies for row, _ in copied):
@@ -197,7 +181,7 @@ class BatchPolicy:
                 of_copies = self._statistics(not learns).copies
                 of_copies.learn(expected, accepted, seconds / predicted)
 
-    def _drafted(self, row: BatchRow, shape: BeamShape, drawn: bool) -> Drafted:
+    def _drafted(self, row: Row, shape: BeamShape, drawn: bool) -> Drafted:
         """What copies may replace or join in a row."""
         longest = min(MAX_BEAM_LENGTH, self._costs.most_nodes) - 1
         found = [] if row.index is None else row.index.copies(1, longest)

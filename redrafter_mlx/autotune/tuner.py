@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Callable
 
@@ -10,6 +9,7 @@ import mlx.nn as nn
 import numpy as np
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.candidates import LENGTHS, WIDEST, candidates
 from redrafter_mlx.autotune.cost_model import (
     BATCHES,
@@ -19,7 +19,6 @@ from redrafter_mlx.autotune.cost_model import (
     cost_model,
     saved_timings,
 )
-from redrafter_mlx.autotune.policy import ShapePolicy
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
@@ -112,37 +111,28 @@ class Tuner:
         seconds = np.array([costs.step(s, context) for s in acceptance.shapes])
         return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
 
-    def policy(self, method: AcceptMethod, *, shared: bool = True) -> ShapePolicy:
-        """The policy of a new answer; it begins with what earlier ones by this method learned.
-
-        What it learns is for all later ones, or, unless `shared`, for this answer alone.
-        """
+    def policy(self, method: AcceptMethod) -> BatchPolicy:
+        """The policy of a new batch; it begins with what earlier ones by this method learned."""
         with self._lock:
             self._answering += 1
             known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
             self._times.begin_answer()
-            if not shared:
-                return ShapePolicy(self.costs, *copy.deepcopy((known, self._times)))
-            return ShapePolicy(self.costs, known, self._times)
+            return BatchPolicy(self.costs, known, self._times)
 
     def statistics(self) -> AcceptanceStatistics:
         """Acceptance statistics of the candidate shapes, with nothing learned."""
         return AcceptanceStatistics(self._candidates)
 
-    def record(
-        self, method: AcceptMethod, policy: ShapePolicy | None, seconds: float, steps: int
-    ) -> None:
-        """Remember what an answer has learned, and measure what its time allows for.
+    def record(self, method: AcceptMethod, policy: BatchPolicy, seconds: float, steps: int) -> None:
+        """Remember what a batch has learned, and measure what its time allows for.
 
         Args:
-          policy: None if what it learned was for that answer alone
-          seconds: from its first token to the last; 0 for an answer that was broken off
-          steps: of it, after the prompt's
+          seconds: of its steps
+          steps: after the prompts'; 0 where nothing may be measured now
         """
         with self._lock:
-            if policy is not None:
-                self._acceptance[method] = policy.acceptance
-                self._expect_batches(policy.batch.most_rows)
+            self._acceptance[method] = policy.acceptance
+            self._expect_batches(policy.most_rows)
             self._answering -= 1
             idle = not self._answering and not self._profiler.finished
         # No other answer waits for it.

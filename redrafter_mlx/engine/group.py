@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from redrafter_mlx.autotune.policy import ShapePolicy
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import (
     AcceptMethod,
@@ -58,12 +58,11 @@ class Group:
         """`method`: of the first answer, whose statistics the shapes are chosen by at first."""
         self.decoder, self.automatic = decoder, False
         self._tuning, self._method = tuning, method
-        self._policy: ShapePolicy | None = None
+        self._policy: BatchPolicy | None = None
         shapes: BatchShapes = OwnShapes()
         if tuning is not None and not fixed:
             self.automatic = True
-            self._policy = tuning.policy(method)
-            shapes = self._policy.batch
+            shapes = self._policy = tuning.policy(method)
         self.batch = Batch(decoder, shapes)
         self._seconds, self._steps = 0.0, 0
 

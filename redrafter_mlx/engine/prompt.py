@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.weights.chat import encode_text, render_chat
 
-Message = Mapping[str, object]
+Message = Mapping[str, str]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 
