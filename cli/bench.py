@@ -15,6 +15,7 @@ from redrafter_mlx.errors import BadInputError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from redrafter_mlx.bench.analyse.batch_summary import BatchResult
     from redrafter_mlx.bench.analyse.result import Result
 
 
@@ -37,6 +38,13 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
         print_comparison(*options.compare, as_json=options.output == "json")
         return
     options.check()
+    if options.batch_size is not None:
+        options.check_batches()
+        from redrafter_mlx.cli.bench_batches import run_batches
+
+        batches = run_batches(options)
+        print_batches(batches, options)
+        raise typer.Exit(int(batches.failed))
     from redrafter_mlx.cli.bench_session import run_session
 
     outcome = run_session(options)
@@ -57,6 +65,22 @@ def print_result(result: Result, options: BenchOptions) -> None:
     if options.plot is not None:
         m = result.machine
         plot(grids(result.rows), options.plot, f"{m.chip} ({m.device}), mlx {m.mlx}")
+
+
+def print_batches(result: BatchResult, options: BenchOptions) -> None:
+    """The result of `--batch-size` in the form asked for."""
+    from redrafter_mlx.bench.show.batch_tables import batch_table
+    from redrafter_mlx.bench.show.report import rich_table
+    from redrafter_mlx.bench.show.tables import header_lines
+
+    if options.output == "json":
+        print(json.dumps(result.to_dict()), flush=True)
+        return
+    for line in header_lines(result):
+        print(line)
+    console().print(rich_table(batch_table(result.rows)))
+    if result.failed:
+        print("our tokens are not those of mlx-lm in float32, where they must be; please report it")
 
 
 def print_comparison(before: str, after: str, *, as_json: bool) -> None:

@@ -31,8 +31,9 @@ from redrafter_mlx.config import AcceptMethod, DType, Prefixes, check_choice
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
+    from redrafter_mlx.bench.measure.batches import BatchPlan
     from redrafter_mlx.bench.measure.methods import Method
-    from redrafter_mlx.bench.measure.plan import Plan
+    from redrafter_mlx.bench.measure.plan import Plan, Prepared
     from redrafter_mlx.engine.engine import Redrafter
 
 _SHAPE, _ASK, _OUT = "Shapes and methods", "Questions", "Output"
@@ -66,6 +67,9 @@ class BenchOptions:
         "greedy, sample, rejection, typical; several are measured in turn. "
         "[default: greedy at temperature 0, else sample]", "METHOD,...", _SHAPE))
     temperature: str = flag("0", Flag("One or several, such as 0,0.7,1.", "T,...", _SHAPE))
+    batch_size: str | None = flag(None, Flag(
+        "Requests at once, such as 1,2,4,8: with drafts and without, beside mlx-lm's own batches.",
+        "B,...", _SHAPE))
     draft_model: str | None = flag(None, Flag(
         "Also measure mlx-lm's own speculative decoding with this model.", "NAME|REPO|PATH",
         _SHAPE))
@@ -94,8 +98,8 @@ class BenchOptions:
     compare: tuple[str, str] | None = flag(None, Flag(
         "Measure nothing; compare two results of -o json.", "A.json B.json", _OUT))
     drafter: tuple[str, ...] = flag((), Flag(
-        "As in generate; random is the first of them, or else the trained one, with its weights "
-        "shuffled. Given several times, all are measured in turn. [default: auto]",
+        "As in generate; random is the model's drafter with its initial weights. Given several "
+        "times, all are measured in turn. [default: auto]",
         "auto|trained|lookup|random|none|PATH", MODEL))
     drafter_bits: int | None = flag(None, Flag(DRAFTER_BITS.help, "4|8", MODEL))
     model: str | None = flag(None, TARGET)
@@ -139,6 +143,20 @@ class BenchOptions:
                     "always measured; leave it out"
                 )
 
+    def check_batches(self) -> None:
+        """Raise BadInputError for an option that `--batch-size` has no use for."""
+        self.batch_plan(self.methods([None]))
+        for name in ("draft_model", "answers", "plot", "delay", "warmup"):
+            if getattr(self, name) != getattr(BenchOptions, name):
+                option = name.replace("_", "-")
+                raise BadInputError(f"--batch-size has no use for --{option}; leave it out")
+        if len(self.loadings) > 1:
+            raise BadInputError(f"--dtype is {self.dtype}; give one with --batch-size")
+
+    @cached_property
+    def batch_sizes(self) -> list[int]:
+        return _integers("--batch-size", self.batch_size)
+
     @cached_property
     def widths(self) -> list[int]:
         return _integers("--beam-width", self.beam_width)
@@ -175,6 +193,8 @@ class BenchOptions:
         from redrafter_mlx.bench.measure.plan import list_methods
 
         shapes = [(w, length) for w in self.widths or (None,) for length in self.lengths or (None,)]
+        if self.batch_sizes and shapes != [(None, None)]:
+            shapes = [(None, None), *shapes]
         draft_tokens = parse_integers("--num-draft-tokens", self.num_draft_tokens)
         if min(draft_tokens) < 1:
             raise BadInputError("--num-draft-tokens holds 0; it must be at least 1")
@@ -189,14 +209,10 @@ class BenchOptions:
 
     def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:
         """The plan for one loading; without a model the prompts are left empty."""
-        from redrafter_mlx.bench.measure.plan import Plan, Prepared
-
-        def encode(question: Question) -> list[int]:
-            message = {"role": "user", "content": question.text}
-            return [] if loaded is None else loaded.encode([message])
+        from redrafter_mlx.bench.measure.plan import Plan
 
         return Plan(
-            questions=[Prepared(q, encode(q)) for q in self.chosen],
+            questions=self.prepared(loaded),
             methods=methods,
             dtype=dtype,
             max_tokens=self.max_tokens,
@@ -205,6 +221,25 @@ class BenchOptions:
             delay=self.delay,
             seed=self.seed,
         )
+
+    def batch_plan(self, methods: Sequence[Method], loaded: Redrafter | None = None) -> BatchPlan:
+        """The plan of `--batch-size`; without a model the prompts are left empty."""
+        from redrafter_mlx.bench.measure.batches import BatchPlan
+
+        return BatchPlan(
+            self.prepared(loaded), methods, self.batch_sizes, self.max_tokens, self.repeats,
+            self.seed,
+        )  # fmt: skip
+
+    def prepared(self, loaded: Redrafter | None) -> list[Prepared]:
+        """The questions with their prompts, which are empty without a model."""
+        from redrafter_mlx.bench.measure.plan import Prepared
+
+        def encode(question: Question) -> list[int]:
+            message = {"role": "user", "content": question.text}
+            return [] if loaded is None else loaded.encode([message])
+
+        return [Prepared(q, encode(q)) for q in self.chosen]
 
     def _accepts(self) -> list[AcceptMethod] | None:
         if self.accept is None:

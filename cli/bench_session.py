@@ -74,15 +74,20 @@ def run_session(options: BenchOptions) -> Outcome:
     result = Result(
         machine=machine,
         models=tuple(models),
-        protocol=Protocol(
-            options.asked_for, len(options.chosen), options.max_tokens, options.repeats,
-            options.warmup, options.delay, options.seed, options.draft_model,
-        ),
+        protocol=protocol_of(options),
         rows=tuple(rows),
         interrupted=interrupted,
         notes=(*notes, *verdict.notes),
     )  # fmt: skip
     return Outcome(result, INTERRUPTED if interrupted else int(verdict.failed))
+
+
+def protocol_of(options: BenchOptions) -> Protocol:
+    """How it is measured."""
+    return Protocol(
+        options.asked_for, len(options.chosen), options.max_tokens, options.repeats,
+        options.warmup, options.delay, options.seed, options.draft_model,
+    )  # fmt: skip
 
 
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
@@ -97,11 +102,10 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
     )
     by_name = {first: loaded} | {name: _again(loaded, other) for name, other in named.items()}
     if RANDOM in options.drafters:
-        untrained = next(filter(None, map(_untrained, by_name.values())), None)
-        if untrained is None:
-            untrained = _untrained(_again(loaded, parse_drafter("trained", bits)))
-        assert untrained is not None, "every form that is trained has weights"
-        by_name[RANDOM] = untrained
+        trained = (r for r in by_name.values() if r.drafter is not None)
+        by_name[RANDOM] = _untrained(
+            next(trained, None) or _again(loaded, parse_drafter("trained", bits))
+        )
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
     for redrafter in found.values():
         if redrafter.drafting is None and (options.widths or options.lengths):
@@ -150,7 +154,7 @@ def _measure(
     first, dtype = next(iter(drafters.values())), models[0].dtype
     methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
     for name in {m.drafter for m in methods if m.automatic}:
-        _measure_machine(drafters[name])
+        measure_machine(drafters[name])
     plan = options.plan(dtype, methods, first)
     runner = Runner(drafters, _load_draft_model(options, first))
     runner.check(methods, options.max_tokens)
@@ -170,12 +174,13 @@ def _measure(
                 bars("answers", progress.done, plan.size)
 
 
-def _measure_machine(redrafter: Redrafter) -> None:
+def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
     """Measure the cost curves before anything is timed, not bit by bit after answers."""
     tuning = redrafter.tuning
-    if tuning is not None and not tuning.measured:
-        with progress_bars("measuring this machine", lambda done, _: f"{done}%") as bars:
-            tuning.measure(lambda share: bars("calls", int(100 * share), 100) if bars else None)
+    if tuning is None or (tuning.measured_for(batch) if batch > 1 else tuning.measured):
+        return
+    with progress_bars("measuring this machine", lambda done, _: f"{done}%") as bars:
+        tuning.measure(lambda share: bars("calls", int(100 * share), 100) if bars else None, batch)
 
 
 def _settings(options: BenchOptions, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
@@ -212,11 +217,9 @@ def _again(loaded: Redrafter, drafter: NamedDrafter) -> Redrafter:
     return draft_with(drafter, LoadedTarget(loaded.model, loaded.tokenizer, loaded.source))
 
 
-def _untrained(loaded: Redrafter) -> Redrafter | None:
-    """The same with a drafter that has learned nothing; None where there is no such drafter."""
+def _untrained(loaded: Redrafter) -> Redrafter:
     drafter = None if loaded.drafter is None else loaded.drafter.untrained()
-    if drafter is None:
-        return None
+    assert drafter is not None, "a trained drafter was asked for"
     redrafter = Redrafter(loaded.model, loaded.tokenizer, drafter, source=loaded.source)
     redrafter.warm_up()
     return redrafter

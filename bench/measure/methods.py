@@ -196,7 +196,7 @@ class Runner:
             max_tokens=max_tokens,
             draft_model=self._draft_model if drafts else None,
             sampler=make_sampler(temp=method.temperature),
-            stream=_our_stream(),
+            stream=our_stream(),
             **({"num_draft_tokens": method.draft_tokens} if drafts else {}),
         ):
             yield Token(response.token, response.text, call)
@@ -220,7 +220,7 @@ def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) ->
         )
 
 
-def _our_stream() -> mx.Stream | mx.ThreadLocalStream:
+def our_stream() -> mx.Stream | mx.ThreadLocalStream:
     """The stream for mlx-lm's loop: its own; on the CPU, the one that ours uses.
 
     A CPU stream is a thread, and the BLAS gives every thread that calls it a pool of workers. Two

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.serving import ServingRow
-from redrafter_mlx.bench.show.tables import TextTable
+from redrafter_mlx.bench.show.tables import TextTable, spread
 
 
 def serving_table(rows: Sequence[ServingRow]) -> TextTable:
@@ -27,3 +28,39 @@ def serving_table(rows: Sequence[ServingRow]) -> TextTable:
     ]
     columns += ["over the first", "same text"] if several else []
     return TextTable("Servers by users at once", tuple(columns), tuple(cells))
+
+
+def batch_table(rows: Sequence[BatchRow]) -> TextTable:
+    """Requests at once by method, as in the paper's Table 3."""
+    columns = (
+        "batch", "method", "W", "L", "tok/s each", "total tok/s", "over mlx-lm's batch",
+        "over plain", "tokens/step", "first token", "peak", "mlx-lm's tokens",
+    )  # fmt: skip
+    cells = [
+        (
+            str(row.size),
+            " ".join(filter(None, (row.method.name, row.method.drafter))),
+            _shape(row.method.beam_width, row),
+            _shape(row.method.beam_length, row),
+            spread(row.request_tps),
+            spread(row.total_tps),
+            spread(row.speedup, "x"),
+            spread(row.over_plain, "x"),
+            f"{row.tokens_per_step:.2f}",
+            f"{1000 * row.first_seconds:.0f} ms",
+            f"{row.peak_memory:.2f} GB",
+            {True: "yes", False: "NO", None: ""}[row.matches_plain],
+        )
+        for row in rows
+    ]
+    note = (
+        "batch: requests at once; first token: when each of them has it and the clock starts; "
+        "over plain: over our own batches without drafts"
+    )
+    return TextTable("Requests at once", columns, tuple(cells), note)
+
+
+def _shape(size: int | None, row: BatchRow) -> str:
+    if row.method.name != "redrafter":
+        return ""
+    return "auto" if size is None else str(size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from redrafter_mlx.bench.analyse.batch_summary import BatchResult
 from redrafter_mlx.bench.analyse.compare import Change
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import WHOLE, Row
@@ -36,7 +37,7 @@ def tables_of(result: Result) -> list[TextTable]:
     return found
 
 
-def header_lines(result: Result) -> list[str]:
+def header_lines(result: Result | BatchResult) -> list[str]:
     """Machine, versions, models and questions."""
     m, p = result.machine, result.protocol
     lines = [

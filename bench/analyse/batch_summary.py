@@ -1,0 +1,156 @@
+"""Figures of batches: what each request gets, and all of them together (the paper's Table 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from redrafter_mlx.bench.analyse.result import Protocol
+from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchRun
+from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
+from redrafter_mlx.bench.measure.methods import BASELINE, Method
+from redrafter_mlx.bench.statistics import Ragged, Spread, ratio, ratio_of_ratios
+
+
+@dataclass(frozen=True)
+class BatchRow:
+    """One method with so many requests at once.
+
+    request_tps:     tokens a second that a request gets
+    total_tps:       of all requests together
+    speedup:         of total_tps over mlx-lm's own batch of that size
+    over_plain:      of total_tps over our own batch of that size without drafts
+    tokens_per_step: of a request
+    peak_memory:     GB
+    matches_plain:   whether all tokens are those of mlx-lm's loop for one prompt; None if sampled
+    """
+
+    size: int
+    method: Method
+    request_tps: Spread | None
+    total_tps: Spread | None
+    speedup: Spread | None
+    over_plain: Spread | None
+    tokens_per_step: float
+    first_seconds: float
+    peak_memory: float
+    matches_plain: bool | None
+
+    def to_dict(self) -> dict[str, object]:
+        """As `-o json` prints it."""
+        shown = asdict(self)
+        method = shown.pop("method")
+        shape = {key: method[key] for key in ("temperature", "accept", "beam_width", "beam_length")}
+        return {"batch_size": shown.pop("size"), "method": method["name"],
+                "drafter": method["drafter"], **shape, **shown}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class BatchResult:
+    """Everything that one `bench --batch-size` measured."""
+
+    machine: Machine
+    models: tuple[LoadedModel, ...]
+    protocol: Protocol
+    rows: tuple[BatchRow, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether our tokens are not those of mlx-lm where float32 promises them."""
+        differ = any(row.matches_plain is False for row in self.rows if row.method.ours)
+        return differ and all(model.exact for model in self.models)
+
+    def to_dict(self) -> dict[str, object]:
+        """As `-o json` prints it."""
+        return {
+            "machine": asdict(self.machine),
+            "models": [asdict(model) for model in self.models],
+            "protocol": asdict(self.protocol),
+            "baseline": "mlx-lm BatchGenerator",
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+
+def summarise_batches(
+    measured: Sequence[BatchMeasurement], plain: Mapping[int | str, Sequence[int]]
+) -> list[BatchRow]:
+    """A row for each size and method, in the order of `measured`.
+
+    Args:
+      plain: the tokens of mlx-lm's loop for one prompt, by the question's id
+    """
+    cases: dict[tuple[int, Method], list[BatchMeasurement]] = {}
+    for measurement in measured:
+        cases.setdefault((measurement.size, measurement.method), []).append(measurement)
+    order = {method: i for i, method in enumerate(sorted({m for _, m in cases}, key=_place))}
+    rows = []
+    for size, method in sorted(cases, key=lambda case: (case[0], order[case[1]])):
+        mine = cases[size, method]
+        mlx_lm = cases.get((size, Method(BASELINE, method.temperature)))
+        ours = cases.get((size, Method("autoregressive", method.temperature)))
+        answers = [m.run for m in mine]
+        exact = all(
+            ids == plain[question.question.id or 0]
+            for m in mine
+            for question, ids in zip(m.questions, m.run.token_ids, strict=True)
+        )
+        rows.append(
+            BatchRow(
+                size=size,
+                method=method,
+                request_tps=ratio(_tokens(mine), _seconds(mine, sum)),
+                total_tps=ratio(_tokens(mine), _seconds(mine, max)),
+                speedup=_over(mine, mlx_lm),
+                over_plain=_over(mine, ours),
+                tokens_per_step=_tokens_per_step(answers),
+                first_seconds=float(np.median([run.first_seconds for run in answers])),
+                peak_memory=max(run.peak_memory for run in answers),
+                matches_plain=exact if method.temperature == 0 else None,
+            )
+        )
+    return rows
+
+
+def _place(method: Method) -> tuple[float, int, str, int, int]:
+    """Baselines first, then the automatic shape, then by width and length."""
+    kind = ("mlx-lm", "autoregressive").index(method.name) if method.name != "redrafter" else 2
+    width, length = method.beam_width or 0, method.beam_length or 0
+    return method.temperature, kind, method.drafter or "", width, length
+
+
+def _tokens(measured: Sequence[BatchMeasurement]) -> Ragged:
+    """By group of questions, of each repeat."""
+    return _by_group(measured, lambda run: float(sum(run.tokens)))
+
+
+def _seconds(
+    measured: Sequence[BatchMeasurement], together: Callable[[Sequence[float]], float]
+) -> Ragged:
+    """The same of seconds: `sum` over the requests of a batch, or `max`, its own."""
+    return _by_group(measured, lambda run: together(run.seconds))
+
+
+def _by_group(measured: Sequence[BatchMeasurement], value: Callable[[BatchRun], float]) -> Ragged:
+    groups: dict[tuple[object, ...], list[float]] = {}
+    for m in measured:
+        asked = tuple(question.question.id for question in m.questions)
+        groups.setdefault(asked, []).append(value(m.run))
+    return list(groups.values())
+
+
+def _over(
+    mine: Sequence[BatchMeasurement], other: Sequence[BatchMeasurement] | None
+) -> Spread | None:
+    """Total tokens a second over another method's, of the same questions and repeats."""
+    if other is None:
+        return None
+    return ratio_of_ratios(
+        (_tokens(mine), _seconds(mine, max)), (_tokens(other), _seconds(other, max))
+    )
+
+
+def _tokens_per_step(runs: Sequence[BatchRun]) -> float:
+    tokens = sum(len(ids) - 1 for run in runs for ids in run.token_ids)
+    return tokens / max(sum(sum(run.steps) for run in runs), 1)

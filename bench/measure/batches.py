@@ -1,0 +1,199 @@
+"""Several prompts decoded at once: mlx-lm's own batches, and ours with drafts and without.
+
+The clock of a run is read when every prompt has its first token, and at each token after that: what
+is timed are batches of full size, until their answers end.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.sample_utils import make_sampler
+
+from redrafter_mlx.bench.measure.methods import Clock, Method, our_stream
+from redrafter_mlx.bench.measure.plan import Prepared
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class BatchRun:
+    """One run of a method on several prompts.
+
+    token_ids:     of each answer, the ending token too
+    tokens:        of each answer, those that came after every prompt had its first token
+    seconds:       of each answer, from that moment to its last token
+    steps:         of each answer, target calls after the prompt's that it was in
+    first_seconds: from the start to the last prompt's first token
+    peak_memory:   GB
+    """
+
+    token_ids: list[list[int]]
+    tokens: list[int]
+    seconds: list[float]
+    steps: list[int]
+    first_seconds: float
+    peak_memory: float
+
+    @property
+    def total_seconds(self) -> float:
+        """From when every prompt had its first token to the last token of all."""
+        return max(self.seconds)
+
+
+class BatchToken(NamedTuple):
+    """A token of one of the answers, and the target calls after the prompt's so far."""
+
+    row: int
+    id: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class BatchMeasurement:
+    """A run of one method on questions that were asked at once."""
+
+    method: Method
+    questions: Sequence[Prepared]
+    run: BatchRun
+
+    @property
+    def size(self) -> int:
+        return len(self.questions)
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """What to measure.
+
+    sizes:   how many questions are answered at once; each size goes through all questions
+    repeats: how often each group of questions is answered by each method
+    seed:    of sampled answers
+    """
+
+    questions: Sequence[Prepared]
+    methods: Sequence[Method]
+    sizes: Sequence[int]
+    max_tokens: int
+    repeats: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("--max-tokens", self.max_tokens, 2),
+            ("--repeats", self.repeats, 1),
+            ("--batch-size", min(self.sizes), 1),
+        ):
+            if value < least:
+                raise BadInputError(f"{name} is {value}; it must be at least {least}")
+        if max(self.sizes) > len(self.questions):
+            raise BadInputError(
+                f"--batch-size is {max(self.sizes)}, and there are {len(self.questions)} questions "
+                f"to ask at once; give more with --questions"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many runs are timed."""
+        groups = sum(len(self.groups(size)) for size in self.sizes)
+        return self.repeats * len(self.methods) * groups
+
+    def groups(self, size: int) -> list[Sequence[Prepared]]:
+        """Questions that are asked at once; the last ones fill a group up from the start."""
+        Q = len(self.questions)
+        around = [*self.questions, *self.questions]
+        return [around[at : at + size] for at in range(0, Q, size)]
+
+    def order(self) -> Iterator[tuple[Method, Sequence[Prepared]]]:
+        """Every timed run; methods take turns at being first."""
+        for repeat in range(self.repeats):
+            for size in self.sizes:
+                for i, group in enumerate(self.groups(size)):
+                    first = (repeat + i) % len(self.methods)
+                    for method in (*self.methods[first:], *self.methods[:first]):
+                        yield method, group
+
+
+class BatchRunner:
+    """Runs methods on several prompts of one loaded model."""
+
+    def __init__(
+        self, redrafters: Mapping[str | None, Redrafter], clock: Clock = time.perf_counter
+    ) -> None:
+        self._redrafters = redrafters
+        self._first = next(iter(redrafters.values()))
+        self._clock = clock
+
+    def measure(self, plan: BatchPlan) -> Iterator[BatchMeasurement]:
+        """Time everything, after a run of each method and size that compiles."""
+        untimed = [(method, plan.groups(size)[0]) for size in plan.sizes for method in plan.methods]
+        for method, group in untimed:
+            self.run(method, [q.prompt_ids for q in group], plan.max_tokens, plan.seed)
+        for method, group in plan.order():
+            run = self.run(method, [q.prompt_ids for q in group], plan.max_tokens, plan.seed)
+            yield BatchMeasurement(method, group, run)
+
+    def run(
+        self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
+    ) -> BatchRun:
+        """Answer the prompts at once."""
+        mx.reset_peak_memory()
+        B = len(prompts)
+        ids: list[list[int]] = [[] for _ in range(B)]
+        times: list[list[float]] = [[] for _ in range(B)]
+        steps = [0] * B
+        began = self._clock()
+        with closing(self._tokens(method, prompts, max_tokens, seed)) as tokens:
+            for token in tokens:
+                ids[token.row].append(token.id)
+                times[token.row].append(self._clock())
+                steps[token.row] = token.steps
+        full = max(row[0] for row in times)
+        return BatchRun(
+            token_ids=ids,
+            tokens=[sum(at > full for at in row) for row in times],
+            seconds=[max(row[-1] - full, 0.0) for row in times],
+            steps=steps,
+            first_seconds=full - began,
+            peak_memory=mx.get_peak_memory() / 1e9,
+        )
+
+    def _tokens(
+        self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
+    ) -> Generator[BatchToken, None, None]:
+        if not method.ours:
+            yield from self._mlx_lm_tokens(method, prompts, max_tokens, seed)
+            return
+        drafts = method.name == "redrafter"
+        redrafter = self._redrafters[method.drafter] if drafts else self._first
+        options = method.options(max_tokens, seed)
+        for row, response in redrafter.batch(prompts, options=options):
+            yield BatchToken(row, response.token, response.steps)
+
+    def _mlx_lm_tokens(
+        self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
+    ) -> Iterator[BatchToken]:
+        mx.random.seed(seed)
+        generator = BatchGenerator(
+            self._first.model,
+            stop_tokens=[[token] for token in self._first.tokenizer.eos_token_ids],
+            sampler=make_sampler(temp=method.temperature),
+            completion_batch_size=len(prompts),
+            prefill_batch_size=len(prompts),
+            stream=our_stream(),
+        )
+        with closing(generator):
+            B = len(prompts)
+            rows = {uid: b for b, uid in enumerate(generator.insert(prompts, [max_tokens] * B))}
+            counts = [0] * B
+            while responses := generator.next_generated():
+                for response in responses:
+                    row = rows[response.uid]
+                    yield BatchToken(row, int(response.token), counts[row])
+                    counts[row] += 1

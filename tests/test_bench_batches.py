@@ -1,0 +1,172 @@
+"""`bench --batch-size`: what is run, timed and compared."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tiny import byte_model, byte_tokenizer, random_drafter
+
+from redrafter_mlx.autotune.tuner import Tuner
+from redrafter_mlx.bench.analyse.batch_summary import summarise_batches
+from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchPlan, BatchRun, BatchRunner
+from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.plan import Prepared
+from redrafter_mlx.bench.measure.questions import Question
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.engine.engine import Redrafter
+
+MLX_LM, PLAIN = Method("mlx-lm"), Method("autoregressive")
+AUTO, DRAFTED = Method("redrafter", accept="greedy"), Method("redrafter", 0.0, "greedy", 2, 3)
+QUESTIONS = [Prepared(Question(f"q{i}", id=i), [40 + i] * (3 + i)) for i in range(5)]
+LINE = ["bench", "--categories", "writing,math", "--max-tokens", "5", "-r", "1", "--drafter", "x"]
+
+
+def drafted() -> Redrafter:
+    return Redrafter(byte_model(seed=1), byte_tokenizer(), random_drafter(vocab_size=258))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_every_method_answers_every_prompt_as_mlx_lm_answers_it_alone(size: int) -> None:
+    model = drafted()
+    runner = BatchRunner({None: model})
+    prompts = [q.prompt_ids for q in QUESTIONS[:size]]
+    alone = [model.generate(prompt, max_tokens=9, draft=False).token_ids for prompt in prompts]
+    for method in (MLX_LM, PLAIN, AUTO, DRAFTED):
+        run = runner.run(method, prompts, 9, 0)
+        assert run.token_ids == alone
+        assert len(run.tokens) == len(run.seconds) == size
+        assert 0 < run.total_seconds == max(run.seconds)
+        if method != AUTO and method != DRAFTED:
+            assert run.steps == [len(ids) - 1 for ids in alone]
+
+
+class Ticking:
+    """A clock that each reading moves by a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def test_the_clock_starts_when_every_prompt_has_its_first_token() -> None:
+    """mlx-lm's batch gives a token of each row in turn: the second row's first is the fourth."""
+    prompts = [q.prompt_ids for q in QUESTIONS[:2]]
+    run = BatchRunner({None: drafted()}, Ticking()).run(MLX_LM, prompts, 5, 0)
+    lengths = [len(ids) for ids in run.token_ids]
+    assert run.tokens == [n - 1 for n in lengths]
+    assert run.first_seconds == 2.0
+    if lengths == [5, 5]:
+        assert run.seconds == [7.0, 8.0]
+
+
+def test_every_size_goes_through_all_questions_and_methods_take_turns() -> None:
+    plan = BatchPlan(QUESTIONS, [MLX_LM, PLAIN], [2, 5], 8, 2, 0)
+    asked = [([q.question.id for q in group], method.name) for method, group in plan.order()]
+    assert len(asked) == plan.size == 2 * 2 * (3 + 1)
+    assert [ids for ids, _ in asked[:6:2]] == [[0, 1], [2, 3], [4, 0]]
+    assert [name for _, name in asked[:4]] == [
+        "mlx-lm", "autoregressive", "autoregressive", "mlx-lm",
+    ]  # fmt: skip
+
+
+def measured(method: Method, tokens: list[int], seconds: list[float]) -> BatchMeasurement:
+    ids = [[0] * (n + 1) for n in tokens]
+    steps = [n // (2 if method == DRAFTED else 1) for n in tokens]
+    run = BatchRun(ids, tokens, seconds, steps, 0.5, 1.0)
+    return BatchMeasurement(method, QUESTIONS[: len(tokens)], run)
+
+
+def test_figures_are_those_of_the_runs() -> None:
+    runs = [
+        measured(DRAFTED, [10, 20], [2.0, 4.0]),
+        measured(MLX_LM, [10, 20], [10.0, 10.0]),
+        measured(PLAIN, [10, 20], [5.0, 5.0]),
+    ]
+    plain = {0: [0] * 11, 1: [0] * 21}
+    rows = summarise_batches(runs, plain)
+    assert [row.method for row in rows] == [MLX_LM, PLAIN, DRAFTED]
+    mlx_lm, _, ours = rows
+    assert ours.total_tps is not None
+    assert ours.request_tps is not None
+    assert ours.speedup is not None
+    assert ours.over_plain is not None
+    assert ours.total_tps.median == 30 / 4
+    assert ours.request_tps.median == 30 / 6
+    assert ours.speedup.median == 2.5
+    assert ours.over_plain.median == 1.25
+    assert (ours.tokens_per_step, mlx_lm.tokens_per_step) == (2.0, 1.0)
+    assert [row.matches_plain for row in rows] == [True] * 3
+    assert not any(row.matches_plain for row in summarise_batches(runs, {0: [1], 1: [0] * 21}))
+
+
+@pytest.fixture
+def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose machine is not measured, as no test waits for that."""
+    monkeypatch.setattr(options, "load_model", lambda _: drafted())
+    monkeypatch.setattr(Tuner, "measured_for", lambda *_: True)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_last_line_is_one_object_with_a_row_for_each_size_and_method(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shapes = ["--beam-width", "1..2", "--beam-length", "3"]
+    assert main.run([*LINE, "--batch-size", "1,3", *shapes, "-o", "json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    rows = found["rows"]
+    assert [(r["batch_size"], r["method"], r["beam_width"]) for r in rows] == [
+        (size, *method)
+        for size in (1, 3)
+        for method in (("mlx-lm", None), ("autoregressive", None), ("redrafter", None),
+                       ("redrafter", 1), ("redrafter", 2))
+    ]  # fmt: skip
+    assert all(r["matches_plain"] for r in rows)
+    assert found["models"][0]["arithmetic"] == "float32"
+    assert rows[0]["speedup"]["median"] == rows[1]["over_plain"]["median"] == 1.0
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_table_has_the_figures_and_other_tokens_fail(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = BatchRunner.run
+
+    def wrong(self: BatchRunner, method: Method, *given: object) -> BatchRun:
+        run = honest(self, method, *given)  # type: ignore[arg-type]
+        if method == PLAIN:
+            run.token_ids[0][-1] += 1
+        return run
+
+    monkeypatch.setattr(BatchRunner, "run", wrong)
+    assert main.run([*LINE, "--batch-size", "2"]) == 1
+    out = capsys.readouterr().out
+    assert "total tok/s" in out
+    assert "auto" in out
+    assert "NO" in out
+
+
+@pytest.mark.usefixtures("loaded")
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--batch-size", "0"), "--batch-size"),
+        (("--batch-size", "9"), "--questions"),
+        (("--batch-size", "2", "--answers", "a.jsonl"), "--answers"),
+        (("--batch-size", "2", "--draft-model", "b"), "--draft-model"),
+        (("--batch-size", "2", "--plot", "a.png"), "--plot"),
+        (("--batch-size", "2", "--dtype", "float32,float16"), "--dtype"),
+        (("--batch-size", "two"), "--batch-size"),
+    ],
+)
+def test_options_that_cannot_be_are_refused_in_one_line(
+    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*LINE, *arguments]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert named in err
