@@ -21,10 +21,14 @@ _SENT = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_pen
 
 @dataclass(frozen=True)
 class RemoteToken:
-    """One token, or what only ends an answer: then `source` is None."""
+    """One token, or text that comes without one, or what ends an answer: then `source` is None.
+
+    reasoning: whether it is shown alone, and no part of the conversation
+    """
 
     text: str = ""
     source: Source | None = None
+    reasoning: bool = False
     finish_reason: str | None = None
     generation_tokens: int = 0
     generation_tps: float = 0.0
@@ -108,7 +112,7 @@ class RemoteSession:
             try:
                 for chunk in chunks:
                     for token in _tokens(chunk, last):
-                        answer, last = answer + token.text, token
+                        answer, last = answer + token.text * (not token.reasoning), token
                         ended = token.finish_reason is not None
                         yield token
             finally:
@@ -126,7 +130,7 @@ def _fields(options: GenerationOptions) -> dict[str, Any]:
         value = getattr(options, field.name)
         if field.name not in (*sent, "seed", "draft") and value != field.default:
             raise BadInputError(
-                f"{field.name} is {value}, which no request to a server can say; leave it out"
+                f"{field.name} is {value}, which a request to a server cannot carry; leave it out"
             )
     return sent
 
@@ -135,15 +139,19 @@ def _tokens(chunk: Mapping[str, Any], last: RemoteToken) -> Iterator[RemoteToken
     """The tokens of one step, whose texts together are the chunk's, and what ends an answer."""
     for choice in chunk.get("choices", ()):
         delta, step = choice.get("delta") or {}, chunk.get("x_redrafter", {})
-        text = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
-        tokens = step.get("tokens", [{"text": text, "source": "model"}] if text else [])
+        reasoning = delta.get("reasoning_content")
+        text, tokens = reasoning or delta.get("content") or "", step.get("tokens", ())
         texts = [token["text"] for token in tokens]
-        if tokens and "".join(texts) != text:  # the server holds some of it back, or did
+        if "".join(texts) != text:  # the server holds some of it back, or did
             texts = ["" for _ in texts[1:]] + [text]
-        for token, part in zip(tokens, texts, strict=True):
+        if text and not tokens:
+            last = replace(last, text=text, source=None, reasoning=bool(reasoning))
+            yield last
+        for token, part in zip(tokens, texts, strict=False):
             last = RemoteToken(
                 text=part,
                 source=token["source"],
+                reasoning=bool(reasoning),
                 generation_tokens=last.generation_tokens + 1,
                 generation_tps=step.get("tokens_per_second", 0.0),
                 steps=step.get("step", 0),

@@ -154,3 +154,17 @@ def test_text_that_a_server_held_back_is_shown_whole() -> None:
     with answering(lambda _: (200, streamed(held))) as url:
         answer = RemoteSession(Server(url), None).stream("x", options=GenerationOptions())
         assert [(t.text, t.source) for t in answer] == [("", "lookup"), ("zab", "model")]
+
+
+def test_reasoning_is_shown_and_stays_out_of_the_conversation() -> None:
+    """One step may end the reasoning and begin the answer; its tokens come with the first."""
+    tokens = [{"id": 1, "text": "Hm</think>", "source": "drafter"},
+              {"id": 2, "text": "Yes", "source": "model"}]  # fmt: skip
+    thought = {"choices": [{"index": 0, "delta": {"reasoning_content": "Hm"}}]}
+    chunks = {**thought, "x_redrafter": {"tokens": tokens, "step": 1}}, chunk("Yes")
+    with answering(lambda _: (200, streamed(*chunks))) as url:
+        session = RemoteSession(Server(url), None)
+        answer = list(session.stream("x", options=GenerationOptions()))
+        assert "".join(t.text for t in answer) == "HmYes"
+        assert session.messages[-1]["content"] == "Yes"
+        assert answer[-1].generation_tokens == 2
