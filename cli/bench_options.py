@@ -98,8 +98,8 @@ class BenchOptions:
     compare: tuple[str, str] | None = flag(None, Flag(
         "Measure nothing; compare two results of -o json.", "A.json B.json", _OUT))
     drafter: tuple[str, ...] = flag((), Flag(
-        "As in generate; random is the model's drafter with its initial weights. Given several "
-        "times, all are measured in turn. [default: auto]",
+        "As in generate; random is the first of them, or else the trained one, with its weights "
+        "shuffled. Given several times, all are measured in turn. [default: auto]",
         "auto|trained|lookup|random|none|PATH", MODEL))
     drafter_bits: int | None = flag(None, Flag(DRAFTER_BITS.help, "4|8", MODEL))
     model: str | None = flag(None, TARGET)

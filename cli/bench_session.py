@@ -102,10 +102,11 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
     )
     by_name = {first: loaded} | {name: _again(loaded, other) for name, other in named.items()}
     if RANDOM in options.drafters:
-        trained = (r for r in by_name.values() if r.drafter is not None)
-        by_name[RANDOM] = _untrained(
-            next(trained, None) or _again(loaded, parse_drafter("trained", bits))
-        )
+        untrained = next(filter(None, map(_untrained, by_name.values())), None)
+        if untrained is None:
+            untrained = _untrained(_again(loaded, parse_drafter("trained", bits)))
+        assert untrained is not None, "every form that is trained has weights"
+        by_name[RANDOM] = untrained
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
     for redrafter in found.values():
         if redrafter.drafting is None and (options.widths or options.lengths):
@@ -217,9 +218,11 @@ def _again(loaded: Redrafter, drafter: NamedDrafter) -> Redrafter:
     return draft_with(drafter, LoadedTarget(loaded.model, loaded.tokenizer, loaded.source))
 
 
-def _untrained(loaded: Redrafter) -> Redrafter:
+def _untrained(loaded: Redrafter) -> Redrafter | None:
+    """The same with a drafter that has learned nothing; None where there is no such drafter."""
     drafter = None if loaded.drafter is None else loaded.drafter.untrained()
-    assert drafter is not None, "a trained drafter was asked for"
+    if drafter is None:
+        return None
     redrafter = Redrafter(loaded.model, loaded.tokenizer, drafter, source=loaded.source)
     redrafter.warm_up()
     return redrafter

@@ -53,8 +53,6 @@ def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
     unit = mx.sqrt(mx.mean(mx.square(last), axis=0))
     assert mx.allclose(read, last / unit, atol=1e-3)
     assert "context_scale" not in dict(tree_flatten(drafter.trainable_parameters()))
-    cheap = drafter.untrained(mx.float32)
-    assert mx.array_equal(cheap.context_scale, drafter.context_scale)
 
 
 def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_state() -> None:
@@ -62,10 +60,8 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
 
     def made(seed: int, global_seed: int) -> tuple[dict[str, mx.array], float]:
         mx.random.seed(global_seed)
-        fresh = [RecurrentNetwork.fresh(usual.config, seed), usual.untrained(mx.float32, seed)]
-        one, two = (dict(tree_flatten(drafter.parameters())) for drafter in fresh)
-        assert all(mx.array_equal(one[name], two[name]) for name in one)
-        return one, mx.random.uniform().item()
+        fresh = RecurrentNetwork.fresh(usual.config, seed)
+        return dict(tree_flatten(fresh.parameters())), mx.random.uniform().item()
 
     first, drawn = made(7, 1)
     again, drawn_of_another = made(7, 2)

@@ -15,6 +15,7 @@ from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model
 from redrafter_mlx import loading
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.installed import find_drafters
+from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.loading import LoadedTarget, TargetSource, load
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
@@ -259,3 +260,16 @@ def test_drafter_bits_quantise_what_drafts_and_change_no_token(shelf: Path) -> N
         load("tiny", drafter_bits=3)
     with pytest.raises(BadInputError, match="drafter_bits quantises a drafter that is loaded"):
         load("tiny", drafter=random_drafter(), drafter_bits=4)
+
+
+def test_a_drafter_of_another_form_is_found_by_the_target_it_was_trained_for(shelf: Path) -> None:
+    save_drafter(random_drafter(1, target_fingerprint=MINE), shelf / "a")
+    config = MedusaConfig(HIDDEN, VOCAB, 2, 1, True, "target", VOCAB)
+    save_medusa(MedusaNetwork(config), shelf / "heads", {"target_fingerprint": MINE})
+    save_medusa(MedusaNetwork(config), shelf / "others", {"target_fingerprint": "sha256:other"})
+    _written(shelf / "a", 1)
+    _written(shelf / "heads", 2)
+    folders, broken = find_drafters(MINE)
+    assert [folder.name for folder in folders] == ["heads", "a"]
+    assert not broken
+    assert load("tiny", drafter="trained").drafting == "Medusa"

@@ -18,6 +18,7 @@ from tiny import HIDDEN, VOCAB, plain_tokens, random_model
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, lay_out
+from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Shard, save_shard
 from redrafter_mlx.distill.drafter_forms import (
     DrafterForm,
@@ -277,3 +278,28 @@ def test_fresh_weights_follow_from_the_seed_and_not_from_the_global_state() -> N
         assert all(mx.array_equal(first[n], again[n]) for n in first), name
         if name.startswith("mlp"):
             assert not mx.array_equal(first["emb.0.weight"], other["emb.0.weight"])
+
+
+@pytest.mark.parametrize("name", ["recurrent", "medusa", "mlp"])
+def test_an_untrained_baseline_takes_equal_time_and_guesses_nothing(
+    tmp_path: Path, name: str
+) -> None:
+    folder, _ = trained(tmp_path, name)
+    model = random_model()
+    target = Target(model)
+    drafter = load(folder, target)
+    made = drafter.untrained()
+    assert made is not None
+    untrained = made.bind(target, None)  # type: ignore[arg-type]
+    assert untrained.timing_key == drafter.timing_key
+    assert untrained.level_cost == drafter.level_cost
+    layers = drafter.features.layers
+    batch = lay_out(Extras(layers).compute(target, texts(target, 2)), T).batch(0, 40)
+    guessed = []
+    for each in (drafter, untrained):
+        assert isinstance(each, LevelDrafter)
+        first, *_ = draft_logits(levels_along(each, batch, T), batch.labels)
+        guessed.append(mx.argmax(first, axis=-1))
+    assert mx.mean(guessed[0] == guessed[1]).item() < 0.5
+    decoder = Decoder(target.reading(layers), untrained, BeamShape(2, 3), SamplingParams())
+    assert tokens_of(decoder, PROMPT, 12)[0] == plain_tokens(model, PROMPT, 12)

@@ -7,10 +7,12 @@ as the token that would end the turn.
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2.exceptions import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -46,36 +48,52 @@ _FIRST_PRIVATE = 0xF0000  # Unicode's private use plane
 
 def render_chat(
     tokenizer: TokenizerWrapper,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, object]],
     *,
     add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, object]] = (),
+    thinking: bool | None = None,
 ) -> list[int]:
     """The token ids of a conversation in the model's own chat template.
 
     Messages without control tokens are encoded exactly as `apply_chat_template` does it.
 
     Args:
-      messages: each with the strings `role` and `content`
+      messages: each with the strings `role` and `content`; one with `tool_calls`, as OpenAI has
+        them, needs no content
       add_generation_prompt: end with the beginning of an answer
+      tools: functions that the model may call, as OpenAI has them
+      thinking: whether the model is to reason first; None leaves it to the template
     Raises:
       BadInputError: no chat template, malformed messages, or messages that the template refuses
     """
-    checked = [_check(message) for message in messages]
-    if not checked:
-        raise BadInputError("there are no messages to answer")
+    checked = check_messages(messages)
     if not tokenizer.has_chat_template:
         raise BadInputError(
             "this model has no chat template; give the whole prompt with raw=True (--raw)"
         )
     control = _control_tokens(tokenizer)
-    holding = control and any(control.search(m["content"]) for m in checked)
+    given: dict[str, Any] = {"conversation": checked, "tools": list(tools) or None}
+    options: dict[str, bool] = {"add_generation_prompt": add_generation_prompt}
+    if thinking is not None:
+        options["enable_thinking"] = thinking
     with _TOKENIZER_LOCK:
-        if not control or not holding:
-            ids = _render(tokenizer, checked, add_generation_prompt, tokenize=True)
+        if not control or not control.search(_all_text(given)):
+            ids = _render(tokenizer, {**given, **options}, tokenize=True)
             return [int(i) for i in ids]
-        masked, originals = _mask(checked, control)
-        text = _render(tokenizer, masked, add_generation_prompt, tokenize=False)
+        masked, originals = _mask(given, control)
+        text = _render(tokenizer, {**masked, **options}, tokenize=False)
         return _encode_masked(tokenizer, str(text), control, originals)
+
+
+def check_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
+    """Messages with string contents, and tool calls whose arguments are objects.
+
+    Raises BadInputError for anything else, and where there are none.
+    """
+    if not messages:
+        raise BadInputError("there are no messages to answer")
+    return [_check(message) for message in messages]
 
 
 def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
@@ -108,13 +126,34 @@ def is_vicuna(folder: Path, name: str) -> bool:
     return any("vicuna" in n.lower() for n in names)
 
 
-def _check(message: Mapping[str, str]) -> dict[str, str]:
-    ok = isinstance(message, Mapping) and all(
-        isinstance(message.get(key), str) for key in ("role", "content")
-    )
-    if not ok or not re.fullmatch(r"\w+", message["role"]):
+def _check(message: Mapping[str, object]) -> dict[str, Any]:
+    checked = dict(message) if isinstance(message, Mapping) else {}
+    if checked.get("tool_calls"):
+        checked["content"] = checked.get("content") or ""
+        checked["tool_calls"] = _checked_calls(checked["tool_calls"])
+    role, content = checked.get("role"), checked.get("content")
+    if not isinstance(content, str) or not isinstance(role, str) or not re.fullmatch(r"\w+", role):
         raise BadInputError(f"message {message!r:.80}; give a role and a content, both strings")
-    return dict(message)
+    return checked
+
+
+def _checked_calls(calls: object) -> list[dict[str, object]]:
+    """Tool calls with their arguments as objects, which templates ask for."""
+    checked = []
+    for call in calls if isinstance(calls, list) else [calls]:
+        outer = dict(call) if isinstance(call, Mapping) else {}
+        function = outer.get("function")
+        function = dict(function) if isinstance(function, Mapping) else {}
+        arguments = function.get("arguments") or {}
+        if isinstance(arguments, str):
+            with contextlib.suppress(ValueError, RecursionError):
+                arguments = json.loads(arguments)
+        if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
+            raise BadInputError(
+                f"tool call {call!r:.80}; give a function with a name and arguments, a JSON object"
+            )
+        checked.append({**outer, "function": {**function, "arguments": arguments}})
+    return checked
 
 
 def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
@@ -127,34 +166,52 @@ def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
 
 
 def _render(
-    tokenizer: TokenizerWrapper, messages: list[dict[str, str]], generate: bool, tokenize: bool
+    tokenizer: TokenizerWrapper, given: Mapping[str, Any], tokenize: bool
 ) -> str | list[int]:
     """Apply the template; text, or token ids with `tokenize`."""
+    messages, options = given["conversation"], {k: v for k, v in given.items() if v is not None}
+    del options["conversation"]
     try:
-        out: str | list[int] = tokenizer.apply_chat_template(
-            messages, tokenize=tokenize, add_generation_prompt=generate
-        )
-    except (TemplateError, TypeError, KeyError, IndexError) as error:
+        out: str | list[int] = tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
+    except (TemplateError, TypeError, KeyError, IndexError, ValueError, RecursionError) as error:
         raise BadInputError(f"the model's chat template refuses these messages: {error}") from error
     return out
 
 
-def _mask(
-    messages: list[dict[str, str]], control: re.Pattern[str]
-) -> tuple[list[dict[str, str]], dict[str, str]]:
-    """Replace control tokens in contents by unused private characters, one for each.
+def _all_text(given: object) -> str:
+    """Every string in messages and tools, one after the other."""
+    pending, found = [given], []
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str):
+            found.append(value)
+        elif isinstance(value, Mapping):
+            pending += [*value.keys(), *value.values()]
+        elif isinstance(value, (list, tuple)):
+            pending += value
+    return "\n".join(found)
+
+
+def _mask(given: dict[str, Any], control: re.Pattern[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Replace control tokens in messages and tools by unused private characters, one for each.
 
     Only the tokens themselves are hidden, so that a template may still strip or inspect the rest.
     """
-    seen = "".join(m["content"] for m in messages)
+    seen = _all_text(given)
     unused = (c for i in range(0xFFFD) if (c := chr(_FIRST_PRIVATE + i)) not in seen)
     characters: dict[str, str] = {}
 
     def hide(match: re.Match[str]) -> str:
         return characters.setdefault(match[0], next(unused))
 
-    masked = [{**m, "content": control.sub(hide, m["content"])} for m in messages]
-    return masked, {character: text for text, character in characters.items()}
+    def hide_in(value: Any) -> Any:
+        if isinstance(value, str):
+            return control.sub(hide, value)
+        if isinstance(value, Mapping):
+            return {hide_in(key): hide_in(one) for key, one in value.items()}
+        return [hide_in(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+    return hide_in(given), {character: text for text, character in characters.items()}
 
 
 def _encode_masked(

@@ -7,7 +7,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.drafting.checkpoint import RECURRENT, read_config
+from redrafter_mlx.drafting.checkpoint import read_config
+from redrafter_mlx.drafting.drafter_files import open_files, read_drafter_config
+from redrafter_mlx.drafting.forms import find_form
 from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, RedrafterError
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir
 from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
@@ -45,7 +47,7 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
     fingerprint = _fingerprint_of(model, progress)
     own = [] if fingerprint is None else find_drafters(fingerprint)[0]
     listed = [
-        ListedDrafter(str(folder), RECURRENT.name, _licence(folder), bytes_below(folder), folder)
+        ListedDrafter(str(folder), _form(folder), _licence(folder), bytes_below(folder), folder)
         for folder in own
     ]
     for known in known_drafters(model):
@@ -83,7 +85,7 @@ def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
         here = []
         for folder in _inside(shelf, broken):
             try:
-                if read_config(folder).target_fingerprint == fingerprint:
+                if _trained_for(folder) == fingerprint:
                     here.append((_written(folder), folder))
             except ModelNotFoundError:
                 continue  # something else
@@ -91,6 +93,21 @@ def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
                 broken.append(error)
         found += [folder for _, folder in sorted(here, reverse=True)]
     return found, broken
+
+
+def _trained_for(folder: Path) -> object:
+    """The fingerprint of a drafter's target, None if its files name none."""
+    config = read_drafter_config(folder)
+    if "exit_dim" in config:
+        return read_config(folder).target_fingerprint
+    return config.get("target_fingerprint")
+
+
+def _form(folder: Path) -> str:
+    try:
+        return find_form(open_files(folder)).name
+    except RedrafterError:
+        return "damaged"
 
 
 def _licence(folder: Path) -> str | None:

@@ -18,6 +18,7 @@ from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.level_drafter import DraftLevels, MemorylessDrafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
+from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.model import Target
@@ -78,25 +79,10 @@ class RecurrentNetwork(nn.Module):
     @classmethod
     def stored_as(cls, config: DrafterConfig) -> RecurrentNetwork:
         """With weights to be replaced, quantised where the config says that its file is."""
-        return cls(config)._quantised()
-
-    def untrained(self, dtype: mx.Dtype, seed: int = 0) -> RecurrentNetwork:
-        """One of the same form, draft vocabulary and cost that has learnt nothing."""
-        fresh = RecurrentNetwork.fresh(self.config, seed)._quantised()
-        if self.config.draft_vocab_size is not None:
-            fresh.draft_vocab = self.draft_vocab
-        if self.config.context_layers:
-            fresh.context_scale = self.context_scale
-        fresh.set_dtype(dtype)
-        fresh.eval()
-        return fresh
-
-    def _quantised(self) -> RecurrentNetwork:
-        """Itself, quantised where its config says so."""
-        config = self.config
+        network = cls(config)
         if config.bits is not None and config.group_size is not None:
-            nn.quantize(self, group_size=config.group_size, bits=config.bits)
-        return self
+            nn.quantize(network, group_size=config.group_size, bits=config.bits)
+        return network
 
     def read(self, context: mx.array) -> mx.array:
         """The target's hidden states [..., C] as what drafts are conditioned on [..., D]."""
@@ -209,8 +195,7 @@ class RecurrentDrafter(MemorylessDrafter):
         return self.bound.drafter
 
     def untrained(self) -> RecurrentNetwork:
-        """The same form with random weights."""
-        return self.module.untrained(self.bound.dtype)
+        return shuffled(self.module)
 
     @property
     def features(self) -> Features:

@@ -9,7 +9,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.weights.chat import encode_text, render_chat
 
-Message = Mapping[str, str]
+Message = Mapping[str, object]
 Prompt = str | Sequence[Message] | Sequence[int]
 
 

@@ -94,19 +94,24 @@ class Grammars:
 
         Raises BadInputError for a schema that is not supported, or that nothing matches.
         """
-        return self.compile(json_grammar(schema), "the JSON schema")
+        return self.compile(f"start: {json_term(schema)}", "the JSON schema")
 
-    def compile(self, grammar: str, what: str = "the grammar") -> GrammarConstraint:
-        """A constraint for one answer, from a grammar as llguidance takes it: Lark, or its JSON.
+    def compile(self, lark: str, what: str = "the grammar") -> GrammarConstraint:
+        """A constraint for one answer, from a grammar in llguidance's dialect of Lark.
 
         Raises BadInputError, which begins with `what`, if there is something wrong with it.
         """
         with self._preparing:
             vocabulary = self._vocabulary
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0)
         if matcher.is_error():
             raise BadInputError(f"{what} cannot be used: {_first_line(matcher.get_error())}")
         return GrammarConstraint(matcher, self._vocab_size, vocabulary.eos_tokens)
+
+    def token_of(self, text: str) -> int | None:
+        """The token that alone is this text; None if it takes several."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        return int(ids[0]) if len(ids) == 1 else None
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
@@ -121,18 +126,18 @@ class Grammars:
         return from_tokenizer(fast, size, sorted(tokenizer.eos_token_ids))
 
 
-def json_grammar(schema: Mapping[str, object]) -> str:
-    """A JSON schema as a grammar for `Grammars.compile`.
+def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
+    """JSON that matches a schema, as a term of Lark.
 
-    `oneOf` is read as `anyOf`: what is written may match two of its schemas.
+    `oneOf` is read as `anyOf`: what is written may match two of its schemas. Where `lenient`, so
+    may what is written break a rule that llguidance does not know; otherwise that is an error.
     """
+    options = {"whitespace_pattern": _WHITE_SPACE, "coerce_one_of": True, "lenient": lenient}
     try:
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps(schema),
-            overrides={"whitespace_pattern": _WHITE_SPACE, "coerce_one_of": True},
-        )
+        text = json.dumps({**schema, "x-guidance": options}, allow_nan=False)
     except (ValueError, TypeError, RecursionError) as error:
         raise BadInputError(f"the JSON schema cannot be used: {error}") from error
+    return f"%json {text}"
 
 
 def _first_line(message: str) -> str:

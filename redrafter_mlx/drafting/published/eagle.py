@@ -40,6 +40,7 @@ from redrafter_mlx.drafting.published.eagle_network import (
     EagleOneNetwork,
     EagleThreeNetwork,
 )
+from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.adapter import find_head, with_node_positions
@@ -116,6 +117,10 @@ class EagleDrafter(LevelDrafter):
             words = f"norm_before_residual {str(other).lower()}"
             changed[words] = replace(config, norm_before_residual=other)
         return {words: self._read_as(config) for words, config in changed.items()}
+
+    def untrained(self) -> EagleDrafter:
+        network = shuffled(self._network)
+        return EagleDrafter(self._name, network, self._target, self.vocabulary)
 
     def _read_as(self, config: EagleConfig) -> EagleDrafter:
         network = self._network.changed(config)

@@ -32,6 +32,7 @@ from redrafter_mlx.drafting.drafter_files import (
 )
 from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels
 from redrafter_mlx.drafting.recurrent import ResidualBlock
+from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.target.adapter import find_head
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
@@ -133,7 +134,7 @@ class MedusaDrafter(HeadsDrafter):
         if network.config.outputs == "target":
             read += nbytes_of(find_head(target.model) or target.embedding)
         super().__init__(target, network.vocabulary, heads, read / heads)
-        self._network = network
+        self._network, self._target = network, target
         self._target_output = target.output_rows(network.vocabulary.tokens)
 
     @property
@@ -143,6 +144,9 @@ class MedusaDrafter(HeadsDrafter):
     @property
     def module(self) -> MedusaNetwork:
         return self._network
+
+    def untrained(self) -> MedusaDrafter:
+        return MedusaDrafter(shuffled(self._network), self._target)
 
     @property
     def timing_key(self) -> str:

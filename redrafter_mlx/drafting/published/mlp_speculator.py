@@ -33,6 +33,7 @@ from redrafter_mlx.drafting.drafter_files import (
     write_drafter,
 )
 from redrafter_mlx.drafting.level_drafter import DraftLevels, HeadsDrafter
+from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.model import Target
@@ -119,7 +120,7 @@ class SpeculatorDrafter(HeadsDrafter):
         read = nbytes_of(network) - sum(nbytes_of(table) for table in network.emb)
         levels = 1 if network.config.tie_weights else heads
         super().__init__(target, DraftVocabulary(V, V), heads, read / levels)
-        self._network = network
+        self._network, self._target = network, target
 
     @property
     def name(self) -> str:
@@ -128,6 +129,9 @@ class SpeculatorDrafter(HeadsDrafter):
     @property
     def module(self) -> SpeculatorNetwork:
         return self._network
+
+    def untrained(self) -> SpeculatorDrafter:
+        return SpeculatorDrafter(shuffled(self._network), self._target)
 
     @property
     def timing_key(self) -> str:

@@ -1,0 +1,20 @@
+"""A baseline for any network: the same form and cost, knowing nothing."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_map
+
+_N = TypeVar("_N", bound=nn.Module)
+
+
+def shuffled(network: _N) -> _N:
+    """A copy whose parameters, quantised ones too, have their rows in a random order."""
+    mixed = copy.deepcopy(network)
+    key = mx.random.key(0)
+    mixed.update(tree_map(lambda a: mx.random.permutation(a, key=key), network.parameters()))
+    return mixed

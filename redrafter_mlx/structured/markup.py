@@ -1,0 +1,191 @@
+"""How an answer's text marks reasoning and tool calls, and its parts by those marks."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mlx_lm.generate import TextStateMachine, make_text_state_machine
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tool_parsers import json_tools
+
+ToolParser = Callable[[str, Any], Any]
+"""mlx-lm's: from a call's text and the tools to `{"name", "arguments"}`, or a list of them."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One whole call; `arguments` is the text of a JSON object."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What an answer goes on with: text, reasoning or a tool call."""
+
+    content: str = ""
+    reasoning: str = ""
+    tool_call: ToolCall | None = None
+
+
+@dataclass(frozen=True)
+class Markup:
+    """The marks of one model's text, under the names that mlx-lm's text state machine reads.
+
+    response_transitions: a model's own states, as mlx-lm has them
+    tool_parser:          reads the text between the marks of a call; None without tools
+    """
+
+    think_start: str | None = None
+    think_end: str | None = None
+    tool_call_start: str = ""
+    tool_call_end: str = ""
+    tool_parser: ToolParser | None = None
+    structural_markers: Sequence[str] = ()
+    response_transitions: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    initial_state: str = "normal"
+
+    @property
+    def has_thinking(self) -> bool:
+        return self.think_start is not None
+
+    @property
+    def has_tool_calling(self) -> bool:
+        return self.tool_parser is not None
+
+    def with_calls_of(self, other: Markup) -> Markup:
+        """The same with the other's marks of tool calls."""
+        return replace(
+            self,
+            tool_call_start=other.tool_call_start,
+            tool_call_end=other.tool_call_end,
+            tool_parser=other.tool_parser,
+        )
+
+
+def markup_of(tokenizer: TokenizerWrapper, prompt: Sequence[int]) -> Markup:
+    """The marks of a model's answers to a prompt, which may have begun the reasoning."""
+    state = tokenizer.response_initial_state or "normal"
+    if tokenizer.has_thinking:
+        begun = tokenizer.rfind_think_start(prompt) > tokenizer.rfind_think_end(prompt)
+        state = "reasoning" if begun else state
+    return Markup(
+        think_start=tokenizer.think_start,
+        think_end=tokenizer.think_end,
+        tool_call_start=tokenizer.tool_call_start or "",
+        tool_call_end=tokenizer.tool_call_end or "",
+        tool_parser=tokenizer.tool_parser,
+        structural_markers=tokenizer.structural_markers,
+        response_transitions=tokenizer.response_transitions,
+        initial_state=state,
+    )
+
+
+JSON_CALLS = Markup(
+    tool_call_start=json_tools.tool_call_start,
+    tool_call_end=json_tools.tool_call_end,
+    tool_parser=json_tools.parse_tool_call,
+)
+"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, which many models write."""
+
+
+class OutputParser:
+    """Takes an answer's text as it comes and tells its parts.
+
+    A call is told when it is whole. Text between the marks of a call that is no call of a known
+    tool, or has no end, is content, so that nothing is lost.
+
+    called: whether there was a call
+    """
+
+    def __init__(
+        self,
+        markup: Markup,
+        tools: Sequence[dict[str, Any]] = (),
+        names: Collection[str] = (),
+    ) -> None:
+        """`names` are those of the tools that may be called."""
+        self._markup, self._tools, self._names = markup, list(tools), names
+        self._machine = make_text_state_machine(markup).make_state(markup.initial_state)
+        self._state, self._call = markup.initial_state, ""
+        self._trim = False
+        self._calls = 0
+
+    @property
+    def called(self) -> bool:
+        return self._calls > 0
+
+    def feed(self, text: str) -> list[Delta]:
+        """The parts that this text makes certain."""
+        self._machine, segments = TextStateMachine.split(self._machine, text)
+        return [delta for state, part in segments for delta in self._segment(state, part)]
+
+    def finish(self) -> list[Delta]:
+        """What is held back, once no more text can come."""
+        self._machine, rest, state = TextStateMachine.flush(self._machine)
+        deltas = self._segment(state, rest)
+        return deltas + self._end_of_call(whole=False) if self._state == "tool" else deltas
+
+    def _segment(self, state: str, text: str) -> list[Delta]:
+        deltas = []
+        if state != self._state:
+            if self._state == "tool":
+                deltas += self._end_of_call(whole=True)
+            self._state, self._trim = state, True
+        if state == "tool":
+            self._call += text
+            return deltas
+        if self._trim:  # white space next to a mark belongs to it
+            text = text.lstrip()
+            self._trim = not text
+        if text and state == "reasoning":
+            deltas.append(Delta(reasoning=text))
+        elif text and state == "normal":
+            deltas.append(Delta(content=text))
+        return deltas
+
+    def _end_of_call(self, whole: bool) -> list[Delta]:
+        """The calls in the text since the mark; the text itself if there is none."""
+        text, self._call = self._call, ""
+        calls = self._parsed(text) if whole or not self._markup.tool_call_end else []
+        if not calls:
+            end = self._markup.tool_call_end if whole else ""
+            return [Delta(content=f"{self._markup.tool_call_start}{text}{end}")]
+        deltas = []
+        for name, arguments in calls:
+            call = ToolCall(self._calls, f"call_{uuid.uuid4().hex[:24]}", name, arguments)
+            deltas.append(Delta(tool_call=call))
+            self._calls += 1
+        return deltas
+
+    def _parsed(self, text: str) -> list[tuple[str, str]]:
+        """Names and arguments; none if any of it is not a call of a known tool."""
+        assert self._markup.tool_parser is not None
+        try:
+            parsed = self._markup.tool_parser(text, self._tools)
+        except Exception:  # mlx-lm's parsers raise whatever the text makes them
+            return []
+        found = []
+        for call in parsed if isinstance(parsed, list) else [parsed]:
+            name = call.get("name") if isinstance(call, dict) else None
+            arguments = call.get("arguments", {}) if isinstance(call, dict) else None
+            if isinstance(arguments, str):
+                arguments = _object(arguments)
+            if name not in self._names or not isinstance(arguments, dict):
+                return []
+            found.append((str(name), json.dumps(arguments, ensure_ascii=False)))
+        return found
+
+
+def _object(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

@@ -1,0 +1,142 @@
+"""What a request asks of an answer's form, planned for one model: prompt, grammar and parser."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.decoding.constraint import Constraint
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.structured.grammar import Grammars
+from redrafter_mlx.structured.markup import JSON_CALLS, Markup, OutputParser, markup_of
+from redrafter_mlx.structured.output_grammar import answer_grammar
+from redrafter_mlx.structured.tools import Tool, read_choice, read_tools, spelled_out
+from redrafter_mlx.weights.chat import check_messages, render_chat
+
+Messages = Sequence[Mapping[str, object]]
+
+_PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}
+
+
+@dataclass(frozen=True)
+class OutputPlan:
+    """How one request is answered; each of its answers takes a constraint and a parser.
+
+    prompt:  token ids
+    grammar: in llguidance's Lark; None leaves the model free
+    tools:   those that may be called
+    """
+
+    prompt: tuple[int, ...]
+    grammar: str | None
+    markup: Markup
+    tools: tuple[Tool, ...]
+    grammars: Grammars
+
+    def constraint(self) -> Constraint | None:
+        """A constraint for one answer; raises BadInputError if the grammar cannot be used."""
+        if self.grammar is None:
+            return None
+        what = "tools" if self.tools else "response_format"
+        return self.grammars.compile(self.grammar, f"{what}: a schema")
+
+    def parser(self) -> OutputParser:
+        """A parser for one answer's text."""
+        given = [dict(tool.given) for tool in self.tools]
+        return OutputParser(self.markup, given, [tool.name for tool in self.tools])
+
+
+def plan_output(
+    model: Redrafter,
+    grammars: Grammars,
+    messages: Messages,
+    *,
+    response_format: Mapping[str, object] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    tool_choice: object = None,
+    parallel_tool_calls: bool = True,
+    thinking: bool | None = None,
+) -> OutputPlan:
+    """The plan for a chat request; parameters as OpenAI has them.
+
+    Calls are in the form of the model's own template, where it has one. A call that must be made,
+    or that a grammar tells from a JSON answer, is JSON between tags, whatever the model's form is;
+    it is one. Elsewhere `parallel_tool_calls` allows several, and false holds for that form alone.
+
+    Args:
+      thinking: whether the model is to reason first; None leaves it to its template
+    Raises:
+      BadInputError: that begins with the name of the parameter that is wrong
+    """
+    known = read_tools(tools)
+    choice = read_choice(tool_choice, known)
+    schema = read_format(response_format)
+    shown = () if choice.mode == "none" else known
+    prompt = model.encode(_prompt(model.tokenizer, messages, shown, thinking))
+    markup = markup_of(model.tokenizer, prompt)
+    usable = tuple(tool for tool in shown if choice.name in (None, tool.name))
+    by_template = markup.has_tool_calling and knows_tools(model.tokenizer)
+    if not usable:
+        markup = replace(markup, tool_parser=None)
+    elif choice.mode == "required" or schema is not None or not by_template:
+        markup = markup.with_calls_of(JSON_CALLS)
+    in_json = usable if markup.tool_parser is JSON_CALLS.tool_parser else ()
+    grammar = answer_grammar(
+        in_json,
+        choice.mode == "required",
+        schema,
+        markup.think_end if markup.initial_state == "reasoning" else None,
+        grammars.token_of,
+        several=parallel_tool_calls,
+    )
+    return OutputPlan(tuple(prompt), grammar, markup, usable, grammars)
+
+
+def read_format(given: Mapping[str, object] | None) -> Mapping[str, object] | None:
+    """The JSON schema that `response_format` asks for, as OpenAI has it; None for text.
+
+    Raises BadInputError naming it.
+    """
+    kind = "text" if given is None else given.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "object"}
+    if kind != "json_schema":
+        raise BadInputError(
+            f"response_format.type: {kind!r:.40}; choose text, json_object or json_schema"
+        )
+    assert given is not None
+    named = given.get("json_schema")
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise BadInputError("response_format.json_schema.schema: missing; give a JSON schema")
+    return schema
+
+
+def knows_tools(tokenizer: TokenizerWrapper) -> bool:
+    """Whether a model's chat template shows tools to it."""
+    asked = [{"role": "user", "content": "?"}]
+    try:
+        return render_chat(tokenizer, asked, tools=[_PROBE]) != render_chat(tokenizer, asked)
+    except BadInputError:
+        return False
+
+
+def _prompt(
+    tokenizer: TokenizerWrapper,
+    messages: Messages,
+    tools: Sequence[Tool],
+    thinking: bool | None,
+) -> list[int]:
+    """The prompt's tokens: tools, calls and results by the template, or as text if it has none."""
+    checked = check_messages(messages)
+    told_of = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
+    if told_of and not knows_tools(tokenizer):
+        return render_chat(tokenizer, spelled_out(checked, tools), thinking=thinking)
+    given = [tool.given for tool in tools]
+    return render_chat(tokenizer, checked, tools=given, thinking=thinking)

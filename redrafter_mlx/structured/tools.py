@@ -1,0 +1,127 @@
+"""Tools of a request: read and checked, and spelled out for a template that knows none."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from redrafter_mlx.errors import BadInputError
+
+_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+
+_GUIDE = """\
+You can call functions. Each of these lines describes one, with the JSON schema of its arguments:
+<tools>
+{tools}
+</tools>
+To call a function, answer with its name and arguments as JSON between tags, like this:
+<tool_call>
+{{"name": "function_name", "arguments": {{"key": "value"}}}}
+</tool_call>
+What it returns comes back between <tool_response> tags."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    schema: of its arguments, a JSON object
+    strict: whether a part of the schema that grammars do not know is an error
+    given:  as the request has it, for the chat template
+    """
+
+    name: str
+    schema: Mapping[str, object]
+    strict: bool
+    given: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolChoice:
+    """Whether a tool can, must or must not be called; `name` if it must be that one."""
+
+    mode: Literal["none", "auto", "required"]
+    name: str | None = None
+
+
+def read_tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """The tools of a request, as OpenAI has them.
+
+    Raises BadInputError that begins with the place of what is wrong.
+    """
+    tools: list[Tool] = []
+    for number, tool in enumerate(given):
+        where = f"tools.{number}"
+        kind, function = tool.get("type", "function"), tool.get("function")
+        if kind != "function":
+            raise BadInputError(f"{where}.type: {kind!r:.40}; only functions can be called")
+        if not isinstance(function, Mapping):
+            raise BadInputError(f"{where}.function: give an object with a name")
+        where += ".function"
+        name, schema = function.get("name"), function.get("parameters") or {}
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise BadInputError(f"{where}.name: {name!r:.80}; give 1 to 64 letters, digits, _-.")
+        if any(name == known.name for known in tools):
+            raise BadInputError(f"{where}.name: {name!r} is there twice")
+        if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+            raise BadInputError(f"{where}.parameters: give the JSON schema of an object")
+        strict = function.get("strict") is True
+        tools.append(Tool(name, {"type": "object", **schema}, strict, tool))
+    return tuple(tools)
+
+
+def read_choice(given: object, tools: Sequence[Tool]) -> ToolChoice:
+    """`tool_choice` as OpenAI has it; raises BadInputError naming it."""
+    if given is None or given == "auto":
+        return ToolChoice("auto" if tools else "none")
+    if given == "none":
+        return ToolChoice("none")
+    function = given.get("function") if isinstance(given, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if given != "required" and not isinstance(name, str):
+        raise BadInputError(
+            f"tool_choice: {given!r:.80}; give none, auto, required, or "
+            '{"type": "function", "function": {"name": ...}}'
+        )
+    known = [tool.name for tool in tools]
+    if not known:
+        raise BadInputError("tool_choice: there are no tools to choose from")
+    if name is not None and name not in known:
+        raise BadInputError(f"tool_choice: {name!r:.80}; there are {', '.join(known)}")
+    return ToolChoice("required", name)
+
+
+def spelled_out(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+) -> list[dict[str, Any]]:
+    """Checked messages for a template that knows no tools: tools, calls and results as text.
+
+    The tools join the system message. Results are the user's, those of one turn one message.
+    """
+    told: list[dict[str, Any]] = []
+    answered = False  # whether the last message that was told holds results
+    for message in messages:
+        role, parts = message["role"], [message["content"]]
+        parts += [_call_text(call["function"]) for call in message.get("tool_calls", ())]
+        if role == "tool":
+            role, parts = "user", [f"<tool_response>\n{message['content']}\n</tool_response>"]
+            if answered:
+                parts.insert(0, told.pop()["content"])
+        answered = message["role"] == "tool"
+        told.append({"role": role, "content": "\n".join(part for part in parts if part)})
+    if tools:
+        guide = _GUIDE.format(
+            tools="\n".join(json.dumps(tool.given, ensure_ascii=False) for tool in tools)
+        )
+        if told and told[0]["role"] == "system":
+            guide = f"{told.pop(0)['content']}\n\n{guide}"
+        told.insert(0, {"role": "system", "content": guide})
+    return told
+
+
+def _call_text(function: Mapping[str, Any]) -> str:
+    call = {"name": function["name"], "arguments": function["arguments"]}
+    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
