@@ -47,8 +47,8 @@ class TrainOptions:
         "Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]", "N",
         _CORPUS))
     form: str | None = flag(None, Flag(
-        "The form of drafter: a recurrent head, Medusa heads, or an MLP speculator. "
-        "[default: recurrent]", "recurrent|medusa|mlp", _DRAFTER))
+        "The form of drafter: a recurrent head, Medusa heads, an MLP speculator, or EAGLE-3. "
+        "[default: recurrent]", "recurrent|medusa|mlp|eagle", _DRAFTER))
     layers: int | None = flag(None, Flag(
         "Residual blocks of a recurrent head. [default: 2]", "N", _DRAFTER))
     draft_vocab: str | None = flag(None, Flag(

@@ -258,18 +258,18 @@ class Reference:
 
     def keys(self, x: np.ndarray, name: str) -> np.ndarray:
         """Keys [R, K, size] with their rotary positions."""
-        k = self.linear(x, f"{name}.k_proj").reshape(len(x), KV_HEADS, -1)
+        k = self.linear(x, f"{name}.k_proj").reshape(len(x), -1, self.sample.head_size)
         return self.rotated(self.norm(k, f"{name}.k_norm"))
 
     def attention(self, x: np.ndarray, name: str) -> np.ndarray:
         R, size = len(x), self.sample.head_size
-        q = self.linear(x, f"{name}.q_proj").reshape(R, HEADS, size)
+        q = self.linear(x, f"{name}.q_proj").reshape(R, -1, size)
         q, k = self.rotated(self.norm(q, f"{name}.q_norm")), self.keys(x, name)
-        v = self.linear(x, f"{name}.v_proj").reshape(R, KV_HEADS, size)
-        out = np.zeros((R, HEADS, size))
+        v = self.linear(x, f"{name}.v_proj").reshape(R, -1, size)
+        out = np.zeros((R, q.shape[1], size))
         for row in range(R):
-            for head in range(HEADS):
-                group = head // (HEADS // KV_HEADS)
+            for head in range(q.shape[1]):
+                group = head // (q.shape[1] // k.shape[1])
                 scores = k[: row + 1, group] @ q[row, head] / math.sqrt(size)
                 weights = np.exp(scores - scores.max())
                 out[row, head] = weights / weights.sum() @ v[: row + 1, group]

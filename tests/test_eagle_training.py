@@ -2,55 +2,51 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
+from eagle_samples import (
+    LAYERS,
+    SAMPLES,
+    VOCAB,
+    Reference,
+    Sample,
+    random_tensors,
+    write_files,
+)
+from mlx.utils import tree_flatten
 from test_eagle import load, seen
-from tiny import HIDDEN, byte_model
+from test_eagle_sequences import random_text
+from test_own_drafter import tokens_of
+from tiny import HIDDEN, byte_model, byte_tokenizer
 
-from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.forms.eagle_sequences import grouped, pad_together
-from redrafter_mlx.distill.forms.eagle_unrolled import UnrolledCache, unrolled_logits
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
+from redrafter_mlx.distill.drafter_forms import EagleForm
+from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, simulate_steps
+from redrafter_mlx.distill.forms.eagle import EagleStudent
+from redrafter_mlx.distill.forms.eagle_sequences import pad_together
+from redrafter_mlx.distill.forms.eagle_unrolled import unrolled_logits
+from redrafter_mlx.distill.forms.form import Recipe
+from redrafter_mlx.distill.forms.registry import recipe_for
+from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.options_file import make_job
+from redrafter_mlx.drafting.published.eagle import EagleDrafter
+from redrafter_mlx.errors import BadInputError, MismatchError
 from redrafter_mlx.target.model import Target
 
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
     return byte_model(num_hidden_layers=LAYERS, tie_word_embeddings=False)
-
-
-def random_text(prompt: int, answer: int, layers: int, seed: int, hard: bool = True) -> Text:
-    """A text of random tokens, and states as if a target had chosen them."""
-    rng = np.random.default_rng(seed)
-    states = rng.normal(size=(prompt + answer - 1, (layers + 1) * HIDDEN)).astype(np.float32)
-    tokens = rng.integers(0, VOCAB, prompt + answer).astype(np.int32)
-    of_answer = states[prompt - 1 :]
-    return Text(
-        tokens[:prompt].tolist(),
-        tokens[prompt:],
-        of_answer[:, -HIDDEN:],
-        layer_inputs=of_answer[:, :-HIDDEN] if layers else None,
-        hard_labels=hard,
-        prompt_states=states[: prompt - 1],
-    )
-
-
-def test_a_row_attends_to_true_rows_up_to_its_own_and_to_its_own_guesses() -> None:
-    cache, row = UnrolledCache(), mx.zeros((1, 1, 3, 4))
-    for depth in range(3):
-        assert cache.offset == depth, "each guess stands one position further"
-        cache.update_and_fetch(row, row)
-    drawn = """
-        1 0 0   1 0 0   1 0 0
-        1 1 0   0 1 0   0 1 0
-        1 1 1   0 0 1   0 0 1
-    """
-    want = [[bit == "1" for bit in line.split()] for line in drawn.strip().splitlines()]
-    np.testing.assert_array_equal(cache.make_mask(3), want)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +63,7 @@ def test_logits_in_training_are_those_of_drafting(
     texts = [random_text(3, 6, layers, seed=1), random_text(2, 9, layers, seed=2)]
     batch = pad_together(texts, 3, HIDDEN, prompts=True)
     network, S = drafter.module, batch.states.shape[1]
-    head = network.lm_head if drafter.config.own_head else drafter.rows.logits
-    if not drafter.config.own_head:  # which norms for itself
-        head = Target(model).logits
+    head = network.lm_head if drafter.config.own_head else Target(model).logits
     embedding = Target(model).embedding
     trained = [np.array(x) for x in unrolled_logits(network, embedding, head, batch)]
     compared = 0
@@ -92,39 +86,181 @@ def test_logits_in_training_are_those_of_drafting(
     assert compared == sum(3 * (len(t.prompt) + len(t.answer)) - 3 - 4 - 2 for t in texts)
 
 
-def test_labels_follow_the_root_and_end_with_the_text() -> None:
-    text = random_text(3, 4, 2, seed=0)
-    tokens = [*text.prompt, *text.answer.tolist()]
-    batch = pad_together([text, random_text(2, 9, 2, seed=1)], 2, HIDDEN, prompts=False)
-    S = batch.states.shape[1]
-    mine = [r for r in range(len(batch.rows)) if batch.rows[r].item() < S]
-    assert batch.rows[mx.array(mine)].tolist() == [2, 3, 4], "the roots are answer tokens"
-    np.testing.assert_array_equal(batch.valid[mx.array(mine)], [[1, 1], [1, 1], [1, 0]])
-    for row in mine:
-        i = batch.rows[row].item()
-        for depth in range(2):
+def test_soft_labels_are_the_targets_probabilities_of_the_label(model: nn.Module) -> None:
+    target, student = Target(model).reading((0, 2)), fresh(Target(model))
+    texts = written_texts(target)
+    batch = pad_together(texts, 3, HIDDEN, prompts=False)
+    teacher, S, compared = student.teacher(batch), batch.states.shape[1], 0
+    for row, position in enumerate(batch.rows.tolist()):
+        b, i = divmod(position, S)
+        for depth in range(3):
             if batch.valid[row, depth].item():
-                assert batch.labels[row, depth].item() == tokens[i + 2 + depth]
-    assert all(batch.hard.tolist())
+                state = mx.array(texts[b].whole_states[i + 1 + depth])
+                logits = target.logits(state[None, None])[0, 0][student.vocabulary.tokens]
+                want = mx.softmax(logits.astype(mx.float32))
+                np.testing.assert_allclose(teacher[row + 1 + depth], want, atol=1e-6)
+                compared += 1
+    assert compared == sum(3 * len(text.answer) - 3 - 2 - 1 for text in texts)
 
 
-def test_drafts_within_a_prompt_have_soft_labels_alone() -> None:
-    batch = pad_together([random_text(4, 3, 2, seed=0)], 1, HIDDEN, prompts=True)
-    assert batch.rows.tolist() == [0, 1, 2, 3, 4]
-    assert batch.hard.tolist() == [False, False, True, True, True]
-    read = pad_together([random_text(4, 3, 2, seed=0, hard=False)], 1, HIDDEN, prompts=True)
-    assert not any(read.hard.tolist())
+def written_texts(target: Target, answer: int = 40) -> list[Text]:
+    """Greedy answers, as a corpus has them."""
+    prompts = [[3, 5, 7, 11, 4], [9, 8, 7], [3, 5, 7, 11, 4, 2, 2, 6]]
+    written = write_answers(target, prompts, [], answer, stop_at_loops=False)
+    return [one.text(target) for one in written]
 
 
-def test_a_pass_has_every_text_once_in_an_order_of_its_seed() -> None:
-    texts = [random_text(2 + n % 5, 3 + n % 17, 0, seed=n) for n in range(60)]
-    texts.append(random_text(1, 1, 0, seed=99))
-    first, again, other = (grouped(texts, 64, seed) for seed in ("a", "a", "b"))
-    ids = [[id(text) for text in group] for group in first]
-    once = [text for group in ids for text in group]
-    assert sorted(once) == sorted(id(text) for text in texts[:-1]), "too short for a draft"
-    assert ids == [[id(text) for text in group] for group in again]
-    assert ids != [[id(text) for text in group] for group in other]
-    for group in first:
-        assert sum(len(text.answer) for text in group) <= 64
-        assert max(len(text.prompt) + len(text.answer) for text in group) * len(group) <= 128
+def recipe_of(target: Target, fingerprint: str = "sha256:tiny", **changes: object) -> Recipe:
+    form = EagleForm(**{"draft_vocab": 60, "context_layers": (0, 2)} | changes)  # type: ignore[arg-type]
+    return recipe_for(form, target, "tiny", fingerprint, 3)
+
+
+def fresh(target: Target, seed: int = 0) -> EagleStudent:
+    recipe, texts = recipe_of(target), written_texts(target.reading((0, 2)))
+    counts = np.bincount(np.concatenate([text.answer for text in texts]), minlength=VOCAB)
+    options = TrainOptions(draft_length=3, batch=64, seed=seed)
+    student = recipe.fresh(target.reading((0, 2)), options, counts, texts)
+    assert isinstance(student, EagleStudent)
+    return student
+
+
+def test_the_saved_files_are_those_of_speculators(model: nn.Module, tmp_path: Path) -> None:
+    """Their names and shapes, and what the equations make of them."""
+    target = Target(model)
+    fresh(target).save(tmp_path)
+    tensors = dict(mx.load(str(tmp_path / "model.safetensors")))  # type: ignore[arg-type]
+    H, inner = HIDDEN, HIDDEN * 8 // 3
+    layer = {
+        "self_attn.q_proj": (H, 2 * H), "self_attn.k_proj": (H, 2 * H),
+        "self_attn.v_proj": (H, 2 * H), "self_attn.o_proj": (H, H), "mlp.gate_proj": (inner, H),
+        "mlp.up_proj": (inner, H), "mlp.down_proj": (H, inner), "hidden_norm": (H,),
+        "input_layernorm": (H,), "post_attention_layernorm": (H,),
+    }  # fmt: skip
+    shapes = {f"layers.0.{name}.weight": shape for name, shape in layer.items()} | {
+        "fc.weight": (H, 2 * H), "fc_norm.0.weight": (H,), "fc_norm.1.weight": (H,),
+        "norm.weight": (H,), "lm_head.weight": (60, H), "d2t": (60,), "t2d": (VOCAB,),
+    }  # fmt: skip
+    assert {name: array.shape for name, array in tensors.items()} == shapes
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3"
+    assert config["eagle_aux_hidden_state_layer_ids"] == [0, 2]
+    assert config["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 3
+    drafted = np.arange(60) + np.array(tensors["d2t"])
+    assert drafted.tolist() == np.flatnonzero(np.array(tensors["t2d"])).tolist()
+
+    drafter, rng = load(tmp_path, target), np.random.default_rng(0)
+    read = Sample(config=config, nested=True, features=2, outputs=60, head_size=H)
+    arrays = {name: np.array(array).astype(np.float64) for name, array in tensors.items()}
+    equations = Reference(read, arrays, np.array(model.model.embed_tokens.weight), np.zeros(0))
+    tokens, features = rng.integers(0, VOCAB, 9).tolist(), rng.normal(size=(8, 3 * H))
+    want = equations.logits(features[:, : 2 * H], tokens[1:], [])
+    levels = drafter.levels(drafter.empty(1), seen(tokens, features, 0, 8, 8), 1)
+    np.testing.assert_allclose(levels.first()[0, 0], want, atol=1e-3 * want.std())
+
+
+def test_training_further_starts_with_the_saved_weights_and_refuses_another_form(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    target, student = Target(model), fresh(Target(model))
+    student.save(tmp_path)
+    recipe = recipe_of(target)
+    recipe.check_start(tmp_path)
+    again = recipe.start(tmp_path, target.reading((0, 2)), TrainOptions(draft_length=3))
+    stored = dict(tree_flatten(again.network.trainable_parameters()))
+    for name, array in tree_flatten(student.network.trainable_parameters()):
+        assert stored[name].dtype == mx.float32
+        np.testing.assert_allclose(stored[name], array, rtol=1e-3, atol=1e-4)
+    with pytest.raises(MismatchError, match="has draft_vocab_size 60, and 50 is asked for"):
+        recipe_of(target, draft_vocab=50).check_start(tmp_path)
+    with pytest.raises(MismatchError, match="has intermediate_size 85, and 24 is asked for"):
+        recipe_of(target, inner_dim=24).check_start(tmp_path)
+    with pytest.raises(MismatchError, match="was trained for"):
+        recipe_of(target, "sha256:other").check_start(tmp_path)
+
+
+def test_fresh_weights_follow_from_the_seed_and_not_from_the_global_state(
+    model: nn.Module,
+) -> None:
+    found = []
+    for seed, global_seed in ((1, 1), (1, 2), (2, 1)):
+        mx.random.seed(global_seed)
+        found.append(dict(tree_flatten(fresh(Target(model), seed).network.parameters())))
+    first, again, other = found
+    assert all(mx.array_equal(first[name], again[name]) for name in first)
+    name = "layers.0.self_attn.q_proj.weight"
+    assert not mx.array_equal(first[name], other[name])
+
+
+def test_what_a_fresh_drafter_reads_has_one_size_in_every_coordinate(model: nn.Module) -> None:
+    student = fresh(Target(model))
+    texts = written_texts(Target(model).reading((0, 2)))
+    whole = np.concatenate([text.whole_states for text in texts])
+    read = mx.array(whole[:, : 2 * HIDDEN], mx.float32)
+    context = np.array(student.network.fuse(read))
+    np.testing.assert_allclose(np.sqrt((context**2).mean(axis=0)), 1, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"context_layers": ()}, "context_layers"),
+        ({"context_layers": (4, 2)}, "rising order"),
+        ({"context_layers": (1, 2)}, "begins with 1"),
+        ({"inner_dim": 0}, "inner_dim"),
+        ({"draft_vocab": 0}, "draft_vocab"),
+    ],
+)
+def test_a_form_that_no_drafter_can_have_is_refused(given: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInputError, match=said):
+        EagleForm(**given)  # type: ignore[arg-type]
+
+
+def test_layers_that_the_target_lacks_are_refused(model: nn.Module) -> None:
+    with pytest.raises(BadInputError, match="cannot read layers 2, 9"):
+        recipe_of(Target(model), context_layers=(2, 9))
+
+
+def test_given_texts_are_trained_on_as_they_stand(tmp_path: Path) -> None:
+    given = {"model": "m", "data": "d.jsonl", "drafter": {"form": "eagle"}}
+    with pytest.raises(BadInputError, match="labels"):
+        make_job(given, tmp_path)
+    assert make_job(given | {"labels": "data"}, tmp_path).drafter == EagleForm()
+
+
+@pytest.mark.parametrize("layers", [(), (0, 2)])
+def test_stored_states_of_whole_texts_equal_those_of_reading_them(
+    layers: tuple[int, ...], model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(model).reading(layers)
+    texts, extras = written_texts(target, 12), Extras(layers, whole=True)
+    forgotten = [replace(t, prompt_states=None, layer_inputs=None) for t in texts]
+    computed = [text.whole_states for text in extras.compute(Target(model), forgotten)]
+    for text, read in zip(texts, computed, strict=True):
+        np.testing.assert_allclose(text.whole_states, read, atol=5e-3)
+    shards = [tmp_path / f"block-{i:06}.safetensors" for i in range(2)]
+    for shard, held in zip(shards, (forgotten, texts), strict=True):
+        save_shard(Shard(held, {}), shard, {})
+    extras.add(target, byte_tokenizer(), shards[0], 0)
+    monkeypatch.setattr(target, "_read", None)  # whatever is read now fails
+    extras.add(target, byte_tokenizer(), shards[1], 0, texts)
+    for shard in shards:
+        assert all(path.exists() for path in extras.files(shard))
+        for text, read in zip(extras.load(shard), computed, strict=True):
+            np.testing.assert_allclose(text.whole_states, read, atol=5e-3)
+
+
+def test_simulated_steps_equal_those_of_decoding(model: nn.Module) -> None:
+    """Of a drafter that remembers the text; a wrong memory would draft otherwise."""
+    target, student = Target(model), fresh(Target(model))
+    drafter = EagleDrafter("EAGLE-3", student.network, target, student.vocabulary)
+    shape, seen_steps = BeamShape(3, 4), []
+    for text in Extras((0, 2), whole=True).compute(target, written_texts(target, 60)):
+        accepted = accepted_lengths(drafter, [text], shape)
+        simulated = simulate_steps(accepted, np.zeros(len(text.answer))).tolist()
+        decoder = Decoder(target.reading((0, 2)), drafter, shape, SamplingParams())
+        tokens, results = tokens_of(decoder, text.prompt, 60)
+        assert tokens == text.answer.tolist()
+        assert simulated == [len(r.tokens) - 1 for r in results[1:]][: len(simulated)]
+        assert len(simulated) > 5
+        seen_steps += simulated
+    assert set(seen_steps) >= {0, 1}

@@ -81,10 +81,44 @@ class SpeculatorForm:
             check_int("inner_dim", self.inner_dim, 1, MAX_SIZE)
 
 
-DrafterForm: TypeAlias = RecurrentForm | MedusaForm | SpeculatorForm
+@dataclass(frozen=True)
+class EagleForm:
+    """A decoder layer that continues the target's features, as in EAGLE-3.
+
+    inner_dim:   the width of its MLP; None is eight thirds of the target's hidden size
+    draft_vocab: how many of the most frequent tokens can be drafted
+    context_layers: layers of the target, counted from 0, whose inputs are read; auto chooses one at
+                 two thirds of the depth and one at nine tenths
+    """
+
+    form: Literal["eagle"] = "eagle"
+    inner_dim: int | None = None
+    draft_vocab: int | Literal["all"] = 8192
+    context_layers: tuple[int, ...] | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        """Raises BadInputError for a form that no target's drafter can have."""
+        if self.inner_dim is not None:
+            check_int("inner_dim", self.inner_dim, 1, MAX_SIZE)
+        _check_vocabulary(self.draft_vocab)
+        layers = self.context_layers
+        if layers == "auto":
+            return
+        if not layers or list(layers) != sorted({*layers}) or layers[0] < 0:
+            raise BadInputError(
+                f"context_layers is {[*layers]}; an EAGLE drafter reads some, in rising order"
+            )
+        if layers[0] == 1:
+            raise BadInputError(
+                f"context_layers is {[*layers]}; other programs take a list that begins with 1 for "
+                f"layers whose outputs are read, so begin with another layer"
+            )
+
+
+DrafterForm: TypeAlias = RecurrentForm | MedusaForm | SpeculatorForm | EagleForm
 """Any of them."""
 
-FORMS: tuple[type[DrafterForm], ...] = (RecurrentForm, MedusaForm, SpeculatorForm)
+FORMS: tuple[type[DrafterForm], ...] = (RecurrentForm, MedusaForm, SpeculatorForm, EagleForm)
 
 DEFAULT_FORM = RecurrentForm.form
 

@@ -85,6 +85,11 @@ class TrainingJob:
                 f"soft_share is {soft_share}; the target's probabilities along its "
                 f"own continuations of given answers are not kept, so it must be 0"
             )
+        if self.data is not None and self.labels == "target" and self.drafter.form == "eagle":
+            raise BadInputError(
+                "labels is 'target', and an EAGLE drafter is trained on given texts as they stand; "
+                "give --labels data"
+            )
         if self.read and soft_share == 0:
             raise BadInputError(
                 "soft_share is 0, and texts that are only read have no labels but the target's "

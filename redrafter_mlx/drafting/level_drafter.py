@@ -77,6 +77,10 @@ class LevelDrafter(Drafter):
     def vocabulary(self) -> DraftVocabulary:
         """What it can draft."""
 
+    def uncompiled(self) -> LevelDrafter:
+        """The same drafter, whose calls are no compiled graphs: for sizes that come once."""
+        return self
+
     @abstractmethod
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         """Its distribution after `seen.root`, of which `drafts` levels will be asked for."""

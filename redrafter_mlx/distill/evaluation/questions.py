@@ -87,10 +87,10 @@ def draft_seconds(
     ready = [_first_root(drafter, target, answer) for drafter in drafters]
     times: list[dict[int, list[float]]] = [{s.width: [] for s in shapes} for _ in ready]
     for _ in range(_TIMED):
-        for root, mine in zip(ready, times, strict=True):
+        for drafter, root, mine in zip(drafters, ready, times, strict=True):
             for shape in shapes:
                 began = time.perf_counter()
-                mx.eval(root.drafter.draft(root.memory, root.seen, shape)[0])
+                mx.eval(drafter.draft(root.memory, root.seen, shape)[0])
                 mine[shape.width].append(time.perf_counter() - began)
     return [{width: median(taken) for width, taken in mine.items()} for mine in times]
 

@@ -43,7 +43,7 @@ def roots_along(
 
     dtype: of the states that it is given
     """
-    laid = lay_out(texts, drafts)
+    drafter, laid = drafter.uncompiled(), lay_out(texts, drafts)
     every = drafter.features.every_position
     parts = [len(text.answer) for text in texts] if every else [len(laid)]
     at = 0

@@ -11,7 +11,7 @@ import numpy as np
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.forms.eagle_unrolled import Sequences
 
-_PADDED = 2
+PADDED = 2
 """Positions of a batch for each of the answer tokens that it may have."""
 
 _LEAST_TOKENS = 3
@@ -31,7 +31,7 @@ def grouped(texts: Sequence[Text], size: int, seed: str) -> list[list[Text]]:
     longest = answers = 0
     for text in usable:
         longest, answers = max(longest, _length(text)), answers + len(text.answer)
-        if not groups or answers > size or longest * (len(groups[-1]) + 1) > _PADDED * size:
+        if not groups or answers > size or longest * (len(groups[-1]) + 1) > PADDED * size:
             groups.append([])
             longest, answers = _length(text), len(text.answer)
         groups[-1].append(text)
@@ -65,7 +65,7 @@ def pad_together(
         tokens[b, : len(whole)] = whole
         states[b, : len(whole) - 1] = text.whole_states
         first = 0 if prompts else len(text.prompt) - 1
-        at = np.arange(first, len(whole) - 2)
+        at = np.arange(first, len(whole) - 1)
         rows.append(b * S + at)
         ahead.append(at[:, None] + np.arange(2, T + 2))
         ends.append(np.full(len(at), len(whole)))

@@ -23,8 +23,8 @@ class Sequences(NamedTuple):
       tokens:   [B, S + T] int32
       features: [B, S, C], what the drafter reads of the target
       states:   [B, S, D], the target's last hidden states: the one at i chose token i + 1
-      rows:     [M] int32, which positions are trained on, counted through the batch: b * S + i.
-                Drafts after position i follow its next token, the root
+      rows:     [M] int32, which positions are trained on, text by text: b * S + i. Drafts after
+                position i follow its next token, the root
       labels:   [M, T] int32, the text's tokens after the root
       valid:    [M, T] bool, False after the end of a text
       hard:     [M] bool, False where the labels are not the target's tokens

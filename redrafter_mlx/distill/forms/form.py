@@ -23,7 +23,7 @@ from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.errors import DamagedFileError, MismatchError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.file_names import WEIGHTS
 
@@ -124,6 +124,16 @@ class Recipe(ABC):
     @abstractmethod
     def start(self, folder: Path, target: Target, options: TrainOptions) -> Student:
         """The drafter in a folder, which `check_start` let pass, as a student."""
+
+
+def check_layers(layers: tuple[int, ...], n_layers: int) -> tuple[int, ...]:
+    """The layers, if a target of so many has them all; raises BadInputError."""
+    if any(i >= n_layers for i in layers):
+        raise BadInputError(
+            f"the drafter cannot read layers {', '.join(map(str, layers))}; "
+            f"the target has {n_layers}, counted from 0"
+        )
+    return layers
 
 
 def check_same_form(

@@ -8,16 +8,33 @@ probabilities (soft labels), which follow from the hidden states in the corpus.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import cast
+from typing import Protocol, cast
 
 import mlx.core as mx
 
-from redrafter_mlx.distill.corpus.examples import Batch
+
+class Labelled(Protocol):
+    """The labels of P roots.
+
+    Shapes:
+      labels: [P, T] int32, the target's tokens after the root
+      valid:  [P, T] bool, False after the end of a text
+      hard:   [P] bool, False where the labels are not the target's tokens
+    """
+
+    @property
+    def labels(self) -> mx.array: ...
+
+    @property
+    def valid(self) -> mx.array: ...
+
+    @property
+    def hard(self) -> mx.array: ...
 
 
 def distillation_loss(
     draft_logits: Iterable[mx.array],
-    batch: Batch,
+    batch: Labelled,
     outputs: mx.array,
     teacher: mx.array | None,
     depth_weights: Sequence[float],
@@ -36,7 +53,7 @@ def distillation_loss(
                above 0
     """
     total = mx.zeros(())
-    P = batch.roots.shape[0]
+    P = batch.labels.shape[0]
     for depth, logits in enumerate(draft_logits):
         normaliser = log_sum_exp(logits)
         label = outputs[batch.labels[:, depth]]

@@ -101,7 +101,7 @@ class MedusaRecipe(Recipe):
                 block.linear.weight = mx.zeros_like(block.linear.weight)
                 block.linear.bias = mx.zeros_like(block.linear.bias)
         if config.outputs == "own":
-            matrix = _output_matrix(target, network.vocabulary.tokens)
+            matrix = output_matrix(target, network.vocabulary.tokens)
             for head in network.heads:
                 head.output.weight = matrix
         ready_to_train(network)
@@ -135,7 +135,7 @@ class MedusaStudent(PositionStudent):
         save_medusa(self._network, folder, keys)
 
 
-def _output_matrix(target: Target, tokens: mx.array | None) -> mx.array:
+def output_matrix(target: Target, tokens: mx.array | None) -> mx.array:
     """The target's output layer as a matrix [V', D], dequantised, without a bias."""
     rows, D = target.output_rows(tokens), target.hidden_size
     unit, nothing = mx.eye(D, dtype=target.dtype), mx.zeros((1, D), target.dtype)

@@ -11,7 +11,7 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
-from redrafter_mlx.distill.forms.form import Recipe, Student, check_same_form
+from redrafter_mlx.distill.forms.form import Recipe, Student, check_layers, check_same_form
 from redrafter_mlx.distill.forms.positions import PositionStudent, logits_bytes
 from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter, trained_drafter
 from redrafter_mlx.distill.options import TrainOptions
@@ -19,7 +19,6 @@ from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.drafter_files import check_trained_for
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
-from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
 
@@ -128,9 +127,4 @@ def _context_layers(form: RecurrentForm, n_layers: int) -> tuple[int, ...]:
     """For a target of so many layers; BadInputError for one that it does not have."""
     if form.context_layers == "auto":
         return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
-    if any(i >= n_layers for i in form.context_layers):
-        raise BadInputError(
-            f"the drafter cannot read layers {', '.join(map(str, form.context_layers))}; "
-            f"the target has {n_layers}, counted from 0"
-        )
-    return form.context_layers
+    return check_layers(form.context_layers, n_layers)

@@ -16,7 +16,7 @@ from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.model import Target
 
-_SPREAD = 2.0
+SPREAD = 2.0
 """Of a fresh tied drafter's logits. The factors of a norm grow slowly, by no more than the learning
 rate a step: started far below their final values, they hold all the rest back."""
 
@@ -83,7 +83,7 @@ def initialise(
     if drafter.config.rnn:
         drafter.rnn_w.weight = drafter.rnn_w.weight / embedding_rms
     if drafter.config.head == "tied":
-        drafter.output_norm.weight = mx.full((D,), _SPREAD / logit_rms)
+        drafter.output_norm.weight = mx.full((D,), SPREAD / logit_rms)
 
 
 def context_size(states: np.ndarray) -> mx.array:

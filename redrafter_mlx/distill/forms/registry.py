@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from redrafter_mlx.distill.drafter_forms import (
     DrafterForm,
+    EagleForm,
     MedusaForm,
     RecurrentForm,
     SpeculatorForm,
 )
+from redrafter_mlx.distill.forms.eagle import EagleRecipe
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.medusa import MedusaRecipe
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
@@ -31,3 +33,5 @@ def recipe_for(
             return MedusaRecipe.of(form, target, name, fingerprint, draft_length)
         case SpeculatorForm():
             return SpeculatorRecipe.of(form, target, name, fingerprint, draft_length)
+        case EagleForm():
+            return EagleRecipe.of(form, target, name, fingerprint, draft_length)

@@ -13,6 +13,7 @@ features are the drafter's own guesses, stand after them for one step: kept, the
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
@@ -136,6 +137,12 @@ class EagleDrafter(LevelDrafter):
         self.rows.run((seen.tokens[:, 1:], self.rows.context(seen)), cache.layers)
         return memory_of(cache)
 
+    def uncompiled(self) -> EagleDrafter:
+        drafter = copy.copy(self)
+        drafter.rows = copy.copy(self.rows)
+        drafter.rows.compiled = False
+        return drafter
+
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> EagleLevels:
         del drafts
         return EagleLevels(self.rows, self._cache(memory), seen)
@@ -168,6 +175,7 @@ class EagleRows:
 
         self.network, self.vocabulary = network, vocabulary
         self.run, self.logits = run, logits
+        self.compiled = True
         self._call = compile_tree_call(run, logits)
 
     def context(self, seen: Seen) -> mx.array:
@@ -178,8 +186,11 @@ class EagleRows:
     def call(
         self, tokens: mx.array, context: mx.array, cache: TreeCache
     ) -> tuple[mx.array, mx.array]:
-        """`run`, on a cache that is planned for it, and `logits`, in one compiled graph."""
-        return self._call((tokens, context), cache, True)
+        """`run`, on a cache that is planned for it, and `logits`, in one graph."""
+        if self.compiled:
+            return self._call((tokens, context), cache, True)
+        hidden = self.run((tokens, context), cache.layers)
+        return hidden, self.logits(hidden)
 
 
 class EagleLevels(DraftLevels):
@@ -218,12 +229,12 @@ class EagleLevels(DraftLevels):
         return logits
 
 
-def _load_one(files: DrafterFiles, target: Target) -> EagleDrafter:
+def load_eagle_one(files: DrafterFiles, target: Target) -> EagleDrafter:
     config = read_eagle_one(files, target)
     return _load(EAGLE.name, files, target, EagleOneNetwork(config))
 
 
-def _load_three(files: DrafterFiles, target: Target) -> EagleDrafter:
+def load_eagle_three(files: DrafterFiles, target: Target) -> EagleDrafter:
     config = read_eagle_three(files, target)
     return _load(EAGLE3.name, files, target, EagleThreeNetwork(config))
 
@@ -258,5 +269,5 @@ def _vocabulary(
     return DraftVocabulary(size, vocab_size, mx.array(tokens.astype(np.int32)))
 
 
-EAGLE3 = Form("EAGLE-3", is_eagle_three, _load_three)
-EAGLE = Form("EAGLE", is_eagle_one, _load_one)
+EAGLE3 = Form("EAGLE-3", is_eagle_three, load_eagle_three)
+EAGLE = Form("EAGLE", is_eagle_one, load_eagle_one)

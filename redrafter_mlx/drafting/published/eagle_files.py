@@ -1,0 +1,76 @@
+"""EAGLE-3 drafters as vLLM's `speculators` stores them, which vLLM and this project load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import mlx.core as mx
+
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.drafting.drafter_files import parameters_of, write_drafter
+from redrafter_mlx.drafting.published.eagle_config import EagleConfig
+from redrafter_mlx.drafting.published.eagle_network import EagleNetwork
+
+LAYER_CONFIG = "transformer_layer_config"
+"""The key under which the decoder layer's own are kept."""
+
+
+def save_eagle(
+    network: EagleNetwork,
+    vocabulary: DraftVocabulary,
+    folder: Path,
+    draft_length: int,
+    record: Mapping[str, object],
+) -> None:
+    """Write a drafter in float16; a token's embedding is the target's.
+
+    draft_length: drafts in a row that `speculators` makes by default
+    record:       further keys of config.json
+    """
+    tensors = parameters_of(network)
+    if vocabulary.tokens is not None:
+        tokens = vocabulary.tokens.astype(mx.int64)
+        tensors["d2t"] = tokens - mx.arange(vocabulary.size, dtype=mx.int64)
+        tensors["t2d"] = vocabulary.index() >= 0
+    proposal = {
+        "algorithm": "eagle3",
+        "default_proposal_method": "greedy",
+        "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": draft_length}],
+        "verifier": {"name_or_path": record.get("target"), "architectures": []},
+    }
+    config = {**speculators_config(network.config), "speculators_config": proposal, **record}
+    write_drafter(folder, tensors, config, mx.float16)
+
+
+def speculators_config(config: EagleConfig) -> dict[str, object]:
+    """The form of a drafter as `Eagle3SpeculatorConfig` has it."""
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": config.output_size,
+        "eagle_aux_hidden_state_layer_ids": [*config.layers],
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "embed_requires_grad": False,
+        LAYER_CONFIG: {
+            "model_type": "llama",
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "num_hidden_layers": config.n_layers,
+            "num_attention_heads": config.heads,
+            "num_key_value_heads": config.kv_heads,
+            "head_dim": config.head_size,
+            "hidden_act": "silu",
+            "vocab_size": config.vocab_size,
+            "rms_norm_eps": config.norm_eps,
+            "rope_theta": config.rope_base,
+            "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+            "max_position_embeddings": config.max_positions,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+    }
