@@ -6,13 +6,17 @@ import json
 from functools import cache
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
+from llguidance import LLMatcher
+from llguidance.hf import from_tokenizer
+from mlx_lm.generate import generate_step
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.structured.grammar import Grammars
+from redrafter_mlx.structured.grammar import GrammarConstraint, Grammars
 
 PROMPT = [72, 101, 108]
 
@@ -89,6 +93,31 @@ def test_an_answer_matches_its_schema_and_is_the_same_without_drafts(
     assert answers[0].finish_reason == "stop"
     assert is_person(answers[0].text)
     assert answers[0].steps < answers[1].steps, "what is forced is drafted"
+
+
+def test_tokens_equal_mlx_lms_own_loop_with_a_fresh_matcher_for_each_of_them() -> None:
+    """The reference goes through the text from its start each time, and never back."""
+    vocabulary = from_tokenizer(byte_tokenizer()._tokenizer, 258)
+    grammar = LLMatcher.grammar_from_json_schema(PERSON, overrides={"whitespace_pattern": " "})
+
+    def masked(tokens: mx.array, logits: mx.array) -> mx.array:
+        matcher = LLMatcher(vocabulary, grammar)
+        assert matcher.consume_tokens(tokens.tolist()[len(PROMPT) :])  # type: ignore[arg-type]
+        bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        keep = np.unpackbits(bits, bitorder="little")[:258]
+        return mx.where(mx.array(keep) == 1, logits, -mx.inf)
+
+    steps = generate_step(
+        mx.array(PROMPT), byte_model(seed=1), max_tokens=40, logits_processors=[masked]
+    )
+    want = [int(token) for token, _ in steps]
+    end = byte_tokenizer().eos_token_id
+    constraint = GrammarConstraint(LLMatcher(vocabulary, grammar), 258, [end])
+    got = model().generate(
+        PROMPT, max_tokens=40, constraint=constraint, beam_width=3, beam_length=4
+    )
+    assert got.token_ids == want[: len(got.token_ids)]
+    assert len(got.token_ids) in (40, (*want, end).index(end))
 
 
 @pytest.mark.parametrize("accept", ["rejection", "typical"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.speculation.sampling import log_softmax, sampled_log_probs, sequence_keys
+from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 
@@ -258,6 +261,31 @@ def test_next_token_frequencies_are_the_targets_probabilities(
     print(f"{prefix!r} {accept} {'drafted' if drafted else 'undrafted'}: "
           f"chi-square {statistic:.1f}, {freedom} degrees of freedom")  # fmt: skip
     assert statistic < critical(freedom)
+
+
+def test_a_schemas_answer_is_valid_and_the_same_without_drafts(
+    smollm2_float32: LoadedTarget,
+) -> None:
+    model = Redrafter(smollm2_float32.model, smollm2_float32.tokenizer, "lookup")
+    schema = {
+        "type": "object",
+        "properties": {"river": {"type": "string", "maxLength": 20}, "km": {"type": "integer"}},
+        "required": ["river", "km"],
+        "additionalProperties": False,
+    }
+    grammars = Grammars(model.tokenizer, model.target.vocab_size)
+    answers = [
+        model.generate(
+            "Name a river and its length.", max_tokens=60, draft=draft,
+            constraint=grammars.json_schema(schema),
+        )
+        for draft in (True, False)
+    ]  # fmt: skip
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[0].steps < answers[1].steps
+    told = json.loads(answers[0].text)
+    assert list(told) == ["river", "km"]
+    assert isinstance(told["km"], int)
 
 
 def test_its_own_first_layers_draft_for_it(smollm2: Subject) -> None:

@@ -270,6 +270,40 @@ def test_a_call_that_the_model_begins_is_led_to_its_end(special: bool) -> None:
     assert text.count("<tool_call>") <= (runs[0][1] == "length"), "but the last, cut short"
 
 
+@pytest.mark.parametrize("template", [WITH_TOOLS, CHAT_TEMPLATE])
+@pytest.mark.parametrize("several", [True, False])
+def test_text_is_free_up_to_a_mark_and_from_there_a_call(template: str, several: bool) -> None:
+    """Also where the mark is several tokens of text."""
+    of_model = model(template)
+    made = plan(of_model, ASKED, tools=[CLOCK], parallel_tool_calls=several)
+    constraint = made.constraint()
+    assert constraint is not None
+
+    def allowed() -> set[int]:
+        masks = constraint.masks([0], [-1])
+        V = of_model.target.vocab_size
+        return (
+            set(range(V))
+            if masks is None
+            else {t for t in range(V) if masks[0][t // 32] >> (t % 32) & 1}
+        )
+
+    def write(text: str) -> None:
+        for token in of_model.tokenizer.encode(text, add_special_tokens=False):
+            constraint.advance(token)
+
+    end, brace = of_model.tokenizer.eos_token_id, *of_model.tokenizer.encode("{")
+    write("Well <b")
+    assert {end, brace} < allowed()
+    write("r><tool_call>")
+    assert brace in allowed()
+    assert len(allowed()) == 2, "or a new line"
+    write('{"name": "clock", "arguments": {"zone":"UT"}}</tool_call>')
+    assert constraint.ended != several
+    assert (brace in allowed()) == several
+    assert end in allowed()
+
+
 def test_a_call_cut_short_keeps_its_finish_reason_and_its_text() -> None:
     made = plan(model(), ASKED, tools=[WEATHER], tool_choice="required")
     found, reason = answered(model(), made, max_tokens=20)

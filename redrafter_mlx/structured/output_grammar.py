@@ -25,6 +25,8 @@ def answer_grammar(
     schema: Mapping[str, object] | None,
     reasoning_end: str | None,
     token_of: TokenOf,
+    *,
+    several: bool = True,
 ) -> str | None:
     """The grammar of an answer; None if it is free.
 
@@ -33,6 +35,7 @@ def answer_grammar(
       required: whether the answer is one call
       schema: of an answer that is no call
       reasoning_end: the mark that ends the reasoning that the prompt began
+      several: whether free text may hold several calls, or ends with the first
     """
     rules = [] if schema is None else [f"json: {json_term(schema)}"]
     if tools:
@@ -42,7 +45,7 @@ def answer_grammar(
     elif schema is not None:
         rules.append("main: call | json" if tools else "main: json")
     elif tools:
-        rules += _text_with_calls(token_of)
+        rules += _text_with_calls(token_of, several)
     else:
         return None
     reasoning = "" if reasoning_end is None else _up_to(reasoning_end, token_of)
@@ -63,14 +66,15 @@ def _call(tools: Sequence[Tool], token_of: TokenOf) -> list[str]:
     return rules
 
 
-def _text_with_calls(token_of: TokenOf) -> list[str]:
+def _text_with_calls(token_of: TokenOf, several: bool) -> list[str]:
     """The rule `main` for text in which every mark begins a call."""
     start = JSON_CALLS.tool_call_start
     token = token_of(start)
     if token is not None:
-        return [f"main: (<[^{token}]>* call)* <[^{token}]>*"]
+        free = f"<[^{token}]>*"
+        return [f"main: ({free} call)* {free}" if several else f"main: {free} call?"]
     return [
-        "main: (head body)* TEXT",
+        "main: (head body)* TEXT" if several else "main: head body | TEXT",
         f"head[lazy]: TEXT {json.dumps(start)}",
         r"TEXT: /(.|\n)*/",
     ]

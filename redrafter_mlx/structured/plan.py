@@ -58,12 +58,14 @@ def plan_output(
     response_format: Mapping[str, object] | None = None,
     tools: Sequence[Mapping[str, Any]] = (),
     tool_choice: object = None,
+    parallel_tool_calls: bool = True,
     thinking: bool | None = None,
 ) -> OutputPlan:
     """The plan for a chat request; parameters as OpenAI has them.
 
     Calls are in the form of the model's own template, where it has one. A call that must be made,
-    or that a grammar tells from a JSON answer, is JSON between tags, whatever the model's form is.
+    or that a grammar tells from a JSON answer, is JSON between tags, whatever the model's form is;
+    it is one. Elsewhere `parallel_tool_calls` allows several, and false holds for that form alone.
 
     Args:
       thinking: whether the model is to reason first; None leaves it to its template
@@ -89,6 +91,7 @@ def plan_output(
         schema,
         markup.think_end if markup.initial_state == "reasoning" else None,
         grammars.token_of,
+        several=parallel_tool_calls,
     )
     return OutputPlan(tuple(prompt), grammar, markup, usable, grammars)
 
