@@ -23,7 +23,7 @@ from redrafter_mlx.server.hosting import ModelHost
 from redrafter_mlx.server.options import ServerOptions
 
 DEADLINE = 20.0
-CONTEXT = 512
+CONTEXT = 2048
 
 
 def tiny_redrafter(seed: int = 0) -> Redrafter:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -97,6 +98,7 @@ def test_seeds_make_answers_repeatable_and_the_answers_of_one_request_different(
 def test_usage_and_timings_count_the_tokens(client: openai.OpenAI, model: Redrafter) -> None:
     given = {"model": "tiny", "messages": ASKED, "max_tokens": 25}
     prompt = len(model.encode(ASKED))
+    client.chat.completions.create(**given)
     *_, last, usage = client.chat.completions.create(
         **given, stream=True, stream_options={"include_usage": True}
     )
@@ -106,7 +108,9 @@ def test_usage_and_timings_count_the_tokens(client: openai.OpenAI, model: Redraf
     assert (counted.prompt_tokens, counted.completion_tokens) == (prompt, 25)
     assert counted.total_tokens == prompt + 25
     timings = last.model_extra["timings"]
-    assert timings["prompt_n"] == prompt
+    assert timings["prompt_n"] + timings["cache_n"] == prompt
+    assert counted.prompt_tokens_details is not None
+    assert counted.prompt_tokens_details.cached_tokens == timings["cache_n"] > 0
     assert timings["predicted_n"] == 25
     assert 0 < timings["draft_n_accepted"] <= timings["draft_n"]
 
@@ -125,7 +129,7 @@ def test_an_answer_ends_at_stop_strings_and_at_the_end_of_the_context(
         assert (
             client.chat.completions.create(**given, stop=nothing).choices[0].message.content == text
         )
-    whole = client.completions.create(model="tiny", prompt="ab" * 200, max_tokens=10**9)
+    whole = client.completions.create(model="tiny", prompt="a" * (CONTEXT - 50), max_tokens=10**9)
     assert whole.usage is not None
     assert whole.choices[0].finish_reason in ("length", "stop")
     assert whole.usage.total_tokens <= CONTEXT
@@ -157,29 +161,80 @@ def test_log_probabilities_are_those_of_the_emitted_tokens(
     assert len(text.logprobs.tokens or []) == len(text.logprobs.top_logprobs or []) == 16
 
 
+SCHEMA = {
+    "type": "object",
+    "properties": {"sky": {"enum": ["blue", "grey"]}, "rain": {"type": "boolean"}},
+    "required": ["sky", "rain"],
+    "additionalProperties": False,
+}
+
+
+def test_an_answer_has_the_form_that_was_asked_for(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="tiny",
+        messages=ASKED,
+        n=2,
+        temperature=1,
+        response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}},
+    )
+    for choice in answer.choices:
+        made = json.loads(choice.message.content or "")
+        assert made["sky"] in ("blue", "grey")
+        assert isinstance(made["rain"], bool)
+
+
+def test_a_tool_that_must_be_called_is_called_whole_and_valid(client: openai.OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+    given = {"model": "tiny", "messages": ASKED, "tools": [tool], "tool_choice": "required"}
+    whole = client.chat.completions.create(**given).choices[0]
+    assert whole.finish_reason == "tool_calls"
+    (call,) = whole.message.tool_calls or []
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments).keys() == {"sky", "rain"}
+    chunks = list(client.chat.completions.create(**given, stream=True))
+    (streamed,) = [c for chunk in chunks for c in chunk.choices[0].delta.tool_calls or []]
+    assert streamed.function is not None
+    assert streamed.function.arguments == call.function.arguments
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    result = {"role": "tool", "tool_call_id": call.id, "content": "blue"}
+    called = {"role": "assistant", "content": None, "tool_calls": [call.model_dump()]}
+    after = client.chat.completions.create(
+        model="tiny", messages=[*ASKED, called, result], max_tokens=3
+    )
+    assert after.usage is not None
+    assert after.usage.completion_tokens == 3
+    cut = client.chat.completions.create(**given, max_tokens=4).choices[0]
+    assert (cut.finish_reason, cut.message.tool_calls) == ("length", None)
+
+
+def own_fields(chunks: Iterable[Any]) -> list[dict[str, Any]]:
+    """`x_redrafter` of all chunks that have it."""
+    return [c.model_extra["x_redrafter"] for c in chunks if "x_redrafter" in (c.model_extra or {})]
+
+
 def test_own_fields_come_only_where_they_are_asked_for(
     client: openai.OpenAI, model: Redrafter
 ) -> None:
-    given = {"model": "tiny", "messages": ASKED, "max_tokens": 40, "stream": True}
-    plain = list(client.chat.completions.create(**given))
-    assert not any("x_redrafter" in (c.model_extra or {}) for c in plain)
-    steps = [
-        c.model_extra["x_redrafter"]
-        for c in client.chat.completions.create(**given, extra_body={"x_redrafter": True})
-        if c.model_extra and "x_redrafter" in c.model_extra
-    ]
+    def ask(own: object = None) -> list[dict[str, Any]]:
+        extra = {} if own is None else {"extra_body": {"x_redrafter": own}}
+        messages = [{"role": "user", "content": "again and again and again"}]
+        return own_fields(
+            client.chat.completions.create(
+                model="tiny", messages=messages, max_tokens=40, stream=True, **extra
+            )
+        )
+
+    prefill, *steps = ask(True)
+    prompt = model.encode("again and again and again")
+    assert prefill == {"prefill": {"read": len(prompt), "total": len(prompt)}}
     tokens = [token["id"] for step in steps for token in step["tokens"]]
-    assert tokens == plain_tokens(model.model, model.encode(ASKED), 40)
+    assert tokens == plain_tokens(model.model, prompt, 40)
     assert {token["source"] for step in steps for token in step["tokens"]} == {"model", "lookup"}
     assert all(len(step["tokens"]) == step["accepted"] + 1 for step in steps[:-1])
-    undrafted = client.chat.completions.create(
-        **given, extra_body={"x_redrafter": {"draft": False}}
-    )
-    own = [
-        c.model_extra["x_redrafter"] for c in undrafted if "x_redrafter" in (c.model_extra or {})
-    ]
-    assert {step["drafted"] for step in own} == {0}
-    assert [t["id"] for step in own for t in step["tokens"]] == tokens
+    undrafted = [fields for fields in ask({"draft": False}) if "prefill" not in fields]
+    assert {step["drafted"] for step in undrafted} == {0}
+    assert [token["id"] for step in undrafted for token in step["tokens"]] == tokens
+    assert ask() == []
 
 
 def test_models_are_listed_and_found_by_name(client: openai.OpenAI) -> None:
@@ -206,6 +261,8 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
         "messages": {"messages": []},
         "messages.0.content": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages.0.role": {"messages": [{"role": "robot", "content": "hi"}]},
+        "response_format.json_schema.schema": {"response_format": {"type": "json_schema"}},
+        "tool_choice": {"tool_choice": "required"},
         "functions": {"functions": [{"name": "f"}]},
         "x_redrafter.draft": {"extra_body": {"x_redrafter": {"draft": "no"}}},
     }.items():

@@ -8,8 +8,6 @@ from collections.abc import AsyncIterator, Iterator
 
 from redrafter_mlx.server.api_error import ApiError, busy
 
-_RETRY_SECONDS = 5
-
 
 class Gate:
     """Lets so many answers run, in the order they came, and so many more wait.
@@ -36,9 +34,7 @@ class Gate:
                 400, f"{answers} answers were asked for; this server takes {self._most}", param="n"
             )
         if self._admitted + answers > self._most:
-            raise busy(
-                f"the queue is full ({self.waiting} answers wait); ask later", _RETRY_SECONDS
-            )
+            raise busy(f"the queue is full ({self.waiting} answers wait); ask later")
         self._admitted += answers
         try:
             yield

@@ -10,21 +10,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.response import Response
 from redrafter_mlx.server.admission import Gate
-from redrafter_mlx.server.tasks import together
+from redrafter_mlx.server.tasks import race, together
 
 
 @dataclass(frozen=True)
 class Wanted:
     """One answer that a request asks for.
 
+    constraint:   which tokens may come; of this answer alone
     alternatives: likeliest tokens that are reported beside each emitted one
     """
 
     prompt: tuple[int, ...]
     options: GenerationOptions
+    constraint: Constraint | None = None
     alternatives: int = 0
 
 
@@ -58,20 +61,45 @@ class Emitted:
         return "".join(r.text for r in self.responses)
 
 
+@dataclass(frozen=True)
+class Prefill:
+    """How many tokens of an answer's prompt were read, and how many there are to read."""
+
+    answer: int
+    read: int
+    total: int
+
+
 Deliver = Callable[[Emitted], Awaitable[None]]
+Reading = Callable[[Prefill], Awaitable[None]]
 
 
 async def generate(
-    model: Redrafter, wanted: Sequence[Wanted], gate: Gate, deliver: Deliver
+    model: Redrafter,
+    wanted: Sequence[Wanted],
+    gate: Gate,
+    deliver: Deliver,
+    reading: Reading | None = None,
 ) -> None:
     """Generate all answers, each in its turn at the gate, and deliver what each step emits.
 
     Being cancelled ends the answers at their next step. The first that fails ends the others.
+
+    reading: told while prompts are read
     """
+    loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Prefill]()
 
     async def run(number: int, one: Wanted) -> None:
+        def on_prefill(read: int, total: int) -> None:
+            loop.call_soon_threadsafe(chunks.put_nowait, Prefill(number, read, total))
+
         async with gate.turn():
-            responses = model.astream(one.prompt, options=one.options)
+            responses = model.astream(
+                one.prompt,
+                options=one.options,
+                constraint=one.constraint,
+                on_prefill=None if reading is None else on_prefill,
+            )
             async with contextlib.aclosing(responses):
                 step: list[Response] = []
                 async for response in responses:
@@ -84,7 +112,12 @@ async def generate(
                         await deliver(Emitted(number, step, logprobs))
                         step = []
 
-    await together(*(run(number, one) for number, one in enumerate(wanted)))
+    async def tell() -> None:
+        while reading is not None:
+            await reading(await chunks.get())
+        await asyncio.Event().wait()
+
+    await race(together(*(run(number, one) for number, one in enumerate(wanted))), tell())
 
 
 def _read(step: Sequence[Response], alternatives: int) -> list[TokenLogprob]:

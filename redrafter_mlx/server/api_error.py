@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.errors import BadInputError, BusyError, RedrafterError
+
+_RETRY_SECONDS = 5
 
 LOG = logging.getLogger("redrafter_mlx.server")
 
@@ -45,7 +49,7 @@ class ApiError(Exception):
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def busy(message: str, seconds: int) -> ApiError:
+def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
     """503: come back in so many seconds."""
     return ApiError(503, message, code="overloaded", headers={"Retry-After": str(seconds)})
 
@@ -55,17 +59,29 @@ def unsupported(param: str, instead: str) -> ApiError:
     return ApiError(400, f"{param} is not supported; {instead}", param=param)
 
 
-def as_api_error(error: Exception, param: str | None = None) -> ApiError:
-    """What to answer for an exception.
+@contextlib.contextmanager
+def blamed_on(param: str) -> Iterator[None]:
+    """Raise a BadInputError as a 400 that names the parameter its message begins with, or `param`.
 
-    param: what the user's mistake is in, if it is one
+    A message such as "tools.0.function: ..." begins with one.
     """
+    try:
+        yield
+    except BadInputError as error:
+        named = re.match(r"([a-z_]+(?:\.\w+)*): ", str(error))
+        raise ApiError(400, str(error), param=named[1] if named else param) from error
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """What to answer for an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BadInputError):
-        return ApiError(400, str(error), param=param)
+        return ApiError(400, str(error))
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail, headers=error.headers)
+    if isinstance(error, BusyError):
+        return busy(str(error))
     if isinstance(error, RedrafterError):
         LOG.error("%s", error)
         return ApiError(500, str(error))

@@ -42,7 +42,7 @@ def create_app(
     gate = Gate(options.max_concurrency, options.max_queue)
     metrics = Metrics(lambda: gate.running, lambda: gate.waiting)
     shared = (hosts, gate, metrics, options)
-    information = Information(hosts, metrics)
+    information = Information(hosts, metrics, options.stall)
     chat = GenerationEndpoint(ChatRequest, ChatReply, *shared)
     completions = GenerationEndpoint(CompletionRequest, CompletionReply, *shared)
 
@@ -98,8 +98,8 @@ _ANSWERED = (ApiError, HTTPException, RedrafterError, Exception)
 class Information:
     """The endpoints that generate nothing."""
 
-    def __init__(self, hosts: Hosts, metrics: Metrics) -> None:
-        self._hosts, self._metrics = hosts, metrics
+    def __init__(self, hosts: Hosts, metrics: Metrics, stall_seconds: float) -> None:
+        self._hosts, self._metrics, self._stall_seconds = hosts, metrics, stall_seconds
 
     async def page(self, _: Request) -> Response:
         """The page at /, which renders without a model."""
@@ -112,9 +112,11 @@ class Information:
         return HTMLResponse(page, headers=headers)
 
     async def health(self, _: Request) -> Response:
-        """Whether requests are answered: 503 while a model is loaded for the first time."""
+        """Whether requests are answered: 503 while a model is first loaded, or work stalls."""
         if any(host.starting for host in self._hosts.all):
             return JSONResponse({"status": "loading model"}, 503, {"Retry-After": "2"})
+        if any(host.stalled(self._stall_seconds) for host in self._hosts.all):
+            return JSONResponse({"status": "work waits and nothing moves"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, _: Request) -> Response:

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
-from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.server.answering import Emitted, TokenLogprob, Wanted
-from redrafter_mlx.server.api_error import ApiError, unsupported
+from redrafter_mlx.server.api_error import ApiError, blamed_on
+from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.reply import Reply
 from redrafter_mlx.server.schemas import ChatRequest
 from redrafter_mlx.server.sse import Json
+from redrafter_mlx.structured.markup import Delta, OutputParser, ToolCall
+from redrafter_mlx.structured.plan import plan_output
+
+
+@dataclass
+class Parts:
+    """One answer's text so far, by what it is."""
+
+    parser: OutputParser
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Json] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
 
 
 class ChatReply(Reply):
@@ -19,44 +33,66 @@ class ChatReply(Reply):
     chunk_name = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    def __init__(self, asked: ChatRequest, model: Redrafter, name: str) -> None:
+    def __init__(self, asked: ChatRequest, hosted: Hosted) -> None:
         self._chat = asked
-        super().__init__(asked, model, name)
-        self._texts = [""] * len(self.wanted)
-        self._logprobs: list[list[Json]] = [[] for _ in self.wanted]
+        super().__init__(asked, hosted)
 
     def _plan(self) -> list[Wanted]:
-        asked = self._chat
+        asked, hosted = self._chat, self._hosted
         if asked.top_logprobs and not asked.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-        if asked.response_format != {"type": "text"}:
-            raise unsupported("response_format", "ask for the format in a message")
-        if asked.tools:
-            raise unsupported("tools", "describe them in a message")
-        messages = []
-        for number, message in enumerate(asked.messages):
-            if message.tool_calls or message.role == "tool":
-                raise unsupported(f"messages.{number}", "give the text of the conversation")
-            role = "system" if message.role == "developer" else message.role
-            messages.append({"role": role, "content": message.content})
-        most = asked.max_completion_tokens or asked.max_tokens
-        alternatives = asked.top_logprobs if asked.logprobs else None
-        return self._wanted("messages", messages, 0, most, alternatives)
+        with blamed_on("messages"):
+            plan = plan_output(
+                hosted.model,
+                hosted.grammars,
+                [message.given() for message in asked.messages],
+                response_format=asked.response_format,
+                tools=asked.tools,
+                tool_choice=asked.tool_choice,
+                thinking=asked.thinking,
+            )
+            most = asked.max_completion_tokens or asked.max_tokens
+            alternatives = asked.top_logprobs if asked.logprobs else None
+            self._parts = [Parts(plan.parser()) for _ in range(asked.n)]
+            return self._wanted(plan.prompt, most, alternatives, plan.constraint)
+
+    def finish_reason(self, answer: int) -> str | None:
+        reason = super().finish_reason(answer)
+        called = reason == "stop" and self._parts[answer].parser.called
+        return "tool_calls" if called else reason
 
     def opening(self) -> Iterable[Json]:
         for answer in range(len(self.wanted)):
             yield self._chunk(_choice(answer, {"role": "assistant", "content": ""}))
 
     def _choices(self, emitted: Emitted) -> list[Json]:
-        answer, text = emitted.answer, emitted.text
-        self._texts[answer] += text
-        choice = _choice(answer, {"content": text})
+        answer = emitted.answer
+        parts = self._parts[answer]
+        deltas = parts.parser.feed(emitted.text)
+        if emitted.last.finish_reason is not None:
+            deltas += parts.parser.finish()
+        choices = [_choice(answer, self._take(parts, delta)) for delta in deltas]
         if emitted.logprobs is not None:
             pairs = zip(emitted.responses, emitted.logprobs, strict=True)
             entries = [self._entry(response.token, read) for response, read in pairs]
-            self._logprobs[answer] += entries
-            choice["logprobs"] = {"content": entries, "refusal": None}
-        return [choice] if text or emitted.logprobs else []
+            parts.logprobs += entries
+            choices = choices or [self._empty_choice(answer)]
+            choices[0]["logprobs"] = {"content": entries, "refusal": None}
+        return choices
+
+    def _take(self, parts: Parts, delta: Delta) -> Json:
+        """Add a part of an answer to the whole; what a stream shows for it."""
+        parts.content += delta.content
+        parts.reasoning += delta.reasoning
+        shown: Json = {}
+        if delta.content:
+            shown["content"] = delta.content
+        if delta.reasoning:
+            shown["reasoning_content"] = delta.reasoning
+        if delta.tool_call is not None:
+            parts.calls.append(_call(delta.tool_call))
+            shown["tool_calls"] = [{"index": delta.tool_call.index, **parts.calls[-1]}]
+        return shown
 
     def _closing_choice(self, answer: int, finish_reason: str) -> Json:
         return {**_choice(answer, {}), "finish_reason": finish_reason}
@@ -65,13 +101,18 @@ class ChatReply(Reply):
         return _choice(answer, {})
 
     def _whole_choice(self, answer: int) -> Json:
-        logprobs = {"content": self._logprobs[answer], "refusal": None}
-        message = {"role": "assistant", "content": self._texts[answer], "refusal": None}
+        parts = self._parts[answer]
+        message: Json = {"role": "assistant", "content": parts.content, "refusal": None}
+        if parts.reasoning:
+            message["reasoning_content"] = parts.reasoning
+        if parts.calls:
+            message |= {"content": parts.content or None, "tool_calls": parts.calls}
+        logprobs = {"content": parts.logprobs, "refusal": None}
         return {
             "index": answer,
             "message": message,
             "logprobs": logprobs if self._chat.logprobs else None,
-            "finish_reason": self.records[answer].last.finish_reason,
+            "finish_reason": self.finish_reason(answer),
         }
 
     def _entry(self, token: int, read: TokenLogprob) -> Json:
@@ -87,3 +128,8 @@ class ChatReply(Reply):
 
 def _choice(answer: int, delta: Json) -> Json:
     return {"index": answer, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.server.answering import Emitted, Wanted
-from redrafter_mlx.server.api_error import ApiError
+from redrafter_mlx.server.api_error import ApiError, blamed_on
+from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.reply import Reply
 from redrafter_mlx.server.schemas import CompletionRequest
 from redrafter_mlx.server.sse import Json
@@ -22,9 +22,9 @@ class CompletionReply(Reply):
     chunk_name = "text_completion"
     id_prefix = "cmpl"
 
-    def __init__(self, asked: CompletionRequest, model: Redrafter, name: str) -> None:
+    def __init__(self, asked: CompletionRequest, hosted: Hosted) -> None:
         self._completion = asked
-        super().__init__(asked, model, name)
+        super().__init__(asked, hosted)
         self._texts = [""] * len(self.wanted)
         self._logprobs = [_no_logprobs() for _ in self.wanted]
 
@@ -35,7 +35,9 @@ class CompletionReply(Reply):
         most = asked.max_tokens or _MAX_TOKENS
         wanted: list[Wanted] = []
         for prompt in asked.prompt:
-            wanted += self._wanted("prompt", prompt, len(wanted), most, asked.logprobs)
+            with blamed_on("prompt"):
+                ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
+            wanted += self._wanted(ids, most, asked.logprobs, first=len(wanted))
         return wanted
 
     def opening(self) -> Iterable[Json]:
@@ -75,7 +77,8 @@ class CompletionReply(Reply):
         prompt = self._completion.prompt[answer // self._completion.n]
         if isinstance(prompt, str):
             return prompt
-        return "".join([str(self._model.tokenizer.decode(prompt))])
+        text: str = self._hosted.model.tokenizer.decode(prompt)
+        return text
 
     def _read(self, emitted: Emitted) -> dict[str, list[object]]:
         assert emitted.logprobs is not None

@@ -11,11 +11,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.server.admission import Gate
-from redrafter_mlx.server.answering import Emitted, generate
+from redrafter_mlx.server.answering import Emitted, Prefill, generate
 from redrafter_mlx.server.api_error import LOG, ApiError
-from redrafter_mlx.server.hosting import Hosts
+from redrafter_mlx.server.hosting import Hosted, Hosts
 from redrafter_mlx.server.metrics import Metrics
 from redrafter_mlx.server.options import ServerOptions
 from redrafter_mlx.server.reply import Reply
@@ -26,19 +25,20 @@ from redrafter_mlx.server.tasks import ClientGoneError, client_gone, race
 R = TypeVar("R", bound=GenerationRequest)
 
 _MEGABYTE = 2**20
+_MOST_IN_VAIN = 200 * _MEGABYTE
 
 
 class GenerationEndpoint(Generic[R]):
     """An ASGI application for one path.
 
     schema: of the request
-    reply:  makes the reply to a request with a model, under the model's name
+    reply:  makes the reply to a request with a model
     """
 
     def __init__(
         self,
         schema: type[R],
-        reply: Callable[[R, Redrafter, str], Reply],
+        reply: Callable[[R, Hosted], Reply],
         hosts: Hosts,
         gate: Gate,
         metrics: Metrics,
@@ -59,33 +59,37 @@ class GenerationEndpoint(Generic[R]):
         if ignored := asked.check_fields():
             LOG.info("%s: ignored %s", scope["path"], ", ".join(ignored))
         with self._gate.admitted(asked.answers):
-            async with host.held() as model:
-                reply = await asyncio.to_thread(self._reply, asked, model, host.name)
+            async with host.held() as hosted:
+                reply = await asyncio.to_thread(self._reply, asked, hosted)
                 if asked.stream:
-                    await self._stream(model, reply, host.name)(scope, receive, send)
+                    await self._stream(hosted, reply)(scope, receive, send)
                     return
-                await race(self._whole(model, reply, host.name), client_gone(receive))
+                await race(self._whole(hosted, reply), client_gone(receive))
         await JSONResponse(reply.whole())(scope, receive, send)
 
-    def _stream(self, model: Redrafter, reply: Reply, name: str) -> EventStream:
+    def _stream(self, hosted: Hosted, reply: Reply) -> EventStream:
         async def produce(emit: Emit) -> None:
             async def deliver(emitted: Emitted) -> None:
-                for chunk in self._count(reply, name, emitted):
+                for chunk in self._count(reply, hosted.name, emitted):
                     await emit(chunk)
+
+            async def reading(chunk: Prefill) -> None:
+                await emit(reply.reading(chunk))
 
             for chunk in reply.opening():
                 await emit(chunk)
-            await generate(model, reply.wanted, self._gate, deliver)
+            told = reading if reply.shows_own_fields else None
+            await generate(hosted.model, reply.wanted, self._gate, deliver, told)
             for chunk in reply.closing():
                 await emit(chunk)
 
         return EventStream(produce, reply.silence(), self._options.heartbeat)
 
-    async def _whole(self, model: Redrafter, reply: Reply, name: str) -> None:
+    async def _whole(self, hosted: Hosted, reply: Reply) -> None:
         async def deliver(emitted: Emitted) -> None:
-            self._count(reply, name, emitted)
+            self._count(reply, hosted.name, emitted)
 
-        await generate(model, reply.wanted, self._gate, deliver)
+        await generate(hosted.model, reply.wanted, self._gate, deliver)
 
     def _count(self, reply: Reply, name: str, emitted: Emitted) -> list[dict[str, object]]:
         """Add what was emitted to the reply and to the metrics; the chunks it makes."""
@@ -107,14 +111,18 @@ class GenerationEndpoint(Generic[R]):
 
 
 async def _read_body(request: Request, most: int) -> bytes:
-    """The body; raises ApiError if it has more bytes than `most`, or the client leaves."""
-    too_large = ApiError(413, f"the body has more than {most // _MEGABYTE} MB (--max-body)")
-    length = request.headers.get("content-length", "")
-    if length.isdecimal() and int(length[:20]) > most:
-        raise too_large
-    body = bytearray()
+    """The body; raises ApiError if it has more bytes than `most`.
+
+    What is too much is read on, to a limit, and thrown away: a client that is still sending when
+    its connection is closed may never see the answer.
+    """
+    body, size = bytearray(), 0
     async for piece in request.stream():
-        body += piece
-        if len(body) > most:
-            raise too_large
+        size += len(piece)
+        if size <= most:
+            body += piece
+        elif size > _MOST_IN_VAIN + most:
+            break
+    if size > most:
+        raise ApiError(413, f"the body has more than {most // _MEGABYTE} MB (--max-body)")
     return bytes(body)

@@ -7,20 +7,31 @@ import contextlib
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 
 import mlx.core as mx
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.server.api_error import LOG, ApiError, busy
 from redrafter_mlx.server.tasks import in_daemon_thread
+from redrafter_mlx.structured.grammar import Grammars
 
 _RETRY_SECONDS = 2
+
+
+@dataclass(frozen=True)
+class Hosted:
+    """A model in memory, its name in requests, and what its tokenizer makes of grammars."""
+
+    name: str
+    model: Redrafter
+    grammars: Grammars
 
 
 class ModelHost:
     """One model under the name that requests give it.
 
-    model: None while it is not in memory
+    loaded: None while it is not in memory
     """
 
     def __init__(
@@ -30,12 +41,12 @@ class ModelHost:
         self.name = name
         self._load = load
         self._unload_after = unload_after
-        self.model: Redrafter | None = None
+        self.loaded: Hosted | None = None
         self._facts: dict[str, object] = {"drafting": None, "dtype": None}
         self._context_length: int | None = None
         self._loaded_once = False
         self._created = int(time.time())
-        self._loading: asyncio.Task[Redrafter] | None = None
+        self._loading: asyncio.Task[Hosted] | None = None
         self._users = 0
         self._idle: asyncio.TimerHandle | None = None
 
@@ -53,8 +64,16 @@ class ModelHost:
             "created": self._created,
             "owned_by": "redrafter-mlx",
             "max_model_len": self._context_length,
-            "x_redrafter": {**self._facts, "loaded": self.model is not None},
+            "x_redrafter": {**self._facts, "loaded": self.loaded is not None},
         }
+
+    def stalled(self, seconds: float) -> bool:
+        """Whether there is work, and nothing has moved for so long."""
+        if self.loaded is None:
+            return False
+        status = self.loaded.model.status
+        waits = status.running + status.waiting > 0
+        return waits and time.monotonic() - status.last_progress > seconds
 
     async def start(self) -> None:
         """Load the model for the first time."""
@@ -62,7 +81,7 @@ class ModelHost:
         self._plan_unloading()
 
     @contextlib.asynccontextmanager
-    async def held(self) -> AsyncIterator[Redrafter]:
+    async def held(self) -> AsyncIterator[Hosted]:
         """The model, loaded again if it was unloaded, and kept in memory meanwhile.
 
         Raises ApiError while it is loaded for the first time.
@@ -84,25 +103,26 @@ class ModelHost:
             self._loading.cancel()
         self._unload()
 
-    async def _get(self) -> Redrafter:
-        if self.model is not None:
-            return self.model
+    async def _get(self) -> Hosted:
+        if self.loaded is not None:
+            return self.loaded
         if self._loading is None:
             self._loading = asyncio.create_task(self._bring_in())
         # One loading serves all that wait; one of them leaving does not end it.
         return await asyncio.shield(self._loading)
 
-    async def _bring_in(self) -> Redrafter:
+    async def _bring_in(self) -> Hosted:
         try:
-            self.model = await in_daemon_thread(self._load_in_thread)
+            model = await in_daemon_thread(self._load_in_thread)
         finally:
             self._loading = None
-        source = self.model.source
-        self._context_length = self.model.context_length
-        dtype = None if source is None else source.dtype
-        self._facts = {"drafting": self.model.drafting, "dtype": dtype}
+        grammars = Grammars(model.tokenizer, model.target.vocab_size)
+        self.loaded = Hosted(self.name, model, grammars)
+        self._context_length = model.context_length
+        dtype = None if model.source is None else model.source.dtype
+        self._facts = {"drafting": model.drafting, "dtype": dtype}
         self._loaded_once = True
-        return self.model
+        return self.loaded
 
     def _load_in_thread(self) -> Redrafter:
         try:
@@ -118,14 +138,15 @@ class ModelHost:
             self._idle = loop.call_later(self._unload_after, self._unload_idle)
 
     def _unload_idle(self) -> None:
-        if not self._users and self.model is not None:
+        if not self._users and self.loaded is not None:
             LOG.info("%s is unloaded; the next request loads it again", self.name)
             self._unload()
 
     def _unload(self) -> None:
-        if self.model is None:
+        if self.loaded is None:
             return
-        self.model = None
+        self.loaded.model.close()
+        self.loaded = None
         gc.collect()
         mx.clear_cache()
 

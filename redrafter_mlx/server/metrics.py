@@ -26,6 +26,7 @@ class Metrics:
             self._gauge(f"vllm:{name}", now)
         self._prompt = self._twin("vllm:prompt_tokens", "llamacpp:prompt_tokens")
         self._predicted = self._twin("vllm:generation_tokens", "llamacpp:tokens_predicted")
+        self._cached = self._counter("vllm:prompt_tokens_cached")
         self._prompt_seconds = self._counter("llamacpp:prompt_seconds")
         self._predicted_seconds = self._counter("llamacpp:tokens_predicted_seconds")
         self._drafts = self._counter("vllm:spec_decode_num_drafts")
@@ -55,6 +56,7 @@ class Metrics:
         timings, reason = record.timings, record.last.finish_reason
         for counter in self._prompt:
             counter.labels(model).inc(record.last.prompt_tokens)
+        self._cached.labels(model).inc(record.last.cached_tokens)
         self._prompt_seconds.labels(model).inc(timings["prompt_ms"] / 1000)
         self._predicted_seconds.labels(model).inc(timings["predicted_ms"] / 1000)
         self._succeeded.labels(model, reason or "abort").inc()

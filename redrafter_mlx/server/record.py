@@ -45,11 +45,12 @@ class Record:
     def timings(self) -> dict[str, float]:
         """llama-server's `timings`."""
         last = self.last
-        prompt_ms = 1000 * last.prompt_tokens / last.prompt_tps
+        read = last.prompt_tokens - last.cached_tokens
+        prompt_ms = 1000 * read / last.prompt_tps
         rate, predicted = last.generation_tps, last.generation_tokens
         predicted_ms = 1000 * (predicted - 1) / rate if rate else 0.0
         return {
-            "prompt_n": last.prompt_tokens,
+            "prompt_n": read,
             "prompt_ms": round(prompt_ms, 3),
             "prompt_per_second": round(last.prompt_tps, 3),
             "predicted_n": predicted,
@@ -57,7 +58,7 @@ class Record:
             "predicted_per_second": round(rate, 3),
             "draft_n": self.drafted,
             "draft_n_accepted": self.accepted,
-            "cache_n": 0,
+            "cache_n": last.cached_tokens,
         }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
-from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.server.answering import Emitted, Wanted
-from redrafter_mlx.server.api_error import ApiError
+from redrafter_mlx.decoding.constraint import Constraint
+from redrafter_mlx.server.answering import Emitted, Prefill, Wanted
+from redrafter_mlx.server.api_error import blamed_on
+from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.record import Record, own_fields
 from redrafter_mlx.server.schemas import GenerationRequest
 from redrafter_mlx.server.sse import Json
@@ -31,13 +31,18 @@ class Reply(ABC):
     chunk_name: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, asked: GenerationRequest, model: Redrafter, name: str) -> None:
+    def __init__(self, asked: GenerationRequest, hosted: Hosted) -> None:
         """Raises ApiError for what this model cannot do."""
-        self._asked, self._model, self._name = asked, model, name
+        self._asked, self._hosted = asked, hosted
         self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self.wanted = self._plan()
         self.records = [Record() for _ in self.wanted]
+
+    @property
+    def shows_own_fields(self) -> bool:
+        """Whether chunks hold `x_redrafter`."""
+        return self._asked.x_redrafter is not None
 
     @abstractmethod
     def _plan(self) -> list[Wanted]:
@@ -68,13 +73,19 @@ class Reply(ABC):
         record = self.records[emitted.answer]
         record.add(emitted)
         chunks = [self._chunk(choice) for choice in self._choices(emitted)]
-        if self._asked.x_redrafter is not None:
+        if self.shows_own_fields:
             chunks = chunks or [self._chunk(self._empty_choice(emitted.answer))]
             chunks[0]["x_redrafter"] = own_fields(emitted)
-        if (reason := emitted.last.finish_reason) is not None:
+        if (reason := self.finish_reason(emitted.answer)) is not None:
             chunks.append(self._chunk(self._closing_choice(emitted.answer, reason)))
             chunks[-1]["timings"] = record.timings
         return chunks
+
+    def reading(self, chunk: Prefill) -> Json:
+        """A chunk that says how much of a prompt was read."""
+        shown = {"read": chunk.read, "total": chunk.total}
+        choice = self._empty_choice(chunk.answer)
+        return {**self._chunk(choice), "x_redrafter": {"prefill": shown}}
 
     def silence(self) -> Json:
         """A chunk without content."""
@@ -99,56 +110,61 @@ class Reply(ABC):
         return {**chunk, "usage": None} if self._asked.stream_options.include_usage else chunk
 
     def _head(self, name: str) -> Json:
-        return {"id": self._id, "object": name, "created": self._created, "model": self._name}
+        return {
+            "id": self._id,
+            "object": name,
+            "created": self._created,
+            "model": self._hosted.name,
+        }
 
     @property
     def _usage(self) -> Json:
-        # The answers of one prompt share it, and it counts once.
-        prompts = {one.prompt for one in self.wanted}
+        # The answers of one prompt share it: it counts once, and its second answer finds it cached.
+        pairs = list(zip(self.wanted, self.records, strict=True))
+        first = {one.prompt: record.last for one, record in reversed(pairs)}
         completion = sum(record.last.generation_tokens for record in self.records)
-        prompt = sum(map(len, prompts))
+        prompt = sum(map(len, first))
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": 0},
+            "prompt_tokens_details": {
+                "cached_tokens": sum(r.cached_tokens for r in first.values())
+            },
         }
+
+    def finish_reason(self, answer: int) -> str | None:
+        """Why an answer ended, in the API's words; None while it goes on."""
+        return self.records[answer].last.finish_reason
 
     def _wanted(
         self,
-        param: str,
-        prompt: object,
-        first: int,
+        prompt: tuple[int, ...],
         max_tokens: int | None,
         alternatives: int | None,
+        constraint: Callable[[], Constraint | None] = lambda: None,
+        first: int = 0,
     ) -> list[Wanted]:
         """`n` answers to one prompt.
 
         Args:
-          param: the parameter that holds the prompt
-          prompt: as `Redrafter.encode` takes it; a string is taken as it is
-          first: number of the first of these answers
           alternatives: None without log-probabilities
+          constraint: makes one for each answer
+          first: number of the first of these answers
         """
-        model, asked = self._model, self._asked
-        try:
-            ids = model.encode(prompt, raw=isinstance(prompt, str))  # type: ignore[arg-type]
-        except BadInputError as error:
-            raise ApiError(400, str(error), param=param) from error
+        model, asked = self._hosted.model, self._asked
         limit = model.context_length
-        room = _UNLIMITED if limit is None else limit - len(ids)
+        room = _UNLIMITED if limit is None else limit - len(prompt)
         if max_tokens is not None:
             room = max_tokens if limit is None else min(max_tokens, room)
-        made = []
+        wanted = []
         for number in range(first, first + asked.n):
             options = asked.options(number, room, alternatives is not None)
-            try:
+            with blamed_on("logit_bias"):  # all but this was checked with the request
                 options = model.chosen_options(options, {})
-            except BadInputError as error:  # all but this was checked with the request
-                raise ApiError(400, str(error), param="logit_bias") from error
-            made.append(Wanted(tuple(ids), options, alternatives or 0))
-        return made
+            wanted.append(Wanted(prompt, options, constraint(), alternatives or 0))
+        return wanted
 
     def _token_text(self, token: int) -> str:
-        text: Any = self._model.tokenizer.decode([token])
+        text: Any = self._hosted.model.tokenizer.decode([token])
         return str(text)

@@ -76,6 +76,12 @@ class OwnOptions(Schema):
     draft: bool = True
 
 
+class TemplateOptions(Schema):
+    """`chat_template_kwargs`, as vLLM and llama-server have them."""
+
+    enable_thinking: bool | None = None
+
+
 class Message(Schema):
     """One message; `content` may be left out where there are tool calls."""
 
@@ -83,6 +89,15 @@ class Message(Schema):
     content: Annotated[str, BeforeValidator(_as_text)] = ""
     tool_calls: list[dict[str, Any]] = []
     tool_call_id: str | None = None
+
+    def given(self) -> dict[str, Any]:
+        """The message as a chat template takes it."""
+        given = {"role": self.role, "content": self.content}
+        if self.role == "developer":  # OpenAI's newer word
+            given["role"] = "system"
+        if self.tool_call_id is not None:
+            given["tool_call_id"] = self.tool_call_id
+        return {**given, "tool_calls": self.tool_calls} if self.tool_calls else given
 
 
 class GenerationRequest(Schema):
@@ -159,10 +174,19 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int = Field(0, ge=0, le=20)
-    response_format: dict[str, Any] = {"type": "text"}
+    response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] | None = None
     modalities: list[Literal["text"]] = ["text"]
+    reasoning_effort: str | None = None
+    chat_template_kwargs: TemplateOptions = TemplateOptions()
+
+    @property
+    def thinking(self) -> bool | None:
+        """Whether the model is to reason first; None leaves it to its chat template."""
+        return (
+            False if self.reasoning_effort == "none" else self.chat_template_kwargs.enable_thinking
+        )
 
 
 def _as_prompts(given: object) -> object:
