@@ -85,6 +85,8 @@ GENERATION: Mapping[str, Flag] = {
     "top_k": Flag("Keep K tokens; 0 keeps all.", "K", SAMPLING),
     "min_p": Flag("Drop tokens below P times the likeliest one's probability.", "P", SAMPLING),
     "repetition_penalty": Flag("Above 1, the last 20 tokens become less likely.", "R", SAMPLING),
+    "frequency_penalty": Flag("Taken from a token's logit each time it is emitted.", "F", SAMPLING),
+    "presence_penalty": Flag("Taken from the logits of emitted tokens.", "P", SAMPLING),
     "seed": Flag("The same seed gives the same answer. [default: a fresh one]", "N", SAMPLING),
     "draft": Flag("Decode without drafts: one token per model call.", None, DRAFTS,
                   ("--no-draft",)),

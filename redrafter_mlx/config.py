@@ -62,6 +62,8 @@ class SamplingParams:
     epsilon, delta: thresholds of typical acceptance, see accept.accept_typical; the defaults are
       those of Medusa's code, where they are called posterior_threshold and posterior_alpha
     repetition_penalty: divides the logits of the last `repetition_context` tokens; 1 is none
+    frequency_penalty, presence_penalty: OpenAI's, over all emitted tokens and not the prompt: taken
+      from a token's logit each time that it was emitted, and once if it was; 0 is none
     logit_bias: (token id, value added to its logit) pairs, or a mapping
     """
 
@@ -74,6 +76,8 @@ class SamplingParams:
     delta: float = 0.3
     repetition_penalty: float = 1.0
     repetition_context: int = 20
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,6 +94,8 @@ class SamplingParams:
         check_number("delta", self.delta, low=0.0, high=1.0, low_excluded=True)
         check_number("repetition_penalty", self.repetition_penalty, low=0.0, low_excluded=True)
         check_int("repetition_context", self.repetition_context, 1, None)
+        check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
+        check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))
         for token, bias in self.logit_bias:
             check_int("logit_bias token", token, 0, None)

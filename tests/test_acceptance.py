@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
+from collections.abc import Callable
 
 import mlx.core as mx
 import numpy as np
@@ -20,7 +22,8 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.accept import accept_typical
-from redrafter_mlx.speculation.sampling import first_window, path_windows, sequence_keys
+from redrafter_mlx.speculation.penalties import first_window, path_counts, path_windows
+from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 
 
@@ -76,6 +79,13 @@ def test_windows_end_with_each_nodes_own_path() -> None:
     assert got.tolist() == [[[b, c, r], [c, r, x], [c, r, y]]]
 
 
+def test_counts_are_of_each_nodes_own_path() -> None:
+    """Root 1, then 1 and 2: of what was emitted before, token 0 twice."""
+    tree = pack([[[1, 1], [1, 2]]], [[[0.0, -1.0], [0.0, -2.0]]], 3)
+    got = path_counts(mx.array([[2, 0, 0]]), tree)
+    assert got.tolist() == [[[2, 1, 0], [2, 2, 0], [2, 1, 1]]]
+
+
 @pytest.mark.parametrize("n", [1, 3, 5, 8])
 def test_a_short_history_is_filled_by_what_it_holds(n: int) -> None:
     tokens = list(range(n))
@@ -89,7 +99,25 @@ PENALTIES = [
     {"repetition_penalty": 1.1},
     {"logit_bias": ((5, 4.0), (7, -3.0))},
     {"repetition_penalty": 1.5, "repetition_context": 7, "logit_bias": ((5, 2.0),)},
+    {"frequency_penalty": 0.6},
+    {"presence_penalty": 2.0},
+    {"presence_penalty": -0.5, "frequency_penalty": 1.1, "repetition_penalty": 1.2},
 ]
+
+
+def openai_penalties(
+    prompt: list[int], params: SamplingParams
+) -> Callable[[mx.array, mx.array], mx.array]:
+    """Over all that was emitted, counted anew for each token: a processor of mlx-lm's loop."""
+
+    def process(tokens: mx.array, logits: mx.array) -> mx.array:
+        counts = Counter(tokens.tolist()[len(prompt) :])  # type: ignore[arg-type]
+        taken = np.zeros(logits.shape, np.float32)
+        for token, count in counts.items():
+            taken[0, token] = params.frequency_penalty * count + params.presence_penalty
+        return logits - mx.array(taken)
+
+    return process
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
@@ -104,6 +132,7 @@ def test_penalised_tokens_equal_mlx_lms_own_loop(penalty: dict, prompt: list[int
         repetition_penalty=penalty.get("repetition_penalty"),
         repetition_context_size=params.repetition_context,
     )
+    processors.append(openai_penalties(prompt, params))
     steps = generate_step(mx.array(prompt), model, max_tokens=50, logits_processors=processors)
     want = [int(token) for token, _ in steps]
     for shape in (SHAPES[0], SHAPES[4], SHAPES[5], SHAPES[7]):
@@ -116,7 +145,13 @@ def test_penalised_tokens_equal_mlx_lms_own_loop(penalty: dict, prompt: list[int
 @pytest.mark.parametrize("accept", ["rejection", "typical", "sample"])
 def test_no_method_adds_a_host_read_to_the_step(accept: str) -> None:
     target = Target(random_model())
-    params = SamplingParams(0.8, top_p=0.9, accept=accept, repetition_penalty=1.2)  # type: ignore
+    params = SamplingParams(
+        0.8,
+        top_p=0.9,
+        accept=accept,
+        repetition_penalty=1.2,
+        frequency_penalty=0.4,  # type: ignore
+    )
     decoder = Decoder(target, random_drafter().bind(target), BeamShape(3, 4), params)
     state, _ = decoder.start(decoder.new_cache(), 0, [[1, 2, 3]], sequence_keys(0))
     with counted_reads() as counts:
@@ -166,6 +201,8 @@ def test_rejection_accepts_more_of_a_hot_targets_tokens_than_sampling() -> None:
         ({"delta": 1.5}, "delta is 1.5"),
         ({"repetition_penalty": 0}, "repetition_penalty is 0"),
         ({"repetition_context": 0}, "repetition_context is 0"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty is 2.5"),
+        ({"presence_penalty": float("nan")}, "presence_penalty is nan"),
         ({"logit_bias": {5: float("inf")}}, "logit_bias is inf"),
         ({"logit_bias": {-5: 1.0}}, "logit_bias token is -5"),
         ({"logit_bias": {5000: 1.0}}, "5000.*258"),

@@ -197,7 +197,8 @@ def test_every_option_can_be_set_and_reset_by_its_name() -> None:
         "stop": ('a "b c"', ("a", "b c")), "beam_width": ("3", 3), "beam_length": ("5", 5),
         "max_nodes": ("8", 8), "draft": ("off", False), "accept": ("typical", "typical"),
         "epsilon": ("0.2", 0.2), "delta": ("0.3", 0.3), "repetition_penalty": ("1.2", 1.2),
-        "repetition_context": ("9", 9),
+        "repetition_context": ("9", 9), "frequency_penalty": ("0.3", 0.3),
+        "presence_penalty": ("-1", -1.0),
     }  # fmt: skip
     assert set(values) == set(option_names())
     lines = [f"/set {name} {text}" for name, (text, _) in values.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -162,6 +163,36 @@ def test_what_is_forced_is_the_only_continuation() -> None:
         assert not constraint.ended
         constraint.advance(token)
     assert constraint.ended
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_grammars_penalties_and_neither_in_one_batch_are_each_as_alone(temperature: float) -> None:
+    """One of them, whose schema has no end, fails; the others do not notice."""
+    endless = {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}
+    asked: list[dict[str, Any]] = [
+        {"schema": PERSON},
+        {"frequency_penalty": 0.7, "presence_penalty": 0.2},
+        {"schema": {"type": "array", "items": {"enum": [7, True]}, "maxItems": 9}},
+        {},
+        {"schema": endless},
+        {"repetition_penalty": 1.3, "frequency_penalty": 1.0, "schema": PERSON},
+    ]
+
+    def answer(number: int) -> list[int] | None:
+        options = dict(asked[number], seed=number, temperature=temperature, max_tokens=70)
+        schema = options.pop("schema", None)
+        constraint = None if schema is None else grammars().json_schema(schema)
+        try:
+            return model().generate([*PROMPT, number], constraint=constraint, **options).token_ids
+        except BadInputError:
+            return None
+
+    alone = [answer(number) for number in range(len(asked))]
+    assert [number for number, tokens in enumerate(alone) if tokens is None] == [4]
+    with ThreadPoolExecutor(len(asked)) as pool:
+        for order in (range(len(asked)), reversed(range(len(asked)))):
+            order = list(order)
+            assert [alone[n] for n in order] == list(pool.map(answer, order))
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,11 @@ from redrafter_mlx.decoding.state import (
     root_alone,
 )
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, report_step
-from redrafter_mlx.decoding.verdict import Verdict, first_history, judge
+from redrafter_mlx.decoding.verdict import Verdict, judge
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.speculation.penalties import first_past
 from redrafter_mlx.speculation.tree import final_candidates, pack_beam
 from redrafter_mlx.target.model import PREFILL_CHUNK, Target
 
@@ -104,7 +105,8 @@ class Decoder:
         length = mx.array([len(prompt) for prompt in prompts], mx.int32)
         only = root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
         options = (RowOptions(self.sampling, self.logprobs),) * len(prompts)
-        history = tuple(first_history(prompt, self.sampling) for prompt in prompts)
+        V = self.target.vocab_size
+        history = tuple(first_past(prompt, self.sampling, V) for prompt in prompts)
         plain = Drafts(only, (RowDrafts(PLAIN),) * len(prompts))
         before = DecodeState(prefill.cache, length - 1, plain, keys, options, history)
         verdict = judge(

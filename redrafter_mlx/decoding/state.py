@@ -11,6 +11,7 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.speculation.accept import Acceptance
+from redrafter_mlx.speculation.penalties import Past
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 
 
@@ -64,8 +65,7 @@ class DecodeState:
       length:  [B] int32, committed positions
       drafts:  the trees to verify next; their roots are the last tokens emitted
       keys:    [B, 2] uint32, see sampling
-      history: of each row [1, C] int32, the tokens before the root that a repetition penalty looks
-               at; None without one
+      history: of each row, what penalties look at before the root; None without them
     """
 
     cache: SequenceCache
@@ -73,7 +73,7 @@ class DecodeState:
     drafts: Drafts
     keys: mx.array
     options: tuple[RowOptions, ...]
-    history: tuple[mx.array | None, ...]
+    history: tuple[Past | None, ...]
 
 
 def newest_positions(

@@ -13,18 +13,15 @@ from redrafter_mlx.decoding.constraint import constrained
 from redrafter_mlx.decoding.rows import take_tree
 from redrafter_mlx.decoding.state import DecodeState
 from redrafter_mlx.speculation.accept import Acceptance, accept, accept_typical
+from redrafter_mlx.speculation.penalties import Past, past_after, past_at_nodes, penalised
 from redrafter_mlx.speculation.rejection import SampledDrafts, accept_rejection
 from redrafter_mlx.speculation.sampling import (
     choose,
-    first_window,
-    has_penalty,
-    path_windows,
-    penalised,
     sampled_log_probs,
 )
 from redrafter_mlx.speculation.tree import TokenTree
 
-History = tuple[mx.array | None, ...]
+History = tuple[Past | None, ...]
 
 
 class Verdict(NamedTuple):
@@ -68,14 +65,6 @@ def judge(state: DecodeState, logits: mx.array, masks: mx.array | None = None) -
     )
 
 
-def first_history(prompt: Sequence[int], params: SamplingParams) -> mx.array | None:
-    """[1, C], what a repetition penalty looks at before the prompt's last token; None without."""
-    if not has_penalty(params):
-        return None
-    before = list(prompt[:-1] or prompt)
-    return mx.array([first_window(before, params.repetition_context)], mx.int32)
-
-
 def _judge_alike(
     state: DecodeState, rows: Sequence[int], logits: mx.array, masks: mx.array | None
 ) -> Verdict:
@@ -88,16 +77,15 @@ def _judge_alike(
         log_probs = None if log_probs is None else log_probs[run]
     params = state.options[rows[0]].sampling
     before = [past for b in rows if (past := state.history[b]) is not None]
-    windows = path_windows(mx.concatenate(before), tree) if before else None
-    logits = constrained(penalised(logits, windows, params), masks)
+    nodes = past_at_nodes(before, tree) if before else None
+    logits = constrained(penalised(logits, nodes, params), masks)
     drawn = log_probs if drafts.rows[rows[0]].drawn else None
     accepted = _accept(
         tree, logits, position, keys, params, drawn, drafts.rows[rows[0]].shape.width
     )
     history: History = (None,) * len(rows)
-    if windows is not None:
-        after = mx.take_along_axis(windows, accepted.last[:, None, None], axis=1)[:, 0]
-        history = tuple(after[i : i + 1] for i in range(len(rows)))
+    if nodes is not None:
+        history = tuple(past_after(nodes, accepted.last))
     return Verdict(accepted, history, logits)
 
 

@@ -30,7 +30,8 @@ from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.response import Tally
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
-from redrafter_mlx.speculation.sampling import changes_logits, sequence_keys
+from redrafter_mlx.speculation.penalties import changes_logits
+from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 
 _CHUNK_ALONE = 512

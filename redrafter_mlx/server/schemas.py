@@ -142,9 +142,6 @@ class GenerationRequest(Schema):
         if 0 < self.temperature < LEAST_TEMPERATURE:
             message = f"temperature is {self.temperature:g}; it must be 0 or at least"
             raise ApiError(400, f"{message} {LEAST_TEMPERATURE:g}", param="temperature")
-        for name in ("frequency_penalty", "presence_penalty"):
-            if getattr(self, name):
-                raise unsupported(name, "repetition_penalty is")
         return GenerationOptions(
             max_tokens=max_tokens,
             seed=None if self.seed is None else (self.seed + number) % _SEEDS,
@@ -154,6 +151,8 @@ class GenerationRequest(Schema):
             top_k=self.top_k,
             min_p=self.min_p,
             repetition_penalty=self.repetition_penalty,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
             logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
             draft=self.x_redrafter is None or self.x_redrafter.draft,
             logprobs=logprobs,

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import mlx.core as mx
-from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
+from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from redrafter_mlx.config import SamplingParams
-from redrafter_mlx.speculation.tree import TokenTree
 
 CHOICE, TRIAL, DRAFT = 0, 1, 2
 """Purposes of noise, each independent of the others. Level l of drafting has DRAFT + l."""
@@ -81,68 +80,6 @@ def choose(
     of_node = mx.arange(B)[:, None] * levels + depths
     x = filtered_log_probs(logits, params) + noise[of_node]
     return mx.argmax(x, axis=-1).astype(mx.int32)
-
-
-def path_windows(history: mx.array, tree: TokenTree) -> mx.array:
-    """The last C tokens up to and including each node, on the node's own path.
-
-    With history a b c and a root r whose child is x, C = 3: the root sees b c r, the child c r x.
-
-    Shapes:
-      history: [B, C] int32, the tokens before the root
-    Returns:
-      [B, N, C] int32
-    """
-    B, C = history.shape
-    N, levels = tree.tokens.shape[1], tree.max_depth + 1
-    level = mx.arange(levels)[None, None, :, None]
-    here = tree.mask[:, :, None, :] & (tree.depths[:, None, None, :] == level)  # [B, N, L, N]
-    lineage = mx.sum(mx.where(here, tree.tokens[:, None, None, :], 0), axis=3)
-    text = mx.concatenate([mx.broadcast_to(history[:, None], (B, N, C)), lineage], axis=2)
-    index = mx.arange(C)[None, None] + tree.depths[:, :, None] + 1
-    return mx.take_along_axis(text, index, axis=2)
-
-
-def penalised(logits: mx.array, windows: mx.array | None, params: SamplingParams) -> mx.array:
-    """Logits [B, N, V] after mlx-lm's logits processors, each node with its own window [B, N, C].
-
-    `windows` may be None where there is no repetition penalty.
-    """
-    processors = make_logits_processors(
-        logit_bias=dict(params.logit_bias) or None,
-        repetition_penalty=params.repetition_penalty if has_penalty(params) else None,
-        repetition_context_size=params.repetition_context,
-    )
-    if not processors:
-        return logits
-    B, N, V = logits.shape
-    if windows is None:
-        windows = mx.zeros((B, N, 0), mx.int32)
-    changed = []
-    for node, window in zip(logits.reshape(B * N, 1, V), windows.reshape(B * N, -1), strict=True):
-        for processor in processors:
-            node = processor(window, node)
-        changed.append(node)
-    return mx.concatenate(changed, axis=0).reshape(B, N, V)
-
-
-def has_penalty(params: SamplingParams) -> bool:
-    """Whether the choice of a token depends on those before it."""
-    return params.repetition_penalty != 1.0
-
-
-def changes_logits(params: SamplingParams) -> bool:
-    """Whether tokens are chosen from other logits than the target's own."""
-    return has_penalty(params) or bool(params.logit_bias)
-
-
-def first_window(tokens: list[int], size: int) -> list[int]:
-    """The last `size` of `tokens`; short texts are filled by repeating their first token.
-
-    Repeating changes nothing: a token is penalised once, however often it occurs.
-    """
-    missing = size - len(tokens)
-    return tokens[-size:] if missing <= 0 else [tokens[0]] * missing + tokens
 
 
 def gumbel_at(keys: mx.array, positions: mx.array, size: int, purpose: int) -> mx.array:

@@ -1,0 +1,143 @@
+"""Penalties and biases: logits that depend on the text before them, at every node of a tree.
+
+The repetition penalty is mlx-lm's: it looks at a window of the text, prompt included. Frequency and
+presence penalties are OpenAI's: they look at all that was emitted, and not at the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import mlx.core as mx
+from mlx_lm.sample_utils import make_logits_processors
+
+from redrafter_mlx.config import SamplingParams
+from redrafter_mlx.speculation.tree import TokenTree
+
+
+class Past(NamedTuple):
+    """What penalties look at: of batch rows before their roots, or of nodes, themselves included.
+
+    Shapes, with B, N for nodes:
+      window: [B, C] int32, the last tokens; None without a repetition penalty
+      counts: [B, V] int32, how often each token was emitted; None without the other penalties
+    """
+
+    window: mx.array | None
+    counts: mx.array | None
+
+
+def first_past(prompt: Sequence[int], params: SamplingParams, vocab_size: int) -> Past | None:
+    """What there is to look at before a prompt's last token, one row; None without penalties.
+
+    That token is the root of the first tree and was not emitted: its count is one too few.
+    """
+    window = counts = None
+    if params.repetition_penalty != 1.0:
+        before = list(prompt[:-1] or prompt)
+        window = mx.array([first_window(before, params.repetition_context)], mx.int32)
+    if params.frequency_penalty or params.presence_penalty:
+        counts = -(mx.arange(vocab_size) == prompt[-1]).astype(mx.int32)[None]
+    return None if window is None and counts is None else Past(window, counts)
+
+
+def past_at_nodes(rows: Sequence[Past], tree: TokenTree) -> Past:
+    """What each node of the rows' trees [B, N] looks at; the rows have the same penalties."""
+    windows = [row.window for row in rows if row.window is not None]
+    counts = [row.counts for row in rows if row.counts is not None]
+    return Past(
+        path_windows(mx.concatenate(windows), tree) if windows else None,
+        path_counts(mx.concatenate(counts), tree) if counts else None,
+    )
+
+
+def past_after(nodes: Past, last: mx.array) -> list[Past]:
+    """What is before the next roots, row by row: what the nodes `last` [B] look at."""
+    at = last[:, None, None]
+    window, counts = (
+        None if part is None else mx.take_along_axis(part, at, axis=1)[:, 0] for part in nodes
+    )
+    return [
+        Past(*(None if part is None else part[b : b + 1] for part in (window, counts)))
+        for b in range(last.shape[0])
+    ]
+
+
+def penalised(logits: mx.array, nodes: Past | None, params: SamplingParams) -> mx.array:
+    """Logits [B, N, V] with biases and penalties, each node by what it looks at itself."""
+    logits = _processed(logits, None if nodes is None else nodes.window, params)
+    if nodes is None or nodes.counts is None:
+        return logits
+    frequency = params.frequency_penalty * nodes.counts
+    presence = params.presence_penalty * (nodes.counts > 0)
+    return logits - (frequency + presence).astype(logits.dtype)
+
+
+def changes_logits(params: SamplingParams) -> bool:
+    """Whether tokens are chosen from other logits than the target's own."""
+    penalties = params.frequency_penalty, params.presence_penalty, params.repetition_penalty != 1.0
+    return any(penalties) or bool(params.logit_bias)
+
+
+def path_windows(history: mx.array, tree: TokenTree) -> mx.array:
+    """The last C tokens up to and including each node, on the node's own path.
+
+    With history a b c and a root r whose child is x, C = 3: the root sees b c r, the child c r x.
+
+    Shapes:
+      history: [B, C] int32, the tokens before the root
+    Returns:
+      [B, N, C] int32
+    """
+    B, C = history.shape
+    N, levels = tree.tokens.shape[1], tree.max_depth + 1
+    level = mx.arange(levels)[None, None, :, None]
+    here = tree.mask[:, :, None, :] & (tree.depths[:, None, None, :] == level)  # [B, N, L, N]
+    lineage = mx.sum(mx.where(here, tree.tokens[:, None, None, :], 0), axis=3)
+    text = mx.concatenate([mx.broadcast_to(history[:, None], (B, N, C)), lineage], axis=2)
+    index = mx.arange(C)[None, None] + tree.depths[:, :, None] + 1
+    return mx.take_along_axis(text, index, axis=2)
+
+
+def path_counts(counts: mx.array, tree: TokenTree) -> mx.array:
+    """How often each token occurred up to and including each node, on the node's own path.
+
+    Shapes:
+      counts: [B, V] int32, before the root
+    Returns:
+      [B, N, V] int32
+    """
+    (B, V), N = counts.shape, tree.tokens.shape[1]
+    row, node = mx.arange(B)[:, None, None], mx.arange(N)[None, :, None]
+    before = mx.broadcast_to(counts[:, None], (B, N, V))
+    return before.at[row, node, tree.tokens[:, None]].add(tree.mask.astype(mx.int32))
+
+
+def first_window(tokens: list[int], size: int) -> list[int]:
+    """The last `size` of `tokens`; short texts are filled by repeating their first token.
+
+    Repeating changes nothing: a token is penalised once, however often it occurs.
+    """
+    missing = size - len(tokens)
+    return tokens[-size:] if missing <= 0 else [tokens[0]] * missing + tokens
+
+
+def _processed(logits: mx.array, windows: mx.array | None, params: SamplingParams) -> mx.array:
+    """Logits [B, N, V] after mlx-lm's own processors, each node with its window [B, N, C]."""
+    processors = make_logits_processors(
+        logit_bias=dict(params.logit_bias) or None,
+        repetition_penalty=None if windows is None else params.repetition_penalty,
+        repetition_context_size=params.repetition_context,
+    )
+    if not processors:
+        return logits
+    B, N, V = logits.shape
+    if windows is None:
+        windows = mx.zeros((B, N, 0), mx.int32)
+    changed = []
+    for node, window in zip(logits.reshape(B * N, 1, V), windows.reshape(B * N, -1), strict=True):
+        for processor in processors:
+            node = processor(window, node)
+        changed.append(node)
+    return mx.concatenate(changed, axis=0).reshape(B, N, V)
