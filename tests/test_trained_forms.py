@@ -233,11 +233,13 @@ def test_the_saved_files_are_those_of_the_published_layout_and_mean_what_was_tra
             np.testing.assert_allclose(found[depth][p], want, rtol=2e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in FORMS if name.startswith("medusa")])
-@pytest.mark.parametrize("kind", ["llama", "llama (mistral-style)"])
-def test_fresh_medusa_heads_give_the_targets_own_next_token(kind: str, name: str) -> None:
-    model = random_model(kind)
-    target = Target(model)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [(name, "llama (mistral-style)") for name in FORMS if name.startswith("medusa")]
+    + [("medusa", kind) for kind in ("cohere", "granite")],  # which scale their logits
+)
+def test_fresh_medusa_heads_give_the_targets_own_next_token(name: str, kind: str) -> None:
+    target = Target(random_model(kind))
     laid = lay_out(texts(target, 2), T)
     counts = np.arange(VOCAB)
     student = recipe_of(name, target).fresh(target, TrainOptions(draft_length=T), counts, [])
@@ -266,6 +268,9 @@ def test_training_further_starts_with_the_saved_weights_and_refuses_another_form
     longer = recipe_for(FORMS[name], target, "tiny", "sha256:tiny", T + 1)
     with pytest.raises(MismatchError, match=f"has heads {T}, and {T + 1} is asked for"):
         longer.check_start(folder)
+    other = recipe_of("mlp" if name.startswith("medusa") else "recurrent", target)
+    with pytest.raises(MismatchError, match="is asked for; a drafter is trained further in its"):
+        other.check_start(folder)
     elsewhere = recipe_for(FORMS[name], target, "tiny", "sha256:other", T)
     with pytest.raises(MismatchError, match="was trained for"):
         elsewhere.check_start(folder)

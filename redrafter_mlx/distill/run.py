@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -185,7 +185,7 @@ class TrainingRun:
             held_out,
             job.training,
             job.training.steps(answered + self.corpus.read_tokens),
-            self._shapes,
+            self._trained_for(SHAPES),
             job.output,
             {**self._made_by(), "blocks": self.corpus.blocks},
         )
@@ -211,7 +211,7 @@ class TrainingRun:
         redrafter = Redrafter(
             self.loaded.model, self.loaded.tokenizer, self.job.output, source=self.loaded.source
         )
-        return measure_speed(redrafter, prompts, TIMED_SHAPES, done=done)
+        return measure_speed(redrafter, prompts, self._trained_for(TIMED_SHAPES), done=done)
 
     def finish(self, measured: list[MeasuredRow]) -> str | None:
         """Stage four: the plots and the model card.
@@ -240,10 +240,11 @@ class TrainingRun:
             started_from=self.started_from,
         )
 
-    @property
-    def _shapes(self) -> list[BeamShape]:
+    def _trained_for(self, shapes: Sequence[BeamShape]) -> list[BeamShape]:
+        """The shapes, no longer than the drafter is trained to draft, each once."""
         most = self.job.training.draft_length + 1
-        return [BeamShape(shape.width, min(shape.length, most)) for shape in SHAPES]
+        cut = (BeamShape(shape.width, min(shape.length, most)) for shape in shapes)
+        return list(dict.fromkeys(cut))
 
     def _split(self, blocks: int) -> tuple[list[Path], list[Text]]:
         """Shards to train on, and texts of those that are held out."""

@@ -26,6 +26,7 @@ from redrafter_mlx.distill.forms.form import (
     Student,
     check_layers,
     check_same_form,
+    open_start,
 )
 from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.forms.positions import logits_bytes, ready_to_train
@@ -129,7 +130,7 @@ class EagleRecipe(Recipe):
         return Extras(self.context_layers, others, whole=True)
 
     def check_start(self, folder: Path) -> None:
-        given = open_files(folder).config
+        given = open_start(folder, EAGLE3).config
         check_trained_for(given, folder, self.target, self.fingerprint)
         check_same_form(folder, _flat(given), _flat(speculators_config(self.config)))
 

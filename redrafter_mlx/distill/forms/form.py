@@ -23,6 +23,8 @@ from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, open_files
+from redrafter_mlx.drafting.forms import find_form
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.file_names import WEIGHTS
@@ -134,6 +136,18 @@ def check_layers(layers: tuple[int, ...], n_layers: int) -> tuple[int, ...]:
             f"the target has {n_layers}, counted from 0"
         )
     return layers
+
+
+def open_start(folder: Path, form: Form) -> DrafterFiles:
+    """The folder of a drafter that training of a form starts from; errors as in `check_start`."""
+    files = open_files(folder)
+    found = find_form(files)
+    if found is not form:
+        raise MismatchError(
+            f"{folder} is a {found.name} drafter, and {form.name} is asked for; a drafter is "
+            f"trained further in its own form (--form)"
+        )
+    return files
 
 
 def check_same_form(

@@ -16,11 +16,12 @@ import numpy as np
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import MedusaForm
-from redrafter_mlx.distill.forms.form import Recipe, Student, check_same_form
+from redrafter_mlx.distill.forms.form import Recipe, Student, check_same_form, open_start
 from redrafter_mlx.distill.forms.positions import PositionStudent, logits_bytes, ready_to_train
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import check_trained_for, open_files
 from redrafter_mlx.drafting.published.medusa import (
+    MEDUSA,
     MedusaConfig,
     MedusaDrafter,
     MedusaNetwork,
@@ -81,7 +82,7 @@ class MedusaRecipe(Recipe):
         return logits_bytes(options, self.config.output_size)
 
     def check_start(self, folder: Path) -> None:
-        files, wanted = open_files(folder), self.config
+        files, wanted = open_start(folder, MEDUSA), self.config
         check_trained_for(files.config, folder, self.target, self.fingerprint)
         given = medusa_config(files, wanted.hidden_size, wanted.vocab_size)
         check_same_form(folder, asdict(given), asdict(wanted))
@@ -136,7 +137,10 @@ class MedusaStudent(PositionStudent):
 
 
 def output_matrix(target: Target, tokens: mx.array | None) -> mx.array:
-    """The target's output layer as a matrix [V', D], dequantised, without a bias."""
-    rows, D = target.output_rows(tokens), target.hidden_size
+    """The target's output layer with its scaling as a matrix [V', D], dequantised, unbiased.
+
+    Soft caps, which hardly change the logits of unit vectors, drop out.
+    """
+    logits, D = target.logits_of(tokens), target.hidden_size
     unit, nothing = mx.eye(D, dtype=target.dtype), mx.zeros((1, D), target.dtype)
-    return (rows(unit) - rows(nothing)).T
+    return (logits(unit[None]) - logits(nothing[None]))[0].T

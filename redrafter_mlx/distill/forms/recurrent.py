@@ -11,11 +11,17 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
-from redrafter_mlx.distill.forms.form import Recipe, Student, check_layers, check_same_form
+from redrafter_mlx.distill.forms.form import (
+    Recipe,
+    Student,
+    check_layers,
+    check_same_form,
+    open_start,
+)
 from redrafter_mlx.distill.forms.positions import PositionStudent, logits_bytes
 from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter, trained_drafter
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
+from redrafter_mlx.drafting.checkpoint import RECURRENT, read_config, save_drafter
 from redrafter_mlx.drafting.drafter_files import check_trained_for
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
@@ -87,6 +93,7 @@ class RecurrentRecipe(Recipe):
         return logits_bytes(options, self.config.output_size)
 
     def check_start(self, folder: Path) -> None:
+        open_start(folder, RECURRENT)
         given, wanted = read_config(folder), self.config
         check_trained_for(given.to_dict(), folder, wanted.target, wanted.target_fingerprint)
         form = {key: value for key, value in vars(wanted).items() if key not in _NOT_FORM}

@@ -16,11 +16,12 @@ from mlx.utils import tree_unflatten
 
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import SpeculatorForm
-from redrafter_mlx.distill.forms.form import Recipe, Student, check_same_form
+from redrafter_mlx.distill.forms.form import Recipe, Student, check_same_form, open_start
 from redrafter_mlx.distill.forms.positions import PositionStudent, logits_bytes, ready_to_train
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.drafter_files import check_trained_for, open_files, parameters_of
 from redrafter_mlx.drafting.published.mlp_speculator import (
+    MLP_SPECULATOR,
     SpeculatorConfig,
     SpeculatorDrafter,
     SpeculatorNetwork,
@@ -76,7 +77,7 @@ class SpeculatorRecipe(Recipe):
         return logits_bytes(options, self.config.vocab_size)
 
     def check_start(self, folder: Path) -> None:
-        files = open_files(folder)
+        files = open_start(folder, MLP_SPECULATOR)
         check_trained_for(files.config, folder, self.target, self.fingerprint)
         check_same_form(folder, asdict(speculator_config(files)), asdict(self.config))
 
