@@ -15,7 +15,10 @@ from redrafter_mlx.errors import BadInputError, ServerError
 if TYPE_CHECKING:
     from redrafter_mlx.decoding.step_result import Source
 
-_SENT = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_SENT = (
+    "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
+    "frequency_penalty", "presence_penalty",
+)  # fmt: skip
 """Options that a request has under the same name; the others are the server's to choose."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured.grammar import GrammarConstraint, Grammars
+from redrafter_mlx.weights.spm import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, spm_tokenizer
 
 PROMPT = [72, 101, 108]
 
@@ -128,6 +130,24 @@ def test_every_way_to_accept_drafts_keeps_to_the_schema(accept: str) -> None:
         PROMPT, max_tokens=400, temperature=1.2, seed=1, accept=accept, constraint=constraint
     )
     assert is_person(answer.text)
+
+
+@pytest.mark.parametrize("add_prefix", [True, False])
+def test_a_sentencepiece_vocabulary_writes_json_too(add_prefix: bool) -> None:
+    """With fewer pieces than the model has logits, and characters that only bytes can write."""
+    letters = ["\u2581", *map(chr, range(33, 127)), '{"', "ab", "\u2581ab"]
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *letters]
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(letters)]
+    scores = [-float(i) for i in range(len(texts))]
+    tokenizer = spm_tokenizer(Pieces(texts, scores, kinds, bos=1, eos=2, add_prefix=add_prefix))
+    values = ["é x", "ab ab"]
+    constraint = Grammars(tokenizer, len(texts) + 5).json_schema({"enum": values})
+    rng, written = random.Random(1), []
+    while not constraint.ended:
+        bits = np.unpackbits(constraint.masks([0], [-1])[0].view(np.uint8), bitorder="little")
+        written.append(rng.choice(np.flatnonzero(bits).tolist()))
+        constraint.advance(written[-1])
+    assert json.loads(tokenizer.decode(written)) in values
 
 
 def test_masks_follow_each_nodes_own_path() -> None:

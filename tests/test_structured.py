@@ -211,6 +211,15 @@ def test_a_template_that_knows_no_tools_is_told_of_them_in_words() -> None:
     assert text.count("<|im_start|>user") == 2
 
 
+def test_a_template_whose_calls_nobody_reads_is_told_of_the_form_that_is_read() -> None:
+    """It shows the tools, and mlx-lm has no parser for what the model would write."""
+    plain = TokenizerWrapper(tokenizer(WITH_TOOLS)._tokenizer, BPEStreamingDetokenizer)
+    of_model = Redrafter(model().model, plain, "lookup")
+    text = shown(of_model, plan(of_model, ASKED, tools=[CLOCK]))
+    assert text.count('"name": "clock"') == 1
+    assert '<tool_call>\n{"name": "function_name"' in text
+
+
 @pytest.mark.parametrize("template", [WITH_TOOLS, CHAT_TEMPLATE])
 def test_control_tokens_in_tools_and_calls_stay_text(template: str) -> None:
     of_model = model(template)

@@ -49,6 +49,7 @@ class ChatReply(Reply):
                 response_format=asked.response_format,
                 tools=asked.tools,
                 tool_choice=asked.tool_choice,
+                parallel_tool_calls=asked.parallel_tool_calls,
                 thinking=asked.thinking,
             )
             most = asked.max_completion_tokens or asked.max_tokens

@@ -176,6 +176,7 @@ class ChatRequest(GenerationRequest):
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] = ["text"]
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()

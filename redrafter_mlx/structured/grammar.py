@@ -25,6 +25,9 @@ from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 _WHITE_SPACE = r"\n? {0,20}"
 """Between JSON's tokens: a small model that may write it without a bound writes nothing else."""
 
+_IN_SCHEMA = "failed to compile JSON schema: "
+"""What llguidance says before the reason."""
+
 
 class GrammarConstraint:
     """Where one answer is in its grammar; see `decoding.constraint.Constraint`."""
@@ -105,25 +108,30 @@ class Grammars:
             vocabulary = self._vocabulary
         matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0)
         if matcher.is_error():
-            raise BadInputError(f"{what} cannot be used: {_first_line(matcher.get_error())}")
+            reason = _first_line(matcher.get_error()).rpartition(_IN_SCHEMA)[2]
+            raise BadInputError(f"{what} cannot be used: {reason}")
         return GrammarConstraint(matcher, self._vocab_size, vocabulary.eos_tokens)
 
     def token_of(self, text: str) -> int | None:
         """The token that alone is this text; None if it takes several."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
-        return int(ids[0]) if len(ids) == 1 else None
+        token: int | None = self._fast.backend_tokenizer.token_to_id(text)
+        return token
 
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
-        tokenizer = self._tokenizer
-        fast = getattr(tokenizer, "_tokenizer", tokenizer)
+        size = max(self._vocab_size, len(self._fast))
+        return from_tokenizer(self._fast, size, sorted(self._tokenizer.eos_token_ids))
+
+    @property
+    def _fast(self) -> PreTrainedTokenizerFast:
+        """The tokenizer itself; raises UnsupportedModelError if it is not one of Rust's."""
+        fast = self._tokenizer._tokenizer
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise UnsupportedModelError(
                 f"structured output needs a fast tokenizer, and this model's is "
                 f"{type(fast).__name__}; ask for the format in a message"
             )
-        size = max(self._vocab_size, len(fast))
-        return from_tokenizer(fast, size, sorted(tokenizer.eos_token_ids))
+        return fast
 
 
 def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:

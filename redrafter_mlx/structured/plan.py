@@ -79,10 +79,10 @@ def plan_output(
     prompt = model.encode(_prompt(model.tokenizer, messages, shown, thinking))
     markup = markup_of(model.tokenizer, prompt)
     usable = tuple(tool for tool in shown if choice.name in (None, tool.name))
-    by_template = markup.has_tool_calling and knows_tools(model.tokenizer)
+    own_form = shows_tools(model.tokenizer) and choice.mode == "auto" and schema is None
     if not usable:
         markup = replace(markup, tool_parser=None)
-    elif choice.mode == "required" or schema is not None or not by_template:
+    elif not own_form:
         markup = markup.with_calls_of(JSON_CALLS)
     in_json = usable if markup.tool_parser is JSON_CALLS.tool_parser else ()
     grammar = answer_grammar(
@@ -118,8 +118,10 @@ def read_format(given: Mapping[str, object] | None) -> Mapping[str, object] | No
     return schema
 
 
-def knows_tools(tokenizer: TokenizerWrapper) -> bool:
-    """Whether a model's chat template shows tools to it."""
+def shows_tools(tokenizer: TokenizerWrapper) -> bool:
+    """Whether a model's chat template shows tools to it, and mlx-lm reads the calls it makes."""
+    if not tokenizer.has_tool_calling:
+        return False
     asked = [{"role": "user", "content": "?"}]
     try:
         return render_chat(tokenizer, asked, tools=[_PROBE]) != render_chat(tokenizer, asked)
@@ -133,10 +135,10 @@ def _prompt(
     tools: Sequence[Tool],
     thinking: bool | None,
 ) -> list[int]:
-    """The prompt's tokens: tools, calls and results by the template, or as text if it has none."""
+    """The prompt's tokens: tools, calls and results by the template, or spelled out as text."""
     checked = check_messages(messages)
     told_of = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
-    if told_of and not knows_tools(tokenizer):
+    if told_of and not shows_tools(tokenizer):
         return render_chat(tokenizer, spelled_out(checked, tools), thinking=thinking)
     given = [tool.given for tool in tools]
     return render_chat(tokenizer, checked, tools=given, thinking=thinking)
