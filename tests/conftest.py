@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from simulated import cliff, timings
+from simulated import cliff, timings_of_batches
 
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.autotune.cost_model import Setup, Timings
@@ -15,7 +15,7 @@ from redrafter_mlx.loading import LoadedTarget, load_target
 @pytest.fixture(autouse=True)
 def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A made-up machine: no test waits for measurements, or leaves them in the user's cache."""
-    known = timings(cliff(8))
+    known = timings_of_batches(cliff(8))
 
     def saved(setup: Setup) -> Timings:
         return replace(known, setup=setup)

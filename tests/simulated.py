@@ -11,7 +11,17 @@ from typing import NamedTuple
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics, accepted_within, bounds
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
-from redrafter_mlx.autotune.cost_model import ROWS, Case, CostModel, Setup, Timings, cost_model
+from redrafter_mlx.autotune.cost_model import (
+    BATCH_LENGTHS,
+    BATCH_ROWS,
+    BATCHES,
+    ROWS,
+    Case,
+    CostModel,
+    Setup,
+    Timings,
+    cost_model,
+)
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
@@ -43,6 +53,18 @@ def timings(
     seconds |= {("draft", w, n): drafting(w, n) / 1e3 for w, n in shapes}
     seconds |= {("overhead", 1, 1): 0.5e-3, ("overhead", 1, 2): 1e-3, ("overhead", 2, 4): 1e-3}
     return Timings(SETUP, seconds, spread=0.02, complete=True)
+
+
+def timings_of_batches(
+    call: Callable[[int], float],
+    drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
+) -> Timings:
+    """The same, with what only batches cost: nothing is left to measure, whatever is decoded."""
+    known = timings(call, drafting)
+    more: dict[Case, float] = {("call", rows, 128): call(rows) / 1e3 for rows in BATCH_ROWS}
+    for beams in sorted({width * batch for width in range(1, 5) for batch in BATCHES}):
+        more |= {("draft", beams, n): drafting(beams, n) / 1e3 for n in BATCH_LENGTHS}
+    return replace(known, seconds=more | known.seconds)
 
 
 def machine(

@@ -16,13 +16,13 @@ from simulated import (
     pace,
     sequence,
     step_result,
-    timings,
+    timings_of_batches,
 )
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.cost_model import BATCH_ROWS, CostModel, cost_model
+from redrafter_mlx.autotune.cost_model import CostModel, cost_model
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 
@@ -32,11 +32,8 @@ LATE = 2
 
 def batches_of(call: Callable[[int], float], drafting: float = 0.3) -> CostModel:
     """A machine whose batches are measured too, in milliseconds; drafts of more beams cost more."""
-    known = timings(call, lambda w, n: drafting * (1 + 0.1 * w) * (n - 1))
-    more = {("call", rows, 128): call(rows) / 1e3 for rows in BATCH_ROWS}
-    more |= {("draft", w, n): drafting * (1 + 0.1 * w) * (n - 1) / 1e3
-             for w in (8, 16, 32) for n in (2, 4)}  # fmt: skip
-    return cost_model(replace(known, seconds=known.seconds | more), "cpu", 4)
+    known = timings_of_batches(call, lambda w, n: drafting * (1 + 0.1 * w) * (n - 1))
+    return cost_model(known, "cpu", 4)
 
 
 FREE = batches_of(lambda _: 20.0)
@@ -108,7 +105,7 @@ def test_the_largest_batch_decides_and_a_row_that_leaves_frees_its_share() -> No
     """The policy is one for the batch: its size is what each step has."""
     policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
     nodes = [decode(CLIFF, [Text(0.9)] * n, 60, policy)[-1].shape.nodes for n in (8, 2, 1, 8)]
-    assert nodes[0] == nodes[3] <= 2 < nodes[1] <= 8 < nodes[2] <= 16
+    assert nodes[0] == nodes[3] <= 2 < nodes[1] <= 8 <= nodes[2] <= 16
     assert policy.most_rows == 8
 
 
