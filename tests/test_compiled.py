@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import mlx.core as mx
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from tiny import random_drafter, random_model
 
+from redrafter_mlx.autotune.timed_calls import random_tree
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.interface import Seen
@@ -143,3 +145,27 @@ def test_compiled_drafts_equal_those_built_by_module(kind: str, shape: BeamShape
         np.testing.assert_allclose(
             np.array(got.log_probs), np.array(want.log_probs), rtol=1e-5, atol=1e-5
         )
+
+
+def test_graphs_are_bounded_over_a_long_text_of_changing_shapes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """4,000 tokens; a graph that is gone is compiled again, with the same result."""
+    monkeypatch.setattr("redrafter_mlx.target.compiled.MOST_GRAPHS", 12)
+    target = Target(random_model(num_hidden_layers=1, max_position_embeddings=8192))
+    want = logits_of(target)
+    cache, _ = after_prompt(target)
+    length, counts = len(PROMPT), []
+    for rows in itertools.cycle((1, 2, 5, 9)):
+        drafted = random_tree(rows, 97)
+        target.verify(drafted, cache, mx.array([length]), length)
+        levels = drafted.max_depth + 1
+        path, accepted = mx.arange(levels)[None], mx.array([levels - 1])
+        cache.commit(drafted, path, accepted, mx.array([length]))
+        mx.eval(cache.buffers)
+        length += levels
+        counts.append(len(target.graphs))
+        if length > 4_000:
+            break
+    assert max(counts) == counts[-1] == 12
+    np.testing.assert_array_equal(logits_of(target), want)

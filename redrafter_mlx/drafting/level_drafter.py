@@ -20,7 +20,7 @@ from redrafter_mlx.speculation.beam_search import beam_search, check_width
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.static_tree import StaticTree, static_tree
 from redrafter_mlx.speculation.tree import Beams
-from redrafter_mlx.target.compiled import compile_graph
+from redrafter_mlx.target.compiled import CompiledGraphs
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 
@@ -158,7 +158,7 @@ class MemorylessDrafter(LevelDrafter):
             beams = _search(levels, root, shape, None if paths is None else StaticTree(paths))
             return beams.tokens, beams.log_probs, beams.parent_indices
 
-        self._compiled_search = compile_graph(search)
+        self._searches = CompiledGraphs(search)
 
     @abstractmethod
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> DraftLevels:
@@ -173,7 +173,8 @@ class MemorylessDrafter(LevelDrafter):
         shape = self.drafted(shape)
         sizes = (shape.width, shape.length)
         paths = None if self._tree is None else self._tree.paths
-        return Beams(*self._compiled_search(seen.newest, seen.root, sizes, paths)), memory
+        size = (seen.newest.shape, sizes)
+        return Beams(*self._searches.call(size, seen.newest, seen.root, sizes, paths)), memory
 
 
 class HeadsDrafter(MemorylessDrafter):

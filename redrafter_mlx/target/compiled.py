@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import secrets
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
-from typing import ParamSpec, TypeAlias, TypeVar
+from typing import Generic, ParamSpec, TypeAlias, TypeVar
 
 import mlx.core as mx
 
@@ -27,58 +27,89 @@ _R = TypeVar("_R")
 Inputs: TypeAlias = "mx.array | tuple[mx.array, mx.array]"
 """Tokens [B, N] of a tree, or a pair of them and something else of each node."""
 
-TreeCall = Callable[[Inputs, TreeCache, bool], tuple[mx.array, mx.array]]
-"""Inputs of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V].
-
-The flag says whether to compile at once: a size that is rarely used is built faster than compiled.
-Without it, a size is compiled when it has been used a few times.
-"""
-
 _FEW = 4
 """Compiling takes about as much longer than building as so many compiled calls save."""
 
+MOST_GRAPHS = 96
+"""Of one function; beyond, those go that were not used for longest. Batches of every size, over
+trees of every size and texts of every length, would be thousands."""
 
-def compile_tree_call(
-    backbone: Callable[..., mx.array], head: Callable[[mx.array], mx.array]
-) -> TreeCall:
-    """The backbone and the output layer as one call on a planned cache."""
 
-    def build(
-        inputs: Inputs,
-        offset: mx.array,
-        mask: mx.array,
-        write_at: mx.array,
-        gather: mx.array | None,
-        sizes: tuple[int, int, bool],
-        buffers: Sequence[LayerBuffers],
-    ) -> tuple[mx.array, mx.array, Sequence[LayerBuffers]]:
-        cache = TreeCache.of(buffers, TreePlan(offset, mask, write_at, gather, *sizes))
-        hidden = backbone(inputs, cache=cache.layers)
-        return hidden, head(hidden), cache.layer_buffers
+class CompiledGraphs(Generic[_P, _R]):
+    """A function, compiled once for each size of its arguments, a bounded number of sizes."""
 
-    compiled_build = compile_graph(build)
-    uses: Counter[tuple[int, ...]] = Counter()
+    def __init__(self, build: Callable[_P, _R]) -> None:
+        self._build = build
+        self._graphs: dict[Hashable, Callable[_P, _R]] = {}  # the least recently used first
 
-    def call(inputs: Inputs, cache: TreeCache, compiled: bool) -> tuple[mx.array, mx.array]:
+    def __len__(self) -> int:
+        return len(self._graphs)
+
+    def __contains__(self, size: Hashable) -> bool:
+        return size in self._graphs
+
+    def call(self, size: Hashable, *given: _P.args, **named: _P.kwargs) -> _R:
+        """The function's result; `size` differs where shapes or other arguments do."""
+        graph = self._graphs.pop(size, None) or _compile(self._build)
+        self._graphs[size] = graph
+        if len(self._graphs) > MOST_GRAPHS:
+            del self._graphs[next(iter(self._graphs))]
+        return graph(*given, **named)
+
+
+class TreeCall:
+    """The backbone and the output layer as one call on a planned cache.
+
+    Inputs of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V].
+    """
+
+    def __init__(
+        self, backbone: Callable[..., mx.array], head: Callable[[mx.array], mx.array]
+    ) -> None:
+        def build(
+            inputs: Inputs,
+            offset: mx.array,
+            mask: mx.array,
+            write_at: mx.array,
+            gather: mx.array | None,
+            sizes: tuple[int, int, bool],
+            buffers: Sequence[LayerBuffers],
+        ) -> tuple[mx.array, mx.array, Sequence[LayerBuffers]]:
+            cache = TreeCache.of(buffers, TreePlan(offset, mask, write_at, gather, *sizes))
+            hidden = backbone(inputs, cache=cache.layers)
+            return hidden, head(hidden), cache.layer_buffers
+
+        self.graphs = CompiledGraphs(build)
+        self._backbone, self._head = backbone, head
+        self._uses: Counter[Hashable] = Counter()  # of sizes that are not compiled
+
+    def __call__(
+        self, inputs: Inputs, cache: TreeCache, compiled: bool = True
+    ) -> tuple[mx.array, mx.array]:
+        """`compiled`: at once; otherwise when the size has been used a few times.
+
+        A size that is rarely used is built faster than compiled.
+        """
         plan = cache.plan
         assert isinstance(plan, TreePlan)
-        sizes = (plan.extent, plan.capacity, plan.keep)
-        if not compiled:
-            size = (*plan.mask.shape, *sizes)
-            uses[size] += 1
-            if uses[size] <= _FEW:
-                hidden = backbone(inputs, cache=cache.layers)
-                return hidden, head(hidden)
-        hidden, logits, cache.layer_buffers = compiled_build(
-            inputs, plan.offset, plan.mask, plan.write_at, plan.gather, sizes, cache.layer_buffers
+        buffers, sizes = cache.layer_buffers, (plan.extent, plan.capacity, plan.keep)
+        tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
+        shapes = [None if a is None else a.shape for a in (plan.gather, *buffers[0])]
+        size = (tokens.shape, plan.offset.shape, plan.mask.shape, *sizes, *shapes)
+        if not compiled and size not in self.graphs:
+            self._uses[size] += 1
+            if self._uses[size] <= _FEW:
+                hidden = self._backbone(inputs, cache=cache.layers)
+                return hidden, self._head(hidden)
+            del self._uses[size]
+        hidden, logits, cache.layer_buffers = self.graphs.call(
+            size, inputs, plan.offset, plan.mask, plan.write_at, plan.gather, sizes, buffers
         )
         return hidden, logits
 
-    return call
 
-
-def compile_graph(build: Callable[_P, _R]) -> Callable[_P, _R]:
-    """`build`, compiled once for each combination of shapes and other arguments.
+def _compile(build: Callable[_P, _R]) -> Callable[_P, _R]:
+    """The function, compiled.
 
     MLX looks graphs up by a function's address, and may keep those of a deleted function. A random
     number in every call keeps them from being used for the next function at that address.

@@ -12,7 +12,7 @@ shares every array.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from typing import cast
 
 import mlx.core as mx
@@ -34,7 +34,7 @@ from redrafter_mlx.target.adapter import (
     unsupported,
     with_node_positions,
 )
-from redrafter_mlx.target.compiled import compile_tree_call
+from redrafter_mlx.target.compiled import TreeCall
 from redrafter_mlx.target.kv_cache import TreeCache
 
 PREFILL_CHUNK = 2048
@@ -76,7 +76,7 @@ class Target:
         self._head = head_of(whole, self.model_type)
         self.context_layers: tuple[int, ...] = ()
         self._read: Callable[..., mx.array] = view
-        self._tree_call = compile_tree_call(view, self._head)
+        self._tree_call = TreeCall(view, self._head)
         self.embedding = find_embedding(backbone, self.model_type)
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
@@ -110,13 +110,18 @@ class Target:
                 return mx.concatenate([*seen, out], axis=-1)
 
             view._read = read
-        view._tree_call = compile_tree_call(view._read, lambda context: head(context[..., -size:]))
+        view._tree_call = TreeCall(view._read, lambda context: head(context[..., -size:]))
         return view
 
     @property
     def context_size(self) -> int:
         """C, of the hidden states."""
         return self.hidden_size * (len(self.context_layers) + 1)
+
+    @property
+    def graphs(self) -> Sized:
+        """The compiled graphs of its calls on trees."""
+        return self._tree_call.graphs
 
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_layers)

@@ -45,7 +45,7 @@ from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.adapter import find_head, with_node_positions
-from redrafter_mlx.target.compiled import compile_tree_call
+from redrafter_mlx.target.compiled import TreeCall
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.layer_cache import LayerCache
@@ -176,7 +176,7 @@ class EagleRows:
         self.network, self.vocabulary = network, vocabulary
         self.run, self.logits = run, logits
         self.compiled = True
-        self._call = compile_tree_call(run, logits)
+        self._call = TreeCall(run, logits)
 
     def context(self, seen: Seen) -> mx.array:
         """What the network reads of committed positions beside tokens, [B, P, H]."""
