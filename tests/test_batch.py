@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import mlx.core as mx
+import numpy as np
 import pytest
-from tiny import random_drafter, random_model
+from test_sampling import chi_square, critical
+from tiny import byte_tokenizer, random_drafter, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.copies import FixedShape
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.row import OwnShapes, Row
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.decoding.state import RowOptions
+from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
-from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.sampling import penalised, sampled_log_probs, sequence_keys
+from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 FEW = 16
@@ -33,6 +39,7 @@ class Decoded:
     prompt: list[int]
     n: int
     seed: int = 0
+    params: SamplingParams = GREEDY
     emitted: list[int] = field(default_factory=list)
     results: list[StepResult] = field(default_factory=list)
 
@@ -41,45 +48,49 @@ class Decoded:
         self.emitted.extend(result.tokens)
         return len(self.emitted) >= self.n
 
+    def join(self, batch: Batch, decoder: Decoder) -> Row:
+        text = None if decoder.lookup is None else TextIndex(decoder.lookup, self.prompt)
+        row = Row(self.finished, len(self.prompt), text, FixedShape(decoder.shape))
+        mine = replace(decoder, sampling=self.params)
+        keys = sequence_keys(self.seed)
+        batch.join(row, *mine.start(decoder.new_cache(), 0, [self.prompt], keys))
+        return row
 
-def alone(decoder: Decoder, prompt: list[int], n: int, seed: int) -> list[int]:
-    """The same sequence by a loop of its own."""
-    mine = Decoded(prompt, n)
-    for _ in decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(seed), mine.finished):
-        pass
-    return mine.emitted[:n]
+    def alone(self, decoder: Decoder) -> Decoded:
+        """The same by a loop of its own."""
+        mine = Decoded(self.prompt, self.n, self.seed, self.params)
+        decoder = replace(decoder, sampling=self.params)
+        keys = sequence_keys(self.seed)
+        for _ in decoder.run(decoder.new_cache(), 0, self.prompt, keys, mine.finished):
+            pass
+        return mine
 
 
-def join(batch: Batch, decoder: Decoder, sequence: Decoded, shape: BeamShape) -> Row:
-    index = None if decoder.lookup is None else TextIndex(decoder.lookup, sequence.prompt)
-    row = Row(sequence.finished, len(sequence.prompt), index, FixedShape(shape))
-    keys, cache = sequence_keys(sequence.seed), decoder.new_cache()
-    batch.join(row, *decoder.start(cache, 0, [sequence.prompt], keys, shape))
-    return row
-
-
-def scheduled(
-    decoder: Decoder, sequences: Sequence[Decoded], rng: random.Random
-) -> list[tuple[Row, SequenceCache]]:
-    """Decode the sequences, which join at random steps; returns their rows and caches."""
+def scheduled(decoder: Decoder, sequences: Sequence[Decoded], rng: random.Random) -> list[Row]:
+    """Decode the sequences, which join at random steps; returns their rows as they ended."""
     batch, waiting, ended = Batch(decoder, OwnShapes()), list(sequences), []
     while waiting or batch.rows:
         while waiting and (not batch.rows or rng.random() < 0.3):
-            join(batch, decoder, waiting.pop(0), decoder.shape)
-        ended += batch.advance().ended
+            waiting.pop(0).join(batch, decoder)
+        ended += [row for row, _ in batch.advance().ended]
     return ended
 
 
-def tiny() -> Target:
-    return Target(random_model(vocab_size=FEW))
-
-
-def some_sequences(rng: random.Random, count: int) -> list[Decoded]:
+def some(rng: random.Random, count: int, params: Sequence[SamplingParams]) -> list[Decoded]:
+    """Sequences of random prompts and lengths."""
     return [
         Decoded([rng.randrange(FEW) for _ in range(rng.randrange(1, 9))],
-                  rng.randrange(1, 30), rng.randrange(99))
+                rng.randrange(1, 30), rng.randrange(99), rng.choice(params))
         for _ in range(count)
     ]  # fmt: skip
+
+
+def tiny(layers: int = 2) -> Target:
+    return Target(random_model(vocab_size=FEW, num_hidden_layers=layers))
+
+
+def drafted(target: Target, shape: BeamShape, params: SamplingParams = GREEDY) -> Decoder:
+    return Decoder(target, random_drafter(vocab_size=FEW).bind(target), shape, params)
 
 
 @pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(3, 4)])
@@ -88,13 +99,136 @@ def some_sequences(rng: random.Random, count: int) -> list[Decoded]:
 def test_rows_that_join_and_leave_are_decoded_as_if_alone(
     shape: BeamShape, lookup: Lookup | None, params: SamplingParams
 ) -> None:
-    target = tiny()
-    for drafter in (random_drafter(vocab_size=FEW).bind(target), None):
-        decoder = Decoder(target, drafter, shape, params, lookup=lookup)
-        for seed in range(2):
-            rng = random.Random(seed)
-            sequences = some_sequences(rng, 5)
-            ended = scheduled(decoder, sequences, rng)
-            assert len(ended) == 5
-            for each in sequences:
-                assert each.emitted[: each.n] == alone(decoder, each.prompt, each.n, each.seed)
+    """Token by token, and step by step: what each row accepts is its own."""
+    decoder = replace(drafted(tiny(layers=1), shape, params), lookup=lookup)
+    rng = random.Random(5)
+    sequences = some(rng, 5, [params])
+    assert len(scheduled(decoder, sequences, rng)) == 5
+    for each in sequences:
+        want = [r.tokens for r in each.alone(decoder).results]
+        assert [r.tokens for r in each.results] == want
+
+
+VARIOUS = [
+    GREEDY,
+    SamplingParams(repetition_penalty=1.3, repetition_context=3),
+    SamplingParams(0.7),
+    SamplingParams(1.0, top_k=5, logit_bias=((3, 2.0),)),
+    SamplingParams(1.2, min_p=0.05, repetition_penalty=1.2),
+    SamplingParams(1.0, accept="typical"),
+]
+
+
+def follow_a_random_schedule(decoder: Decoder, seed: int) -> None:
+    """Sequences with parameters of their own join, leave early, and end."""
+    rng = random.Random(seed)
+    sequences = some(rng, rng.randrange(2, 6), VARIOUS)
+    batch, waiting = Batch(decoder, OwnShapes()), list(sequences)
+    while waiting or batch.rows:
+        while waiting and (not batch.rows or rng.random() < 0.3):
+            waiting.pop(0).join(batch, decoder)
+        if rng.random() < 0.05:
+            rng.choice(batch.rows).done = True
+        batch.advance()
+    for each in sequences:
+        want = each.alone(decoder)
+        assert [r.tokens for r in each.results] == [r.tokens for r in want.results][
+            : len(each.results)
+        ]
+
+
+def test_random_schedules_give_every_row_its_own_tokens() -> None:
+    target = tiny(layers=1)
+    for seed in range(8):
+        follow_a_random_schedule(drafted(target, BeamShape(2, 3)), seed)
+
+
+@pytest.mark.exhaustive
+def test_a_thousand_random_schedules_give_every_row_its_own_tokens() -> None:
+    target = tiny(layers=1)
+    shapes = [PLAIN, BeamShape(1, 3), BeamShape(2, 3), BeamShape(3, 4)]
+    for seed in range(1000):
+        follow_a_random_schedule(drafted(target, shapes[seed % len(shapes)]), seed)
+
+
+def test_rows_of_one_step_accept_different_numbers_of_tokens() -> None:
+    """Else the least of them would bound all: correct, and useless."""
+    decoder = drafted(tiny(), BeamShape(3, 4))
+    batch, sequences = Batch(decoder, OwnShapes()), [Decoded([n, 5, 7], 30) for n in range(4)]
+    for each in sequences:
+        each.join(batch, decoder)
+    counts = []
+    while len(batch.rows) == 4:
+        results = batch.advance().results
+        counts.append({len(result.tokens) for result in results.values()})
+    assert any(len(lengths) > 1 for lengths in counts)
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(3, 4)])
+def test_dead_slots_move_no_output(shape: BeamShape) -> None:
+    """Every slot beyond a row's own text is filled with large values before each step."""
+    decoder = drafted(tiny(), shape)
+    sequences = [Decoded([1], 25), Decoded([2] * 9, 20), Decoded([4, 5, 6], 15)]
+    batch = Batch(decoder, OwnShapes())
+    rows = [each.join(batch, decoder) for each in sequences]
+    honest = decoder.target.verify
+
+    def filled(
+        tree: TokenTree, cache: TreeCache, length: mx.array, bound: int, compiled: bool
+    ) -> tuple[mx.array, mx.array]:
+        cache.flush()
+        dead = mx.arange(cache.capacity)[None] >= length[:, None]
+        for layer in cache.layers:
+            layer.keys = mx.where(dead[:, None, :, None], 1e4, layer.keys)
+            layer.values = mx.where(dead[:, None, :, None], -1e4, layer.values)
+        return honest(tree, cache, length, bound, compiled)
+
+    decoder.target.verify = filled  # type: ignore[method-assign, assignment]
+    while batch.rows:
+        batch.advance()
+    del decoder.target.verify
+    assert all(row.done for row in rows)
+    for each in sequences:
+        assert each.emitted == each.alone(decoder).emitted
+
+
+def test_rows_with_parameters_of_their_own_draw_from_their_own_distributions() -> None:
+    """The token after a root, of four kinds of rows in one drafted batch."""
+    target, prompt, each = tiny(layers=1), [3, 5], 100
+    decoder = drafted(target, BeamShape(2, 3))
+    params = [SamplingParams(0.6), SamplingParams(1.0, top_k=4), SamplingParams(1.3, top_p=0.8),
+              SamplingParams(1.0, min_p=0.1, repetition_penalty=1.5)]  # fmt: skip
+    counts = np.zeros((len(params), FEW))
+    rows = each * len(params)
+    for seed in range(4):
+        keys = sequence_keys(seed, rows)
+        cache = decoder.new_cache(rows)
+        state, output = decoder.start(cache, 0, [prompt] * rows, keys)
+        root = read_report(output)[0].tokens[0]
+        state.options = tuple(RowOptions(p) for p in params for _ in range(each))
+        past = mx.array([[prompt[0]] * 19 + [prompt[1]]])
+        state.history = (None,) * 3 * each + (past,) * each
+        _, output = decoder.step(state, len(prompt))
+        for i, result in enumerate(read_report(output)):
+            counts[i // each, result.tokens[0]] += 1
+    logits = target.model(mx.array([[*prompt, root]]))[:, -1:]
+    window = mx.array([[[*prompt, root]]])
+    for count, p in zip(counts, params, strict=True):
+        probs = np.exp(np.array(sampled_log_probs(penalised(logits, window, p), p)))[0, 0]
+        statistic, freedom = chi_square(count, probs * count.sum())
+        assert statistic < critical(freedom)
+
+
+@pytest.mark.parametrize("form", ["draft model", "lookup and draft model"])
+def test_drafters_that_remember_follow_their_rows(form: str) -> None:
+    model = random_model(vocab_size=258, num_hidden_layers=2)
+    target = Target(model)
+    small = DraftModel(truncated(model, 1), byte_tokenizer()).bind(target, byte_tokenizer())
+    lookup = Lookup(1) if form.startswith("lookup") else None
+    decoder = Decoder(target, small, BeamShape(2, 4), GREEDY, lookup=lookup)
+    rng = random.Random(1)
+    sequences = some(rng, 4, [GREEDY])
+    scheduled(decoder, sequences, rng)
+    for each in sequences:
+        want = [r.tokens for r in each.alone(decoder).results]
+        assert [r.tokens for r in each.results] == want
