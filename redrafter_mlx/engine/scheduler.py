@@ -86,7 +86,7 @@ class Scheduler:
         self._groups: dict[GroupKey, Group] = {}
         self._answers: dict[Row, Answer] = {}
         self._speed = 0.0  # prompt tokens a second, 0 before it was measured
-        self._shortest_next = False
+        self._oldest_next = False
         self._wired: ExitStack | None = None
 
     @property
@@ -190,16 +190,15 @@ class Scheduler:
         self._reading.append(_Reading(answer, group, decoder, prefill, row, shape))
 
     def _next_reading(self) -> _Reading | None:
-        """Whose prompt is read on: in turn the one that came first and the shortest.
+        """Whose prompt is read on: the shortest, and in turn the one that came first.
 
-        So a short prompt waits for one chunk of a long one, and a long one is not overtaken for
-        ever.
+        So a short prompt waits for one chunk of a long one, which is not overtaken for ever.
         """
         if not self._reading:
             return None
         shortest = min(self._reading, key=lambda reading: reading.prefill.left)
-        chosen = shortest if self._shortest_next else self._reading[0]
-        self._shortest_next = not self._shortest_next and len(self._reading) > 1
+        chosen = self._reading[0] if self._oldest_next else shortest
+        self._oldest_next = chosen is not self._reading[0]
         return chosen
 
     def _read_chunk(self, reading: _Reading) -> int:

@@ -1,0 +1,442 @@
+"""The engine: many answers on one thread, each as if it were alone, whatever the others do."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from tiny import byte_model, byte_tokenizer, random_drafter
+
+from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
+
+PROMPTS = [[i, i + 1, i + 2] for i in range(6)]
+LONG = [(7 * i + 3) % 256 for i in range(400)]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    return byte_model(seed=1)
+
+
+def make(model: nn.Module, drafter: object = "own", **limits: object) -> Redrafter:
+    own = random_drafter(vocab_size=258) if drafter == "own" else drafter
+    return Redrafter(
+        model, byte_tokenizer(), own, lookup=drafter == "own",  # type: ignore[arg-type]
+        engine=EngineOptions(**limits),  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+@pytest.fixture
+def redrafter(model: nn.Module) -> Iterator[Redrafter]:
+    made = make(model)
+    yield made
+    made.close()
+
+
+class Calls:
+    """The calls of a target, in their order: ("chunk", tokens) or ("step", batch rows)."""
+
+    def __init__(self, redrafter: Redrafter) -> None:
+        self.made: list[tuple[str, int]] = []
+        target = redrafter.target
+        append, verify = target.append, target.verify
+
+        def counted_append(tokens: mx.array, *rest: object) -> mx.array:
+            self.made.append(("chunk", tokens.shape[1]))
+            return append(tokens, *rest)  # type: ignore[arg-type]
+
+        def counted_verify(tree: object, cache: object, length: mx.array, *rest: object,
+                           **named: object) -> object:  # fmt: skip
+            self.made.append(("step", length.size))
+            return verify(tree, cache, length, *rest, **named)  # type: ignore[arg-type]
+
+        target.append = counted_append  # type: ignore[method-assign]
+        target.verify = counted_verify  # type: ignore[assignment, method-assign]
+
+    def of(self, kind: str) -> list[int]:
+        return [size for which, size in self.made if which == kind]
+
+
+def tokens_of(redrafter: Redrafter, prompt: Sequence[int], **options: object) -> list[int]:
+    return redrafter.generate(list(prompt), **options).token_ids  # type: ignore[arg-type]
+
+
+def test_answers_of_many_threads_share_their_steps(redrafter: Redrafter) -> None:
+    want = [tokens_of(redrafter, p, max_tokens=40) for p in PROMPTS]
+    calls = Calls(redrafter)
+    with ThreadPoolExecutor(6) as pool:
+        got = list(pool.map(lambda p: tokens_of(redrafter, p, max_tokens=40), PROMPTS))
+    assert got == want
+    assert max(calls.of("step")) > 1
+
+
+EACH_ITS_OWN: list[dict[str, object]] = [
+    {},
+    {"temperature": 0.8, "seed": 3},
+    {"temperature": 1.2, "top_k": 20, "seed": 3, "logprobs": True},
+    {"repetition_penalty": 1.3, "max_tokens": 7},
+    {"draft": False, "temperature": 0.8, "seed": 9},
+    {"beam_width": 3, "beam_length": 4, "temperature": 1.0, "accept": "rejection", "seed": 5},
+    {"beam_width": 2, "beam_length": 3},
+    {"temperature": 0.9, "accept": "typical", "beam_width": 2, "beam_length": 3, "seed": 8},
+]
+
+
+def test_a_request_gets_the_same_text_alone_and_among_others(redrafter: Redrafter) -> None:
+    """Seeds, filters, penalties, shapes and acceptance methods, all at once."""
+    each = [{"max_tokens": 30, **options} for options in EACH_ITS_OWN]
+    want = [tokens_of(redrafter, [5, 6, 7], **options) for options in each]
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(tokens_of, redrafter, [5, 6, 7], **options) for options in each]
+        assert [future.result() for future in futures] == want
+
+
+def test_stop_strings_and_ends_cut_each_row_of_a_batch_where_they_would_alone(
+    model: nn.Module, redrafter: Redrafter
+) -> None:
+    text = make(model, None).generate([72, 101], max_tokens=40).text
+    each = [{"stop": text[i : i + 2], "max_tokens": 40} for i in (3, 9, 17)]
+    each += [{"max_tokens": n} for n in (1, 2, 5)]
+    want = [redrafter.generate([72, 101], **options) for options in each]  # type: ignore[arg-type]
+    with ThreadPoolExecutor(6) as pool:
+        futures = [pool.submit(redrafter.generate, [72, 101], **options) for options in each]
+        for future, alone in zip(futures, want, strict=True):
+            got = future.result()
+            assert (got.text, got.token_ids) == (alone.text, alone.token_ids)
+            assert got.finish_reason == alone.finish_reason
+
+
+def test_batch_answers_many_prompts_at_once(redrafter: Redrafter) -> None:
+    want = [tokens_of(redrafter, p, max_tokens=20) for p in PROMPTS]
+    got: list[list[int]] = [[] for _ in PROMPTS]
+    for i, response in redrafter.batch(PROMPTS, max_tokens=20):
+        got[i].append(response.token)
+    assert got == want
+    with pytest.raises(BadInputError, match="prompt"):
+        redrafter.batch([[1], []])
+    assert list(redrafter.batch([])) == []
+
+
+def test_without_drafts_the_drafter_is_never_called(model: nn.Module) -> None:
+    drafter = random_drafter(vocab_size=258)
+    redrafter = make(model, drafter)
+    assert redrafter.drafter is not None
+
+    def called(*_: object) -> None:
+        raise AssertionError("the drafter was called")
+
+    for name in ("draft", "extend", "draw"):
+        setattr(redrafter.drafter, name, called)
+    assert len(list(redrafter.batch(PROMPTS, max_tokens=8, draft=False))) == 48
+    redrafter.close()
+
+
+# Prompts
+
+
+def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.Module) -> None:
+    """Never two chunks in a row, and none larger than what running answers can wait for."""
+    redrafter = make(model, None, prefill_seconds=1e-6)
+    calls = Calls(redrafter)
+    running = redrafter.stream([1, 2, 3], max_tokens=300)
+    next(running)
+    tokens_of(redrafter, LONG, max_tokens=2)
+    first = calls.made.index(("chunk", 32))
+    last = len(calls.made) - calls.made[::-1].index(("chunk", 400 % 32))
+    reading = calls.made[first:last]
+    assert [size for kind, size in reading if kind == "chunk"] == [32] * 12 + [16]
+    assert all(("step", 1) in reading[i : i + 2] for i in range(len(reading) - 1))
+    running.close()
+    redrafter.close()
+
+
+def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> None:
+    redrafter = make(model, None, prefill_seconds=1e-6)
+    running = redrafter.stream([1, 2, 3], max_tokens=400)
+    next(running)
+    calls, begun = Calls(redrafter), threading.Event()
+
+    def on_prefill(read: int, _: int) -> None:
+        """The other one is submitted while the second chunk is read."""
+        if read == 64:
+            begun.set()
+            while redrafter.status.waiting == 0:
+                time.sleep(0.001)
+            calls.made.append(("submitted", 0))
+
+    with ThreadPoolExecutor(1) as pool:
+        long = pool.submit(
+            lambda: list(redrafter.stream(LONG, max_tokens=2, on_prefill=on_prefill))
+        )
+        assert begun.wait(30)
+        next(redrafter.stream([9, 8], max_tokens=2))
+        long.result()
+    after = calls.made[calls.made.index(("submitted", 0)) + 1 :]
+    assert next(size for kind, size in after if kind == "chunk") == 2
+    assert after.index(("chunk", 2)) <= 1
+    assert after.count(("chunk", 32)) > 5, "the long one was not finished first"
+    running.close()
+    redrafter.close()
+
+
+def test_the_caller_is_told_how_much_of_the_prompt_was_read(model: nn.Module) -> None:
+    redrafter = make(model, None)
+    told: list[tuple[int, int]] = []
+    prompt = LONG * 3
+    list(redrafter.stream(prompt[:500], max_tokens=1, on_prefill=lambda *n: told.append(n)))
+    assert told == [(500, 500)]
+    redrafter.close()
+
+
+def test_a_cancelled_request_is_not_read_to_its_end(model: nn.Module) -> None:
+    redrafter = make(model, None, prefill_seconds=1e-6)
+    running = redrafter.stream([1, 2, 3], max_tokens=400)
+    next(running)
+    calls = Calls(redrafter)
+
+    async def cancel() -> None:
+        reading = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        async def consume() -> None:
+            def on_prefill(*_: int) -> None:
+                loop.call_soon_threadsafe(reading.set)
+
+            async for _ in redrafter.astream(LONG, on_prefill=on_prefill):
+                pass
+
+        task = asyncio.create_task(consume())
+        await reading.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    assert sum(calls.of("chunk")) < len(LONG)
+    assert redrafter.status.running == 1
+    running.close()
+    assert redrafter.status.running == 0
+    redrafter.close()
+
+
+# Texts that are kept
+
+
+def test_a_second_turn_reads_its_new_tokens_only(redrafter: Redrafter) -> None:
+    calls = Calls(redrafter)
+    first = redrafter.generate(LONG[:300], max_tokens=20)
+    again = [*first.prompt_ids, *first.token_ids, 1, 2, 3]
+    responses = list(redrafter.stream(again, max_tokens=5))
+    # The last token that was emitted is not in the cache yet.
+    assert responses[0].cached_tokens == len(again) - 4
+    assert calls.of("chunk")[-1] == 4
+    assert [r.token for r in responses] == tokens_of(
+        redrafter, again, max_tokens=5, cache_prompt=False
+    )
+
+
+def test_prompts_that_begin_alike_share_what_was_read(redrafter: Redrafter) -> None:
+    """Other requests' too, and all at once; without cache_prompt nothing is shared or kept."""
+    system = LONG[:100]
+    assert next(redrafter.stream([*system, 1], max_tokens=1, cache_prompt=False)).cached_tokens == 0
+    assert next(redrafter.stream([*system, 1], max_tokens=1)).cached_tokens == 0
+    prompts = [[*system, 2, n] for n in range(4)]
+    want = [tokens_of(redrafter, p, max_tokens=15, cache_prompt=False) for p in prompts]
+    got: list[list[int]] = [[] for _ in prompts]
+    for i, response in redrafter.batch(prompts, max_tokens=15):
+        assert response.cached_tokens >= 100
+        got[i].append(response.token)
+    assert got == want
+
+
+# Memory
+
+
+def test_what_does_not_fit_is_refused_in_one_line_and_the_next_is_answered(
+    model: nn.Module,
+) -> None:
+    redrafter = make(model, None, prefix_bytes=0)
+    short = redrafter.generate([1, 2], max_tokens=3)  # from then on a token's bytes are known
+    budget = redrafter._worker._scheduler._memory
+    budget._limit = mx.get_active_memory() + budget._work + int(600 * budget._slot)
+    with pytest.raises(BusyError, match=r"500 tokens needs .* GB"):
+        redrafter.generate(LONG + LONG[:100], max_tokens=3)
+    assert redrafter.generate([1, 2], max_tokens=3).token_ids == short.token_ids
+    redrafter.close()
+
+
+def test_answers_beyond_the_limit_wait_for_their_turn(model: nn.Module) -> None:
+    redrafter = make(model, None, max_batch=2)
+    calls = Calls(redrafter)
+    got: list[list[int]] = [[] for _ in PROMPTS]
+    for i, response in redrafter.batch(PROMPTS, max_tokens=15):
+        got[i].append(response.token)
+    assert max(calls.of("step")) == 2
+    assert got == [tokens_of(redrafter, p, max_tokens=15) for p in PROMPTS]
+    redrafter.close()
+
+
+def test_graphs_are_bounded_over_fifty_requests(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.target.compiled.MOST_GRAPHS", 10)
+    redrafter = make(model, "lookup")
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(0, 9, rng.integers(1, 60)).tolist() for _ in range(50)]
+    assert {i for i, _ in redrafter.batch(prompts, max_tokens=4)} == set(range(50))
+    assert len(redrafter.target.graphs) <= 10
+    redrafter.close()
+
+
+# Failures and ends
+
+
+def failing(times: int, honest: Callable[..., object]) -> Callable[..., object]:
+    left = [times]
+
+    def call(*args: object, **named: object) -> object:
+        left[0] -= 1
+        if left[0] == 0:
+            raise RuntimeError("the device is lost")
+        return honest(*args, **named)
+
+    return call
+
+
+def test_a_failure_ends_every_answer_with_an_error_and_the_engine_begins_anew(
+    redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    want = tokens_of(redrafter, PROMPTS[0], max_tokens=20)
+    with monkeypatch.context() as patched:
+        patched.setattr(redrafter.target, "verify", failing(5, redrafter.target.verify))
+        with ThreadPoolExecutor(3) as pool:
+            futures = [pool.submit(tokens_of, redrafter, p, max_tokens=200) for p in PROMPTS[:3]]
+            for future in futures:
+                with pytest.raises(EngineFailedError, match="the device is lost"):
+                    future.result()
+    assert redrafter.status.running == redrafter.status.waiting == 0
+    assert tokens_of(redrafter, PROMPTS[0], max_tokens=20) == want
+
+
+class Grammar:
+    """Allows everything, and raises at one of its calls."""
+
+    ended = False
+
+    def __init__(self, method: str, calls: int) -> None:
+        setattr(self, method, failing(calls, getattr(self, method)))
+
+    def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> None: ...
+
+    def forced(self) -> Sequence[int]:
+        return ()
+
+    def advance(self, token: int) -> None: ...
+
+
+@pytest.mark.parametrize("method", ["masks", "advance", "forced"])
+def test_an_error_of_a_grammar_ends_its_own_answer_alone(redrafter: Redrafter, method: str) -> None:
+    want = tokens_of(redrafter, PROMPTS[0], max_tokens=40)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(tokens_of, redrafter, PROMPTS[0], max_tokens=40)
+        with pytest.raises(RuntimeError, match="the device is lost"):
+            redrafter.generate(PROMPTS[1], max_tokens=40, constraint=Grammar(method, 3))
+        assert other.result() == want
+
+
+def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module) -> None:
+    redrafter = make(model)
+    running = redrafter.stream([1, 2, 3], max_tokens=400)
+    next(running)
+    redrafter.close()
+    redrafter.close()
+    with pytest.raises(EngineFailedError, match="closed"):
+        list(running)
+    with pytest.raises(EngineFailedError, match="closed"):
+        redrafter.generate([1, 2, 3])
+    assert not redrafter._worker.alive
+
+
+def test_a_model_that_is_let_go_takes_its_thread_with_it(model: nn.Module) -> None:
+    redrafter = make(model)
+    stream = redrafter.stream([1, 2, 3], max_tokens=400)
+    next(stream)
+    worker = redrafter._worker
+    del redrafter, stream
+    gc.collect()
+    for _ in range(100):
+        if not worker.alive:
+            break
+        time.sleep(0.05)
+    assert not worker.alive
+
+
+def test_status_counts_what_runs_and_what_waits(model: nn.Module) -> None:
+    redrafter = make(model, None, max_batch=1)
+    began = redrafter.status.last_progress
+    first, second = (redrafter.stream(p, max_tokens=300) for p in PROMPTS[:2])
+    next(first)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(next, second)
+        while redrafter.status.waiting != 1:
+            assert not waiting.done()
+        assert redrafter.status.running == 1
+        first.close()
+        waiting.result(30)
+    assert redrafter.status.last_progress > began
+    second.close()
+    assert (redrafter.status.running, redrafter.status.waiting) == (0, 0)
+    redrafter.close()
+
+
+_LEFT_OPEN = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from tiny import byte_model, byte_tokenizer
+from redrafter_mlx.engine.engine import Redrafter
+model = Redrafter(byte_model(seed=1), byte_tokenizer(), None)
+stream = model.stream([1, 2, 3], max_tokens=500)
+next(stream)
+sys.exit(7)
+"""
+
+
+def test_a_process_may_end_in_the_midst_of_an_answer() -> None:
+    here = str(__file__).rsplit("/", 1)[0]
+    ended = subprocess.run(
+        [sys.executable, "-c", _LEFT_OPEN, here], capture_output=True, timeout=60
+    )
+    assert ended.returncode == 7, ended.stderr.decode()
+
+
+@pytest.mark.parametrize(
+    ("limits", "named"),
+    [
+        ({"max_batch": 0}, "max_batch is 0"),
+        ({"prefill_seconds": 0}, "prefill_seconds is 0"),
+        ({"prefix_bytes": -1}, "prefix_bytes is -1"),
+        ({"memory_bytes": "8GB"}, "memory_bytes is '8GB'"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(limits: dict, named: str) -> None:
+    with pytest.raises(BadInputError, match=named):
+        EngineOptions(**limits)
+
+
+def test_options_know_their_sampling_parameters() -> None:
+    options = GenerationOptions(temperature=0.5, top_k=3, max_tokens=9, seed=1)
+    assert options.sampling.temperature == 0.5
+    assert options.sampling == GenerationOptions(temperature=0.5, top_k=3, seed=2).sampling
