@@ -21,7 +21,8 @@ from redrafter_mlx.decoding.state import RowOptions
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
-from redrafter_mlx.speculation.sampling import penalised, sampled_log_probs, sequence_keys
+from redrafter_mlx.speculation.penalties import penalised
+from redrafter_mlx.speculation.sampling import sampled_log_probs, sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
@@ -197,7 +198,7 @@ def test_rows_with_parameters_of_their_own_draw_from_their_own_distributions() -
     target, prompt, each = tiny(layers=1), [3, 5], 100
     decoder = drafted(target, BeamShape(2, 3))
     params = [SamplingParams(0.6), SamplingParams(1.0, top_k=4), SamplingParams(1.3, top_p=0.8),
-              SamplingParams(1.0, min_p=0.1, repetition_penalty=1.5)]  # fmt: skip
+              SamplingParams(1.0, min_p=0.1, logit_bias=((3, 1.0),))]  # fmt: skip
     counts = np.zeros((len(params), FEW))
     rows = each * len(params)
     for seed in range(4):
@@ -206,15 +207,12 @@ def test_rows_with_parameters_of_their_own_draw_from_their_own_distributions() -
         state, output = decoder.start(cache, 0, [prompt] * rows, keys)
         root = read_report(output)[0].tokens[0]
         state.options = tuple(RowOptions(p) for p in params for _ in range(each))
-        past = mx.array([[prompt[0]] * 19 + [prompt[1]]])
-        state.history = (None,) * 3 * each + (past,) * each
         _, output = decoder.step(state, len(prompt))
         for i, result in enumerate(read_report(output)):
             counts[i // each, result.tokens[0]] += 1
     logits = target.model(mx.array([[*prompt, root]]))[:, -1:]
-    window = mx.array([[[*prompt, root]]])
     for count, p in zip(counts, params, strict=True):
-        probs = np.exp(np.array(sampled_log_probs(penalised(logits, window, p), p)))[0, 0]
+        probs = np.exp(np.array(sampled_log_probs(penalised(logits, None, p), p)))[0, 0]
         statistic, freedom = chi_square(count, probs * count.sum())
         assert statistic < critical(freedom)
 
