@@ -135,7 +135,8 @@ class EagleRecipe(Recipe):
         check_same_form(folder, _flat(given), _flat(speculators_config(self.config)))
 
     def blank(self, target: Target, options: TrainOptions) -> Student:
-        vocabulary = DraftVocabulary(self.config.output_size, self.config.vocab_size)
+        V, size = self.config.vocab_size, self.config.output_size
+        vocabulary = DraftVocabulary(size, V, mx.arange(size) if size < V else None)
         return EagleStudent(self, EagleThreeNetwork(self.config), vocabulary, target, options)
 
     def fresh(
