@@ -69,14 +69,14 @@ def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteMode
     server = Server(url.rstrip("/"), name, api_key)
     if not urlsplit(server.url).path:
         server = replace(server, url=f"{server.url}/v1")
-    entries: dict[str, dict[str, Any]] = {str(entry["id"]): entry for entry in server.models()}
+    entries: dict[Any, dict[str, Any]] = {entry["id"]: entry for entry in server.models()}
     if not entries:
         raise ServerError(f"{server.url} has no model; start it with one")
     name = next(iter(entries)) if name is None else name
     if name not in entries:
         raise ServerError(f"{server.url} has no model {name!r}; it has: {', '.join(entries)}")
-    facts: dict[str, Any] = entries[name].get("x_redrafter", {})
-    if facts.get("loaded") is False and facts["dtype"] is None:
+    facts: dict[str, Any] = entries[name].get("x_redrafter") or {}
+    if facts.get("loaded") is False and facts.get("dtype") is None:
         raise ServerError(f"{server.url} is still loading {name}; try again soon")
     source = RemoteSource(name, server.url, facts.get("dtype") or "unknown")
     return RemoteModel(source, facts.get("drafting")), replace(server, model=name)
@@ -140,8 +140,8 @@ def _fields(options: GenerationOptions) -> dict[str, Any]:
 
 def _tokens(chunk: Mapping[str, Any], last: RemoteToken) -> Iterator[RemoteToken]:
     """The tokens of one step, whose texts together are the chunk's, and what ends an answer."""
-    for choice in chunk.get("choices", ()):
-        delta, step = choice.get("delta") or {}, chunk.get("x_redrafter", {})
+    for choice in chunk.get("choices") or ():
+        delta, step = choice.get("delta") or {}, chunk.get("x_redrafter") or {}
         reasoning = delta.get("reasoning_content")
         text, tokens = reasoning or delta.get("content") or "", step.get("tokens", ())
         texts = [token["text"] for token in tokens]

@@ -86,7 +86,7 @@ def test_as_many_users_ask_at_once_and_each_question_is_asked_once() -> None:
         (503, '{"error": "loading"}', "503"),
         (200, streamed(chunk("half"), end=False), "broke"),
         (200, streamed(chunk("uncounted")), "usage"),
-        (200, "data: {no JSON\n\n", "cannot be asked"),
+        (200, "data: {no JSON\n\n", "OpenAI's API"),
     ],
 )
 def test_a_server_that_does_not_answer_is_named_and_ends_the_load(

@@ -129,7 +129,8 @@ def test_an_option_that_no_request_can_have_is_refused(served: str, line: str) -
         (503, '{"error": {"message": "the queue is full"}}', "503: the queue is full", ""),
         (200, streamed(chunk("half"), end=False), "broke", "half"),
         (200, streamed(chunk("half"), {"error": {"message": "it failed"}}), "it failed", "half"),
-        (200, "data: {no JSON\n\n", "cannot be asked", ""),
+        (200, "data: {no JSON\n\n", "OpenAI's API", ""),
+        (200, "data: [1]\n\n", "OpenAI's API", ""),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error_and_its_text_is_kept(

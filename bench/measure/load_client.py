@@ -50,8 +50,7 @@ class Server:
     def models(self) -> list[dict[str, object]]:
         """The models that it lists; raises ServerError as `stream` does."""
         with self._response("GET", "models") as response:
-            listed: list[dict[str, object]] = json.load(response)["data"]
-            return listed
+            return [{**entry, "id": str(entry["id"])} for entry in json.load(response)["data"]]
 
     def stream(self, body: Mapping[str, object]) -> Generator[dict[str, object], None, None]:
         """The chunks of one streamed chat completion.
@@ -66,7 +65,7 @@ class Server:
                 if content == b"[DONE]":
                     return
                 if line.startswith(b"data:"):
-                    chunk = json.loads(content)
+                    chunk: dict[str, object] = {**json.loads(content)}
                     if "error" in chunk:
                         raise ServerError(f"{self.url} broke an answer off: {_words(content)}")
                     yield chunk
@@ -94,9 +93,11 @@ class Server:
             raise ServerError(
                 f"no server listens at {self.url}; start one with `redrafter-mlx serve`"
             ) from None
-        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        except (OSError, HTTPException) as error:
             reason = str(error) or type(error).__name__
             raise ServerError(f"{self.url} cannot be asked: {reason}") from error
+        except (ValueError, LookupError, TypeError) as error:
+            raise ServerError(f"{self.url} did not answer as OpenAI's API does: {error}") from error
         finally:
             connection.close()
 
