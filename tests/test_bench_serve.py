@@ -112,14 +112,13 @@ def test_figures_of_a_load_are_those_of_its_answers() -> None:
 def test_our_server_under_load_says_what_the_library_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    model = tiny_redrafter()
-    with running([host(model)]) as url:
+    with running([host(tiny_redrafter())]) as url:
         wait_until_ready(url)
         said = ask(Server(f"{url}/v1"), "Name a fruit.", 12)
         addresses = ["--url", f"{url}/v1", "--url", f"{url}/v1"]
         line = ["bench", "serve", *addresses, "--users", "1,3", "--limit", "3", "--json"]
         assert main.run([*line, "--max-tokens", "6"]) == 0
-    assert said.text == model.generate("Name a fruit.", max_tokens=12).text
+    assert said.text == tiny_redrafter().generate("Name a fruit.", max_tokens=12).text
     rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
     assert [row["users"] for row in rows] == [1, 1, 3, 3]
     assert all(row["same_text"] == 1.0 and row["answers"] == 3 for row in rows)
