@@ -30,6 +30,7 @@ from redrafter_mlx.errors import BadInputError
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.questions import Question
     from redrafter_mlx.engine.engine import Redrafter
+    from redrafter_mlx.engine.options import EngineOptions
 
 _KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text",
           tuple: "a list of strings"}  # fmt: skip
@@ -184,7 +185,7 @@ System = Annotated[
 ]
 
 
-def load_model(options: ModelOptions) -> Redrafter:
+def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Redrafter:
     """Load target and drafter with progress on stderr."""
     options.check()
     if not options.drafter.strip():
@@ -201,6 +202,7 @@ def load_model(options: ModelOptions) -> Redrafter:
             drafter_bits=options.drafter_bits,
             offline=options.offline,
             progress=progress,
+            engine=engine,
         )
 
 

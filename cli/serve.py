@@ -95,6 +95,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         raise BadInputError(
             f"the server needs {error.name}; install it with: pip install 'redrafter-mlx[serve]'"
         ) from None
+    from redrafter_mlx.engine.options import EngineOptions
     from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
     failures: list[Exception] = []
@@ -104,7 +105,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         server.should_exit = True
 
     def load() -> Redrafter:
-        return opt.load_model(loading)
+        return opt.load_model(loading, EngineOptions(max_batch=serving.max_concurrency))
 
     host = ModelHost(loading.model or DEFAULT_MODEL, load, unload_after=serving.unload_after)
     logging = copy.deepcopy(LOGGING_CONFIG)

@@ -23,6 +23,7 @@ from redrafter_mlx.drafting.prompt_lookup import split_lookup
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.static_trees import AlongTree, split_tree
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import (
     BadInputError,
     DamagedFileError,
@@ -68,6 +69,7 @@ def load(
     drafter_bits: int | None = None,
     offline: bool = False,
     progress: Progress | None = None,
+    engine: EngineOptions | None = None,
 ) -> Redrafter:
     """A target with its drafter, in memory, warmed up and ready to answer.
 
@@ -79,12 +81,13 @@ def load(
         else a published one of those that are on this machine; None decodes plainly
       drafter_bits: 4 or 8 bits, to quantise the drafter's weights so; None leaves them as they are
       model, dtype, quantize, offline, progress: as in `load_target`
+      engine: how many answers share the device, and how they take turns
     Raises:
       RedrafterError: in one line, for whatever a user can cause
     """
     named = parse_drafter(drafter, drafter_bits)
     loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
-    return draft_with(named, loaded, offline=offline, progress=progress)
+    return draft_with(named, loaded, offline=offline, progress=progress, engine=engine)
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ def draft_with(
     *,
     offline: bool = False,
     progress: Progress | None = None,
+    engine: EngineOptions | None = None,
 ) -> Redrafter:
     """What `load` does with a target in memory: find the drafter, and warm up."""
     parts: list[Bindable] = []
@@ -157,6 +161,7 @@ def draft_with(
         lookup=drafter.looks_up,
         source=loaded.source,
         drafter_note=note,
+        engine=engine,
     )
     redrafter.warm_up()
     return redrafter

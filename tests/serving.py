@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
 import httpx
 import uvicorn
@@ -16,7 +16,9 @@ from tiny import byte_model, byte_tokenizer
 
 from redrafter_mlx.cli import main as cli
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.response import Response
 from redrafter_mlx.server.app import create_app
 from redrafter_mlx.server.hosting import ModelHost
@@ -26,10 +28,19 @@ DEADLINE = 20.0
 CONTEXT = 2048
 
 
-def tiny_redrafter(seed: int = 0) -> Redrafter:
+class AlwaysDrafting(Redrafter):
+    """Drafts in every step where it can, whatever the clock says of that."""
+
+    def chosen_options(
+        self, options: GenerationOptions | None, overrides: Mapping[str, object]
+    ) -> GenerationOptions:
+        return super().chosen_options(options, {**overrides, "beam_width": 1, "beam_length": 5})
+
+
+def tiny_redrafter(seed: int = 0, engine: EngineOptions | None = None) -> Redrafter:
     """A model whose tokens are bytes, drafting by prompt lookup."""
     model = byte_model(seed, max_position_embeddings=CONTEXT)
-    return Redrafter(model, byte_tokenizer(), "lookup")
+    return AlwaysDrafting(model, byte_tokenizer(), "lookup", engine=engine)
 
 
 def host(model: Redrafter, name: str = "tiny", unload_after: float | None = None) -> ModelHost:
@@ -92,7 +103,7 @@ def main() -> None:
 
     if most:
         model.astream = stuck  # type: ignore[method-assign, assignment]
-    opt.load_model = lambda _: model
+    opt.load_model = lambda *_: model
     sys.exit(cli.run(["serve", "tiny", "--port", str(port)]))
 
 

@@ -28,6 +28,9 @@ from serving import (  # noqa: E402
 from starlette.testclient import TestClient  # noqa: E402
 
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
+from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
+from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402
+from redrafter_mlx.engine.worker import EngineStatus  # noqa: E402
 from redrafter_mlx.errors import BadInputError, DamagedFileError  # noqa: E402
 from redrafter_mlx.response import Response  # noqa: E402
 from redrafter_mlx.server.app import create_app  # noqa: E402
@@ -221,25 +224,46 @@ def test_a_chat_template_that_raises_is_a_400(model: Redrafter, api: TestClient)
     assert answer.json()["error"]["param"] == "messages"
 
 
-def test_a_model_that_fails_ends_its_requests_with_an_error(
-    model: Redrafter, api: TestClient
+def test_an_engine_that_fails_ends_its_requests_with_an_error_and_starts_anew(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = model.astream
+    sound, rounds = Scheduler.work, 0
 
-    async def broken(*_: object, **__: object) -> AsyncGenerator[Response, None]:
-        async with contextlib.aclosing(sound("hi", max_tokens=9)) as responses:
-            async for response in responses:
-                yield response
-                if response.generation_tokens == 3:
-                    raise RuntimeError("[metal] failed")
+    def broken(scheduler: Scheduler) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds % 10 == 0:
+            raise RuntimeError("[metal] failed")
+        sound(scheduler)
 
-    model.astream = broken  # type: ignore[method-assign]
+    monkeypatch.setattr(Scheduler, "work", broken)
     assert api.post(CHAT, json=ASKED).status_code == 500
     stream = api.post(CHAT, json={**ASKED, "stream": True}).text.split("\n\n")
-    assert json.loads(stream[-2].removeprefix("data: "))["error"]["type"] == "server_error"
-    model.astream = sound  # type: ignore[method-assign]
+    error = json.loads(stream[-2].removeprefix("data: "))["error"]
+    assert error["type"] == "server_error"
+    assert "[metal] failed" in error["message"]
     assert api.post(CHAT, json={**ASKED, "max_tokens": 2}).status_code == 200
     assert "vllm:num_requests_running 0.0" in api.get("/metrics").text
+
+
+def test_a_prompt_that_does_not_fit_into_memory_is_told_to_come_back() -> None:
+    model = tiny_redrafter(engine=EngineOptions(memory_bytes=1))
+    with client(host(model)) as api:
+        answer = api.post(CHAT, json=ASKED)
+        assert answer.status_code == 503
+        assert int(answer.headers["Retry-After"]) > 0
+        assert "GB" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("running", "seconds", "status"), [(1, 100.0, 503), (1, 0.0, 200), (0, 100.0, 200)]
+)
+def test_health_fails_when_work_waits_and_nothing_moves(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch, running: int, seconds: float, status: int
+) -> None:
+    moved = time.monotonic() - seconds
+    monkeypatch.setattr(Redrafter, "status", EngineStatus(running, 0, moved))
+    assert api.get("/health").status_code == status
 
 
 def test_while_a_model_is_loaded_requests_are_told_to_come_back(model: Redrafter) -> None:

@@ -95,6 +95,14 @@ def test_seeds_make_answers_repeatable_and_the_answers_of_one_request_different(
     assert texts[0] == alone.text
 
 
+def test_penalties_are_those_of_the_library(client: openai.OpenAI, model: Redrafter) -> None:
+    given = {"frequency_penalty": 1.5, "presence_penalty": -0.5}
+    answer = client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=30, **given)
+    alone = model.generate(ASKED, max_tokens=30, draft=False, **given)
+    assert answer.choices[0].message.content == alone.text
+    assert alone.text != model.generate(ASKED, max_tokens=30).text
+
+
 def test_usage_and_timings_count_the_tokens(client: openai.OpenAI, model: Redrafter) -> None:
     given = {"model": "tiny", "messages": ASKED, "max_tokens": 25}
     prompt = len(model.encode(ASKED))
