@@ -24,7 +24,8 @@ from redrafter_mlx.errors import ServerError
 
 KEY = "a-key-of-ours"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-LINES = ("hello hello hello", "/set temperature 0.9", "/set seed 5", "and again", "/stats")
+LINES = ("hello hello hello", "/set temperature 0.9", "/set presence_penalty 0.7", "/set seed 5",
+         "and again", "/stats")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
