@@ -558,10 +558,11 @@ def test_every_key_of_the_options_file_is_documented() -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "drafter", "title", "parameters"),
+    ("form", "drafter", "title", "parameters", "drafts"),
     [
-        ("medusa", {}, "A set of Medusa heads", 2 * (32 * 32 + 32 + 100 * 32)),
-        ("mlp", {"draft_vocab": None}, "An MLP speculator", 2 * (258 * 32 + 32 * 32 + 32)),
+        ("medusa", {}, "A set of Medusa heads", 2 * (32 * 32 + 32 + 100 * 32), 2),
+        ("mlp", {"draft_vocab": None}, "An MLP speculator", 2 * (258 * 32 + 32 * 32 + 32), 2),
+        ("eagle", {}, "A decoder layer", 32 * (64 + 3 * 64 + 32 + 3 * 85 + 6 + 100), 5),
     ],
 )
 def test_another_form_is_trained_used_and_compared_by_the_same_commands(
@@ -573,6 +574,7 @@ def test_another_form_is_trained_used_and_compared_by_the_same_commands(
     drafter: dict[str, object],
     title: str,
     parameters: int,
+    drafts: int,
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     keys: Keys = {
@@ -594,7 +596,7 @@ def test_another_form_is_trained_used_and_compared_by_the_same_commands(
     compare = ["quality", str(first), str(second), "--model", str(model), "--questions", str(few)]
     assert main.run([*compare, "--max-tokens", "16", "--beam-length", "6", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["drafters"]
-    assert [len(row["top1"]) for row in rows] == [2, 2]
+    assert [len(row["top1"]) for row in rows] == [drafts, drafts]
     assert rows[0]["parameters"] == parameters
     assert rows[0]["bytes"] == (first / "model.safetensors").stat().st_size
     assert rows[0]["training_seconds"] == read_metrics(first)[-1]["seconds"]

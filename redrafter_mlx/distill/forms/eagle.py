@@ -239,7 +239,8 @@ class EagleStudent(Student):
 def _context_layers(form: EagleForm, n_layers: int) -> tuple[int, ...]:
     """For a target of so many layers; BadInputError for one that it does not have."""
     if form.context_layers == "auto":
-        return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
+        layers = tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
+        return layers if layers[0] != 1 else (0, *layers)  # see EagleForm
     return check_layers(form.context_layers, n_layers)
 
 
