@@ -47,6 +47,10 @@ the worse, it is 2% at most."""
 _MOST_PROBES = 3
 """Probes that the budget can hold: one that misses does not end a row of them."""
 
+_PLAIN_EVERY = 4
+"""Steps between plain ones in a batch, until it is known what those take: drafts are worth nothing
+that is only measured against the cost model."""
+
 _CONTEXT_STEP = 64
 """Tokens after which costs are looked up again; they change by a few percent in 2,000 tokens."""
 
@@ -80,7 +84,7 @@ class BatchPolicy:
         self._best = self._probed = 0  # numbers of shapes
         self._budget = math.inf  # for what seems to pay: as many probes as it can hold
         self._probes: deque[BeamShape] = deque()  # not read yet
-        self._stale = True
+        self._stale, self._steps = True, 0
         # Of planned copies, the seconds of the step, and the largest shape drafted before.
         self._copied: deque[tuple[Mapping[Row, Copy], float, BeamShape]] = deque()
 
@@ -89,6 +93,10 @@ class BatchPolicy:
         self._look_up_costs(max(row.committed for row in rows), len(rows))
         if self._stale:
             self._choose()
+        self._steps += 1
+        compared = self._batch == 1 or self._times.known(PLAIN.nodes, self._batch)
+        if not compared and self._steps % _PLAIN_EVERY == 0:
+            return PLAIN
         if self._probed == self._best:
             return self.shapes[self._best]
         seconds = float(self._seconds[self._best])

@@ -41,10 +41,15 @@ class StepTimes:
         """Of steps lately: measured by predicted and corrected seconds; NaN before the first."""
         return statistics.median(self._lately or [math.nan])
 
+    def known(self, rows: int, batch: int = 1) -> bool:
+        """Whether enough steps with so many query rows were counted to correct their cost."""
+        return len(self._by_rows.get((batch, rows), ())) >= _ENOUGH
+
     def correction(self, rows: int, batch: int = 1) -> float:
         """What the predicted seconds of a step with so many query rows are multiplied by."""
-        ratios = self._by_rows.get((batch, rows), ())
-        return statistics.median(ratios) if len(ratios) >= _ENOUGH else 1.0
+        if not self.known(rows, batch):
+            return 1.0
+        return statistics.median(self._by_rows[batch, rows])
 
     def begin_answer(self) -> None:
         """Forget a step of each row count: what was too dear once is tried again some day."""
