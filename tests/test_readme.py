@@ -113,14 +113,14 @@ def shown_commands(text: str) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_that_are_shown_have_their_options(page: Path) -> None:
     root = typer.main.get_command(app)
-    commands = root.commands  # type: ignore[attr-defined]
     for line in shown_commands(text_of(page)):
-        name, *arguments = shlex.split(line)[1:]
-        assert name in commands, line
-        parser = commands[name].make_parser(typer.Context(commands[name]))
-        given = [argument for argument in arguments if argument not in ("…", "...")]
+        name, *given = [word for word in shlex.split(line)[1:] if word not in ("…", "...")]
+        assert name in root.commands, line  # type: ignore[attr-defined]
+        command = root.commands[name]  # type: ignore[attr-defined]
+        if given and given[0] in getattr(command, "commands", ()):
+            command = command.commands[given.pop(0)]
         try:
-            _, left, _ = parser.parse_args(args=given)
+            _, left, _ = command.make_parser(typer.Context(command)).parse_args(args=given)
         except Exception as error:
             pytest.fail(f"{page.name}: {line}: {error}")
         assert not left, line
