@@ -27,8 +27,10 @@ from tiny import HIDDEN, byte_model, byte_tokenizer
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.distill.drafter_forms import EagleForm
 from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, simulate_steps
@@ -247,6 +249,24 @@ def test_stored_states_of_whole_texts_equal_those_of_reading_them(
         assert all(path.exists() for path in extras.files(shard))
         for text, read in zip(extras.load(shard), computed, strict=True):
             np.testing.assert_allclose(text.whole_states, read, atol=5e-3)
+
+
+def test_texts_that_are_only_read_are_kept_whole_too(model: nn.Module, tmp_path: Path) -> None:
+    """Their first token has no state, and of a prefix that two share, the second has the rest."""
+    target, shard = Target(model).reading((0, 2)), tmp_path / "block-000000.safetensors"
+    texts = ["read this text", "read this one", "and another"]
+    read = ReadTexts(tuple(Conversation((text,)) for text in texts))
+    extras = Extras((0, 2), (read,), whole=True)
+    save_shard(Shard([], {}), shard, {})
+    extras.add(target, byte_tokenizer(), shard, 0)
+    (path,) = extras.read_shards(shard)
+    found = extras.each.load(path)
+    assert len(found) == 3
+    assert 1 in [len(text.prompt) for text in found]
+    for text in found:
+        assert len(text.whole_states) == len(text.prompt) + len(text.answer) - 1
+        batch = pad_together([text], 3, HIDDEN, prompts=True)
+        assert not any(batch.hard.tolist())
 
 
 def test_simulated_steps_equal_those_of_decoding(model: nn.Module) -> None:

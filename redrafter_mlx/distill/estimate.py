@@ -77,10 +77,13 @@ def estimate(
             of_token, tokens = _trial(partial(texts.sample, target, tokenizer))
             read = round(min(answers, tokens * len(texts.texts)))
             seconds += read * of_token
-    prompts = _PROMPT_SHARE if job.learn_prompts and job.training.soft_share > 0 else 0.0
-    positions = round(answers * (1 + prompts)) + read
+    prompts, extras = round(answers * _PROMPT_SHARE), corpus.extras
+    positions = answers + read
+    if any(texts.texts is None for texts in extras.read):
+        positions += prompts
+    stored = positions + prompts if extras.whole else positions
     parameters = recipe.parameters
-    corpus_bytes = min(positions * (target.dtype.size * target.context_size + 8), job.cache_bytes)
+    corpus_bytes = min(stored * (target.dtype.size * target.context_size + 8), job.cache_bytes)
     steps, held = job.training.steps(positions), plan(corpus_bytes)
     of_step = job.training.accumulate * _training_seconds(job, target, recipe)
     return Estimate(

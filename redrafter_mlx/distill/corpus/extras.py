@@ -161,8 +161,13 @@ def with_prompt_states(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
     width = target.context_size
     if all(t.prompt_states is not None and t.prompt_states.shape[1] == width for t in texts):
         return texts
-    found = teacher_forced_states(target, ((text.prompt, 1) for text in texts))
-    return [replace(text, prompt_states=own) for text, own in zip(texts, found, strict=True)]
+    longer = [text.prompt for text in texts if len(text.prompt) > 1]
+    found = teacher_forced_states(target, ((prompt, 1) for prompt in longer))
+    nothing = to_host(mx.zeros((0, width), target.dtype))
+    return [
+        replace(text, prompt_states=next(found) if len(text.prompt) > 1 else nothing)
+        for text in texts
+    ]
 
 
 def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None) -> None:
