@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.drafting.recurrent_config import DrafterConfig
     from redrafter_mlx.engine.drop_in import stream_generate
     from redrafter_mlx.engine.engine import Redrafter
+    from redrafter_mlx.engine.options import EngineOptions
     from redrafter_mlx.engine.session import Session
     from redrafter_mlx.errors import RedrafterError
     from redrafter_mlx.loading import load
@@ -37,6 +38,7 @@ _HOME = {
     "DraftModel": "drafting.draft_model",
     "Drafter": "drafting.interface",
     "DrafterConfig": "drafting.recurrent_config",
+    "EngineOptions": "engine.options",
     "RedrafterError": "errors",
     "Completion": "response",
     "Redrafter": "engine.engine",
@@ -55,6 +57,7 @@ __all__ = [
     "DraftModel",
     "Drafter",
     "DrafterConfig",
+    "EngineOptions",
     "GenerationOptions",
     "Redrafter",
     "RedrafterError",

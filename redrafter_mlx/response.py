@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -75,6 +76,24 @@ class Completion:
     generation_tps: float
     peak_memory: float
     shapes: list[BeamShape]
+
+    @classmethod
+    def of(cls, prompt_ids: list[int], responses: Sequence[Response]) -> Completion:
+        """The answer whose responses these are, all of them."""
+        last = responses[-1]
+        assert last.finish_reason is not None, "the answer has ended"
+        return cls(
+            prompt_ids=prompt_ids,
+            token_ids=[r.token for r in responses],
+            text="".join(r.text for r in responses),
+            finish_reason=last.finish_reason,
+            steps=last.steps,
+            tokens_per_step=last.tokens_per_step,
+            prompt_tps=last.prompt_tps,
+            generation_tps=last.generation_tps,
+            peak_memory=last.peak_memory,
+            shapes=[r.step.shape for r in responses if r.index == 0 and r.steps > 0],
+        )
 
 
 class Tally:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import NoneType
 
 import mlx.core as mx
@@ -23,9 +21,10 @@ from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.drafting.registry import find_drafting
+from redrafter_mlx.engine.listening import MakeJob, aresponses, responses
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt import Prompt, prompt_tokens
-from redrafter_mlx.engine.request import Answer, Event, Request
+from redrafter_mlx.engine.prompt import Prompt, context_length_of, prompt_tokens
+from redrafter_mlx.engine.request import Answer, Request, Tell
 from redrafter_mlx.engine.scheduler import Job, Model, Scheduler
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.engine.worker import EngineStatus, Worker
@@ -36,7 +35,6 @@ from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.target.tree_check import check_trees
-from redrafter_mlx.weights.raw_model import context_length
 
 
 class Redrafter:
@@ -77,7 +75,7 @@ class Redrafter:
         wrapped = isinstance(tokenizer, TokenizerWrapper)
         self.tokenizer = tokenizer if wrapped else TokenizerWrapper(tokenizer)
         self.source = source
-        self.context_length = _context_length(model, source)
+        self.context_length = context_length_of(model, source)
         self.model = model
         mx.eval(model.parameters())
         target = Target(model)
@@ -94,8 +92,7 @@ class Redrafter:
         if self.drafting is not None and self._tree is None:
             self.tuning = Tuner(model, self.target, self.drafter)
         parts = Model(self.target, self.drafter, self.lookup, self.tuning)
-        limits = engine or EngineOptions()
-        self._worker = Worker(lambda: Scheduler(parts, limits))
+        self._worker = Worker(lambda: Scheduler(parts, engine or EngineOptions()))
         weakref.finalize(self, self._worker.close)
 
     @property
@@ -172,21 +169,7 @@ class Redrafter:
         """The whole answer at once; arguments and errors as in `stream`."""
         ids = self.encode(prompt, raw=raw)
         chosen = self.chosen_options(options, overrides)
-        responses = list(self.respond(Request(tuple(ids), chosen, constraint)))
-        last = responses[-1]
-        assert last.finish_reason is not None
-        return Completion(
-            prompt_ids=ids,
-            token_ids=[r.token for r in responses],
-            text="".join(r.text for r in responses),
-            finish_reason=last.finish_reason,
-            steps=last.steps,
-            tokens_per_step=last.tokens_per_step,
-            prompt_tps=last.prompt_tps,
-            generation_tps=last.generation_tps,
-            peak_memory=last.peak_memory,
-            shapes=[r.step.shape for r in responses if r.index == 0 and r.steps > 0],
-        )
+        return Completion.of(ids, list(self.respond(Request(tuple(ids), chosen, constraint))))
 
     def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:
         """The beam shape of every step of an answer; None if it is chosen step by step.
@@ -227,27 +210,9 @@ class Redrafter:
         """`stream` for asyncio; cancelling it ends the answer at its next step."""
         chosen = self.chosen_options(options, overrides)
         request = Request(tuple(self.encode(prompt, raw=raw)), chosen, constraint, on_prefill)
-        loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
-
-        def tell(event: Event) -> None:
-            loop.call_soon_threadsafe(events.put_nowait, event)
-
-        answer = self._submit(request, tell)
-        last: Event | None = None
-        try:
-            while last is None:
-                event = await events.get()
-                if event.response is not None:
-                    yield event.response
-                else:
-                    last = event
-        finally:
-            answer.cancel()
-            while last is None:
-                event = await events.get()
-                last = event if event.response is None else None
-        if last.error is not None:
-            raise last.error
+        async with contextlib.aclosing(aresponses(self._worker, self._job(request))) as answer:
+            async for response in answer:
+                yield response
 
     def batch(
         self,
@@ -263,7 +228,7 @@ class Redrafter:
         """
         chosen = self.chosen_options(options, overrides)
         requests = [Request(tuple(self.encode(prompt, raw=raw)), chosen) for prompt in prompts]
-        return self._respond_to_all(requests)
+        return responses(self._worker, [self._job(request) for request in requests])
 
     def session(self, system: str | None = None) -> Session:
         """A conversation that keeps its KV cache from turn to turn."""
@@ -303,53 +268,23 @@ class Redrafter:
 
     def respond(self, request: Request) -> Generator[Response, None, None]:
         """The responses to one request."""
-        with contextlib.closing(self._respond_to_all([request])) as responses:
-            for _, response in responses:
+        with contextlib.closing(responses(self._worker, [self._job(request)])) as answer:
+            for _, response in answer:
                 yield response
 
-    def _respond_to_all(
-        self, requests: Sequence[Request]
-    ) -> Generator[tuple[int, Response], None, None]:
-        """The responses to several requests, as they come."""
-        events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+    def _job(self, request: Request) -> MakeJob:
+        """What the engine needs to answer a request."""
 
-        def tell(i: int) -> Callable[[Event], None]:
-            return lambda event: events.put((i, event))
+        def make(tell: Tell) -> Job:
+            options, length = request.options, len(request.prompt)
+            room = options.max_tokens
+            if self.context_length is not None:
+                room = min(room, self.context_length - length)
+            detokenizer, eos = self.tokenizer.detokenizer, self.tokenizer.eos_token_ids
+            text = AnswerText(detokenizer, eos, options.stop, room, request.constraint)
+            return Job(Answer(request, text, tell), self.shape_of(options, length))
 
-        answers: list[Answer] = []
-        going_on = len(requests)
-        try:
-            for i, request in enumerate(requests):
-                answers.append(self._submit(request, tell(i)))
-            while going_on:
-                i, event = events.get()
-                if event.response is not None:
-                    yield i, event.response
-                else:
-                    going_on -= 1
-                    if event.error is not None:
-                        raise event.error
-        finally:
-            for answer in answers:
-                answer.cancel()
-            going_on -= len(requests) - len(answers)
-            while going_on > 0 and self._worker.alive and not self._worker.is_current:
-                try:
-                    going_on -= events.get(timeout=1.0)[1].response is None
-                except Empty:
-                    continue  # a long step; or the thread ended, and nothing will come
-
-    def _submit(self, request: Request, tell: Callable[[Event], None]) -> Answer:
-        """Hand a request to the engine, which will `tell` of it."""
-        options, length = request.options, len(request.prompt)
-        room = options.max_tokens
-        if self.context_length is not None:
-            room = min(room, self.context_length - length)
-        eos = self.tokenizer.eos_token_ids
-        text = AnswerText(self.tokenizer.detokenizer, eos, options.stop, room, request.constraint)
-        answer = Answer(request, text, tell)
-        self._worker.submit(Job(answer, self.shape_of(options, length)))
-        return answer
+        return make
 
     def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
         """The decoding loop with this model's drafts, of `shape` where none is chosen by step."""
@@ -362,10 +297,3 @@ class Redrafter:
             options.logprobs,
             self.lookup if options.draft else None,
         )
-
-
-def _context_length(model: nn.Module, source: TargetSource | None) -> int | None:
-    """From the model's files, or from its arguments if the files are not known."""
-    if source is not None:
-        return source.context_length
-    return context_length(vars(model.args)) if hasattr(model, "args") else None

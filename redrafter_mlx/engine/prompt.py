@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.raw_model import context_length
 
 Message = Mapping[str, object]
 Prompt = str | Sequence[Message] | Sequence[int]
@@ -40,6 +43,13 @@ def prompt_tokens(
     if not ids:
         raise BadInputError("the prompt is empty; give at least one token")
     return ids
+
+
+def context_length_of(model: nn.Module, source: TargetSource | None) -> int | None:
+    """From the model's files, or from its arguments if the files are not known."""
+    if source is not None:
+        return source.context_length
+    return context_length(vars(model.args)) if hasattr(model, "args") else None
 
 
 def _token_id(token: object, vocab_size: int) -> int:

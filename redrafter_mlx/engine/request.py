@@ -36,6 +36,9 @@ class Event(NamedTuple):
     error: Exception | None = None
 
 
+Tell = Callable[[Event], None]
+
+
 class Answer:
     """One request on its way through the engine, whose thread alone uses it, `cancel` aside.
 
@@ -46,7 +49,7 @@ class Answer:
     cancelled:  whether the caller has lost interest
     """
 
-    def __init__(self, request: Request, text: AnswerText, tell: Callable[[Event], None]) -> None:
+    def __init__(self, request: Request, text: AnswerText, tell: Tell) -> None:
         self.request, self.text = request, text
         self.constraint = None if request.constraint is None else _Guarded(request.constraint, self)
         self.tally: Tally | None = None

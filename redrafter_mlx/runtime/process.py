@@ -33,14 +33,18 @@ MLX_PROCESS = MLXProcess()
 
 
 class ModelLock:
-    """Lets one thread at a time compute with a model, and none in a forked process."""
+    """Lets one thread at a time compute with a model, and none in a forked process.
+
+    Who waits for it comes before who has just released it.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock, self._next = threading.Lock(), threading.Lock()
 
     def __enter__(self) -> None:
         MLX_PROCESS.check()  # first: after a fork, the thread that holds the lock may be gone
-        self._lock.acquire()
+        with self._next:
+            self._lock.acquire()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None,

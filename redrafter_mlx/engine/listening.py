@@ -1,0 +1,92 @@
+"""How callers wait for the engine: in a thread, or in an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from queue import Empty, SimpleQueue
+
+from redrafter_mlx.engine.request import Answer, Event, Tell
+from redrafter_mlx.engine.scheduler import Job
+from redrafter_mlx.engine.worker import Worker
+from redrafter_mlx.errors import EngineFailedError
+from redrafter_mlx.response import Response
+
+MakeJob = Callable[[Tell], Job]
+"""What is asked for, made when the caller is ready to be told of it."""
+
+_PATIENCE = 1.0
+"""Seconds without a word after which it is looked whether the engine's thread is still there."""
+
+
+def responses(
+    worker: Worker, jobs: Sequence[MakeJob]
+) -> Generator[tuple[int, Response], None, None]:
+    """The responses to all jobs, each with the job's index, as they come.
+
+    Closing the generator ends the answers at their next step, and returns when they have ended. The
+    first error ends all of them.
+    """
+    events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
+    answers: list[Answer] = []
+    ended = 0
+
+    def tell_of(i: int) -> Tell:
+        return lambda event: events.put((i, event))
+
+    try:
+        for i, make in enumerate(jobs):
+            job = make(tell_of(i))
+            worker.submit(job)
+            answers.append(job.answer)
+        while ended < len(answers):
+            i, event = _next(events, worker)
+            if event.response is not None:
+                yield i, event.response
+            else:
+                ended += 1
+                if event.error is not None:
+                    raise event.error
+    finally:
+        for answer in answers:
+            answer.cancel()
+        while ended < len(answers) and worker.alive and not worker.is_current:
+            ended += _next(events, worker)[1].response is None
+
+
+async def aresponses(worker: Worker, make: MakeJob) -> AsyncGenerator[Response, None]:
+    """The responses to one job; cancelling it ends the answer at its next step."""
+    loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
+
+    def tell(event: Event) -> None:
+        loop.call_soon_threadsafe(events.put_nowait, event)
+
+    job = make(tell)
+    worker.submit(job)
+    last: Event | None = None
+    try:
+        while last is None:
+            event = await events.get()
+            if event.response is not None:
+                yield event.response
+            else:
+                last = event
+    finally:
+        job.answer.cancel()
+        while last is None:
+            event = await events.get()
+            last = event if event.response is None else None
+    if last.error is not None:
+        raise last.error
+
+
+def _next(events: SimpleQueue[tuple[int, Event]], worker: Worker) -> tuple[int, Event]:
+    """The next event, waited for as long as the engine can tell of one."""
+    while True:
+        try:
+            return events.get(timeout=_PATIENCE)
+        except Empty:
+            if not worker.alive and events.empty():
+                raise EngineFailedError(
+                    "the engine's thread is gone; load the model again"
+                ) from None
