@@ -220,6 +220,16 @@ def test_a_template_whose_calls_nobody_reads_is_told_of_the_form_that_is_read() 
     assert '<tool_call>\n{"name": "function_name"' in text
 
 
+def test_a_template_without_a_system_message_has_the_tools_in_the_users() -> None:
+    refusing = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    )
+    of_model = model(refusing + CHAT_TEMPLATE)
+    text = shown(of_model, plan(of_model, ASKED, tools=[CLOCK]))
+    assert text.startswith("<|im_start|>user\nYou can call functions.")
+    assert "\n\nRain in Rome?<|im_end|>" in text
+
+
 @pytest.mark.parametrize("template", [WITH_TOOLS, CHAT_TEMPLATE])
 def test_control_tokens_in_tools_and_calls_stay_text(template: str) -> None:
     of_model = model(template)

@@ -122,6 +122,15 @@ def spelled_out(
     return told
 
 
+def system_as_user(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The same with the system message at the head of the first message of the user."""
+    told = [dict(message) for message in messages]
+    if len(told) > 1 and told[0]["role"] == "system" and told[1]["role"] == "user":
+        guide = told.pop(0)["content"]
+        told[0]["content"] = f"{guide}\n\n{told[0]['content']}"
+    return told
+
+
 def _call_text(function: Mapping[str, Any]) -> str:
     call = {"name": function["name"], "arguments": function["arguments"]}
     return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
