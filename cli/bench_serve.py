@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
-from redrafter_mlx.bench.analyse.serving import ServingRow, serving_rows
 from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_load
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench import console
@@ -14,6 +14,9 @@ from redrafter_mlx.cli.options import Flag, flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.ranges import parse_integers
 from redrafter_mlx.errors import BadInputError
+
+if TYPE_CHECKING:
+    from redrafter_mlx.bench.analyse.serving import ServingRow
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _MOST_USERS = 256
@@ -66,6 +69,8 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
 
     Example: redrafter-mlx bench serve --url http://127.0.0.1:8080/v1 --users 1,4,8
     """
+    from redrafter_mlx.bench.analyse.serving import serving_rows
+
     servers, loads = options.servers(), options.loads()
     rows: list[ServingRow] = []
     with progress_bars("asking the servers") as bars:
