@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 
-import httpx
+import httpx2 as httpx
 import uvicorn
 from tiny import byte_model, byte_tokenizer
 

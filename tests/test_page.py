@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-pytest.importorskip("httpx")
+pytest.importorskip("httpx2")
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 from starlette.testclient import TestClient

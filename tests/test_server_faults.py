@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 
 import pytest
 
-httpx = pytest.importorskip("httpx")
+httpx = pytest.importorskip("httpx2")
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 from serving import (  # noqa: E402

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import pytest
 
 openai = pytest.importorskip("openai", reason="needs the extra `test`")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-httpx = pytest.importorskip("httpx")
+httpx = pytest.importorskip("httpx2")
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 from serving import DEADLINE, wait_until_ready  # noqa: E402
