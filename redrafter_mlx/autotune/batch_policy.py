@@ -177,7 +177,7 @@ class BatchPolicy:
     def _learn_copies(self, copied: Sequence[tuple[Row, StepResult]], batch: int) -> None:
         """How copies fared in the rows that had any."""
         copies, predicted, drafted = self._copied.popleft()
-        while not any(row in copies for row, _ in copied):
+        while not all(row in copies for row, _ in copied):
             copies, predicted, drafted = self._copied.popleft()  # all its rows ended before
         # The cost model is off by about as much for other steps.
         seconds = copied[0][1].seconds / self._times.slowness - self._drafting(drafted, batch)
