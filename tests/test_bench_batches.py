@@ -150,6 +150,18 @@ def test_the_table_has_the_figures_and_other_tokens_fail(
 
 
 @pytest.mark.usefixtures("loaded")
+def test_sampled_methods_are_told_apart_and_owe_nobody_their_tokens(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ways = ["--temperature", "0.8", "--accept", "sample,rejection", "--limit", "2"]
+    assert main.run([*LINE, "--batch-size", "2", *ways]) == 0
+    out = capsys.readouterr().out
+    assert "rejection" in out
+    assert "0.8" in out
+    assert "NO" not in out
+
+
+@pytest.mark.usefixtures("loaded")
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -94,8 +94,8 @@ class BatchPlan:
                 raise BadInputError(f"{name} is {value}; it must be at least {least}")
         if max(self.sizes) > len(self.questions):
             raise BadInputError(
-                f"--batch-size is {max(self.sizes)}, and there are {len(self.questions)} questions "
-                f"to ask at once; give more with --questions"
+                f"--batch-size is {max(self.sizes)}, more than the questions that there are to ask "
+                f"at once ({len(self.questions)}); give more with --questions or a higher --limit"
             )
 
     @property

@@ -32,14 +32,17 @@ def serving_table(rows: Sequence[ServingRow]) -> TextTable:
 
 def batch_table(rows: Sequence[BatchRow]) -> TextTable:
     """Requests at once by method, as in the paper's Table 3."""
+    sampled = any(row.method.temperature > 0 for row in rows)
     columns = (
-        "batch", "method", "W", "L", "tok/s each", "total tok/s", "over mlx-lm's batch",
+        "batch", "method", *(("accept", "T") if sampled else ()), "W", "L",
+        "tok/s each", "total tok/s", "over mlx-lm's batch",
         "over plain", "tokens/step", "first token", "peak", "mlx-lm's tokens",
     )  # fmt: skip
     cells = [
         (
             str(row.size),
             " ".join(filter(None, (row.method.name, row.method.drafter))),
+            *((row.method.accept or "", f"{row.method.temperature:g}") if sampled else ()),
             _shape(row.method.beam_width, row),
             _shape(row.method.beam_length, row),
             spread(row.request_tps),
