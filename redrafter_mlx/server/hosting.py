@@ -44,7 +44,7 @@ class ModelHost:
         self.loaded: Hosted | None = None
         self._facts: dict[str, object] = {"drafting": None, "dtype": None}
         self._context_length: int | None = None
-        self._loaded_once = False
+        self._started = False
         self._created = int(time.time())
         self._loading: asyncio.Task[Hosted] | None = None
         self._users = 0
@@ -52,8 +52,8 @@ class ModelHost:
 
     @property
     def starting(self) -> bool:
-        """Whether the model has not been in memory yet."""
-        return not self._loaded_once
+        """Whether the first loading has not ended yet."""
+        return not self._started
 
     @property
     def entry(self) -> dict[str, object]:
@@ -76,8 +76,11 @@ class ModelHost:
         return waits and time.monotonic() - status.last_progress > seconds
 
     async def start(self) -> None:
-        """Load the model for the first time."""
-        await self._get()
+        """Load the model for the first time; if that fails, the next request tries again."""
+        try:
+            await self._get()
+        finally:
+            self._started = True
         self._plan_unloading()
 
     @contextlib.asynccontextmanager
@@ -121,7 +124,6 @@ class ModelHost:
         self._context_length = model.context_length
         dtype = None if model.source is None else model.source.dtype
         self._facts = {"drafting": model.drafting, "dtype": dtype}
-        self._loaded_once = True
         return self.loaded
 
     def _load_in_thread(self) -> Redrafter:
