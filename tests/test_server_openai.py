@@ -270,6 +270,15 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
         "messages.0.content": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages.0.role": {"messages": [{"role": "robot", "content": "hi"}]},
         "response_format.json_schema.schema": {"response_format": {"type": "json_schema"}},
+        "response_format": {  # no token can match it
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {
+                    "name": "s",
+                    "schema": {"type": "integer", "minimum": 2, "maximum": 1},
+                },
+            }
+        },
         "tool_choice": {"tool_choice": "required"},
         "functions": {"functions": [{"name": "f"}]},
         "x_redrafter.draft": {"extra_body": {"x_redrafter": {"draft": "no"}}},
