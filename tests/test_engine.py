@@ -440,3 +440,15 @@ def test_options_know_their_sampling_parameters() -> None:
     options = GenerationOptions(temperature=0.5, top_k=3, max_tokens=9, seed=1)
     assert options.sampling.temperature == 0.5
     assert options.sampling == GenerationOptions(temperature=0.5, top_k=3, seed=2).sampling
+
+
+def test_kept_texts_give_way_to_answers(model: nn.Module) -> None:
+    redrafter = make(model, None)
+    for n in range(4):
+        redrafter.generate([n, *LONG[:200]], max_tokens=3)
+    scheduler = redrafter._worker._scheduler
+    kept = scheduler._prefixes.nbytes
+    scheduler._memory._limit = mx.get_active_memory() + scheduler._memory._work
+    redrafter.generate([9, 9], max_tokens=3, cache_prompt=False)
+    assert scheduler._prefixes.nbytes < kept
+    redrafter.close()

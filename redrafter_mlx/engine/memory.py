@@ -48,7 +48,10 @@ class MemoryBudget:
 
         A batch of `largest_batch` bytes is copied when a row joins it.
         """
-        needed = self._needed(request) + largest_batch + self._work
+        return self.make_room(self._needed(request) + largest_batch + self._work, prefixes)
+
+    def make_room(self, needed: int, prefixes: PrefixCache) -> bool:
+        """Let go of kept texts until so many bytes are free; False if that is not enough."""
         excess = mx.get_active_memory() + needed - self._limit
         if excess > 0 and prefixes.nbytes:
             prefixes.shrink(max(prefixes.nbytes - excess, 0))

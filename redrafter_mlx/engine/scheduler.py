@@ -145,6 +145,7 @@ class Scheduler:
 
     def _admit(self) -> list[Answer]:
         """Begin to read the prompts for which there is room; returns answers that are refused."""
+        self._memory.make_room(0, self._prefixes)  # answers grow
         while self._waiting and self.running < self._options.max_batch:
             answer = self._waiting[0].answer
             if not self._memory.has_room(answer.request, self._largest_batch, self._prefixes):
