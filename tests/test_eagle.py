@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from eagle_samples import (
     random_tensors,
     write_files,
 )
+from test_batch import scheduled, some
 from test_draft_model import GREEDY, PROMPT, Alternating, run
 from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model
 
@@ -316,6 +318,19 @@ def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
     monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", 3)
     _, pieces, _ = run(decoder, 30)
     assert [r.tokens for r in pieces] == [r.tokens for r in whole]
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(2, 4)])
+def test_rows_that_join_and_leave_accept_what_they_would_alone(
+    model: nn.Module, trained: dict[str, Path], shape: BeamShape
+) -> None:
+    decoder = decoder_of(trained["EAGLE-3"], model, shape)
+    rng = random.Random(2)
+    sequences = some(rng, 4, [GREEDY])
+    scheduled(decoder, sequences, rng)
+    for each in sequences:
+        want = [r.tokens for r in each.alone(decoder).results]
+        assert [r.tokens for r in each.results] == want
 
 
 def test_batch_rows_are_decoded_as_if_alone(model: nn.Module, trained: dict[str, Path]) -> None:
