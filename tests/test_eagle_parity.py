@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB
 from test_eagle import load, seen
+from test_eagle_training import fresh
 from tiny import HIDDEN, LLAMA3_ROPE, byte_model
 
 from redrafter_mlx.target.model import Target
@@ -77,7 +78,7 @@ def test_speculators(
     layout: str, changes: dict[str, object], model: nn.Module, tmp_path: Path
 ) -> None:
     """Its own files, and the same tensors as the authors' training writes them."""
-    torch = pytest.importorskip("torch", reason="pip install torch")
+    pytest.importorskip("torch", reason="pip install torch")
     pytest.importorskip("speculators", reason="pip install speculators")
     given = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "vocab_size": VOCAB,
              "num_key_value_heads": KV_HEADS, "intermediate_size": INNER, "num_hidden_layers": 1,
@@ -89,6 +90,31 @@ def test_speculators(
     theirs.save_pretrained(folder)
     if layout == "midlayer":
         rename_layers(folder)
+    compare_with_speculators(theirs, folder, model)
+
+
+def test_speculators_loads_what_is_trained_here(model: nn.Module, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="pip install torch")
+    pytest.importorskip("speculators", reason="pip install speculators")
+    eagle3 = importlib.import_module("speculators.models.eagle3")
+    fresh(Target(model)).save(tmp_path)
+    config = eagle3.Eagle3SpeculatorConfig.from_pretrained(tmp_path)
+    config.transformer_layer_config._attn_implementation = "eager"
+    theirs = eagle3.Eagle3DraftModel(config).eval()
+    stored = importlib.import_module("safetensors.torch").load_file(tmp_path / "model.safetensors")
+    missing, unexpected = theirs.load_state_dict(stored, strict=False)
+    assert unexpected == []
+    assert set(missing) <= {
+        "embed_tokens.weight",
+        "verifier_norm.weight",
+        "verifier_lm_head.weight",
+    }
+    compare_with_speculators(theirs.float(), tmp_path, model)
+
+
+def compare_with_speculators(theirs, folder: Path, model: nn.Module) -> None:  # type: ignore[no-untyped-def]
+    """Its logits along a text beside those of the drafter that its files make here."""
+    torch = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     text = rng.integers(0, VOCAB, P + 3).tolist()
     features = rng.normal(size=(P, theirs.fc.in_features)).astype(np.float32)
