@@ -24,6 +24,7 @@ from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapsho
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.speculation.tree import TokenTree
 
 _CLEAR_EVERY = 256
 """Steps between returns of unused memory to the system, as in mlx-lm's loop."""
@@ -71,10 +72,11 @@ class _Part(NamedTuple):
     unread: int
 
 
-class _Ahead(NamedTuple):
-    """The next step of the only part, built and not submitted."""
+class _Next(NamedTuple):
+    """The next step of some rows, built and not submitted, and the trees that it verifies."""
 
-    before: SequenceSnapshot
+    rows: list[Row]
+    verified: TokenTree
     state: DecodeState
     output: StepOutput
 
@@ -118,50 +120,61 @@ class Batch:
         """Read what every row has emitted, and submit the next step of those that go on."""
         shape = self._shape = self._shapes.next_shape(self.rows)
         drafted = [part.state.drafts for part in self._parts]
-        ahead = self._build_ahead(shape)
+        before, following = self._build_ahead(shape)
         stepped = [row for row in self.rows if not row.fresh]
         results = self._read()
         plans = self._plan_copies()
         ended: list[tuple[Row, SequenceCache]] = []
-        if ahead is not None and not plans and not any(row.done for row in self.rows):
-            rows, verified = self._parts[0].rows, self._parts[0].state.drafts.tree
-            following = ahead.state, ahead.output
-        else:
-            if ahead is not None:
-                self._parts[0].state.cache.restore(ahead.before)
+        if following is None or plans or any(row.done for row in self.rows):
+            if before is not None:
+                self._parts[0].state.cache.restore(before)
             ended = _caches_of_ended(self._parts)
-            rows, states = self._going_on(plans, results)
-            if rows:
-                if all(row in plans and not plans[row].draft_after for row in rows):
-                    shape = PLAIN
-                state = join_states(states)
-                verified = state.drafts.tree
-                bound, constraints = _committed(rows), [row.constraint for row in rows]
-                following = self._decoder.step(state, bound, shape, constraints)
-                del state
-            del states
-        del ahead  # a second reference to the buffers would have them copied
+            following = self._build(shape, plans, results)
+        del before  # a second reference to the buffers would have them copied
         self._parts = []
-        if rows:
-            self._parts = [_Part(rows, *following, verified.max_depth + 1)]
-            BLAS.prepare_for(verified.tokens.size)
-            submit(*following, drafted if self._decoder.remembers else ())
-            self._count_step()
+        if following is not None:
+            self._submit(following, drafted)
         learned = [row for row in stepped if row in results]
         self._shapes.learn(learned, [results[row] for row in learned])
         return Advanced(results, ended)
 
-    def _build_ahead(self, shape: BeamShape) -> _Ahead | None:
-        """The next step, built before the last one's results are read; None where that cannot be.
+    def _build_ahead(self, shape: BeamShape) -> tuple[SequenceSnapshot | None, _Next | None]:
+        """The next step, built before the last one's results are read, and the cache without it.
 
-        Rows that come or go change the batch, and masks follow from what was accepted.
+        None where that cannot be: rows that come or go change the batch, and masks follow from what
+        was accepted.
         """
         constrained = any(row.constraint is not None for row in self.rows)
         if len(self._parts) > 1 or constrained or any(row.done for row in self.rows):
-            return None
+            return None, None
         ((rows, state, _, unread),) = self._parts
-        before = state.cache.snapshot()
-        return _Ahead(before, *self._decoder.step(state, _committed(rows) + unread, shape, ()))
+        before, verified = state.cache.snapshot(), state.drafts.tree
+        following = self._decoder.step(state, _committed(rows) + unread, shape, ())
+        return before, _Next(rows, verified, *following)
+
+    def _build(
+        self, shape: BeamShape, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
+    ) -> _Next | None:
+        """The next step of the rows that go on, whose results were read; None if none does."""
+        rows, states = self._going_on(plans, results)
+        if not rows:
+            return None
+        if all(row in plans and not plans[row].draft_after for row in rows):
+            shape = PLAIN
+        state = join_states(states)
+        constraints = [row.constraint for row in rows]
+        following = self._decoder.step(state, _committed(rows), shape, constraints)
+        return _Next(rows, state.drafts.tree, *following)
+
+    def _submit(self, following: _Next, drafted: Sequence[Drafts]) -> None:
+        """Submit the step of all rows; `drafted` is what is verified in the one under way."""
+        rows, verified, state, output = following
+        self._parts = [_Part(rows, state, output, verified.max_depth + 1)]
+        BLAS.prepare_for(verified.tokens.size)
+        submit(state, output, drafted if self._decoder.remembers else ())
+        self._steps += 1
+        if self._steps % _CLEAR_EVERY == 0:
+            mx.clear_cache()
 
     def _read(self) -> dict[Row, StepResult]:
         """What every row has emitted, told to those that were not done before."""
@@ -222,11 +235,6 @@ class Batch:
             for state in states:
                 self._decoder.catch_up(state.cache)
         return rows, states
-
-    def _count_step(self) -> None:
-        self._steps += 1
-        if self._steps % _CLEAR_EVERY == 0:
-            mx.clear_cache()
 
 
 def submit(state: DecodeState, output: StepOutput, drafted: Sequence[Drafts] = ()) -> None:
