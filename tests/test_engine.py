@@ -192,6 +192,37 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> N
     redrafter.close()
 
 
+def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: nn.Module) -> None:
+    """Three prompts of ten tokens fit into the least chunk: one step passes, not three."""
+    redrafter = make(model, None, prefill_seconds=1e-6)
+    running = redrafter.stream([1, 2, 3], max_tokens=300)
+    next(running)
+    calls, submitted = Calls(redrafter), threading.Event()
+
+    def on_prefill(read: int, total: int) -> None:
+        """The others are submitted while the first chunk of a long one is read."""
+        if read < total:
+            submitted.set()
+            while redrafter.status.waiting < 3:
+                time.sleep(0.001)
+
+    with ThreadPoolExecutor(4) as pool:
+        long = pool.submit(
+            lambda: list(redrafter.stream([5] * 40, max_tokens=2, on_prefill=on_prefill))
+        )
+        assert submitted.wait(30)
+        prompts = [[number] * 10 for number in (7, 8, 9)]
+        waiting = [pool.submit(tokens_of, redrafter, prompt, max_tokens=2) for prompt in prompts]
+        together = [one.result() for one in [long, *waiting]]
+    sizes = [size for kind, size in calls.made if kind == "chunk"]
+    assert sizes == [32, 8, 10, 10, 4, 6]
+    first = calls.made.index(("chunk", 8))
+    assert [kind for kind, _ in calls.made[first : first + 4]] == ["chunk"] * 4
+    assert together[1:] == [tokens_of(redrafter, prompt, max_tokens=2) for prompt in prompts]
+    running.close()
+    redrafter.close()
+
+
 def test_the_caller_is_told_how_much_of_the_prompt_was_read(model: nn.Module) -> None:
     redrafter = make(model, None)
     told: list[tuple[int, int]] = []

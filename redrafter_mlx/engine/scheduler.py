@@ -1,13 +1,13 @@
 """Many answers, one model: admits them, reads their prompts in chunks, and decodes them in batches.
 
-One round reads a chunk of one prompt at most, and takes one step of every batch. The chunk is
-submitted first, and the batches' results of the step before are read while the device works on it.
+One round reads a chunk of each prompt, as far as running answers can wait, and takes one step of
+every batch. Chunks are submitted first, and the batches' results of the step before are read while
+the device works on them.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,20 +25,14 @@ from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.engine.group import Group, GroupKey
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.prompt_reader import PromptReader, Reading
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.response import Tally
-from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
-
-_CHUNK_ALONE = 512
-"""Tokens of a prompt that are read at once while nothing is being decoded."""
-
-_LEAST_CHUNK = 32
-"""The same in every machine's worst case, and before it is known how fast it reads."""
 
 
 @dataclass(frozen=True)
@@ -59,21 +53,6 @@ class Job:
     shape: BeamShape | None
 
 
-@dataclass(eq=False)
-class _Reading:
-    """An answer whose prompt is being read.
-
-    shape: of its first drafts
-    """
-
-    answer: Answer
-    group: Group
-    decoder: Decoder
-    prefill: Prefill
-    row: Row
-    shape: BeamShape
-
-
 class Scheduler:
     """The answers of one model. All of it belongs to the engine's thread."""
 
@@ -82,11 +61,9 @@ class Scheduler:
         self._memory = MemoryBudget(model.target, options)
         self._prefixes = PrefixCache(self._memory.prefix_bytes)
         self._waiting: list[Job] = []
-        self._reading: list[_Reading] = []
+        self._prompts = PromptReader(options.prefill_seconds)
         self._groups: dict[GroupKey, Group] = {}
         self._answers: dict[Row, Answer] = {}
-        self._speed = 0.0  # prompt tokens a second, 0 before it was measured
-        self._oldest_next = False
         self._wired: ExitStack | None = None
 
     @property
@@ -97,7 +74,7 @@ class Scheduler:
     @property
     def running(self) -> int:
         """Answers that were admitted and are not over."""
-        return len(self._reading) + len(self._answers)
+        return len(self._prompts.reading) + len(self._answers)
 
     @property
     def idle(self) -> bool:
@@ -114,17 +91,16 @@ class Scheduler:
             self._wired.enter_context(WIRED_MEMORY.held(self._model.target.model))
         with self._model.target.lock:
             over = self._drop() + self._admit()
-            reading, began = self._next_reading(), time.perf_counter()
-            size = 0 if reading is None else self._read_chunk(reading)
-            over += self._advance(paused=reading is not None)
-            if reading is not None:
-                self._after_chunk(reading, size, began)
+            chunks = self._prompts.read(alone=not self._answers)
+            over += self._advance(paused=bool(chunks.read))
+            for reading in self._prompts.finished(chunks):
+                self._start(reading)
         self._settle(over)
 
     def fail(self, error: Exception) -> None:
         """End every answer with an error; nothing can be done with this scheduler afterwards."""
         answers = [job.answer for job in self._waiting]
-        answers += [reading.answer for reading in self._reading]
+        answers += [reading.answer for reading in self._prompts.reading]
         for answer in [*answers, *self._answers.values()]:
             answer.end(error)
         if self._wired is not None:
@@ -134,8 +110,8 @@ class Scheduler:
         """Let go of answers that ended before they had a token."""
         over = [job.answer for job in self._waiting if job.answer.over]
         self._waiting = [job for job in self._waiting if not job.answer.over]
-        for reading in [reading for reading in self._reading if reading.answer.over]:
-            self._reading.remove(reading)
+        for reading in [reading for reading in self._prompts.reading if reading.answer.over]:
+            self._prompts.reading.remove(reading)
             over.append(reading.answer)
             if reading.answer.error is None:
                 reading.prefill.wait()
@@ -188,48 +164,9 @@ class Scheduler:
         parked = shape == PLAIN
         prefill = Prefill(model.target, decoder.drafter, cache, start, [prompt], parked)
         answer.tally = Tally(len(prompt), start, automatic=group.automatic)
-        self._reading.append(_Reading(answer, group, decoder, prefill, row, shape))
+        self._prompts.reading.append(Reading(answer, group, decoder, prefill, row, shape))
 
-    def _next_reading(self) -> _Reading | None:
-        """Whose prompt is read on: the shortest, and in turn the one that came first.
-
-        So a short prompt waits for one chunk of a long one, which is not overtaken for ever.
-        """
-        if not self._reading:
-            return None
-        shortest = min(self._reading, key=lambda reading: reading.prefill.left)
-        chosen = self._reading[0] if self._oldest_next else shortest
-        self._oldest_next = chosen is not self._reading[0]
-        return chosen
-
-    def _read_chunk(self, reading: _Reading) -> int:
-        """Submit a chunk of a prompt, as long as running answers can wait for; its tokens."""
-        size = _CHUNK_ALONE
-        if self._answers:
-            affordable = int(self._speed * self._options.prefill_seconds)
-            size = max(_LEAST_CHUNK, min(1 << affordable.bit_length() >> 1, _CHUNK_ALONE))
-        size = min(size, reading.prefill.left)
-        BLAS.use_all_cores()
-        try:
-            reading.prefill.read(size)
-        except RedrafterError as error:
-            reading.answer.error = error
-        return size
-
-    def _after_chunk(self, reading: _Reading, size: int, began: float) -> None:
-        """Let the prompt's answer begin if that was all of it; else measure the chunk."""
-        answer, prefill = reading.answer, reading.prefill
-        if answer.error is not None:
-            return
-        if prefill.left:
-            prefill.wait()
-            self._speed = size / (time.perf_counter() - began)
-        else:
-            self._reading.remove(reading)
-            self._start(reading)
-        answer.note_prefill(prefill.position, len(answer.request.prompt))
-
-    def _start(self, reading: _Reading) -> None:
+    def _start(self, reading: Reading) -> None:
         """Choose the first token of an answer, which joins its batch."""
         answer, options = reading.answer, reading.answer.request.options
         seed = secrets.randbits(63) if options.seed is None else options.seed
@@ -240,7 +177,7 @@ class Scheduler:
             )
         except RedrafterError as error:
             answer.error = error
-            self._reading.append(reading)  # to be dropped
+            self._prompts.reading.append(reading)  # to be dropped
             return
         reading.group.batch.join(reading.row, state, output)
         self._answers[reading.row] = answer
@@ -274,7 +211,7 @@ class Scheduler:
 
     def _settle(self, over: Sequence[Answer]) -> None:
         """Put away what ended answers leave, and tell them."""
-        used = {id(reading.group) for reading in self._reading}
+        used = {id(reading.group) for reading in self._prompts.reading}
         for key, group in list(self._groups.items()):
             if not group.batch.rows and id(group) not in used:
                 del self._groups[key]
