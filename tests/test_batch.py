@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import mlx.core as mx
 import numpy as np
@@ -230,3 +232,19 @@ def test_drafters_that_remember_follow_their_rows(form: str) -> None:
     for each in sequences:
         want = [r.tokens for r in each.alone(decoder).results]
         assert [r.tokens for r in each.results] == want
+
+
+def test_no_time_is_told_of_a_step_beside_which_a_graph_was_compiled() -> None:
+    """Of the step that is read late meanwhile, and of the one that is the graph's first."""
+    decoder = Decoder(tiny(), None, PLAIN, GREEDY)
+    sequence, batch = Decoded([1, 2, 3], 120), Batch(decoder, OwnShapes())
+    sequence.join(batch, decoder)
+    compiled = []
+    while batch.rows:
+        before = decoder.compiled
+        batch.advance()
+        compiled.append(decoder.compiled > before)
+    told = [not math.isnan(result.seconds) for result in sequence.results]
+    assert not told[0], "the prompt's"
+    assert told[1:] == [not (here or there) for here, there in pairwise(compiled)]
+    assert sum(compiled) == 4, "an extent of 32 slots each"

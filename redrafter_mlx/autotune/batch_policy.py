@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
 import numpy as np
+from numpy.typing import NDArray
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
@@ -50,6 +51,10 @@ _MOST_PROBES = 3
 _PLAIN_EVERY = 4
 """Steps between plain ones in a batch, until it is known what those take: drafts are worth nothing
 that is only measured against the cost model."""
+
+_UNTIMED = 1.2
+"""Until some were timed, drafted steps of a batch count as so much dearer than the cost model says,
+which adds up calls that were timed for one tree: they are probed, not chosen for a small gain."""
 
 _CONTEXT_STEP = 64
 """Tokens after which costs are looked up again; they change by a few percent in 2,000 tokens."""
@@ -219,8 +224,9 @@ class BatchPolicy:
         known[1:] = steps >= _ENOUGH
         if not known[self._best]:
             self._best = 0
-        best = int(np.argmax(np.where(known, paces, 0.0)))
-        if paces[best] > paces[self._best] * (1 + _MARGIN):
+        safe = paces / np.where(self._timed(), 1.0, _UNTIMED)
+        best = int(np.argmax(np.where(known, safe, 0.0)))
+        if safe[best] > safe[self._best] * (1 + _MARGIN):
             self._best = best
         self._probed = int(np.argmax(paces))
         if paces[self._probed] <= paces[self._best] * (1 + _MARGIN):
@@ -228,6 +234,13 @@ class BatchPolicy:
         if self._best == self._probed == 0 and len(paces) > 1:  # drafting may have begun to pay
             self._probed = 1 + int(np.argmin(self._seconds[1:]))
             self._budget = 0.0 if self._budget == math.inf else self._budget
+
+    def _timed(self) -> NDArray[np.bool_]:
+        """Of each shape, whether its cost is that of such steps: one tree's calls were timed."""
+        if self._batch == 1:
+            return np.ones(len(self.shapes), bool)
+        timed = {n: self._times.known(n, self._batch) for n in set(self._nodes.tolist())}
+        return np.array([n == PLAIN.nodes or timed[n] for n in self._nodes.tolist()])
 
     def _draft_after(self, holds: Sequence[float]) -> bool:
         """Whether to draft for the step after copies that hold throughout with those chances.
@@ -267,8 +280,7 @@ class BatchPolicy:
 
     def _step_seconds(self, shape: BeamShape) -> float:
         """The same, corrected."""
-        correction = self._times.correction(shape.nodes, self._batch)
-        return self._predict(shape, self._batch) * correction
+        return self._predict(shape, self._batch) * self._times.correction(shape.nodes, self._batch)
 
     def _correct(self, nodes: int) -> None:
         """Take note of what steps with trees of so many nodes take."""

@@ -38,6 +38,11 @@ class Steps(Protocol):
         """Whether the drafter has a memory of the text."""
         ...
 
+    @property
+    def compiled(self) -> int:
+        """Graphs of the target's call that were compiled so far."""
+        ...
+
     def step(
         self,
         state: DecodeState,
@@ -113,14 +118,16 @@ class Batch:
         self._parts.append(_Part([row], state, output, 0))
 
     def pause(self) -> None:
-        """Something else has used the device: the step that is under way tells nothing of costs."""
+        """The step that is under way tells nothing of costs: it did not have the machine alone."""
         self._read_at = math.nan
 
     def advance(self) -> Advanced:
         """Read what every row has emitted, and submit the next step of those that go on."""
         shape = self._shape = self._shapes.next_shape(self.rows)
-        drafted = [part.state.drafts for part in self._parts]
+        drafted, compiled = [part.state.drafts for part in self._parts], self._decoder.compiled
         before, following = self._build_ahead(shape)
+        if self._decoder.compiled > compiled:
+            self.pause()  # the host reads late
         stepped = [row for row in self.rows if not row.fresh]
         results = self._read()
         plans = self._plan_copies()
@@ -131,6 +138,8 @@ class Batch:
             ended = _caches_of_ended(self._parts)
             following = self._build(shape, plans, results)
         del before  # a second reference to the buffers would have them copied
+        if self._decoder.compiled > compiled:
+            self.pause()  # the step begins late, and what it runs for the first time takes longer
         self._parts = []
         if following is not None:
             self._submit(following, drafted)

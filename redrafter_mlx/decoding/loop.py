@@ -174,6 +174,11 @@ class Decoder:
             cache.catch_up(self.drafter)
 
     @property
+    def compiled(self) -> int:
+        """Graphs of the target's call that were compiled so far."""
+        return self.target.compiled
+
+    @property
     def remembers(self) -> bool:
         """Whether the drafter has a memory of the text."""
         return self._features.every_position

@@ -36,10 +36,14 @@ trees of every size and texts of every length, would be thousands."""
 
 
 class CompiledGraphs(Generic[_P, _R]):
-    """A function, compiled once for each size of its arguments, a bounded number of sizes."""
+    """A function, compiled once for each size of its arguments, a bounded number of sizes.
+
+    compiled: how many sizes were, those included that were dropped since
+    """
 
     def __init__(self, build: Callable[_P, _R]) -> None:
         self._build = build
+        self.compiled = 0
         self._graphs: dict[Hashable, Callable[_P, _R]] = {}  # the least recently used first
 
     def __len__(self) -> int:
@@ -50,7 +54,10 @@ class CompiledGraphs(Generic[_P, _R]):
 
     def call(self, size: Hashable, *given: _P.args, **named: _P.kwargs) -> _R:
         """The function's result; `size` differs where shapes or other arguments do."""
-        graph = self._graphs.pop(size, None) or _compile(self._build)
+        graph = self._graphs.pop(size, None)
+        if graph is None:
+            graph = _compile(self._build)
+            self.compiled += 1
         self._graphs[size] = graph
         if len(self._graphs) > MOST_GRAPHS:
             del self._graphs[next(iter(self._graphs))]

@@ -123,6 +123,11 @@ class Target:
         """The compiled graphs of its calls on trees."""
         return self._tree_call.graphs
 
+    @property
+    def compiled(self) -> int:
+        """How many of them were compiled so far, those included that were dropped since."""
+        return self._tree_call.graphs.compiled
+
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_layers)
 
