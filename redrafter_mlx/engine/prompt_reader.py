@@ -43,13 +43,11 @@ class Chunks:
 
     read:   the answers of whose prompts it is
     tokens: of all of them
-    alone:  whether nothing is being decoded meanwhile
     began:  when, on the host's clock
     """
 
     read: Sequence[Reading]
     tokens: int
-    alone: bool
     began: float
 
 
@@ -81,15 +79,15 @@ class PromptReader:
                 reading.answer.error = error
             tokens += size
             read.append(reading)
-        return Chunks(read, tokens, alone, began)
+        return Chunks(read, tokens, began)
 
     def finished(self, chunks: Chunks) -> list[Reading]:
         """Measure a round; the answers whose prompts it ended are handed over, and reported."""
         sound = [reading for reading in chunks.read if reading.answer.error is None]
-        awaited = sound if chunks.alone else [r for r in sound if r.prefill.left]
-        for reading in awaited:
+        unfinished = [reading for reading in sound if reading.prefill.left]
+        for reading in unfinished:
             reading.prefill.wait()
-        if awaited and chunks.tokens >= _LEAST:
+        if unfinished and chunks.tokens >= _LEAST:
             self._speed = chunks.tokens / (time.perf_counter() - chunks.began)
         for reading in sound:
             prefill = reading.prefill
