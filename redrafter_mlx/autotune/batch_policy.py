@@ -236,7 +236,7 @@ class BatchPolicy:
             self._budget = 0.0 if self._budget == math.inf else self._budget
 
     def _timed(self) -> NDArray[np.bool_]:
-        """Of each shape, whether its cost is that of such steps: one tree's calls were timed."""
+        """Of each shape, whether its cost is sure: its steps were timed, or it has one row."""
         if self._batch == 1:
             return np.ones(len(self.shapes), bool)
         timed = {n: self._times.known(n, self._batch) for n in set(self._nodes.tolist())}

@@ -95,7 +95,7 @@ class Scheduler:
             over += self._advance(paused=bool(chunks.read))
             for reading in self._prompts.finished(chunks):
                 self._start(reading)
-        self._settle(over)
+        self._close_round(over)
 
     def fail(self, error: Exception) -> None:
         """End every answer with an error; nothing can be done with this scheduler afterwards."""
@@ -209,7 +209,7 @@ class Scheduler:
             cache.flush()
             self._prefixes.keep(cache, tokens)
 
-    def _settle(self, over: Sequence[Answer]) -> None:
+    def _close_round(self, over: Sequence[Answer]) -> None:
         """Put away what ended answers leave, and tell them."""
         used = {id(reading.group) for reading in self._prompts.reading}
         for key, group in list(self._groups.items()):

@@ -50,7 +50,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     result: asyncio.Future[T] = loop.create_future()
 
-    def settle(value: T | None, error: BaseException | None) -> None:
+    def resolve(value: T | None, error: BaseException | None) -> None:
         if result.cancelled():
             return
         if error is None:
@@ -65,7 +65,7 @@ async def in_daemon_thread(work: Callable[[], T]) -> T:
         except BaseException as error:
             failure = error
         if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, value, failure)
+            loop.call_soon_threadsafe(resolve, value, failure)
 
     threading.Thread(target=run, daemon=True).start()
     return await result
