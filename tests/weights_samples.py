@@ -13,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 
-F32, F16, Q4_0, Q4_1, Q8_0, Q5_K, Q6_K = 0, 1, 2, 3, 8, 13, 14
+F32, F16, Q4_0, Q4_1, Q8_0, IQ2_S = 0, 1, 2, 3, 8, 22
 Tensor = tuple[tuple[int, ...], int, bytes]
 """Shape with rows first, GGUF type, and the bytes as they lie in the file."""
 

@@ -1,8 +1,9 @@
 """A GGUF file of the Llama architecture as an mlx-lm model, its quantised weights as they are.
 
-F32, F16, Q4_0, Q4_1 and Q8_0 are read without loss (a quantised tensor becomes `weight`,
-`scales` and `biases` in groups of 32); Q6_K is expanded to float16. GGUF permutes the rows of the
-query and key projections for rotary embedding over adjacent pairs: MLX's `traditional` kind.
+Every type is read without loss: one whose weights share a scale by 32 (Q4_0 to Q8_0, Q4_K, Q5_K)
+becomes `weight`, `scales` and `biases`, any other the numbers themselves, which take two bytes each
+on a GPU. GGUF permutes the rows of the query and key projections for rotary embedding over adjacent
+pairs: MLX's `traditional` kind.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from mlx_lm.models import llama
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.checksum import sha256_of
+from redrafter_mlx.weights.gguf_blocks import BITS, GROUP_SIZE
 from redrafter_mlx.weights.gguf_header import GGUFHeader, read_header
-from redrafter_mlx.weights.gguf_tensors import BITS, GROUP_SIZE, READABLE, read_tensors
+from redrafter_mlx.weights.gguf_tensors import READABLE, read_tensors
 from redrafter_mlx.weights.gguf_tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.raw_model import RawModel, context_length
 
+_PLAIN = {"F32": mx.float32, "BF16": mx.bfloat16}
 _IGNORED = ("rope_freqs.weight",)
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -38,7 +41,7 @@ _LAYER_NAMES = {
 def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
     """Read model and tokenizer; `progress` is told of the checksum.
 
-    The stored dtype is float32 if every matrix is, else float16.
+    The stored dtype is float32 or bfloat16 if every matrix is, else float16.
 
     Raises:
       DamagedFileError: truncated, or a tensor or an entry of the metadata is missing or wrong
@@ -63,7 +66,7 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
         model_type=args.model_type,
         fingerprint=f"sha256:{sha256_of(path, progress)}",
         context_length=context_length(vars(args)),
-        stored=mx.float32 if matrices == {"F32"} else mx.float16,
+        stored=_PLAIN.get(next(iter(matrices)), mx.float16) if len(matrices) == 1 else mx.float16,
         licence=licence if isinstance(licence, str) else None,
     )
 
@@ -156,7 +159,9 @@ def _check_tensors(header: GGUFHeader, args: llama.ModelArgs) -> None:
             )
         if tensor.type not in READABLE:
             raise UnsupportedModelError(
-                f"{header.path}: tensor {name} is {tensor.type}; read are {', '.join(READABLE)}"
+                f"{header.path}: tensor {name} is {tensor.type}, and read are "
+                f"{', '.join(READABLE)}; take a file of one of these, such as Q4_K_M, or the "
+                f"model's safetensors folder or Hub repository"
             )
         if tensor.type in BITS and len(shape) == 1:
             raise UnsupportedModelError(f"{header.path}: tensor {name} of a norm is {tensor.type}")
