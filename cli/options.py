@@ -190,13 +190,12 @@ def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Re
     options.check()
     if not options.drafter.strip():
         raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a name")
-    drafter = None if options.drafter == "none" else options.drafter
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading import load
 
         return load(
             options.model,
-            drafter,
+            options.drafter,
             dtype=cast(DType, options.dtype),
             quantize=options.quantize,
             drafter_bits=options.drafter_bits,

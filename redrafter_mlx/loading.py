@@ -78,7 +78,7 @@ def load(
         drafter's folder or Hub repository; the name of a smaller model with the same tokenizer;
         "FILE.py:CLASS" or an object: a drafter of one's own; "lookup": copies of the text;
         "A+B": both; "A+tree:NAME": along a static tree; "auto": lookup, with the trained drafter or
-        else a published one of those that are on this machine; None decodes plainly
+        else a published one of those that are on this machine; None or "none" decodes plainly
       drafter_bits: 4 or 8 bits, to quantise the drafter's weights so; None leaves them as they are
       model, dtype, quantize, offline, progress: as in `load_target`
       engine: how many answers share the device, and how they take turns
@@ -116,6 +116,7 @@ def parse_drafter(
     Raises RedrafterError for a name that stands for none, or a folder that holds none.
     """
     check_quantize(drafter_bits, "drafter_bits")
+    drafter = None if drafter == "none" else drafter
     named, tree = split_tree(drafter) if isinstance(drafter, str) else (drafter, None)
     own, looks_up = split_lookup(named)
     if own == "auto" and tree is None:

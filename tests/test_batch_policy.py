@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.cost_model import CostModel, cost_model
+from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 
@@ -39,6 +41,11 @@ def batches_of(call: Callable[[int], float], drafting: float = 0.3) -> CostModel
 FREE = batches_of(lambda _: 20.0)
 LINEAR = batches_of(lambda rows: 20.0 + 5.0 * rows)
 CLIFF = batches_of(cliff(16))
+MEASURED = {1: 37.5, 2: 34.7, 3: 58.1, 4: 70.7, 6: 75.0, 8: 86.4, 12: 87.8, 16: 93.0, 24: 120.4,
+            32: 138.3, 48: 184.6, 64: 235.6, 96: 325.2, 128: 447.9}  # fmt: skip
+"""Milliseconds of SmolLM2 by query rows, on two cores with MKL."""
+
+TWO_CORES = batches_of(lambda rows: next(ms for n, ms in MEASURED.items() if n >= rows), 2.5)
 MACHINES = {"free": FREE, "linear": LINEAR, "cliff": CLIFF, "dear": batches_of(cliff(8), 8.0)}
 
 
@@ -48,18 +55,25 @@ def decode(
     steps: int = 120,
     policy: BatchPolicy | None = None,
     dearer: float = 1.0,
+    compiling: float = 0.0,
 ) -> list[Taken]:
     """Steps of a batch with one row for each text, that take what `costs` say.
 
-    Drafted ones take `dearer` times as long as the policy believes.
+    Drafted ones take `dearer` times as long as the policy believes. The first step of a shape takes
+    longer by the share `compiling`, and then tells no time.
     """
     policy = policy or BatchPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))))
     rows, unread, taken = [sequence() for _ in texts], [], []
+    compiled: set[BeamShape] = set()
     for _ in range(steps):
         shape = policy.next_shape(rows)
         seconds = costs.step(shape, 128, len(rows)) * (1 if shape == PLAIN else dearer)
+        told = seconds
+        if compiling and shape not in compiled:
+            seconds, told = seconds * (1 + compiling), math.nan
+            compiled.add(shape)
         taken.append(Taken(shape, seconds, sum(text.tokens(shape) for text in texts)))
-        unread.append([replace(text.step(shape), seconds=seconds) for text in texts])
+        unread.append([replace(text.step(shape), seconds=told) for text in texts])
         if len(unread) > LATE:
             policy.learn(rows, unread.pop(0))
     return taken
@@ -86,10 +100,25 @@ def test_drafts_that_cost_more_than_was_measured_are_given_up(batch: int) -> Non
     assert pace(steps) > 0.9 * batch / FREE.step(PLAIN, 128, batch)
 
 
+@pytest.mark.parametrize("batch", [2, 4, 8])
+@pytest.mark.parametrize("dearer", [1.0, 1.15, 1.3, 1.5])
+def test_short_batches_are_hardly_slower_than_plain_ones(batch: int, dearer: float) -> None:
+    """From the first step of a process on, whatever drafts cost, each shape compiled first."""
+    times, acceptance = StepTimes(), AcceptanceStatistics(candidates(TWO_CORES, batches=(1, 8)))
+    taken: list[Taken] = []
+    for number in range(4):
+        acceptance = acceptance.continued(acceptance.shapes)
+        times.begin_answer()
+        policy = BatchPolicy(TWO_CORES, acceptance, times)
+        texts = [Text(0.55, 10 * number + i) for i in range(batch)]
+        taken += decode(TWO_CORES, texts, 32, policy, dearer, compiling=0.6)
+    assert pace(taken) > 0.93 * batch / TWO_CORES.step(PLAIN, 128, batch)
+
+
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])
 def test_where_rows_are_free_every_batch_drafts_large_trees(batch: int) -> None:
     steps = decode(FREE, [Text(0.9, i) for i in range(batch)])[-20:]
-    assert min(step.shape.nodes for step in steps) >= 12
+    assert min(step.shape.nodes for step in steps) >= 9
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4, 8])

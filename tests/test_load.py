@@ -66,7 +66,8 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
         assert load("tiny", drafter=word).drafting == "drafter and lookup"
     assert load("tiny", drafter="trained").drafting == "drafter"
     assert load("tiny", drafter="lookup").drafting == "lookup"
-    assert load("tiny", drafter=None).generate([1, 2], max_tokens=5).tokens_per_step == 1.0
+    for word in (None, "none"):
+        assert load("tiny", drafter=word).generate([1, 2], max_tokens=5).tokens_per_step == 1.0
     with pytest.raises(BadInputError, match=r"drafter is '\+lookup'"):
         load("tiny", drafter="+lookup")
     with pytest.raises(ModelNotFoundError, match="no drafter at"):

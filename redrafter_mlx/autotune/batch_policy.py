@@ -48,10 +48,6 @@ the worse, it is 2% at most."""
 _MOST_PROBES = 3
 """Probes that the budget can hold: one that misses does not end a row of them."""
 
-_PLAIN_EVERY = 4
-"""Steps between plain ones in a batch, until it is known what those take: drafts are worth nothing
-that is only measured against the cost model."""
-
 _UNTIMED = 1.2
 """Until some were timed, drafted steps of a batch count as so much dearer than the cost model says,
 which adds up calls that were timed for one tree: they are probed, not chosen for a small gain."""
@@ -89,7 +85,7 @@ class BatchPolicy:
         self._best = self._probed = 0  # numbers of shapes
         self._budget = math.inf  # for what seems to pay: as many probes as it can hold
         self._probes: deque[BeamShape] = deque()  # not read yet
-        self._stale, self._steps = True, 0
+        self._stale = True
         # Of planned copies, the seconds of the step, and the largest shape drafted before.
         self._copied: deque[tuple[Mapping[Row, Copy], float, BeamShape]] = deque()
 
@@ -98,9 +94,7 @@ class BatchPolicy:
         self._look_up_costs(max(row.committed for row in rows), len(rows))
         if self._stale:
             self._choose()
-        self._steps += 1
-        compared = self._batch == 1 or self._times.known(PLAIN.nodes, self._batch)
-        if not compared and self._steps % _PLAIN_EVERY == 0:
+        if self._batch > 1 and not self._times.known(PLAIN.nodes, self._batch):
             return PLAIN
         if self._probed == self._best:
             return self.shapes[self._best]
@@ -171,7 +165,7 @@ class BatchPolicy:
         largest = max(steps, key=lambda step: step.shape.nodes)
         shape, nodes = largest.shape, largest.rows
         self._times.learn(nodes, self._predict(shape, batch), largest.seconds, batch)
-        self._correct(nodes)
+        self._correct()
         if shape in self._probes:
             while self._probes.popleft() != shape:
                 pass  # those before it gave way to copies
@@ -185,7 +179,8 @@ class BatchPolicy:
         while not all(row in copies for row, _ in copied):
             copies, predicted, drafted = self._copied.popleft()  # all its rows ended before
         # The cost model is off by about as much for other steps.
-        seconds = copied[0][1].seconds / self._times.slowness - self._drafting(drafted, batch)
+        seconds = copied[0][1].seconds / self._times.slowness(batch)
+        seconds -= self._drafting(drafted, batch)
         for learns in (True, False):
             of_kind = [(row, step) for row, step in copied if row.learns == learns]
             if of_kind:
@@ -224,11 +219,15 @@ class BatchPolicy:
         known[1:] = steps >= _ENOUGH
         if not known[self._best]:
             self._best = 0
-        safe = paces / np.where(self._timed(), 1.0, _UNTIMED)
+        sure = self._timed()
+        sure[self._best] = True  # each change of the shape is compiled: only for a clear gain
+        safe = paces / np.where(sure, 1.0, _UNTIMED)
         best = int(np.argmax(np.where(known, safe, 0.0)))
         if safe[best] > safe[self._best] * (1 + _MARGIN):
             self._best = best
-        self._probed = int(np.argmax(paces))
+        promised = np.where(sure, paces, paces / _UNTIMED)
+        promised[self._probed] = paces[self._probed]
+        self._probed = int(np.argmax(promised))
         if paces[self._probed] <= paces[self._best] * (1 + _MARGIN):
             self._probed = self._best
         if self._best == self._probed == 0 and len(paces) > 1:  # drafting may have begun to pay
@@ -282,12 +281,13 @@ class BatchPolicy:
         """The same, corrected."""
         return self._predict(shape, self._batch) * self._times.correction(shape.nodes, self._batch)
 
-    def _correct(self, nodes: int) -> None:
-        """Take note of what steps with trees of so many nodes take."""
-        there = self._nodes == nodes
-        corrected = self._predicted[there] * self._times.correction(nodes, self._batch)
-        self._stale = self._stale or not np.array_equal(corrected, self._seconds[there])
-        self._seconds[there] = corrected
+    def _correct(self) -> None:
+        """Take note of what steps took."""
+        counts, shapes = np.unique(self._nodes, return_inverse=True)
+        factors = np.array([self._times.correction(n, self._batch) for n in counts.tolist()])
+        seconds = self._predicted * factors[shapes]
+        self._stale = self._stale or not np.array_equal(seconds, self._seconds)
+        self._seconds = seconds
 
     def _look_up_costs(self, length: int, batch: int) -> None:
         context = length // _CONTEXT_STEP
@@ -296,5 +296,4 @@ class BatchPolicy:
             self.most_rows = max(self.most_rows, batch)
             self._predicted = np.array([self._costs.step(s, length, batch) for s in self.shapes])
             self._stale = True
-            for nodes in set(self._nodes.tolist()):
-                self._correct(nodes)
+            self._correct()

@@ -18,41 +18,55 @@ _LATELY = 15
 _ENOUGH, _MOST = 5, 9
 """A row count's correction is the median of its last steps, of so many at least and at most."""
 
+_FEW = 2
+"""So many drafted steps of a batch tell of those with other row counts."""
+
 
 class StepTimes:
-    """What steps took, as a share of what was predicted."""
+    """What steps took, as a share of what was predicted, apart for each number of batch rows."""
 
     def __init__(self) -> None:
-        self._lately: deque[float] = deque(maxlen=_LATELY)
+        self._lately: dict[int, deque[float]] = {}
         self._by_rows: dict[tuple[int, int], deque[float]] = {}
+        self._drafted: dict[int, deque[float]] = {}  # of steps with drafts, whatever their rows
 
     def learn(self, rows: int, predicted: float, seconds: float, batch: int = 1) -> None:
-        """Count one step with so many query rows in each batch row; NaN seconds are passed over."""
+        """Count one step with so many query rows in each batch row; NaN seconds are passed over.
+
+        What batches cost is less sure than what one tree does. So it is plain steps that tell how
+        slow the machine is for a batch, and others once they are known.
+        """
         if math.isnan(seconds):
             return
-        slowness = self.slowness
-        self._lately.append(seconds / (predicted * self.correction(rows, batch)))
+        slowness = self.slowness(batch)
+        if batch == 1 or rows == 1 or self.known(rows, batch):
+            lately = self._lately.setdefault(batch, deque(maxlen=_LATELY))
+            lately.append(seconds / (predicted * self.correction(rows, batch)))
         if not math.isnan(slowness):
-            of_rows = self._by_rows.setdefault((batch, rows), deque(maxlen=_MOST))
-            of_rows.append(seconds / (predicted * slowness))
+            ratio = seconds / (predicted * slowness)
+            self._by_rows.setdefault((batch, rows), deque(maxlen=_MOST)).append(ratio)
+            if batch > 1 and rows > 1:
+                self._drafted.setdefault(batch, deque(maxlen=_MOST)).append(ratio)
 
-    @property
-    def slowness(self) -> float:
+    def slowness(self, batch: int = 1) -> float:
         """Of steps lately: measured by predicted and corrected seconds; NaN before the first."""
-        return statistics.median(self._lately or [math.nan])
+        return statistics.median(self._lately.get(batch) or [math.nan])
 
     def known(self, rows: int, batch: int = 1) -> bool:
         """Whether enough steps with so many query rows were counted to correct their cost."""
         return len(self._by_rows.get((batch, rows), ())) >= _ENOUGH
 
     def correction(self, rows: int, batch: int = 1) -> float:
-        """What the predicted seconds of a step with so many query rows are multiplied by."""
-        if not self.known(rows, batch):
-            return 1.0
-        return statistics.median(self._by_rows[batch, rows])
+        """What the predicted seconds of a step with so many query rows are multiplied by.
+
+        Where too few steps of a batch had so many, those with other drafts tell.
+        """
+        if self.known(rows, batch):
+            return statistics.median(self._by_rows[batch, rows])
+        others = self._drafted.get(batch, ()) if rows > 1 else ()
+        return statistics.median(others) if len(others) >= _FEW else 1.0
 
     def begin_answer(self) -> None:
-        """Forget a step of each row count: what was too dear once is tried again some day."""
+        """Doubt each row count a little: what was too dear once is tried again some day."""
         for ratios in self._by_rows.values():
-            if ratios:
-                ratios.popleft()
+            ratios.append(1.0)
