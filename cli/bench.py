@@ -37,6 +37,8 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
         options.check_comparison()
         print_comparison(*options.compare, as_json=options.output == "json")
         return
+    if options.paper is not None:
+        raise typer.Exit(print_paper(options, given_options(context)))
     options.check()
     if options.batch_size is not None:
         options.check_batches()
@@ -50,6 +52,48 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
     outcome = run_session(options)
     print_result(outcome.result, options)
     raise typer.Exit(outcome.status)
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """The fields of the options that the command line names."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return frozenset(
+        name for name, source in sources.items() if source is not None and source.name != "DEFAULT"
+    )
+
+
+def print_paper(options: BenchOptions, given: frozenset[str]) -> int:
+    """The result of `--paper` in the form asked for; returns the exit status."""
+    from redrafter_mlx.bench.analyse.grid import grids
+    from redrafter_mlx.bench.analyse.result import Result
+    from redrafter_mlx.bench.papers.published import CHIPS, authors_grid
+    from redrafter_mlx.bench.show.plot import plot
+    from redrafter_mlx.bench.show.report import heatmap, rich_table
+    from redrafter_mlx.bench.show.tables import header_lines
+    from redrafter_mlx.cli.bench_paper import run_paper
+
+    run = run_paper(options, given)
+    rows = [row for result in run.results if isinstance(result, Result) for row in result.rows]
+    maps = [*grids(rows, least=2)]
+    if run.paper.name == "table2":
+        maps += [authors_grid(chip, "float16") for chip in CHIPS]
+    if options.plot is not None:
+        plot(maps, options.plot, f"{run.paper.published.paper}, {run.paper.published.number}")
+    if options.output == "json":
+        results = [result.to_dict() for result in run.results]
+        print(json.dumps({"paper": run.paper.to_dict(), "results": results}), flush=True)
+        return run.status
+    out = console()
+    for line in header_lines(run.results[0]) if run.results else ():
+        print(line)
+    for grid in maps if run.paper.name == "table2" else ():
+        out.print(heatmap(grid))
+    for table in run.paper.tables:
+        out.print(rich_table(table))
+    for result in run.results:
+        for note in result.notes if isinstance(result, Result) else ():
+            print(note)
+    return run.status
 
 
 def print_result(result: Result, options: BenchOptions) -> None:

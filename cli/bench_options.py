@@ -27,16 +27,16 @@ from redrafter_mlx.cli.options import (
     flag,
 )
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
-from redrafter_mlx.config import AcceptMethod, DType, Prefixes, check_choice
+from redrafter_mlx.config import AcceptMethod, DType, Prefixes, SamplingParams, check_choice
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.batches import BatchPlan
     from redrafter_mlx.bench.measure.methods import Method
-    from redrafter_mlx.bench.measure.plan import Plan, Prepared
+    from redrafter_mlx.bench.measure.plan import Plan, Prepared, Thresholds
     from redrafter_mlx.engine.engine import Redrafter
 
-_SHAPE, _ASK, _OUT = "Shapes and methods", "Questions", "Output"
+_PAPER, _SHAPE, _ASK, _OUT = "Papers", "Shapes and methods", "Questions", "Output"
 _FORMATS = ("table", "json")
 _QUANTIZED = {"4bit": 4, "8bit": 8}
 
@@ -54,19 +54,27 @@ class BenchOptions:
     """What is measured, and what is done with it."""
 
     # fmt: off
+    paper: str | None = flag(None, Flag(
+        "Measure what a table of the papers measures, and print the published figures beside it; "
+        "other options win over the table's own. See docs/papers.md.", "TABLE", _PAPER))
     beam_width: str | None = flag(None, Flag(
         "Candidates: 3, 1..4, 1-4 or 1,2,4. [default: the automatic shape]", "W", _SHAPE))
     beam_length: str | None = flag(None, Flag(
         "Tokens in a candidate, the first included; as --beam-width.", "L", _SHAPE))
     max_nodes: int | None = flag(None, Flag(MAX_NODES.help, "N", _SHAPE))
     prefixes: str = flag("all", Flag(
-        "Verify all prefixes that the beam search kept, or only those of its final candidates, as "
-        "the paper does: how many nodes merging leaves then is its figure 6.",
-        "all|final", _SHAPE))
+        "Verify all prefixes that the beam search kept; final: only those of its final candidates, "
+        "as the paper does; separate: those unmerged. Several are measured in turn.",
+        "all|final|separate,...", _SHAPE))
     accept: str | None = flag(None, Flag(
         "greedy, sample, rejection, typical; several are measured in turn. "
         "[default: greedy at temperature 0, else sample]", "METHOD,...", _SHAPE))
     temperature: str = flag("0", Flag("One or several, such as 0,0.7,1.", "T,...", _SHAPE))
+    epsilon: str | None = flag(None, Flag(
+        "Typical: a draft of at least this probability is accepted; one or several.", "E,...",
+        _SHAPE))
+    delta: str | None = flag(None, Flag(
+        "Typical: so is one above D * exp(-entropy); each with every --epsilon.", "D,...", _SHAPE))
     batch_size: str | None = flag(None, Flag(
         "Requests at once, such as 1,2,4,8: with drafts and without, beside mlx-lm's own batches.",
         "B,...", _SHAPE))
@@ -81,7 +89,10 @@ class BenchOptions:
     mt_bench: bool = flag(False, Flag("MT-Bench's 80 questions, from the Hub.", panel=_ASK))
     categories: str | None = flag(None, Flag("Only these.", "NAME,...", _ASK))
     limit: int | None = flag(None, Flag(LIMIT.help, "N", _ASK))
+    prompt_tokens: str | None = flag(None, Flag(
+        "Repeat or cut each prompt to exactly N tokens.", "N", _ASK))
     max_tokens: int = flag(128, MAX_TOKENS)
+    ignore_eos: bool = flag(False, Flag("Answers of exactly --max-tokens tokens.", panel=_ASK))
     repeats: int = flag(3, Flag(
         "Answers to each question by each method.", "N", names=("--repeats", "-r")))
     warmup: int = flag(1, Flag("Answers by each method before timing.", "N"))
@@ -108,6 +119,8 @@ class BenchOptions:
         MODEL))
     offline: bool = flag(False, OFFLINE)
     # fmt: on
+    only: tuple[Question, ...] = ()
+    """Asked where no others are; no option."""
 
     def check_output(self) -> None:
         """Raise BadInputError for an output that does not exist."""
@@ -126,7 +139,6 @@ class BenchOptions:
         """Raise BadInputError for everything that is wrong without a model being loaded."""
         from redrafter_mlx.bench.show.plot import check_plot
 
-        check_choice("--prefixes", self.prefixes, Prefixes)
         check_drafter_bits(self.drafter_bits)
         self.plan("", self.methods([None]))
         assert self.loadings
@@ -180,12 +192,14 @@ class BenchOptions:
         for path in self.questions:
             found += read_questions(path)
         wanted = None if self.categories is None else parse_words("--categories", self.categories)
-        return choose_questions(found or OWN_QUESTIONS, wanted, self.limit)
+        return choose_questions(found or self.only or OWN_QUESTIONS, wanted, self.limit)
 
     @property
     def asked_for(self) -> str:
         """Where the questions come from, in words."""
         named = [*(["MT-Bench"] if self.mt_bench else []), *self.questions]
+        if not named and self.only:
+            return f"question {self.only[0].id}"
         return " and ".join(named) or "our own"
 
     def methods(self, drafters: Sequence[str | None]) -> list[Method]:
@@ -204,7 +218,8 @@ class BenchOptions:
             self._accepts(),
             parse_numbers("--temperature", self.temperature),
             draft_tokens if self.draft_model is not None else (),
-            cast(Prefixes, self.prefixes),
+            self._prefixes(),
+            self._thresholds(),
         )
 
     def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:
@@ -233,13 +248,31 @@ class BenchOptions:
 
     def prepared(self, loaded: Redrafter | None) -> list[Prepared]:
         """The questions with their prompts, which are empty without a model."""
-        from redrafter_mlx.bench.measure.plan import Prepared
+        from redrafter_mlx.bench.measure.plan import Prepared, resized
 
         def encode(question: Question) -> list[int]:
             message = {"role": "user", "content": question.text}
-            return [] if loaded is None else loaded.encode([message])
+            ids = [] if loaded is None else loaded.encode([message])
+            return ids if self.prompt_length is None else resized(ids, self.prompt_length)
+
+        room = None if loaded is None else loaded.context_length
+        if room is not None and self.prompt_length and self.prompt_length + self.max_tokens > room:
+            raise BadInputError(
+                f"--prompt-tokens {self.prompt_length} and --max-tokens {self.max_tokens} are more "
+                f"than the model's context of {room} tokens; give less"
+            )
 
         return [Prepared(q, encode(q)) for q in self.chosen]
+
+    @cached_property
+    def prompt_length(self) -> int | None:
+        """What every prompt is brought to; None leaves them as they are."""
+        lengths = _integers("--prompt-tokens", self.prompt_tokens)
+        if len(lengths) > 1:
+            raise BadInputError(f"--prompt-tokens is {self.prompt_tokens}; give one number")
+        if lengths[:1] == [0]:
+            raise BadInputError("--prompt-tokens is 0; it must be at least 1")
+        return lengths[0] if lengths else None
 
     def _accepts(self) -> list[AcceptMethod] | None:
         if self.accept is None:
@@ -248,6 +281,24 @@ class BenchOptions:
         for word in words:
             check_choice("--accept", word, AcceptMethod)
         return cast(list[AcceptMethod], words)
+
+    def _prefixes(self) -> list[Prefixes]:
+        words = parse_words("--prefixes", self.prefixes)
+        for word in words:
+            check_choice("--prefixes", word, Prefixes)
+        return cast(list[Prefixes], words)
+
+    def _thresholds(self) -> list[Thresholds]:
+        """Every epsilon with every delta."""
+        if self.epsilon is self.delta is None:
+            return [(None, None)]
+        if "typical" not in (self._accepts() or ()):
+            name = "--delta" if self.epsilon is None else "--epsilon"
+            raise BadInputError(f"{name} is of typical acceptance; give --accept typical")
+        defaults = SamplingParams()
+        epsilons = parse_numbers("--epsilon", self.epsilon or str(defaults.epsilon))
+        deltas = parse_numbers("--delta", self.delta or str(defaults.delta))
+        return [(epsilon, delta) for epsilon in epsilons for delta in deltas]
 
 
 def _integers(name: str, text: str | None) -> list[int]:

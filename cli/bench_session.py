@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -36,13 +36,18 @@ RANDOM = "random"
 
 
 class Outcome(NamedTuple):
-    """A result and the exit status that it means."""
+    """A result, the exit status that it means, and the answers that it was computed from."""
 
     result: Result
     status: int
+    answers: Sequence[Answer]
 
 
-def run_session(options: BenchOptions) -> Outcome:
+Inspect = Callable[[Mapping[str | None, Redrafter], Sequence[Answer]], None]
+"""Looks at the answers of one loading while its models are in memory."""
+
+
+def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcome:
     """Measure every loading in turn; Ctrl-C ends it with what was finished.
 
     Raises KeyboardInterrupt if nothing was.
@@ -61,7 +66,10 @@ def run_session(options: BenchOptions) -> Outcome:
             notes += [
                 f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note
             ]
+            before = len(answers)
             _measure(options, drafters, file, machine, here, answers)
+            if inspect is not None:
+                inspect(drafters, answers[before:])
             del drafters  # two models at once may not fit
     except KeyboardInterrupt:
         if not answers:
@@ -79,7 +87,7 @@ def run_session(options: BenchOptions) -> Outcome:
         interrupted=interrupted,
         notes=(*notes, *verdict.notes),
     )  # fmt: skip
-    return Outcome(result, INTERRUPTED if interrupted else int(verdict.failed))
+    return Outcome(result, INTERRUPTED if interrupted else int(verdict.failed), answers)
 
 
 def protocol_of(options: BenchOptions) -> Protocol:
@@ -109,6 +117,8 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
         by_name[RANDOM] = untrained
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
     for redrafter in found.values():
+        if options.ignore_eos:
+            redrafter.tokenizer.eos_token_ids = ()  # mlx-lm's loops end by it, and so do ours
         if redrafter.drafting is None and (options.widths or options.lengths):
             raise BadInputError(
                 redrafter.drafter_note
@@ -198,6 +208,7 @@ def _settings(options: BenchOptions, machine: Machine, models: Sequence[LoadedMo
         chip=machine.chip,
         mlx=machine.mlx,
         mlx_lm=machine.mlx_lm,
+        ignore_eos=options.ignore_eos,
     )
 
 

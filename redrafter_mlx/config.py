@@ -15,14 +15,14 @@ DType = Literal["auto", "float16", "bfloat16", "float32"]
 
 AcceptMethod = Literal["greedy", "sample", "rejection", "typical"]
 
-Prefixes = Literal["all", "final"]
-"""Which prefixes of a beam search are verified: all of them, or, as in the paper, those that its
-final candidates begin with."""
+Prefixes = Literal["all", "final", "separate"]
+"""Which prefixes of a beam search are verified: all of them; as in the paper, those that its final
+candidates begin with; or its final candidates separately, shared prefixes once for each."""
 
 LEAST_TEMPERATURE = 1e-4
 """The lowest but 0: below it, log-probabilities divided by it swamp a draw's noise in float32."""
 
-MAX_BEAM_WIDTH = 64
+MAX_BEAM_WIDTH = 70
 MAX_BEAM_LENGTH = 32
 
 
@@ -132,8 +132,9 @@ class GenerationOptions(SamplingParams):
     `max_nodes` the shape is chosen step by step from costs and acceptance. With one of them it is
     fixed for the answer, and the others are what promises most on this machine.
     `draft=False` decodes auto-regressively. `seed` None draws a fresh one. `prefixes="final"` is
-    the paper's packing, for comparison: it needs a fixed shape, and not rejection, which draws a
-    tree of its own. With `logprobs`, each response holds the log-probabilities of its token.
+    the paper's packing, and "separate" none at all, for comparison: they need a fixed shape, and
+    not rejection, which draws a tree of its own. With `logprobs`, each response holds the
+    log-probabilities of its token.
 
     What a seed gives: with `greedy` (which needs none) and `sample` the same text for every
     drafter and every shape, with drafts or without, because each draw belongs to a position of the
@@ -176,14 +177,19 @@ class GenerationOptions(SamplingParams):
             self.max_nodes,
         )
         check_choice("prefixes", self.prefixes, Prefixes)
-        if self.prefixes == "final" and self.method == "rejection":
+        if self.prefixes != "all" and self.method == "rejection":
             raise BadInputError(
-                "prefixes is 'final', and accept 'rejection', which draws a tree of its own; "
-                "choose 'sample'"
+                f"prefixes is {self.prefixes!r}, and accept 'rejection', which draws a tree of its "
+                f"own; choose 'sample'"
             )
-        if self.prefixes == "final" and self.automatic:
+        if self.prefixes == "separate" and self.max_nodes is not None:
             raise BadInputError(
-                "prefixes is 'final', which needs a fixed shape; give beam_width and beam_length"
+                "prefixes is 'separate', which leaves no node out; leave out max_nodes"
+            )
+        if self.prefixes != "all" and self.automatic:
+            raise BadInputError(
+                f"prefixes is {self.prefixes!r}, which needs a fixed shape; give beam_width and "
+                f"beam_length"
             )
 
     @property

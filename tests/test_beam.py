@@ -13,6 +13,7 @@ from redrafter_mlx.drafting.recurrent import BoundNetwork
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, top_k
 from redrafter_mlx.speculation.sampling import log_softmax
+from redrafter_mlx.speculation.separate import pack_separately
 from redrafter_mlx.speculation.tree import Beams, final_candidates, pack_beam
 from redrafter_mlx.target.model import Target
 
@@ -103,6 +104,31 @@ def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
         sizes.add(sum(valid))
     assert len(sizes) > 1
     assert max(sizes) < 13
+
+
+@pytest.mark.parametrize("ended", [0, 1])
+def test_separate_candidates_are_branches_that_share_the_root_alone(ended: int) -> None:
+    """Also where the first of them ends early: what it lacks is padding, after all other nodes."""
+    bound = random_drafter(seed=2).bind(Target(random_model())).bound
+    W, L = 4, 4
+    beams = search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(W, L))
+    last = references.prefixes(beams.tokens[0].tolist(), beams.parent_indices[0].tolist())[-1]
+    lengths = [L - ended, L, L, L]
+    for level in range(L - ended, L):
+        beams.log_probs[0, 0, level] = -mx.inf
+    tree = pack_separately(beams)
+    valid, parents = tree.valid[0].tolist(), tree.parents[0].tolist()
+    assert valid == sorted(valid, reverse=True)
+    paths, tokens = [], tree.tokens[0].tolist()
+    for node in range(sum(valid)):
+        on_path = [j for j in range(len(valid)) if tree.mask[0, node, j].item()]
+        depths = [tree.depths[0, j].item() for j in on_path]
+        assert depths == list(range(len(on_path)))
+        assert parents[node] == (on_path[-2] if node else -1)
+        paths.append(tuple(tokens[j] for j in on_path))
+    want = [tuple(c[:n]) for c, most in zip(last, lengths, strict=True) for n in range(2, most + 1)]
+    assert paths[1:] == want
+    assert len(valid) == W * (L - 1) + 1
 
 
 def test_a_drafter_that_computes_nan_still_gives_a_tree() -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bench_samples import DRAFTED, MACHINE, PLAIN, SETTINGS, answer, loaded, random_answers
-from papers_timings import timings
 from rich.console import Console
 
 from redrafter_mlx.bench.analyse.compare import compare, read_rows
@@ -21,6 +20,7 @@ from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
 from redrafter_mlx.bench.analyse.summary import Row, summarise
 from redrafter_mlx.bench.measure.answers import Answer, AnswersFile
 from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.papers.published import authors_grid
 from redrafter_mlx.bench.show.plot import check_plot, plot
 from redrafter_mlx.bench.show.report import heatmap, show
 from redrafter_mlx.bench.show.tables import acceptance_table, main_table, spread
@@ -335,18 +335,8 @@ def test_a_grid_holds_the_rows_figures() -> None:
     assert grids(rows, least=4) == []
 
 
-def papers_grid(chip: str) -> Grid:
-    """The authors' timings in float16, greedy, as their own analysis reads them."""
-    tokens, plain, drafted = timings(chip, "float16")
-    cells = [
-        Cell(W, L, tokens / took, plain / took, tokens / calls)
-        for (W, L), (calls, took) in drafted.items()
-    ]
-    return Grid(f"{chip}, the authors' timings", tuple(cells))
-
-
 def test_the_authors_timings_are_drawn_with_their_cliff(tmp_path: Path) -> None:
-    ultra, max_ = papers_grid("m2-ultra"), papers_grid("m1-max")
+    ultra, max_ = authors_grid("m2-ultra", "float16"), authors_grid("m1-max", "float16")
     # What the authors say of these files: 1.37x with one beam, 1.52x with three.
     assert (round(max_.best.speedup, 2), max_.best.beam_width) == (1.37, 1)
     assert (round(ultra.best.speedup, 2), ultra.best.beam_width) == (1.52, 3)

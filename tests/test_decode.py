@@ -98,19 +98,20 @@ def test_tokens_equal_autoregression_when_the_tree_is_cut_short(max_nodes: int) 
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)])
 def test_tokens_equal_autoregression_with_the_papers_packing(shape: BeamShape) -> None:
-    """And its trees are no larger than ours, some of them smaller."""
+    """And its trees are no larger than ours, some of them smaller; unmerged ones never are."""
     model = random_model(vocab_size=FEW)
     target = Target(model)
     drafter = random_drafter(seed=5, vocab_size=FEW).bind(target)
     want = plain_tokens(model, [3, 5, 7], 60)
     nodes = {}
-    for prefixes in ("all", "final"):
+    for prefixes in ("all", "final", "separate"):
         decoder = Decoder(target, drafter, shape, GREEDY, prefixes=prefixes)  # type: ignore[arg-type]
         emitted, results = run(decoder, [3, 5, 7], 60)
         assert emitted == want
         assert max(len(r.tokens) for r in results) > 2
         nodes[prefixes] = [r.nodes for r in results[1:]]
     assert set(nodes["all"]) == {shape.nodes}
+    assert set(nodes["separate"]) == {shape.width * (shape.length - 1) + 1}
     assert max(nodes["final"]) <= shape.nodes
     assert (min(nodes["final"]) < shape.nodes) == (shape == BeamShape(3, 4))
 

@@ -30,7 +30,7 @@ ROOMS = (
 """From the ground up: a room imports from those before it, and from itself."""
 
 FLOORS = {
-    "bench": ("statistics", "measure", "analyse", "show"),
+    "bench": ("statistics", "measure", "analyse", "show", "papers"),
     "distill": (
         "options",
         "drafter_forms",

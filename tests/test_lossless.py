@@ -117,8 +117,9 @@ def test_lossless_methods_keep_the_targets_joint_distribution(
     assert fits(shape, SamplingParams(1.0, accept=accept))
 
 
-def test_sampling_keeps_the_joint_distribution_with_the_papers_packing() -> None:
-    assert fits(BeamShape(3, 3), SamplingParams(1.0), prefixes="final")
+@pytest.mark.parametrize("prefixes", ["final", "separate"])
+def test_sampling_keeps_the_joint_distribution_with_other_packings(prefixes: Prefixes) -> None:
+    assert fits(BeamShape(3, 3), SamplingParams(1.0), prefixes=prefixes)
 
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])

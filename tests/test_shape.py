@@ -12,7 +12,6 @@ from statistics import mean
 import mlx.core as mx
 import numpy as np
 import pytest
-from papers_timings import CHIPS, timings
 from simulated import (
     ROWS,
     AnswerPolicy,
@@ -34,6 +33,7 @@ from redrafter_mlx.autotune.acceptance import (
 )
 from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.bench.papers.published import CHIPS, timings
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.speculation.tree import Beams, pack_beam

@@ -13,7 +13,7 @@ from redrafter_mlx.errors import BadInputError
 
 FIGURES = ("tps", "speedup", "tokens_per_step")
 _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width", "beam_length",
-             "max_nodes", "draft_tokens", "category")  # fmt: skip
+             "max_nodes", "prefixes", "epsilon", "delta", "draft_tokens", "category")  # fmt: skip
 
 Row = Mapping[str, object]
 """A row of a saved result."""

@@ -25,7 +25,8 @@ _NUMBERS = ("first_token_seconds", "decode_seconds", "peak_memory")  # fmt: skip
 class Settings:
     """What two answers must have in common to be summarised together.
 
-    drafts: every drafter, as `LoadedModel.drafts` describes it
+    drafts:     every drafter, as `LoadedModel.drafts` describes it
+    ignore_eos: whether answers go on to max_tokens
     """
 
     model: str
@@ -39,6 +40,7 @@ class Settings:
     chip: str
     mlx: str
     mlx_lm: str
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)
@@ -141,9 +143,10 @@ class AnswersFile:
     def matching(self, dtype: str, settings: Settings) -> list[Answer]:
         """The answers of one dtype; raises BadInputError if they were made with other settings."""
         wanted = asdict(settings)
-        everywhere = ("max_tokens", "seed")
+        everywhere = ("max_tokens", "seed", "ignore_eos")
         found = []
-        for answer, made_with in self._lines:
+        for answer, stored in self._lines:
+            made_with = {"ignore_eos": False, **stored}
             names = [f.name for f in fields(Settings)] if answer.dtype == dtype else everywhere
             for name in names:
                 if made_with.get(name) != wanted[name]:

@@ -17,7 +17,7 @@ import mlx.nn as nn
 from mlx_lm.generate import generation_stream, stream_generate
 from mlx_lm.sample_utils import make_sampler
 
-from redrafter_mlx.config import AcceptMethod, GenerationOptions, Prefixes
+from redrafter_mlx.config import AcceptMethod, GenerationOptions, Prefixes, SamplingParams
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, MismatchError
@@ -37,6 +37,7 @@ class Method:
     accept:      how drafts are accepted; None where we draft nothing
     beam_width, beam_length: of `redrafter`; None for the automatic shape
     max_nodes, prefixes: as in GenerationOptions
+    epsilon, delta: of typical acceptance; None for its defaults, and for other methods
     draft_tokens: of `mlx-lm speculative`
     """
 
@@ -49,6 +50,8 @@ class Method:
     draft_tokens: int | None = None
     drafter: str | None = None
     prefixes: Prefixes = "all"
+    epsilon: float | None = None
+    delta: float | None = None
 
     @property
     def ours(self) -> bool:
@@ -64,7 +67,10 @@ class Method:
 
     def options(self, max_tokens: int, seed: int) -> GenerationOptions:
         """What our own loop is asked for."""
+        default = SamplingParams()
         return GenerationOptions(
+            epsilon=default.epsilon if self.epsilon is None else self.epsilon,
+            delta=default.delta if self.delta is None else self.delta,
             temperature=self.temperature,
             accept=self.accept,
             max_tokens=max_tokens,

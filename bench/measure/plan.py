@@ -28,6 +28,12 @@ class Prepared:
     prompt_ids: list[int]
 
 
+def resized(prompt_ids: Sequence[int], length: int) -> list[int]:
+    """A prompt of exactly `length` tokens: repeated, and cut."""
+    times = -(-length // max(len(prompt_ids), 1))
+    return (list(prompt_ids) * times)[:length]
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to measure.
@@ -119,6 +125,9 @@ def measure(
 Shape = tuple[int | None, int | None]
 """Beam width and length; None for the automatic shape."""
 
+Thresholds = tuple[float | None, float | None]
+"""Epsilon and delta of typical acceptance; None for the defaults."""
+
 
 def list_methods(
     shapes: Mapping[str | None, Sequence[Shape]],
@@ -126,9 +135,12 @@ def list_methods(
     accepts: Sequence[AcceptMethod] | None,
     temperatures: Sequence[float],
     draft_tokens: Sequence[int],
-    prefixes: Prefixes = "all",
+    prefixes: Sequence[Prefixes] = ("all",),
+    thresholds: Sequence[Thresholds] = ((None, None),),
 ) -> list[Method]:
     """Baselines and drafted methods: temperatures x acceptance methods x drafters x shapes.
+
+    And every one of `prefixes`, and for typical acceptance every one of `thresholds`.
 
     Args:
       shapes:       of each drafter, by name; the key is None where there is only one
@@ -147,11 +159,16 @@ def list_methods(
             fitting = [a for a in accepts if a != "greedy"]
         used |= set(fitting)
         methods += [
-            Method("redrafter", t, accept, W, L, max_nodes, drafter=drafter, prefixes=prefixes)
+            Method(
+                "redrafter", t, accept, W, L, max_nodes, drafter=drafter, prefixes=packed,
+                epsilon=epsilon, delta=delta,
+            )
             for accept in fitting
+            for epsilon, delta in (thresholds if accept == "typical" else ((None, None),))
             for drafter, own in shapes.items()
             for W, L in own
-        ]
+            for packed in prefixes
+        ]  # fmt: skip
     for accept in accepts or ():
         if accept not in used:
             needs = "0" if accept == "greedy" else "above 0"

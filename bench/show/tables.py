@@ -15,6 +15,8 @@ from redrafter_mlx.bench.statistics import Spread
 _EVERY_DEPTH, _SPARSE = 8, 8
 """Acceptance has a column for each depth up to the first, then for every so many."""
 
+_PACKED = {"final": "final candidates alone", "separate": "candidates separately"}
+
 
 @dataclass(frozen=True)
 class TextTable:
@@ -169,8 +171,10 @@ def label(row: Row) -> str:
     if method.draft_tokens is not None:
         return f"{method.name} ({method.draft_tokens} drafts)"
     name = method.name if method.drafter is None else f"{method.name}, {method.drafter}"
-    if method.prefixes == "final":
-        name += " (final candidates alone)"
+    if method.prefixes != "all":
+        name += f" ({_PACKED[method.prefixes]})"
+    if method.epsilon is not None or method.delta is not None:
+        name += f" (epsilon {method.epsilon:g}, delta {method.delta:g})"
     return f"{name} (automatic)" if method.automatic and method.beam_width is None else name
 
 

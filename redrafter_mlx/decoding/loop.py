@@ -42,6 +42,7 @@ from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.penalties import first_past
+from redrafter_mlx.speculation.separate import pack_separately
 from redrafter_mlx.speculation.tree import final_candidates, pack_beam
 from redrafter_mlx.target.model import PREFILL_CHUNK, Target
 
@@ -227,6 +228,8 @@ class Decoder:
             drawn, cache.memory = drafter.draw(cache.memory, seen, shape, keys, self.sampling)
             return Drafts(drawn.tree, (RowDrafts(shape, drawn=True),) * B, drawn.log_probs)
         beams, cache.memory = drafter.draft(cache.memory, seen, shape)
+        if self.prefixes == "separate":
+            return Drafts(pack_separately(beams), (RowDrafts(shape),) * B, beams=beams)
         if self.prefixes == "final":
             beams = final_candidates(beams)
         tree = pack_beam(beams, shape.nodes)

@@ -1,0 +1,250 @@
+"""Tables of the papers that are measured with requests one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+import numpy as np
+
+from redrafter_mlx.bench.analyse.summary import Row
+from redrafter_mlx.bench.measure.answers import Answer
+from redrafter_mlx.bench.papers.evidence import Evidence
+from redrafter_mlx.bench.papers.published import Published
+from redrafter_mlx.bench.show.tables import TextTable, spread
+from redrafter_mlx.decoding.prefix_cache import common_prefix
+
+STRETCH = 32
+"""Tokens of an answer that are counted together."""
+
+
+def shape_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Tokens a second by beam width and length, beside the published ones of the same shape."""
+    machines = list(dict.fromkeys((r["machine"], r["target"]) for r in published.records()))
+    beside = {
+        (r["machine"], r["target"], r["W"], r["L"]): r for r in published.records()
+    }  # fmt: skip
+    rows = []
+    for row in evidence.drafted:
+        W, L = row.method.beam_width, row.method.beam_length
+        cells = [row.dtype, str(W), str(L), *_figures(row)]
+        for machine, target in machines:
+            found = beside.get((machine, target, W, L))
+            cells.append(
+                f"{found['tok/s']}, {found['speedup']}x, {found['tokens/step']}" if found else ""
+            )
+        rows.append(tuple(cells))
+    columns = ("dtype", "W", "L", "tok/s", "speedup", "tokens/step",
+               *(f"{machine}, {target}" for machine, target in machines))  # fmt: skip
+    return [TextTable("Beam shapes, and the published figures of the same shape", columns,
+                      tuple(rows), "published: tokens a second, speedup, tokens/step")]  # fmt: skip
+
+
+def method_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Speedup and tokens/step of every drafter, over all questions and by category."""
+    del published
+    drafted = [row for row in evidence.rows if row.method.name == "redrafter"]
+    cells = tuple(
+        (row.category, row.method.drafter or "", row.dtype, str(row.questions), *_figures(row))
+        for row in drafted
+    )
+    columns = ("questions", "drafter", "dtype", "asked", "tok/s", "speedup", "tokens/step")
+    return [TextTable("Drafters, over all questions and by category", columns, cells)]
+
+
+def label_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Drafters by what their labels were in training, at each beam width."""
+    beside = {(r["W"], r["labels"]): r for r in published.records()}
+    cells = []
+    for row in evidence.drafted:
+        name = row.method.drafter or ""
+        options = evidence.options.get(name, {})
+        labels = options.get("labels", "target")
+        text = "given answers" if options.get("data") else "the target's own"
+        found = beside.get((row.method.beam_width, labels))
+        cells.append(
+            (name, labels if options else "not known", text if options else "not known",
+             str(row.method.beam_width), *_figures(row)[1:],
+             f"{found['speedup']}x, {found['tokens/step']}" if found and options else "")
+        )  # fmt: skip
+    columns = ("drafter", "labels", "texts", "W", "speedup", "tokens/step", "published")
+    return [TextTable("Drafters by their labels in training", columns, tuple(cells))]
+
+
+def merging_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Nodes with merged prefixes by beam width, and speed with merging and without."""
+    del published
+    cells = []
+    for row in evidence.drafted:
+        before, after = row.nodes_before, row.nodes_after
+        if before is None or after is None or row.nodes is None:
+            continue
+        saved = 1 - row.nodes / before.median
+        cells.append(
+            (str(row.method.beam_width), str(row.method.beam_length), row.method.prefixes,
+             f"{before.median:g}", *(f"{v:g}" for v in (after.p1, after.median, after.p99)),
+             f"{saved:.0%}", "" if row.query_rows is None else f"{row.query_rows:.0f}",
+             *_figures(row))
+        )  # fmt: skip
+    columns = ("W", "L", "prefixes", "tokens in beams", "nodes: 1%", "median", "99%", "saved",
+               "query rows", "tok/s", "speedup", "tokens/step")  # fmt: skip
+    note = (
+        "prefixes: separate is without merging (the root alone is shared), final the paper's "
+        "merging, all also verifies prefixes that no candidate extends, in nodes that merging left "
+        "free. A tree has a fixed number of query rows here, so that merging brings tokens/step "
+        "rather than smaller calls; with --prefixes final, --max-nodes cuts the call."
+    )
+    return [TextTable("Nodes verified, merged and separately", columns, tuple(cells), note)]
+
+
+def acceptance_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Acceptance methods by temperature and thresholds: speed, and what the target thinks."""
+    del published
+    greedy = {
+        (a.dtype, a.question_id): a.run.token_ids
+        for a in evidence.answers
+        if a.method.name == "mlx-lm" and a.method.temperature == 0
+    }
+    cells = []
+    for row in evidence.whole:
+        m = row.method
+        mine = [a for a in evidence.answers if (a.dtype, a.method) == (row.dtype, m)]
+        found = [known for a in mine if (known := evidence.likelihoods.get(a.key))]
+        tokens = sum(f.tokens for f in found)
+        mean = [
+            f"{sum(f.tokens * value for f, value in zip(found, values, strict=True)) / tokens:.3f}"
+            for values in ([f.log_likelihood for f in found], [f.entropy for f in found])
+        ] if tokens else ["", ""]  # fmt: skip
+        cells.append(
+            (m.name, row.dtype, m.accept or "", f"{m.temperature:g}", *_thresholds(row),
+             *_figures(row), *mean, _agreement(mine, greedy))
+        )  # fmt: skip
+    columns = ("method", "dtype", "accept", "T", "epsilon", "delta", "tok/s", "speedup",
+               "tokens/step", "log-likelihood", "entropy", "as greedy")  # fmt: skip
+    note = (
+        "log-likelihood, entropy: nats a token under the target at temperature 1, means over the "
+        "tokens of the answers; as greedy: tokens before the first that differs from the greedy "
+        "answer, as a share"
+    )
+    return [TextTable("Acceptance methods", columns, tuple(cells), note)]
+
+
+def along_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Tokens of a step by how far into the answer it was."""
+    del published
+    cells = []
+    for row in evidence.drafted:
+        mine = [a for a in evidence.answers if (a.dtype, a.method) == (row.dtype, row.method)]
+        for first, accepted in sorted(accepted_along(mine).items()):
+            cells.append(
+                (row.method.drafter or "", row.dtype, f"{first}..{first + STRETCH - 1}",
+                 str(len(accepted)), f"{fmean(accepted):.2f}", f"{1 + fmean(accepted):.2f}")
+            )  # fmt: skip
+    columns = ("drafter", "dtype", "tokens", "steps", "accepted drafts", "tokens/step")
+    note = "tokens: of the answer before the step, the first being 1"
+    return [TextTable("Drafts accepted along the answers", columns, tuple(cells), note)]
+
+
+def accepted_along(answers: Sequence[Answer]) -> dict[int, list[int]]:
+    """Drafts accepted in each step, by the first token of the stretch where the step began."""
+    found: dict[int, list[int]] = {}
+    for answer in answers:
+        tokens = 1
+        for emitted, accepted in zip(
+            answer.run.accept_lengths, answer.run.accepted, strict=True
+        ):  # fmt: skip
+            first = (tokens - 1) // STRETCH * STRETCH + 1
+            found.setdefault(first, []).append(accepted)
+            tokens += emitted
+    return found
+
+
+def rate_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Drafters by form and learning rate: acceptance and speed, and how the two go together."""
+    del published
+    cells, points = [], []
+    for row in evidence.drafted:
+        name = row.method.drafter or ""
+        options = evidence.options.get(name, {})
+        training, form = options.get("training", {}), options.get("drafter", {})
+        cells.append(
+            (name, str(form.get("form", "not known")),
+             f"{training['learning_rate']:g}" if "learning_rate" in training else "not known",
+             f"{row.acceptance[0]:.1%}" if row.acceptance else "", *_figures(row))
+        )  # fmt: skip
+        if row.acceptance and row.tps is not None:
+            points.append((row.acceptance[0], row.tps.median))
+    columns = ("drafter", "form", "learning rate", "first draft accepted", "tok/s", "speedup",
+               "tokens/step")  # fmt: skip
+    r = correlation(points)
+    found = "none with fewer than three" if r is None else f"{r:.2f}"
+    note = f"correlation of acceptance and tokens a second over {len(points)} drafters: {found}"
+    return [TextTable("Acceptance against speed", columns, tuple(cells), note)]
+
+
+def correlation(points: Sequence[tuple[float, float]]) -> float | None:
+    """Pearson's, over three points or more that are not all alike."""
+    x, y = np.array(points, np.float64).reshape(-1, 2).T
+    if len(points) < 3 or not (x.std() > 0 and y.std() > 0):
+        return None
+    return float(np.corrcoef(x, y)[0, 1])
+
+
+def draft_model_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Acceptance by temperature and number of drafts, expected speedup beside the measured."""
+    del published
+    cells = []
+    for row in evidence.drafted:
+        drafts = (row.method.beam_length or 1) - 1
+        share = drafts_accepted(row)
+        cost = evidence.draft_costs.get(row.dtype)
+        expected = None if share is None else expected_tokens(share, drafts)
+        faster = None if expected is None or cost is None else expected / (1 + drafts * cost)
+        cells.append(
+            (f"{row.method.temperature:g}", row.method.accept or "", row.dtype, str(drafts),
+             "" if share is None else f"{share:.1%}", "" if cost is None else f"{cost:.2f}",
+             "" if expected is None else f"{expected:.2f}", spread(row.tokens_per_step),
+             "" if faster is None else f"{faster:.2f}x", spread(row.speedup, "x"))
+        )  # fmt: skip
+    columns = ("T", "accept", "dtype", "drafts", "accepted", "c", "expected tokens/step",
+               "tokens/step", "expected speedup", "speedup")  # fmt: skip
+    note = (
+        "accepted: a, the share of the drafts that were reached and accepted; c: a draft's seconds "
+        "over those of the target's call with one query row; expected: (1 - a^(n+1)) / (1 - a) "
+        "tokens a step, over 1 + n c calls (arXiv 2211.17192, theorem 3.8, which holds where a "
+        "call takes no longer with more query rows)"
+    )
+    return [TextTable("A draft model", columns, tuple(cells), note)]
+
+
+def drafts_accepted(row: Row) -> float | None:
+    """Of the drafts whose parents were all accepted, the share that was accepted too."""
+    drafts = (row.method.beam_length or 1) - 1
+    shares = [*row.acceptance, *([0.0] * drafts)][:drafts]
+    reached = 1 + sum(shares[:-1])
+    return sum(shares) / reached if drafts else None
+
+
+def expected_tokens(accepted: float, drafts: int) -> float:
+    """Of a step with so many drafts, each accepted with that probability if it is reached."""
+    return float(sum(accepted**depth for depth in range(drafts + 1)))
+
+
+def _figures(row: Row) -> tuple[str, str, str]:
+    return spread(row.tps), spread(row.speedup, "x"), spread(row.tokens_per_step)
+
+
+def _thresholds(row: Row) -> tuple[str, str]:
+    m = row.method
+    return tuple("" if v is None else f"{v:g}" for v in (m.epsilon, m.delta))  # type: ignore[return-value]
+
+
+def _agreement(answers: Sequence[Answer], greedy: dict[tuple[str, int | str], list[int]]) -> str:
+    """Tokens before the first that differs from the greedy answer, as a share of its tokens."""
+    same = total = 0
+    for answer in answers:
+        want = greedy.get((answer.dtype, answer.question_id))
+        if want:
+            same += common_prefix(answer.run.token_ids, want)
+            total += len(want)
+    return f"{same / total:.1%}" if total else ""

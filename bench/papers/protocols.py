@@ -1,0 +1,143 @@
+"""What each table of the papers measures: options of `bench`, and the tables that come of them."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from redrafter_mlx.bench.measure.questions import Question
+from redrafter_mlx.bench.papers import answer_tables as by_answer
+from redrafter_mlx.bench.papers import batch_tables as by_batch
+from redrafter_mlx.bench.papers import log_tables as by_log
+from redrafter_mlx.bench.papers.evidence import Evidence
+from redrafter_mlx.bench.papers.published import Published, published
+from redrafter_mlx.bench.show.tables import TextTable
+from redrafter_mlx.errors import BadInputError
+
+QUESTION_81 = Question(
+    "Compose an engaging travel blog post about a recent trip to Hawaii, highlighting cultural "
+    "experiences and must-see attractions.",
+    "writing",
+    81,
+)
+"""MT-Bench's (Apache-2.0), which the authors timed on Macs."""
+
+_MT_BENCH: Mapping[str, object] = {"mt_bench": True, "repeats": 1}
+_TRAINED: Mapping[str, object] = {"drafter": ("trained",)}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a table is measured.
+
+    name:     what `--paper` takes
+    measures: requests one by one or at once, or nothing: logs of training runs are read
+    options:  of `bench`, by their names; those of the command line win
+    tables:   from what was measured to tables
+    question: the only one, if no others are asked for
+    drafters: how many must be named; 0 where the options name them
+    installed: measures every drafter on this machine that is for the model
+    inspects: what is looked at beside the clock
+    prompt_lengths: that prompts are brought to, in turn; none leaves them as they are
+    """
+
+    name: str
+    measures: Literal["answers", "batches", "logs"]
+    options: Mapping[str, object]
+    tables: Callable[[Evidence, Published], list[TextTable]]
+    question: Question | None = None
+    drafters: int = 0
+    installed: bool = False
+    inspects: Literal["likelihoods", "draft costs"] | None = None
+    prompt_lengths: tuple[int, ...] = ()
+
+    @property
+    def published(self) -> Published:
+        """The paper's own figures."""
+        return published(self.name)
+
+
+PROTOCOLS = (
+    Protocol("table1", "answers", _MT_BENCH, by_answer.method_tables, installed=True),
+    Protocol(
+        "table2",
+        "answers",
+        {**_TRAINED, "beam_width": "1..4", "beam_length": "2..5", "max_tokens": 200,
+         "dtype": "float16,bfloat16,4bit"},
+        by_answer.shape_tables,
+        question=QUESTION_81,
+    ),
+    Protocol(
+        "table3",
+        "batches",
+        {**_MT_BENCH, **_TRAINED, "batch_size": "1,2,4,8", "beam_width": "1,2,4,8",
+         "beam_length": "5"},
+        by_batch.batch_tables,
+    ),
+    Protocol(
+        "table4",
+        "answers",
+        {**_MT_BENCH, "beam_width": "1,2,4,8,16", "beam_length": "5"},
+        by_answer.label_tables,
+        drafters=2,
+    ),
+    Protocol(
+        "figure6",
+        "answers",
+        {**_MT_BENCH, **_TRAINED, "beam_width": ",".join(map(str, range(5, 71, 5))),
+         "beam_length": "5", "prefixes": "separate,final,all"},
+        by_answer.merging_tables,
+    ),
+    Protocol("v1-figure3", "logs", {}, by_log.accuracy_tables, drafters=1),
+    Protocol(
+        "v1-figure4",
+        "answers",
+        {**_MT_BENCH, "beam_width": "4", "beam_length": "5"},
+        by_answer.rate_tables,
+        drafters=2,
+    ),
+    Protocol(
+        "v1-figure5a",
+        "answers",
+        {**_MT_BENCH, **_TRAINED, "beam_width": "4", "beam_length": "5", "max_tokens": 256},
+        by_answer.along_tables,
+    ),
+    Protocol(
+        "v1-table2",
+        "answers",
+        {**_MT_BENCH, **_TRAINED, "beam_width": "2", "beam_length": "4",
+         "temperature": "0,0.3,0.7,1", "accept": "rejection,typical", "epsilon": "0.09,0.2",
+         "delta": "0.3,0.6"},
+        by_answer.acceptance_tables,
+        inspects="likelihoods",
+    ),
+    Protocol(
+        "speculators-table1",
+        "batches",
+        {**_TRAINED, "batch_size": "1,2,4", "beam_width": "1,2,4", "beam_length": "4",
+         "max_tokens": 100, "ignore_eos": True, "repeats": 1},
+        by_batch.latency_tables,
+        prompt_lengths=(64, 2048),
+    ),
+    Protocol(
+        "assistant",
+        "answers",
+        {**_MT_BENCH, "beam_width": "1", "beam_length": "2..6", "temperature": "0,0.5,1",
+         "accept": "greedy,rejection"},
+        by_answer.draft_model_tables,
+        drafters=1,
+        inspects="draft costs",
+    ),
+)  # fmt: skip
+
+
+def find_protocol(name: str) -> Protocol:
+    """Raises BadInputError for a name that no table has."""
+    by_name = {protocol.name: protocol for protocol in PROTOCOLS}
+    if name not in by_name:
+        near = difflib.get_close_matches(name, by_name, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(by_name)}"
+        raise BadInputError(f"--paper is {name!r}; {hint}")
+    return by_name[name]

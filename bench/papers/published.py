@@ -1,0 +1,105 @@
+"""Published figures, as `published.json` holds them with paper, version and table number.
+
+Figures alone are kept, no text of a paper. What is not at hand is named as missing.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, NamedTuple
+
+from redrafter_mlx.bench.analyse.grid import Cell, Grid
+
+CHIPS = {"m1-max": "M1 Max", "m2-ultra": "M2 Ultra"}
+"""The Macs that the authors timed."""
+
+_FILE = Path(__file__).parent / "published.json"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the figures were measured on."""
+
+    model: str
+    machine: str
+    questions: str
+    baseline: str
+
+
+@dataclass(frozen=True)
+class Published:
+    """One table or figure of a paper.
+
+    paper:   its number and version
+    number:  of the table in it
+    columns, rows: the figures; none where they are not at hand
+    missing: what is not at hand; "" if everything is
+    source:  where the figures were read, if not in the paper itself
+    """
+
+    paper: str
+    number: str
+    title: str
+    setting: Setting
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
+    missing: str = ""
+    source: str = ""
+
+    def records(self) -> list[dict[str, str | float | None]]:
+        """The rows by column."""
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
+
+
+class Timings(NamedTuple):
+    """One chip and dtype; seconds, of `tokens` new tokens.
+
+    drafted: target calls, and seconds without the prompt's, by beam width and length
+    """
+
+    tokens: int
+    plain: float
+    drafted: dict[tuple[int, int], tuple[int, float]]
+
+
+def published(name: str) -> Published:
+    """The figures of a table by its name; raises KeyError."""
+    found = _data()["tables"][name]
+    return Published(
+        **{
+            **found,
+            "setting": Setting(**found["setting"]),
+            "columns": tuple(found["columns"]),
+            "rows": tuple(map(tuple, found["rows"])),
+        }
+    )
+
+
+def timings(chip: str, dtype: str) -> Timings:
+    """The authors' own timings of one of CHIPS in float16 or bfloat16."""
+    data = _data()["timings"]
+    found = data["machines"][chip][dtype]
+    prompt = mean(found["prompt_ms"])
+    drafted = {(W, L): (calls, (ms - prompt) / 1e3) for W, L, calls, ms in found["drafted"]}
+    return Timings(data["tokens"], mean(found["plain_ms"]) / 1e3, drafted)
+
+
+def authors_grid(chip: str, dtype: str) -> Grid:
+    """The authors' sixteen cells of one chip and dtype, greedy, as their analysis reads them."""
+    tokens, plain, drafted = timings(chip, dtype)
+    cells = tuple(
+        Cell(W, L, tokens / took, plain / took, tokens / calls)
+        for (W, L), (calls, took) in drafted.items()
+    )
+    return Grid(f"{CHIPS[chip]}, Vicuna 7B, {dtype}, the authors' timings", cells)
+
+
+@functools.cache
+def _data() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,89 @@
+"""A table of a paper in a terminal and as JSON: measured, published, and what differs in kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
+from redrafter_mlx.bench.papers.published import Published
+from redrafter_mlx.bench.show.tables import TextTable
+
+
+class Difference(NamedTuple):
+    """One thing in which the paper's figures and ours differ in kind."""
+
+    what: str
+    paper: str
+    here: str
+
+
+@dataclass(frozen=True)
+class PaperResult:
+    """A table of a paper: what was measured, what was published, and what differs in kind."""
+
+    name: str
+    published: Published
+    measured: tuple[TextTable, ...]
+    differences: tuple[Difference, ...]
+
+    def to_dict(self) -> dict[str, object]:
+        """As `-o json` prints it."""
+        return {
+            "name": self.name,
+            "published": asdict(self.published),
+            "measured": [asdict(table) for table in self.measured],
+            "differences": [d._asdict() for d in self.differences],
+        }
+
+    @property
+    def tables(self) -> list[TextTable]:
+        """Everything, in the order of reading."""
+        return [*self.measured, published_table(self.published), self._differences()]
+
+    def _differences(self) -> TextTable:
+        columns = ("", self.published.paper, "here")
+        return TextTable("What differs in kind", columns, tuple(map(tuple, self.differences)))
+
+
+def published_table(published: Published) -> TextTable:
+    """The paper's own figures, and what of them is not at hand."""
+    title = f"Published: {published.paper}, {published.number}, {published.title}"
+    if not published.rows:
+        return TextTable(title, ("figures",), ((f"not at hand: {published.missing}",),))
+    rows = tuple(tuple(map(_shown, row)) for row in published.rows)
+    missing = f"not at hand: {published.missing}" if published.missing else ""
+    note = "; ".join(filter(None, (missing, published.source)))
+    return TextTable(title, published.columns, rows, note)
+
+
+def _shown(value: str | float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def differences(
+    published: Published,
+    machine: Machine,
+    models: Sequence[LoadedModel],
+    questions: str,
+    changed: Sequence[Difference],
+) -> tuple[Difference, ...]:
+    """What the figures were measured on there and here, and the options that were changed."""
+    setting = published.setting
+    loaded = "; ".join(
+        dict.fromkeys(
+            f"{m.model} in {m.arithmetic}" + (f", {m.bits}-bit weights" if m.bits else "")
+            for m in models
+        )
+    )
+    here = f"{machine.chip} ({machine.device}), MLX {machine.mlx}"
+    return (
+        Difference("model", setting.model, loaded),
+        Difference("machine", setting.machine, here),
+        Difference("questions", setting.questions, questions),
+        Difference("baseline", setting.baseline, "mlx-lm's own loop"),
+        *changed,
+    )

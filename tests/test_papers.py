@@ -1,0 +1,287 @@
+"""`bench --paper`: the papers' figures, the protocols, and the tables that they make."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from bench_samples import DRAFTED, answer
+from tiny import byte_model, byte_tokenizer, random_drafter
+
+from redrafter_mlx.bench.analyse.summary import summarise
+from redrafter_mlx.bench.measure.likelihood import likelihood
+from redrafter_mlx.bench.measure.plan import resized
+from redrafter_mlx.bench.papers.answer_tables import (
+    accepted_along,
+    correlation,
+    drafts_accepted,
+    expected_tokens,
+)
+from redrafter_mlx.bench.papers.protocols import PROTOCOLS
+from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.cli.bench_options import BenchOptions
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.loading import TargetSource
+from redrafter_mlx.speculation.sampling import log_softmax
+
+SOURCE = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+
+
+def tiny_redrafter() -> Redrafter:
+    drafter = random_drafter(seed=1, vocab_size=258)
+    return Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE)
+
+
+@pytest.fixture(autouse=True)
+def loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tiny model stands for loading."""
+    monkeypatch.setattr(options, "load_model", lambda _: tiny_redrafter())
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> list[str]:
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"prompt": "one", "dataset": "helpful"}\n{"prompt": "two and more"}\n')
+    return ["--questions", str(path), "--max-tokens", "6", "--dtype", "float32"]
+
+
+def paper(capsys: pytest.CaptureFixture[str], table: str, *arguments: str) -> dict[str, Any]:
+    assert main.run(["bench", "--paper", table, *arguments, "-o", "json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return found
+
+
+def columns(table: dict[str, Any], *names: str) -> list[tuple[str, ...]]:
+    at = [table["columns"].index(name) for name in names]
+    return [tuple(row[i] for i in at) for row in table["rows"]]
+
+
+@pytest.mark.parametrize("chip", CHIPS)
+def test_the_published_table_2_follows_from_its_authors_timings(chip: str) -> None:
+    grid = authors_grid(chip, "float16")
+    rows = [r for r in published("table2").records()
+            if (r["machine"], r["target"]) == (CHIPS[chip], "Vicuna 7B")]  # fmt: skip
+    assert [r["W"] for r in rows] == [1, 2, 3, 4]
+    for row in rows:
+        cell = grid.at(int(row["W"] or 0), 4)
+        assert cell is not None
+        figures = (cell.tps, cell.speedup, cell.tokens_per_step)
+        assert figures == pytest.approx(
+            (row["tok/s"], row["speedup"], row["tokens/step"]), abs=0.01
+        )
+
+
+def test_every_table_has_its_figures_or_says_what_is_not_at_hand() -> None:
+    known = {field.name for field in fields(BenchOptions)}
+    for protocol in PROTOCOLS:
+        assert protocol.published.rows or protocol.published.missing
+        assert all(len(row) == len(protocol.published.columns) for row in protocol.published.rows)
+        assert set(protocol.options) <= known
+
+
+def test_the_macs_protocol_asks_one_question_in_every_shape(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An option of the command line wins, one that says what `bench` does anyway too."""
+    found = paper(capsys, "table2", "--beam-width", "1..2", "--max-tokens", "6", "-r", "1",
+                  "--warmup", "0", "--dtype", "float32")  # fmt: skip
+    (result,) = found["results"]
+    assert result["protocol"]["asked"] == 1
+    assert result["protocol"]["max_tokens"] == 6
+    (measured,) = found["paper"]["measured"]
+    shapes = [(str(W), str(L)) for W in (1, 2) for L in (2, 3, 4, 5)]
+    assert columns(measured, "W", "L") == shapes
+    beside = columns(measured, "M1 Max, Vicuna 7B")
+    assert [at for at, (cell,) in enumerate(beside) if cell] == [2, 6]
+    assert "28.22" in beside[2][0]
+    changed = {d["what"]: d["here"] for d in found["paper"]["differences"]}
+    assert changed["--beam-width"] == "1..2"
+    assert "--beam-length" not in changed
+
+
+def test_an_option_wins_though_it_says_what_bench_does_without_it(
+    capsys: pytest.CaptureFixture[str], questions: list[str]
+) -> None:
+    line = ["table2", "--beam-width", "1", "--beam-length", "2", *questions, "--repeats", "3"]
+    found = paper(capsys, *line, "--max-tokens", "128", "--limit", "1", "--temperature", "0")
+    assert found["results"][0]["protocol"]["max_tokens"] == 128
+
+
+def test_merging_is_counted_beside_candidates_that_are_verified_separately(
+    capsys: pytest.CaptureFixture[str], questions: list[str]
+) -> None:
+    found = paper(capsys, "figure6", *questions, "--beam-width", "6,70")
+    (measured,) = found["paper"]["measured"]
+    rows = {(W, p): (float(before), float(n)) for W, p, before, n in columns(
+        measured, "W", "prefixes", "tokens in beams", "median")}  # fmt: skip
+    assert {p for _, p in rows} == {"separate", "final", "all"}
+    for W in (6, 70):
+        assert rows[str(W), "separate"] == (5 * W, 4 * W + 1)
+        assert rows[str(W), "final"][1] < 4 * W + 1
+    assert all(row["matches_baseline"] for row in found["results"][0]["rows"])
+
+
+def test_a_texts_likelihood_is_that_of_its_tokens_one_by_one() -> None:
+    redrafter = tiny_redrafter()
+    prompt, tokens = [5, 6, 7], [8, 200, 31]
+    found = likelihood(redrafter, prompt, tokens)
+    assert found is not None
+    chosen, entropies = [], []
+    for at, token in enumerate(tokens):
+        row = log_softmax(redrafter.model(mx.array([prompt + tokens[:at]]))[0, -1])
+        chosen.append(row[token].item())
+        entropies.append(-mx.sum(mx.exp(row) * row).item())
+    assert found.log_likelihood == pytest.approx(sum(chosen) / 3, abs=1e-4)
+    assert found.entropy == pytest.approx(sum(entropies) / 3, abs=1e-4)
+    assert likelihood(redrafter, prompt, []) is None
+
+
+def test_acceptance_methods_are_crossed_with_their_own_axes_alone(
+    capsys: pytest.CaptureFixture[str], questions: list[str]
+) -> None:
+    found = paper(capsys, "v1-table2", *questions, "--temperature", "0,1", "--delta", "0.3")
+    (measured,) = found["paper"]["measured"]
+    drafted = [row[1:] for row in columns(measured, "method", "accept", "T", "epsilon", "delta")
+               if row[0] == "redrafter"]  # fmt: skip
+    assert drafted == [("greedy", "0", "", ""), ("rejection", "1", "", ""),
+                       ("typical", "1", "0.09", "0.3"), ("typical", "1", "0.2", "0.3")]  # fmt: skip
+    by_temperature = columns(measured, "T", "as greedy", "log-likelihood")
+    greedy = [row for row in by_temperature if row[0] == "0"]
+    assert {row[1] for row in greedy} == {"100.0%"}
+    assert len({row[2] for row in greedy}) == 1
+
+
+def test_requests_at_once_have_prompts_and_answers_of_the_lengths_asked_for(
+    capsys: pytest.CaptureFixture[str], questions: list[str]
+) -> None:
+    """Though the model would end some answers earlier."""
+    found = paper(capsys, "speculators-table1", *questions, "--prompt-tokens", "9,30",
+                  "--batch-size", "1,2", "--beam-width", "2", "--max-tokens", "40")  # fmt: skip
+    (measured,) = found["paper"]["measured"]
+    cases = columns(measured, "prompt tokens", "requests")
+    assert {length for length, _ in cases} == {"9", "30"}
+    assert {size for _, size in cases} == {"1", "2"}
+    for ms, per_second in zip(
+        columns(measured, "ms a token"),
+        (row["request_tps"]["median"] for result in found["results"] for row in result["rows"]),
+        strict=True,
+    ):
+        assert float(ms[0]) == pytest.approx(1000 / per_second, abs=0.06)
+
+
+def test_answers_are_as_long_as_asked_if_their_end_is_ignored(
+    capsys: pytest.CaptureFixture[str], questions: list[str], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """In every method; the model ends these answers by itself with their first token."""
+
+    def ending(_: options.ModelOptions) -> Redrafter:
+        made = tiny_redrafter()
+        prompt = made.encode([{"role": "user", "content": "one"}])
+        made.tokenizer.eos_token_ids = made.generate(prompt, max_tokens=3).token_ids[:1]
+        return made
+
+    monkeypatch.setattr(options, "load_model", ending)
+    counts = {}
+    for more in ((), ("--ignore-eos",)):
+        file = tmp_path / f"answers{len(more)}.jsonl"
+        assert main.run(["bench", *questions, "--limit", "1", "-r", "1", "--warmup", "0", *more,
+                         "--max-tokens", "20", "--answers", str(file)]) == 0  # fmt: skip
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        counts[more] = {len(line["token_ids"]) for line in lines}
+        assert len(lines) == 3
+    assert counts == {(): {1}, ("--ignore-eos",): {20}}
+    assert main.run(["bench", *questions, "--limit", "1", "-r", "1", "--warmup", "0",
+                     "--max-tokens", "20", "--answers", str(file)]) == 1  # fmt: skip
+    assert "ignore_eos" in capsys.readouterr().err
+
+
+def test_prompts_and_answers_that_the_context_cannot_hold_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
+) -> None:
+    def short(_: options.ModelOptions) -> Redrafter:
+        made = tiny_redrafter()
+        made.context_length = 60
+        return made
+
+    monkeypatch.setattr(options, "load_model", short)
+    line = ["bench", *questions, "-r", "1", "--beam-width", "1", "--beam-length", "2"]
+    assert main.run([*line, "--prompt-tokens", "55"]) == 1
+    assert "context of 60" in capsys.readouterr().err
+    assert main.run([*line, "--prompt-tokens", "54", "--limit", "1"]) == 0
+
+
+def test_a_prompt_is_repeated_and_cut_to_its_length() -> None:
+    assert resized([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert resized([1, 2, 3], 2) == [1, 2]
+
+
+def test_accepted_drafts_are_counted_where_their_step_began() -> None:
+    """The first token comes with the prompt; 33 tokens are there before the third step."""
+    one = answer(DRAFTED, lengths=(30, 2, 2, 3))
+    assert accepted_along([one]) == {1: [29, 1], 33: [1, 2]}
+    assert accepted_along([one, one])[33] == [1, 2, 1, 2]
+
+
+def test_expected_tokens_are_those_of_drafts_that_fail_independently() -> None:
+    """Three drafts of one half each: 1 + 1/2 + 1/4 + 1/8."""
+    assert expected_tokens(0.5, 3) == 1.875
+    assert expected_tokens(1.0, 4) == 5
+    # 3 drafts a step: 3, 1, 0 and 3 accepted; 3 + 2 + 1 + 3 were reached.
+    drafted = answer(DRAFTED, lengths=(4, 2, 1, 4))
+    (row,) = [r for r in summarise([drafted]) if r.category == "all"]
+    assert drafts_accepted(row) == pytest.approx(7 / 9)
+
+
+def test_a_correlation_needs_three_drafters() -> None:
+    assert correlation([(1, 2), (2, 4)]) is None
+    assert correlation([(1, 2), (1, 4), (1, 5)]) is None
+    assert correlation([(1, 2), (2, 4), (3, 6)]) == pytest.approx(1.0)
+    assert correlation([(1, 6), (2, 4), (3, 2)]) == pytest.approx(-1.0)
+
+
+def test_accuracy_by_position_is_read_from_a_runs_log(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    quality = {"tokens_per_step": {"1": 1.4}, "accepted": {"1": [0.3]}, "best": True}
+    events = [
+        {"event": "step", "step": 2, "loss": 5.125, "seconds": 1.0},
+        {"event": "evaluation", "step": 2, "top1": [0.5, 0.25], "top5": [0.75, 0.5],
+         "seconds": 2.0, **quality},
+    ]  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    found = paper(capsys, "v1-figure3", "--drafter", str(tmp_path))
+    (measured,) = found["paper"]["measured"]
+    assert measured["rows"] == [["2", "5.125", "50.0% / 75.0%", "25.0% / 50.0%"]]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--paper", "tabel2"], "table2"),
+        (["--paper", "table4"], "2 times --drafter"),
+        (["--paper", "v1-figure3"], "--drafter"),
+        (["--paper", "v1-figure3", "--drafter", "/none"], "/none"),
+        (["--paper", "v1-figure3", "--drafter", "x", "--limit", "2"], "--limit"),
+        (["--paper", "table2", "--batch-size", "2"], "--batch-size"),
+        (["--epsilon", "0.1"], "--epsilon"),
+        (["--delta", "x", "--accept", "typical", "--temperature", "1"], "--delta"),
+        (["--prompt-tokens", "1,2"], "--prompt-tokens"),
+        (["--prompt-tokens", "0"], "--prompt-tokens"),
+        (["--prefixes", "final,none"], "none"),
+        (["--prefixes", "separate", "--beam-width", "2", "--max-nodes", "3"], "max_nodes"),
+    ],
+)
+def test_a_table_that_cannot_be_measured_is_refused_in_one_line(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run(["bench", *arguments]) in (1, 2)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert named in err
