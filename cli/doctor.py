@@ -26,6 +26,7 @@ from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, h
 _CUDA_BACKENDS = ("mlx-cuda-13", "mlx-cuda-12")
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
 _REINSTALL = "pip install --force-reinstall redrafter-mlx"
+_NAMED = 3
 _LITTLE_DISK = 1000**3
 _EXACT = "float32 products: drafted tokens are those of plain decoding"
 _TF32 = "TF32 products: nearly tied tokens can swap; MLX_ENABLE_TF32=0 makes products float32"
@@ -79,6 +80,7 @@ def examine() -> Report:
         ("packages", _packages),
         ("mlx", _mlx),
         ("memory", _memory),
+        ("good for", _good_for),
         ("model", _model),
         ("hub cache", _hub_cache),
         ("our cache", _our_cache),
@@ -189,13 +191,21 @@ def _memory(report: Report) -> Facts:  # noqa: ARG001
         for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("MemAvailable:"):
                 facts["available_bytes"] = int(line.split()[1]) * 1024
-    with contextlib.suppress(Exception):
-        import mlx.core as mx
-
-        limit = mx.device_info(mx.default_device()).get("max_recommended_working_set_size")
-        if limit is not None:
-            facts["gpu_may_use_bytes"] = int(limit)
     return facts
+
+
+def _good_for(report: Report) -> Facts:  # noqa: ARG001
+    """The largest models that fit: named ones, and of any at all their parameters."""
+    from redrafter_mlx.weights.fit import CONTEXT, largest_named, most_parameters
+    from redrafter_mlx.weights.machine import this_machine
+
+    machine = this_machine()
+    named = [entry.name for entry in largest_named(machine)]
+    facts: Facts = {"models_may_use_bytes": machine.working_set, "context_tokens": CONTEXT}
+    for bits in (4, 8, 32 if machine.on_cpu else 16):
+        most = most_parameters(machine, bits)
+        facts[f"largest_in_{bits}_bits"] = f"{most / 1e9:.3g} billion parameters"
+    return {**facts, "named_models": ", ".join(named[:_NAMED]) or None}
 
 
 def _model(report: Report) -> Facts:

@@ -17,7 +17,10 @@ from redrafter_mlx.cli.terminal import check_text, sanitise
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
 if TYPE_CHECKING:
+    from redrafter_mlx.weights.machine import Machine
     from redrafter_mlx.weights.status import ModelStatus
+
+_CONTEXT = 8192
 
 _WIDE = 200
 """Columns for output that is not a terminal, so that no name is cut."""
@@ -37,33 +40,34 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
     with progress_bars(f"pulling {wanted}") as progress:
         from redrafter_mlx.weights.resolve import pull as fetch
 
-        local = fetch(wanted, offline=target.offline, progress=progress)
+        local = fetch(wanted, offline=target.offline, progress=progress, advise=_say)
         _check_files(local.path)
     print(sanitise(str(local.path)))
 
 
 def list_all() -> None:
-    """List the named models, and which of them are on this machine.
+    """List the named models: size, whether they are and fit on this machine, and their drafters.
 
     Any Hub repository or folder that mlx-lm loads works as well.
     """
     with progress_bars("looking"):
+        from redrafter_mlx.weights.machine import this_machine
         from redrafter_mlx.weights.status import list_models
 
-        known = list_models()
-    _print_table(
-        ("NAME", "ON DISK", "SIZE", "LICENCE", "DESCRIPTION"),
-        [
+        known, machine = list_models(), this_machine()
+        rows = [
             (
                 model.name,
                 "yes" if model.path else "no",
                 _size(model.on_disk or model.size),
+                _fits(model, machine),
+                _drafters(model),
                 model.licence or "",
                 model.description,
             )
             for model in known
-        ],
-    )
+        ]
+    _print_table(("NAME", "ON DISK", "SIZE", "FITS", "DRAFTERS", "LICENCE", "DESCRIPTION"), rows)
 
 
 def drafters(name: Name, as_json: opt.Json = False) -> None:
@@ -99,13 +103,23 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
     )
 
 
-def show(name: Name) -> None:
-    """Show one model: source, licence, size, path, architecture; uses no network."""
+def show(
+    name: Name,
+    context: Annotated[
+        int, typer.Option("--context", metavar="N", min=1, help="Tokens that are to fit in memory.")
+    ] = _CONTEXT,
+) -> None:
+    """Show one model: source, licence, size, path, architecture, and whether it fits in memory.
+
+    Uses no network.
+    """
     wanted = _checked(name)
     with progress_bars(f"looking at {wanted}"):
+        from redrafter_mlx.weights.machine import this_machine
         from redrafter_mlx.weights.status import show_model
 
-        rows = _rows(show_model(wanted))
+        model = show_model(wanted)
+        rows = [*_rows(model), *_memory_rows(model, this_machine(), context)]
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
         print(sanitise(f"{label:<{width}}  {value}"))
@@ -140,6 +154,51 @@ def _rows(model: ModelStatus) -> list[tuple[str, str]]:
     ]
     details = [(label, value) for label, value in model.details.items() if label != "licence"]
     return [(label, " ".join(value.split())) for label, value in [*known, *details] if value]
+
+
+def _memory_rows(model: ModelStatus, machine: Machine, context: int) -> list[tuple[str, str]]:
+    """What the model takes for each way of loading it, beside what there is."""
+    from redrafter_mlx.weights.fit import drafter_bytes, needs
+
+    if model.stored is None:
+        return []
+    rows = [("memory", f"{_size(machine.working_set)} for models, context of {context} tokens")]
+    drafter = drafter_bytes(model.name)
+    for way in needs(model.stored, machine, context=context, drafter=drafter):
+        parts = (
+            f"{_size(way.weights)} weights, {_size(way.cache)} cache, {_size(way.drafter)} drafter"
+        )
+        verdict = "fits" if way.fits(machine) else "does not fit"
+        rows.append((way.option, f"{verdict}: {_size(way.total)} ({parts}, and work)"))
+    return rows
+
+
+def _fits(model: ModelStatus, machine: Machine) -> str:
+    """`yes`, the option with which a model fits, or `no`."""
+    from redrafter_mlx.weights.fit import needs
+
+    if model.stored is None:
+        return "unknown"
+    fitting = [way for way in needs(model.stored, machine) if way.fits(machine)]
+    if not fitting:
+        return "no"
+    return "yes" if fitting[0].quantize is None else fitting[0].option
+
+
+def _drafters(model: ModelStatus) -> str:
+    """The forms of a model's drafters, those on this machine first: `ReDrafter (here), EAGLE-3`."""
+    from redrafter_mlx.drafting.installed import list_drafters
+
+    try:
+        listed = list_drafters(model.name)
+    except RedrafterError:  # `drafters` says what is damaged
+        return "unknown"
+    here = [f"{one.form} (here)" for one in listed if one.path]
+    return ", ".join(dict.fromkeys([*here, *(one.form for one in listed if not one.path)]))
+
+
+def _say(line: str) -> None:
+    print(sanitise(line), file=sys.stderr)
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

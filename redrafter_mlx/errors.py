@@ -47,3 +47,7 @@ class BusyError(RedrafterError):
 
 class EngineFailedError(RedrafterError):
     """The engine failed while it answered, or was closed; the next request finds a new one."""
+
+
+class TooLargeError(RedrafterError):
+    """A model that this machine's memory cannot hold."""

@@ -10,6 +10,7 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice
@@ -37,9 +38,11 @@ from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import Progress, no_progress
+from redrafter_mlx.weights.fit import check_load
 from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
 from redrafter_mlx.weights.known_drafters import known_drafters
+from redrafter_mlx.weights.machine import this_machine
 from redrafter_mlx.weights.precision import check_quantize, convert
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import LocalModel, find_local, is_repo, resolve
@@ -329,6 +332,8 @@ def _load(
     else:
         raw = load_folder(local.path, local.name)
     precision = convert(raw.model, dtype, quantize, raw.stored)
+    arrays = dict(tree_flatten(raw.model.parameters())).values()
+    check_load(local.name, local.path, sum(array.nbytes for array in arrays), this_machine())
     try:
         mx.eval(raw.model.parameters())
     except RuntimeError as error:

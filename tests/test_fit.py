@@ -1,0 +1,193 @@
+"""Which models fit which machine, from their configurations alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from macs import mac
+from mlx.utils import tree_flatten
+from weights_samples import (
+    LLAMA,
+    Q4_1,
+    Q8_0,
+    gguf_metadata,
+    gguf_tensors,
+    llama_model,
+    vocabulary,
+    write_gguf,
+)
+
+from redrafter_mlx.cli import main
+from redrafter_mlx.errors import TooLargeError
+from redrafter_mlx.loading import load_target
+from redrafter_mlx.weights.fit import (
+    check_download,
+    drafter_bytes,
+    largest_named,
+    most_parameters,
+    need,
+    needs,
+    stored_model,
+)
+from redrafter_mlx.weights.machine import Machine
+from redrafter_mlx.weights.model_size import StoredModel, of_config
+from redrafter_mlx.weights.precision import quantize_layers
+from redrafter_mlx.weights.registry import REGISTRY
+
+PUBLISHED = {
+    "smollm2-135m": 0.1345, "vicuna-7b": 6.74, "vicuna-13b": 13.0, "vicuna-33b": 32.5,
+    "llama-3.2-1b": 1.24, "llama-3.2-3b": 3.21, "llama-3.1-8b": 8.03, "llama-3.3-70b": 70.6,
+    "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.7, "qwen3-4b": 4.0, "qwen3-8b": 8.2, "qwen3-14b": 14.8,
+    "qwen3-32b": 32.8, "mistral-7b": 7.25, "phi-3.5-mini": 3.82, "phi-4": 14.7,
+}  # fmt: skip
+"""Billions of parameters, as the models' pages give them."""
+
+
+def matrices(model: object) -> int:
+    arrays = dict(tree_flatten(model.parameters())).items()  # type: ignore[attr-defined]
+    return sum(array.nbytes for name, array in arrays if "norm" not in name)
+
+
+@pytest.mark.parametrize("name", REGISTRY)
+def test_a_named_model_has_as_many_parameters_as_its_page_says(name: str) -> None:
+    assert REGISTRY[name].shape.parameters / 1e9 == pytest.approx(PUBLISHED[name], rel=0.015)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("bits", [None, 4, 8])
+def test_weight_bytes_are_those_of_the_model_in_memory(tied: bool, bits: int | None) -> None:
+    wide = {"hidden_size": 128, "intermediate_size": 192}
+    model = llama_model(tie_word_embeddings=tied, **wide)
+    model.set_dtype(mx.float16)
+    if bits is not None:
+        quantize_layers(model, bits)
+    config = {**LLAMA, **wide, "vocab_size": len(vocabulary()), "tie_word_embeddings": tied}
+    stored = of_config(config, 0)
+    assert stored is not None
+    assert stored.size.weight_bytes(bits) == matrices(model)
+
+
+@pytest.mark.parametrize("kind", [Q4_1, Q8_0])
+def test_a_gguf_files_bytes_are_those_of_the_model_in_memory_of_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.weights.precision._on_cpu", lambda: False)
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model(), kind))
+    stored = stored_model(path)
+    assert stored is not None
+    assert stored.bits == {Q4_1: 4, Q8_0: 8}[kind]
+    norms = 5 * 64 * 4  # counted as stored
+    assert stored.nbytes - norms == matrices(load_target(path).model)
+
+
+def test_a_usual_drafter_is_about_as_large_as_published_ones() -> None:
+    known = drafter_bytes("qwen3-1.7b")
+    assert known is not None
+    assert REGISTRY["qwen3-1.7b"].shape.drafter_bytes == pytest.approx(known, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "largest", "vicuna_7b", "llama_8b"),
+    [
+        (8, "qwen3-4b", [], []),
+        (16, "qwen3-14b", [4], [None]),
+        (64, "llama-3.3-70b", [None, 8, 4], [None]),
+    ],
+)
+def test_each_mac_is_offered_what_fits_it(
+    gigabytes: int, largest: str, vicuna_7b: list[int | None], llama_8b: list[int | None]
+) -> None:
+    machine = mac(gigabytes)
+    named = largest_named(machine)
+    assert named[0].name == largest
+    in_words = most_parameters(machine, 4) / named[0].shape.parameters
+    assert 0.95 < in_words < 1.8, "about the same, named models being few"
+    for name, wanted in (("vicuna-7b", vicuna_7b), ("llama-3.1-8b", llama_8b)):
+        ways = needs(REGISTRY[name].stored, machine)
+        assert [way.quantize for way in ways if way.fits(machine)] == wanted
+
+
+def test_a_larger_machine_fits_whatever_a_smaller_one_does() -> None:
+    before: set[str] = set()
+    for gigabytes in (8, 16, 24, 32, 64, 128):
+        now = {entry.name for entry in largest_named(mac(gigabytes))}
+        assert before <= now
+        before = now
+    assert before == {*REGISTRY}
+    assert [e.name for e in largest_named(mac(64, free_disk=200_000_000))] == ["smollm2-135m"]
+
+
+def test_advice_names_the_option_that_fits_or_the_model() -> None:
+    def advice(name: str, machine: Machine) -> str | None:
+        return check_download(name, REGISTRY[name].stored, machine)
+
+    assert advice("vicuna-7b", mac(64)) is None
+    assert "--quantize 4" in str(advice("vicuna-7b", mac(16)))
+    short = advice("llama-3.1-8b", mac(8))
+    assert "tokens without a drafter" in str(short)
+    assert "redrafter-mlx pull qwen3-4b" in str(short)
+    with pytest.raises(TooLargeError, match="redrafter-mlx pull qwen3-14b"):
+        advice("vicuna-33b", mac(16))
+    same = check_download("meta-llama/Llama-3.1-8B-Instruct", _floats("llama-3.1-8b"), mac(16))
+    assert "--quantize 8" in str(same)
+    assert "redrafter-mlx pull llama-3.1-8b" in str(same)
+
+
+def _floats(name: str) -> StoredModel:
+    shape = REGISTRY[name].shape
+    return StoredModel(shape, None, shape.weight_bytes(None))
+
+
+def test_what_is_asked_for_decides_what_is_needed() -> None:
+    stored, machine = _floats("llama-3.1-8b"), mac(16)
+    short, long = (need(stored, machine, context=n).cache for n in (1000, 4000))
+    assert 4 * short == long == 4000 * 131_072
+    assert need(stored, machine, quantize=4).weights < need(stored, machine, quantize=8).weights
+    assert need(stored, machine, drafter=7).drafter == 7
+    single = need(stored, machine, dtype="float32")
+    assert single.weights == 2 * need(stored, machine).weights
+    on_cpu = replace(machine, on_cpu=True)
+    assert need(REGISTRY["llama-3.1-8b"].stored, on_cpu).weights == single.weights
+
+
+def test_weights_beyond_the_working_set_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model()))
+    tiny = Machine(1000, 1000, 10**12, on_cpu=True)
+    monkeypatch.setattr("redrafter_mlx.loading.this_machine", lambda: tiny)
+    assert main.run(["generate", "--model", str(path), "--drafter", "none", "-p", "x"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.count("\n") == 1
+    assert str(path) in err
+
+
+@pytest.mark.parametrize(("gigabytes", "fits"), [(8, "no"), (16, "--quantize 4"), (64, "yes")])
+def test_screens_say_what_fits_a_mac(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    gigabytes: int,
+    fits: str,
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("redrafter_mlx.weights.machine.this_machine", lambda: mac(gigabytes))
+    assert main.run(["list"]) == 0
+    (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("vicuna-7b"))
+    assert f" no       13.5 GB  {fits} " in row
+    assert "EAGLE, Medusa" in row
+    verdicts = []
+    for context in ("100", "8192"):
+        assert main.run(["show", "vicuna-7b", "--context", context]) == 0
+        rows = dict(x.split("  ", 1) for x in capsys.readouterr().out.splitlines())
+        verdicts.append(rows["--quantize 4"].strip().startswith("fits"))
+    assert verdicts == [gigabytes > 8, gigabytes > 8]
+    assert main.run(["doctor", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["good for"]
+    assert facts["models_may_use_bytes"] == mac(gigabytes).working_set
+    assert facts["named_models"].split(", ")[0] == largest_named(mac(gigabytes))[0].name

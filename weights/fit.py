@@ -1,0 +1,179 @@
+"""Whether a model fits a machine, before it is downloaded and before it is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from redrafter_mlx.errors import TooLargeError
+from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.paths import bytes_below, human_size
+from redrafter_mlx.weights.file_names import weight_names
+from redrafter_mlx.weights.gguf_header import read_header
+from redrafter_mlx.weights.known_drafters import family, known_drafters
+from redrafter_mlx.weights.machine import Machine
+from redrafter_mlx.weights.model_size import StoredModel, of_config, of_gguf
+from redrafter_mlx.weights.registry import REGISTRY, Registered
+
+CONTEXT = 8192
+"""Tokens of a long chat, which a model is expected to hold."""
+
+_WORK = 500_000_000
+"""Bytes for all that is neither weights nor cache nor drafter."""
+
+_CACHE_AND_DRAFTER = 1.9e9
+"""Bytes of a model of 8 billion parameters, at `CONTEXT` tokens."""
+
+_WAYS = (None, 8, 4)
+"""Of loading: as `auto` does it, and with --quantize."""
+
+_SMALLER = "take a smaller model"
+_FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a model takes when it is loaded one way; quantize: None as `auto` loads it."""
+
+    quantize: int | None
+    weights: int
+    cache: int
+    drafter: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.drafter + _WORK
+
+    def fits(self, machine: Machine) -> bool:
+        return self.total <= machine.working_set
+
+    @property
+    def option(self) -> str:
+        """What asks for it, such as `--quantize 4`."""
+        return "as it is" if self.quantize is None else f"--quantize {self.quantize}"
+
+
+def need(
+    stored: StoredModel,
+    machine: Machine,
+    *,
+    dtype: str = "auto",
+    quantize: int | None = None,
+    context: int = CONTEXT,
+    drafter: int | None = None,
+) -> Need:
+    """What a model takes on a machine; drafter: its bytes, None for those of a usual one."""
+    floats = _FLOATS.get(dtype, 4 if machine.on_cpu else 2)
+    if quantize is not None:
+        weights = stored.size.weight_bytes(quantize, floats)
+    elif machine.on_cpu or (stored.bits is None and dtype != "auto"):
+        weights = stored.size.weight_bytes(None, floats)
+    else:
+        weights = stored.nbytes
+    cache = stored.size.cache_bytes(context, floats)
+    return Need(quantize, weights, cache, stored.size.drafter_bytes if drafter is None else drafter)
+
+
+def needs(
+    stored: StoredModel, machine: Machine, *, context: int = CONTEXT, drafter: int | None = None
+) -> list[Need]:
+    """The same for every way of loading that the stored weights allow."""
+    ways: list[int | None] = [*_WAYS]
+    if stored.bits is not None:  # they cannot be quantised again, and a GPU leaves them as they are
+        ways = [w for w in _WAYS if w is None or (w == stored.bits and machine.on_cpu)]
+    return [need(stored, machine, quantize=w, context=context, drafter=drafter) for w in ways]
+
+
+def largest_named(machine: Machine, context: int = CONTEXT) -> list[Registered]:
+    """The named models that fit in memory and on disk, the largest first."""
+    found = [
+        entry
+        for entry in REGISTRY.values()
+        if entry.size <= machine.free_disk
+        and any(way.fits(machine) for way in needs(entry.stored, machine, context=context))
+    ]
+    return sorted(found, key=lambda entry: entry.shape.parameters, reverse=True)
+
+
+def most_parameters(machine: Machine, bits: int) -> float:
+    """Of a model whose weights have so many bits (16 and more: floats), with cache and drafter.
+
+    Those two take about as much as the square root of the parameters says: 1.9 GB for 8 billion.
+    """
+    each = bits / 8 if bits >= 16 else (bits + 0.5) / 8
+    room = max(0, machine.working_set - _WORK)
+    beside = _CACHE_AND_DRAFTER / math.sqrt(8e9)
+    return ((math.sqrt(beside**2 + 4 * each * room) - beside) / (2 * each)) ** 2
+
+
+def check_download(name: str, stored: StoredModel, machine: Machine) -> str | None:
+    """Whether a model can be used here once it is downloaded.
+
+    Returns a line of advice where it fits in other ways alone, None where it fits as it is. Raises
+    TooLargeError, with the model to take instead, where not even its weights fit.
+    """
+    ways = needs(stored, machine)
+    if ways[0].fits(machine):
+        return None
+    room = (
+        f"{name} takes {human_size(ways[0].total)} with a context of {CONTEXT} tokens, and models "
+        f"may take {human_size(machine.working_set)} here"
+    )
+    fitting = [way for way in ways if way.fits(machine)]
+    short = [way for way in needs(stored, machine, context=0, drafter=0) if way.fits(machine)]
+    if fitting:
+        here = f"load it with {fitting[0].option} ({human_size(fitting[0].total)})"
+    elif short:
+        smallest = short[-1]
+        room_left = machine.working_set - smallest.total
+        tokens = room_left * CONTEXT // max(1, ways[-1].cache)
+        here = f"{smallest.option} there is room for {tokens} tokens without a drafter"
+    else:
+        raise TooLargeError(f"{room}; {_instead(name, machine, any_model=True) or _SMALLER}")
+    instead = _instead(name, machine, any_model=not fitting)
+    return f"{room}; {here}" + (f", or {instead}" if instead else "")
+
+
+def check_load(name: str, path: Path, nbytes: int, machine: Machine) -> None:
+    """Raise TooLargeError, with what fits instead, if weights of so many bytes are too large."""
+    if nbytes <= machine.working_set:
+        return
+    stored = stored_model(path)
+    ways = [] if stored is None else needs(stored, machine, context=0, drafter=0)
+    fitting = [way for way in ways if way.quantize is not None and way.fits(machine)]
+    other = _instead(name, machine, any_model=True)
+    remedy = f"load it with {fitting[0].option}" if fitting else other
+    raise TooLargeError(
+        f"the weights of {name} take {human_size(nbytes)} and models may take "
+        f"{human_size(machine.working_set)} here; {remedy or _SMALLER}"
+    )
+
+
+def stored_model(path: Path) -> StoredModel | None:
+    """The sizes of a model on disk; None if it is not a dense decoder."""
+    if path.is_file():
+        return of_gguf(read_header(path))
+    config = read_object(path / "config.json")
+    return of_config(config, bytes_below(path, follow_links=True))
+
+
+def listed_model(config: Path, sizes: Mapping[str, int]) -> StoredModel | None:
+    """The same of a repository, from its configuration and the sizes of its files."""
+    return of_config(read_object(config), sum(sizes[name] for name in weight_names([*sizes])))
+
+
+def drafter_bytes(model: str) -> int | None:
+    """Of the best published drafter of a model, as far as that is known."""
+    return next((one.size for one in known_drafters(model) if one.size is not None), None)
+
+
+def _instead(name: str, machine: Machine, *, any_model: bool) -> str | None:
+    """The command that fetches the same model in fewer bits, or, of any model, the largest."""
+    fitting = [entry for entry in largest_named(machine) if entry.name != name]
+    same = [entry for entry in fitting if family(entry.name) == family(name)]
+    best = next(iter(same or (fitting if any_model else ())), None)
+    if best is None:
+        return None
+    return f"take one that fits: redrafter-mlx pull {best.name} ({human_size(best.size)})"

@@ -1,0 +1,39 @@
+"""The machine as far as it decides which models fit: memory, free disk, and what computes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from redrafter_mlx.runtime.device import backend, memory_limit
+from redrafter_mlx.runtime.paths import existing_part
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Sizes in bytes.
+
+    memory:      of the whole machine
+    working_set: what models and their caches may take of it
+    free_disk:   where the Hub's files are kept
+    on_cpu:      weights are dequantised to float32 unless `quantize` keeps them, see precision.py
+    """
+
+    memory: int
+    working_set: int
+    free_disk: int
+    on_cpu: bool
+
+
+def this_machine() -> Machine:
+    """The machine that runs this."""
+    return Machine(
+        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        working_set=memory_limit(),
+        free_disk=shutil.disk_usage(existing_part(Path(constants.HF_HUB_CACHE))).free,
+        on_cpu=backend() == "cpu",
+    )

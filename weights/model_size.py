@@ -1,0 +1,129 @@
+"""How many bytes a model takes, from its configuration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from redrafter_mlx.weights.gguf_blocks import BITS
+from redrafter_mlx.weights.gguf_header import GGUFHeader
+
+_GROUP = 64
+"""Weights that share a scale and a bias where `quantize` made them, and in most repositories."""
+
+_DRAFT_VOCAB = 32_000
+"""Tokens that published EAGLE-3 drafters can draft."""
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """The sizes of a dense decoder.
+
+    heads, kv_heads: query heads, and key/value heads, of `head_dim` each
+    tied: the head is the embedding
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied: bool = False
+
+    @property
+    def layer_parameters(self) -> int:
+        """Of one layer's matrices; those of norms and biases are too few to matter."""
+        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+        return attention + 3 * self.hidden * self.intermediate
+
+    @property
+    def parameters(self) -> int:
+        """Of all matrices."""
+        embeddings = self.hidden * self.vocab * (1 if self.tied else 2)
+        return embeddings + self.layers * self.layer_parameters
+
+    def weight_bytes(self, bits: int | None, float_bytes: int = 2) -> int:
+        """Of all weights, as floats of so many bytes or quantised with such scales and biases."""
+        each = 8 * float_bytes if bits is None else bits + 2 * 8 * float_bytes / _GROUP
+        return round(self.parameters * each / 8)
+
+    def cache_bytes(self, tokens: int, float_bytes: int = 2) -> int:
+        """Of the keys and values of so many tokens."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * tokens * float_bytes
+
+    @property
+    def drafter_bytes(self) -> int:
+        """About what a published drafter takes: EAGLE-3's layer, features and head in 16 bits."""
+        return 2 * (self.layer_parameters + self.hidden * (3 * self.hidden + _DRAFT_VOCAB))
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model as its files hold it.
+
+    bits:   that its weights are quantised to, None for floats
+    nbytes: of the weights where they stay as they are stored
+    """
+
+    size: ModelSize
+    bits: int | None
+    nbytes: int
+
+
+def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
+    """From config.json and the bytes of the weight files; None if it is not a dense decoder's."""
+
+    def whole(name: str, default: int = 0) -> int:
+        value = config.get(name)
+        return value if isinstance(value, int) and value > 0 else default
+
+    heads = whole("num_attention_heads")
+    if not heads:
+        return None
+    size = ModelSize(
+        layers=whole("num_hidden_layers"),
+        hidden=whole("hidden_size"),
+        intermediate=whole("intermediate_size"),
+        heads=heads,
+        kv_heads=whole("num_key_value_heads", heads),
+        head_dim=whole("head_dim", whole("hidden_size") // heads),
+        vocab=whole("vocab_size"),
+        tied=config.get("tie_word_embeddings") is True,
+    )
+    if not all((size.layers, size.hidden, size.intermediate, size.vocab)):
+        return None
+    quantization = config.get("quantization")
+    bits = quantization.get("bits") if isinstance(quantization, dict) else None
+    return StoredModel(size, bits if isinstance(bits, int) else None, nbytes)
+
+
+def of_gguf(header: GGUFHeader) -> StoredModel | None:
+    """From a GGUF file's header; None if it is not a dense decoder's."""
+    kind = header.metadata.get("general.architecture")
+    names = {
+        "block_count": "num_hidden_layers",
+        "embedding_length": "hidden_size",
+        "feed_forward_length": "intermediate_size",
+        "attention.head_count": "num_attention_heads",
+        "attention.head_count_kv": "num_key_value_heads",
+        "attention.key_length": "head_dim",
+    }
+    config = {theirs: header.metadata.get(f"{kind}.{name}") for name, theirs in names.items()}
+    embedding = header.tensors.get("token_embd.weight")
+    config["vocab_size"] = embedding.shape[0] if embedding else None
+    config["tie_word_embeddings"] = "output.weight" not in header.tensors
+    nbytes, quantised = 0, dict.fromkeys(BITS.values(), 0)
+    for tensor in header.tensors.values():
+        count = 1
+        for length in tensor.shape:
+            count *= length
+        bits = BITS.get(tensor.type)
+        if bits is not None:
+            quantised[bits] += count
+        nbytes += count * (32 if tensor.type == "F32" else 16 if bits is None else bits + 1) // 8
+    known = of_config(config, nbytes)
+    if known is None or not any(quantised.values()):
+        return known
+    return StoredModel(known.size, max(quantised, key=quantised.__getitem__), nbytes)
