@@ -43,7 +43,8 @@ from redrafter_mlx.weights.folder import load_folder
 from redrafter_mlx.weights.gguf import load_gguf
 from redrafter_mlx.weights.known_drafters import known_drafters
 from redrafter_mlx.weights.machine import this_machine
-from redrafter_mlx.weights.precision import check_quantize, convert
+from redrafter_mlx.weights.precision import check_quantize, convert, stored_bits
+from redrafter_mlx.weights.quantised_cache import keep_quantised, quantised_file, use_quantised
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import LocalModel, find_local, is_repo, resolve
 
@@ -331,7 +332,10 @@ def _load(
         raw = load_gguf(local.path, progress)
     else:
         raw = load_folder(local.path, local.name)
+    quantises = quantize is not None and stored_bits(raw.model) is None
     precision = convert(raw.model, dtype, quantize, raw.stored)
+    kept = quantised_file(raw.fingerprint, precision)
+    is_kept = quantises and use_quantised(raw.model, kept)
     arrays = dict(tree_flatten(raw.model.parameters())).values()
     check_load(local.name, local.path, sum(array.nbytes for array in arrays), this_machine())
     try:
@@ -339,6 +343,8 @@ def _load(
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{local.name} cannot be brought into memory: {reason}") from error
+    if quantises and not is_kept:
+        keep_quantised(raw.model, kept)
     source = TargetSource(
         name=local.name,
         path=local.path,

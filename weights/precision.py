@@ -55,7 +55,7 @@ def convert(
     """
     check_quantize(quantize)
     on_cpu = _on_cpu()
-    bits = _bits(model)
+    bits = stored_bits(model)
     if quantize is not None and bits not in (None, quantize):
         raise BadInputError(
             f"quantize is {quantize}, but the model is quantised to {bits} bits already; "
@@ -69,7 +69,7 @@ def convert(
         _cast(model, wanted)
     if quantize is not None and bits is None:
         quantize_layers(model, quantize)
-    return Precision(_dtype(model), _bits(model))
+    return Precision(_dtype(model), stored_bits(model))
 
 
 def _on_cpu() -> bool:
@@ -100,13 +100,13 @@ def quantize_layers(model: nn.Module, bits: int, option: str = "quantize") -> No
         return chosen
 
     nn.quantize(model, group_size=GROUP_SIZE, bits=bits, class_predicate=how)
-    if _bits(model) is None:
+    if stored_bits(model) is None:
         raise BadInputError(
             f"{option} is {bits}, but no layer's rows divide into groups of {GROUP_SIZE}"
         )
 
 
-def _bits(model: nn.Module) -> int | None:
+def stored_bits(model: nn.Module) -> int | None:
     """The bits that most quantised weights have; None where none is quantised."""
     sizes: Counter[int] = Counter()
     for module in model.modules():

@@ -1,0 +1,70 @@
+"""Weights that were quantised at loading, kept on disk, so that the next load only reads them.
+
+In `quantised/` of our cache; a file is used only for the very same model, bits and dtype.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import shutil
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+
+from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
+from redrafter_mlx.runtime.paths import cache_dir, existing_part
+from redrafter_mlx.weights.folder_files import read_safetensors_header
+from redrafter_mlx.weights.precision import GROUP_SIZE, Precision
+
+_WORTH_KEEPING = 64_000_000
+"""Bytes from which on reading saves more than a moment."""
+
+_SHARE_OF_DISK = 0.5
+"""Of the free disk, most that one file may take."""
+
+
+def quantised_file(fingerprint: str, precision: Precision) -> Path:
+    """Where the quantised weights of a model are kept, or would be."""
+    key = f"{fingerprint} {precision.bits} bits by {GROUP_SIZE} {precision.dtype}"
+    name = hashlib.sha256(key.encode()).hexdigest()[:32]
+    return cache_dir() / "quantised" / f"{name}.safetensors"
+
+
+def use_quantised(model: nn.Module, path: Path) -> bool:
+    """Let a model that is not evaluated yet read its weights from `path`; False if it cannot.
+
+    A damaged file counts as none.
+    """
+    wanted = {name: array.shape for name, array in _arrays(model).items()}
+    try:
+        if not path.exists() or read_safetensors_header(path).shapes != wanted:
+            return False
+        found = mx.load(str(path))
+    except (DamagedFileError, OSError, RuntimeError):
+        return False
+    assert isinstance(found, dict)
+    model.load_weights([*found.items()], strict=True)
+    return True
+
+
+def keep_quantised(model: nn.Module, path: Path) -> None:
+    """Write the weights of an evaluated model; without room, or for a small model, do nothing."""
+    arrays = _arrays(model)
+    size = sum(array.nbytes for array in arrays.values())
+    if size < _WORTH_KEEPING:
+        return
+    with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+        if size > _SHARE_OF_DISK * shutil.disk_usage(existing_part(path.parent)).free:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(path.parent.glob(".*.safetensors"))
+        with atomic_write(path) as partial:
+            mx.save_safetensors(str(partial), arrays)
+
+
+def _arrays(model: nn.Module) -> dict[str, mx.array]:
+    return dict(tree_flatten(model.parameters()))
