@@ -13,6 +13,7 @@ from redrafter_mlx.cli.options import MODEL, Flag, TargetOptions, flag, with_opt
 from redrafter_mlx.errors import BadInputError
 
 _CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
+_MOST_HOURS = 1000
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 _KEYS = {
@@ -56,6 +57,9 @@ class TrainOptions:
         _DRAFTER))
     draft_length: int | None = flag(None, Flag(
         "Tokens that it is trained to draft in a row. [default: 5]", "T", _DRAFTER))
+    hours: float | None = flag(None, Flag(
+        "Plan the size of the corpus, the passes over it and the evaluations so that all of it "
+        "takes so long.", "H", _TRAINING))
     epochs: float | None = flag(None, Flag("Passes over the corpus. [default: 4]", "X", _TRAINING))
     start_from: str | None = flag(None, Flag(
         "A drafter of the same form, which is trained further on this corpus.", "DIR", _TRAINING))
@@ -70,12 +74,29 @@ class TrainOptions:
         "[default: auto]", "TYPE", MODEL))
     # fmt: on
 
+    def check_hours(self) -> None:
+        """Raise BadInputError for hours that nothing can be planned for, or with what they plan."""
+        if self.hours is None:
+            return
+        if not 0 < self.hours <= _MOST_HOURS:
+            raise BadInputError(
+                f"--hours is {self.hours:g}; give more than 0, {_MOST_HOURS} at most"
+            )
+        for name in ("answer_tokens", "epochs", "data"):
+            if getattr(self, name) is not None:
+                option = name.replace("_", "-")
+                raise BadInputError(f"--hours plans the run by itself; leave out --{option}")
+
     def given(self) -> dict[str, object]:
         """What was set, by its key in an options file; `drafter.layers` is in table [drafter].
 
         Raises BadInputError for a vocabulary that is no number of tokens.
         """
-        named = {k: v for k, v in asdict(self).items() if k != "config" and v not in (None, ())}
+        named = {
+            k: v
+            for k, v in asdict(self).items()
+            if k not in ("config", "hours") and v not in (None, ())
+        }
         if self.prompts:
             named["prompts"] = [*self.prompts]
         if self.draft_vocab is not None:
@@ -106,6 +127,7 @@ def command(
 
     if not output.strip():
         raise BadInputError("--output is empty; give a folder")
+    options.check_hours()
     job: dict[str, object] = {"model": "smollm2-135m"}
     job |= {} if options.config is None else read_options(Path(options.config))
     loading = {"model": target.model or None, "quantize": target.quantize}
@@ -115,7 +137,8 @@ def command(
             part = job.setdefault(table, {}) if table else job
             if isinstance(part, dict):
                 part[name] = value
-    run_training(make_job(job, Path(output), offline=target.offline), dry_run=dry_run)
+    made = make_job(job, Path(output), offline=target.offline)
+    run_training(made, dry_run=dry_run, hours=options.hours)
 
 
 def _vocabulary(given: str) -> int | str:

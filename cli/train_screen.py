@@ -26,9 +26,11 @@ from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
+from redrafter_mlx.distill.hours import Schedule
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
+from redrafter_mlx.runtime.awake import kept_awake
 from redrafter_mlx.runtime.paths import human_size
 
 _INTERRUPTED = 130
@@ -37,28 +39,48 @@ Update = Callable[..., None]
 """Takes what is done, and if known the total and a note."""
 
 
-def run_training(job: TrainingJob, *, dry_run: bool) -> None:
-    """Run a job from its first stage to its last; Ctrl-C leaves it ready to resume."""
+def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None = None) -> None:
+    """Run a job from its first stage to its last; Ctrl-C leaves it ready to resume.
+
+    hours: plan the corpus, the passes over it and the evaluations for so long a time
+    """
+    with nullcontext() if dry_run else kept_awake():
+        _run(job, dry_run, None if hours is None else Schedule(job.output, hours))
+
+
+def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True)
+    if schedule is not None and schedule.plan is not None:
+        job = schedule.plan.of(job)
     loading = f"loading {job.model}"
     with progress_bars(loading) as progress, _lines(console, Stage(loading)):
         run = TrainingRun(job, progress)
     for line in run.notes:
         console.print(line)
+    if schedule is not None:
+        with _lines(console, Stage("planning from a little of both stages")):
+            run.begin(schedule)
+        _print_plan(console, run, schedule)
     if dry_run:
         with _lines(console, Stage("trying a little of both stages")):
             guess = run.estimate()
         _print_estimate(guess, run.job)
         return
-    try:
-        corpus = _write(run, console)
-    except KeyboardInterrupt:
-        _say_goodbye(console, "the corpus so far is kept")
-    _print_corpus(corpus, run, console)
-    finished = _fit(run, console)
-    if not finished:
-        _say_goodbye(console, "the training so far is saved")
-    rows = _measure(run, console)
+    with _timed(schedule):
+        try:
+            corpus = _write(run, console, schedule)
+        except KeyboardInterrupt:
+            _say_goodbye(console, "the corpus so far is kept")
+    _print_corpus(corpus, run, console, planned=schedule is not None)
+    with _timed(schedule):
+        if schedule is not None:
+            with _lines(console, Stage("trying a little of training")):
+                run.settle(schedule)
+            schedule.save()
+            _print_plan(console, run, schedule)
+        if not _fit(run, console, schedule):
+            _say_goodbye(console, "the training so far is saved")
+        rows = _measure(run, console)
     note = run.finish(rows)
     if note:
         console.print(note)
@@ -70,7 +92,35 @@ def _say_goodbye(console: Console, kept: str) -> None:
     raise typer.Exit(_INTERRUPTED)
 
 
-def _write(run: TrainingRun, console: Console) -> CorpusSize:
+@contextmanager
+def _timed(schedule: Schedule | None) -> Iterator[None]:
+    """Keep the plan and the time that a stage took, however it ends."""
+    if schedule is not None:
+        schedule.save()
+    try:
+        yield
+    finally:
+        if schedule is not None:
+            schedule.save()
+
+
+def _print_plan(console: Console, run: TrainingRun, schedule: Schedule) -> None:
+    """What the run does in its hours, and when it ends."""
+    job = run.job
+    console.print(
+        f"plan for {schedule.plan.hours if schedule.plan else 0:g} h: {job.answer_tokens:,} answer "
+        f"tokens, {job.training.epochs:g} passes, {job.training.evaluations} evaluations, "
+        f"{job.timed_questions} timed questions; {_ends(schedule.to_go())}"
+    )
+
+
+def _ends(seconds: float) -> str:
+    """`done in about 7 h 50 min, at 06:40`."""
+    at = time.strftime("%H:%M", time.localtime(time.time() + seconds))
+    return f"done in {duration(seconds)}, at {at}"
+
+
+def _write(run: TrainingRun, console: Console, schedule: Schedule | None = None) -> CorpusSize:
     wanted = run.job.answer_tokens
     began, first = time.monotonic(), -1
 
@@ -78,17 +128,18 @@ def _write(run: TrainingRun, console: Console) -> CorpusSize:
         nonlocal first
         first = now.answer_tokens if first < 0 else first
         rate = (now.answer_tokens - first) / max(time.monotonic() - began, 1e-9)
-        return f"{now.texts} texts, {human_size(now.bytes)} on disk, {rate:.0f} tok/s"
+        whole = "" if schedule is None else f", all {_ends(schedule.to_go())}"
+        return f"{now.texts} texts, {human_size(now.bytes)} on disk, {rate:.0f} tok/s{whole}"
 
     with _stage(console, "writing the corpus", "tokens", wanted) as update:
 
         def show(now: CorpusSize) -> None:
             update(min(now.answer_tokens, wanted), note=describe(now))
 
-        return run.write(show)
+        return run.write(show, (lambda: False) if schedule is None else schedule.writing_is_over)
 
 
-def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console) -> None:
+def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console, *, planned: bool) -> None:
     left = ", ".join(f"{n} {why}" for why, n in sorted(corpus.left_out.items())) or "nothing"
     console.print(
         f"corpus: {corpus.texts} texts, {corpus.answer_tokens} answer tokens, "
@@ -96,7 +147,7 @@ def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console) -> Non
         f"{human_size(corpus.bytes)} in {run.folder}; left out: {left}"
     )
     note = shortfall(corpus, run.job, layers=bool(run.recipe.context_layers))
-    if note:
+    if note and not planned:
         console.print(note)
 
 
@@ -111,15 +162,21 @@ def shortfall(corpus: CorpusSize, job: TrainingJob, *, layers: bool) -> str | No
     return f"{room}; without context layers it would" if layers else room
 
 
-def _fit(run: TrainingRun, console: Console) -> bool:
+def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -> bool:
     """Whether training came to its end; False if Ctrl-C stopped it."""
     last: Step | None = None
+    if schedule is not None:
+        schedule.trained()
     with _ctrl_c() as stopped, _stage(console, "training", "steps") as update:
         for event in run.fit(stopped):
+            if schedule is not None:
+                schedule.trained(event)
             if isinstance(event, Step):
                 last = event
                 speed = f"{event.positions_per_second:.0f} positions/s"
-                update(event.step, event.steps, f"loss {event.loss:.3f}, {speed}")
+                to_go = None if schedule is None else schedule.to_go(event.step, event.steps)
+                whole = "" if to_go is None else f", all {_ends(to_go)}"
+                update(event.step, event.steps, f"loss {event.loss:.3f}, {speed}{whole}")
             else:
                 _print_quality(console, event)
     return not stopped() or (last is not None and last.step == last.steps)

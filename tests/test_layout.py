@@ -44,6 +44,7 @@ FLOORS = {
         "memory_plan",
         "preflight",
         "estimate",
+        "hours",
         "run",
     ),
 }

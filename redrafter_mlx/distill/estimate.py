@@ -23,6 +23,9 @@ from redrafter_mlx.target.model import Target
 _TRIED_TOKENS, _TRIED_TEXTS = 6, 4
 _PROMPT_TOKENS = 64
 
+_PLAIN_TOKENS = 8
+"""Of a trial of plain decoding."""
+
 _TURNS, _TURN_TOKENS = 1.3, 64
 """Turns drawn for one prompt that the target writes itself, as some are left out; tokens of one."""
 
@@ -36,6 +39,7 @@ class Estimate:
 
     answer_tokens: those asked for; of given answers no more than there are
     corpus_bytes:  hidden states and tokens on disk
+    most_bytes:    that the corpus may take there
     drafter_bytes: of the stored weights
     memory_bytes:  most at once: target, a batch being written or trained on, states
     """
@@ -44,6 +48,7 @@ class Estimate:
     parameters: int
     drafter_bytes: int
     corpus_bytes: int
+    most_bytes: int
     memory_bytes: int
     steps: int
     writing_seconds: float
@@ -91,6 +96,7 @@ def estimate(
         parameters=parameters,
         drafter_bytes=2 * parameters,
         corpus_bytes=corpus_bytes,
+        most_bytes=job.cache_bytes,
         memory_bytes=held.most,
         steps=steps,
         writing_seconds=seconds / held.workers,
@@ -105,6 +111,19 @@ def _trial(read: Callable[[int], list[Text]]) -> tuple[float, float]:
     texts = read(_TRIED_TEXTS)
     tokens = sum(len(text.answer) for text in texts)
     return (time.monotonic() - began) / max(1, tokens), tokens / max(1, len(texts))
+
+
+def plain_seconds(target: Target) -> float:
+    """Of one token of plain decoding."""
+
+    def seconds(tokens: int) -> float:
+        began = time.monotonic()
+        write_answers(target, [[1] * _PROMPT_TOKENS], [], tokens)
+        return time.monotonic() - began
+
+    seconds(1)  # warms up
+    short = seconds(1)
+    return max(1e-9, (seconds(1 + _PLAIN_TOKENS) - short) / _PLAIN_TOKENS)
 
 
 def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,10 +21,11 @@ from redrafter_mlx.distill.corpus.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text, summarise_shard
 from redrafter_mlx.distill.corpus.workers import CorpusJob, CorpusSize, write_corpus
-from redrafter_mlx.distill.estimate import Estimate, estimate
-from redrafter_mlx.distill.evaluation.speed import MeasuredRow, measure_speed
+from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
+from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.form import weights_digest
 from redrafter_mlx.distill.forms.registry import recipe_for
+from redrafter_mlx.distill.hours import PLANNED_EPOCHS, Pace, Schedule
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
@@ -49,6 +50,8 @@ SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
 
 TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
 """The beams that a drafter is timed with."""
+
+_TRIED_STEPS = 3
 
 _HELD_OUT_POSITIONS = 6_000
 """So many are evaluated during training; more only takes longer."""
@@ -133,8 +136,40 @@ class TrainingRun:
         tokenizer = self.loaded.tokenizer
         return estimate(self.corpus_job, self.recipe, self.target, tokenizer, self._plan)
 
-    def write(self, progress: Callable[[CorpusSize], None] = lambda _: None) -> CorpusSize:
-        """Stage one: the corpus, as far as it is not there yet."""
+    def begin(self, schedule: Schedule) -> None:
+        """Plan a run for a time, or go on with its plan; errors as in `first_plan`."""
+        if schedule.plan is None:
+            self.job = replace(self.job, training=replace(self.job.training, epochs=PLANNED_EPOCHS))
+            blocks = max(2, self.least_blocks + 1)
+            least = blocks * self.job.writing.batch * self.job.writing.max_answer_tokens
+            schedule.begin(self.estimate(), max(least, 2 * self.job.training.batch))
+        assert schedule.plan is not None
+        self._change(schedule.plan.of(self.job))
+
+    def settle(self, schedule: Schedule) -> None:
+        """Plan the passes over the corpus that is written, from a trial of training on it."""
+        assert self.corpus is not None, "write() first"
+        if schedule.plan is None or schedule.plan.settled:
+            return
+        trainer = self._trainer()
+        step, evaluation = trainer.trial(_TRIED_STEPS)
+        answers = len(self._trained_for(TIMED_SHAPES)) + 1
+        question = answers * TIMED_TOKENS * plain_seconds(self.target)
+        pace = Pace(step, evaluation, question)
+        of_pass = trainer.steps / self.job.training.epochs
+        self._change(schedule.settle(pace, self.corpus.answer_tokens, of_pass).of(self.job))
+
+    def _change(self, job: TrainingJob) -> None:
+        """Go on with other sizes and passes: what was read and planned for this run still holds."""
+        self.job = job
+        self._options = to_toml(job)
+
+    def write(
+        self,
+        progress: Callable[[CorpusSize], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> CorpusSize:
+        """Stage one: the corpus, as far as it is not there yet, smaller if it is to `stop()`."""
         job = self.job
         written = write_corpus(
             self.corpus_job,
@@ -144,9 +179,10 @@ class TrainingRun:
             self.loaded,
             progress,
             least_blocks=self.least_blocks,
+            stop=stop,
         )
         left_out = Counter(written.left_out) + Counter({EXCLUDED: self.given.left_out})
-        self.corpus = dataclasses.replace(written, left_out=left_out)
+        self.corpus = replace(written, left_out=left_out)
         if self.corpus.answer_tokens < min(job.answer_tokens, 2 * job.training.batch):
             full = self.corpus.bytes >= job.cache_bytes
             raise BadInputError(
@@ -158,6 +194,16 @@ class TrainingRun:
 
     def fit(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Stage two: train, from where an earlier run of this job stopped."""
+        trainer, job = self._trainer(), self.job
+        with MetricsLog(job.output, trainer.steps_made) as log:
+            with atomic_write(job.output / OPTIONS) as partial:
+                partial.write_text(self._options, encoding="utf-8")
+            for event in trainer.run(stop):
+                log.append(event)
+                yield event
+
+    def _trainer(self) -> Trainer:
+        """The training loop on the corpus that is written."""
         assert self.corpus is not None, "write() first"
         job, target = self.job, self.target
         trained_on, held_out = self._split(self.corpus.blocks)
@@ -179,7 +225,7 @@ class TrainingRun:
             self.plan.states,
             job.training.seed,
         )
-        trainer = Trainer(
+        return Trainer(
             student,
             examples,
             held_out,
@@ -189,12 +235,6 @@ class TrainingRun:
             job.output,
             {**self._made_by(), "blocks": self.corpus.blocks},
         )
-        with MetricsLog(job.output, trainer.steps_made) as log:
-            with atomic_write(job.output / OPTIONS) as partial:
-                partial.write_text(self._options, encoding="utf-8")
-            for event in trainer.run(stop):
-                log.append(event)
-                yield event
 
     def measured_prompts(self) -> list[list[int]]:
         """Held-out prompts to be timed on."""

@@ -95,10 +95,12 @@ def write_corpus(
     loaded: LoadedTarget | None = None,
     progress: Callable[[CorpusSize], None] = lambda _: None,
     least_blocks: int = 0,
+    stop: Callable[[], bool] = lambda: False,
 ) -> CorpusSize:
     """Write blocks until the corpus holds `answer_tokens`, or `max_bytes` lie on the disk.
 
-    It has `least_blocks` at least, unless they take more than `max_bytes`.
+    It has `least_blocks` at least, unless they take more than `max_bytes`; with those it ends when
+    `stop()`, too.
     A single worker is this process, with the target that it has `loaded`.
     What is in the folder already is kept. Interrupted by an exception (Ctrl-C is one) it leaves
     whole shards only, which the next call adds to.
@@ -112,7 +114,8 @@ def write_corpus(
 
     def enough(now: CorpusSize) -> bool:
         whole = now.answer_tokens >= answer_tokens and now.blocks >= least_blocks
-        return whole or now.bytes >= max_bytes
+        ended = now.blocks >= least_blocks and now.blocks > 0 and stop()
+        return whole or ended or now.bytes >= max_bytes
 
     now = size()
     progress(now)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -81,6 +82,18 @@ class Trainer:
     def steps_made(self) -> int:
         """Steps of the optimiser so far, those of an earlier session of the run included."""
         return self._at.step
+
+    def trial(self, steps: int) -> tuple[float, float]:
+        """Seconds of one step and of one evaluation; what is learned in it must not be kept."""
+        batches = self._batches()
+        times = []
+        for _ in range(1 + steps):  # the first compiles
+            began = time.monotonic()
+            self.learner.step([next(batches) for _ in range(self.options.accumulate)])
+            times.append(time.monotonic() - began)
+        began = time.monotonic()
+        self.student.evaluate(self.held_out, self.shapes)
+        return statistics.median(times[1:]), time.monotonic() - began
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Train to the end, or until `stop()`; the state is saved either way."""

@@ -1,0 +1,219 @@
+"""A training run for a given time: how much corpus, how many passes and evaluations fit into it.
+
+The corpus is planned from a short trial and ends with its time, however fast it was written; then
+real steps and a real evaluation are timed, and the passes fill the time that is left. So a wrong
+trial changes what is trained on and hardly when the run ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from redrafter_mlx.config import refuse_unknown_keys
+from redrafter_mlx.distill.estimate import Estimate
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.training.trainer import Event, Step
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.runtime.atomic_write import atomic_write
+from redrafter_mlx.runtime.json_file import read_object
+
+HOURS = "hours.json"
+
+PLANNED_EPOCHS = 4.0
+"""Passes that the corpus is planned for; what is left of the time may bring more or fewer."""
+
+_LEAST_EPOCHS, _MOST_EPOCHS = 0.25, 12.0
+
+_EVALUATING, _TIMING = 0.06, 0.06
+"""Shares of the time, at most."""
+
+_EVALUATIONS, _QUESTIONS = (2, 10), (1, 8)
+"""Fewest and most."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Measured seconds of one step of the optimiser, one evaluation and one timed question."""
+
+    step: float
+    evaluation: float
+    question: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run of so many hours does.
+
+    writing: seconds that the corpus may take, those before it included
+    settled: the corpus is written, and passes, evaluations and timed questions are final
+    training, evaluation, timing: seconds, once that is settled: of all steps, of one evaluation,
+             and of the timing
+    spent:   seconds so far, all sessions together
+    """
+
+    hours: float
+    answer_tokens: int
+    writing: float
+    epochs: float = PLANNED_EPOCHS
+    evaluations: int = _EVALUATIONS[1]
+    timed_questions: int = _QUESTIONS[1]
+    settled: bool = False
+    training: float = 0.0
+    evaluation: float = 0.0
+    timing: float = 0.0
+    spent: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.hours * 3600
+
+    def of(self, job: TrainingJob) -> TrainingJob:
+        """The job with what is planned."""
+        training = replace(job.training, epochs=self.epochs, evaluations=self.evaluations)
+        tokens, questions = self.answer_tokens, self.timed_questions
+        return replace(job, answer_tokens=tokens, timed_questions=questions, training=training)
+
+
+def first_plan(hours: float, trial: Estimate, least_tokens: int, spent: float) -> Plan:
+    """The plan of a run, from a trial of both stages that was made for some size of corpus.
+
+    Raises BadInputError, with the hours that are enough, where not even `least_tokens` fit.
+    """
+    write = trial.writing_seconds / trial.answer_tokens
+    train = trial.training_seconds / trial.answer_tokens  # of `PLANNED_EPOCHS` passes
+    share = 1 - _EVALUATING - _TIMING
+    room = share * hours * 3600 - spent
+    stored = trial.corpus_bytes / trial.answer_tokens
+    tokens = min(int(room / (write + train)), int(trial.most_bytes / stored))
+    if tokens < least_tokens:
+        needed = (least_tokens * (write + train) + spent) / share / 3600
+        raise BadInputError(
+            f"--hours is {hours:g}, too short for {least_tokens} tokens of corpus and passes over "
+            f"them; give {needed * 1.1:.2g} at least"
+        )
+    return Plan(hours, tokens, writing=spent + tokens * write, spent=spent)
+
+
+def settled_plan(plan: Plan, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
+    """The plan once the corpus is there: passes for the time that is left."""
+    evaluations = _within(_EVALUATIONS, _EVALUATING * plan.seconds / pace.evaluation)
+    questions = _within(_QUESTIONS, _TIMING * plan.seconds / pace.question)
+    beside = evaluations * pace.evaluation + questions * pace.question
+    of_pass = pace.step * steps_of_pass
+    passes = (plan.seconds - plan.spent - beside) / of_pass
+    epochs = round(min(max(passes, _LEAST_EPOCHS), _MOST_EPOCHS), 2)
+    return replace(
+        plan,
+        answer_tokens=answer_tokens,
+        epochs=epochs,
+        evaluations=evaluations,
+        timed_questions=questions,
+        settled=True,
+        training=epochs * of_pass,
+        evaluation=pace.evaluation,
+        timing=questions * pace.question,
+    )
+
+
+def _within(bounds: tuple[int, int], number: float) -> int:
+    return int(min(max(number, bounds[0]), bounds[1]))
+
+
+class Schedule:
+    """The plan of one run, kept in its folder, and its clock over all sessions."""
+
+    def __init__(
+        self, folder: Path, hours: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Raises BadInputError where a run of other hours has begun to train there."""
+        self._path, self._hours, self._clock = folder / HOURS, hours, clock
+        self._began = clock()
+        self.plan: Plan | None = None
+        self._steps, self._evaluations = Mean(), Mean()
+        self._last: float | None = None
+        found = _read(self._path)
+        if found is None or (found.hours != hours and not found.settled):
+            return
+        if found.hours != hours:
+            raise BadInputError(
+                f"{folder} holds a run of {found.hours:g} hours, not {hours:g}; give another "
+                f"--output, or the same hours to resume"
+            )
+        self.plan, self._began = found, clock() - found.spent
+
+    @property
+    def spent(self) -> float:
+        """Seconds since the run began, without the breaks between its sessions."""
+        return self._clock() - self._began
+
+    def begin(self, trial: Estimate, least_tokens: int) -> Plan:
+        """Plan a run that has none yet; errors as in `first_plan`."""
+        self.plan = first_plan(self._hours, trial, least_tokens, self.spent)
+        return self.plan
+
+    def settle(self, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
+        """Plan what is left, once the corpus is written."""
+        assert self.plan is not None
+        now = replace(self.plan, spent=self.spent)
+        self.plan = settled_plan(now, pace, answer_tokens, steps_of_pass)
+        return self.plan
+
+    def writing_is_over(self) -> bool:
+        """Whether the corpus has had its time."""
+        return self.plan is not None and self.spent > self.plan.writing
+
+    def trained(self, event: Event | None = None) -> None:
+        """Time an event of training; None begins the stage."""
+        now = self._clock()
+        if event is not None and self._last is not None:
+            (self._steps if isinstance(event, Step) else self._evaluations).add(now - self._last)
+        self._last = now
+
+    def to_go(self, step: int = 0, steps: int = 0) -> float:
+        """Seconds to the end of the run; step: of so many steps, once it trains."""
+        assert self.plan is not None
+        plan = self.plan
+        if not plan.settled:
+            return max(0.0, plan.seconds - self.spent)
+        left = 1 - step / steps if steps else 1.0
+        training = left * plan.training
+        if self._steps.number:
+            training = (steps - step) * self._steps.value
+        evaluation = self._evaluations.value if self._evaluations.number else plan.evaluation
+        return training + math.ceil(left * plan.evaluations) * evaluation + plan.timing
+
+    def save(self) -> None:
+        """Write the plan and the time spent."""
+        assert self.plan is not None
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(self._path) as partial:
+            record = asdict(replace(self.plan, spent=round(self.spent, 1)))
+            partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+@dataclass
+class Mean:
+    """The mean of numbers as they come."""
+
+    number: int = 0
+    value: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.number += 1
+        self.value += (value - self.value) / self.number
+
+
+def _read(path: Path) -> Plan | None:
+    if not path.exists():
+        return None
+    record = read_object(path)
+    try:
+        refuse_unknown_keys(record, list(Plan.__dataclass_fields__), "plan's key")
+        return Plan(**record)  # type: ignore[arg-type]
+    except (TypeError, ValueError) as error:
+        raise DamagedFileError(f"{path} cannot be used: {error}; delete it") from error

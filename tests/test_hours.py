@@ -1,0 +1,217 @@
+"""A run that is planned for a time: it takes that time, and says early when it will end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_train_cli import (  # noqa: F401
+    arguments,
+    model,
+    own_cache,
+    prompts,
+    unwrapped,
+)
+
+from redrafter_mlx.cli import main
+from redrafter_mlx.distill.estimate import Estimate
+from redrafter_mlx.distill.hours import HOURS, Pace, Schedule, first_plan, settled_plan
+from redrafter_mlx.distill.training.trainer import Evaluation, Step
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.awake import kept_awake
+
+TRIAL = Estimate(
+    answer_tokens=1_000_000, parameters=1, drafter_bytes=1, corpus_bytes=4 * 10**9,
+    most_bytes=40 * 10**9, memory_bytes=1, steps=5000, writing_seconds=4000.0,
+    training_seconds=6000.0,
+)  # fmt: skip
+"""What a trial says: 4 ms a token, 1.2 s a step, for four passes of 1,250 steps a million."""
+
+STEPS_A_TOKEN = 1250 / 1_000_000
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Run:
+    """A simulated run on a machine whose speed is so many times what the trial says."""
+
+    def __init__(self, folder: Path, hours: float, writing: float, training: float) -> None:
+        self.clock, self.said = Clock(), list[tuple[float, float]]()
+        self.schedule = Schedule(folder, hours, self.clock)
+        self.clock.now += 30  # loading and the trial
+        self.schedule.begin(TRIAL, 40_000)
+        self._write(0.004 * writing)
+        self._train(1.2 * training)
+        self.seconds = self.clock.now - 100
+
+    def _say(self, *at: int) -> None:
+        self.said.append((self.clock.now - 100, self.schedule.to_go(*at)))
+
+    def _write(self, of_token: float) -> None:
+        plan, tokens = self.schedule.plan, 0
+        assert plan is not None
+        while tokens < plan.answer_tokens and not self.schedule.writing_is_over():
+            tokens += 20_000
+            self.clock.now += 20_000 * of_token
+            self._say()
+        self.tokens = min(tokens, plan.answer_tokens)
+
+    def _train(self, of_step: float) -> None:
+        evaluation = 40.0
+        self.clock.now += 4 * of_step + evaluation  # the trial, whose steps read no files
+        pace = Pace(0.92 * of_step, evaluation, 20.0)
+        plan = self.schedule.settle(pace, self.tokens, self.tokens * STEPS_A_TOKEN)
+        steps = round(plan.epochs * self.tokens * STEPS_A_TOKEN)
+        due = {round(steps * n / plan.evaluations) for n in range(1, plan.evaluations + 1)}
+        self.schedule.trained()
+        for step in range(1, steps + 1):
+            self.clock.now += of_step
+            self.schedule.trained(Step(step, steps, 1.0, 1.0, 1.0))
+            self._say(step, steps)
+            if step in due:
+                self.clock.now += evaluation
+                self.schedule.trained(Evaluation(step, None, False))  # type: ignore[arg-type]
+        self.clock.now += 20.0 * plan.timed_questions
+
+
+@pytest.mark.parametrize("hours", [1.0, 8.0])
+@pytest.mark.parametrize("writing", [0.6, 1.0, 1.6])
+@pytest.mark.parametrize("training", [0.6, 1.0, 1.6])
+def test_a_run_takes_its_hours_and_is_honest_after_ten_minutes(
+    tmp_path: Path, hours: float, writing: float, training: float
+) -> None:
+    """However wrong the trial was."""
+    run = Run(tmp_path, hours, writing, training)
+    assert run.seconds == pytest.approx(3600 * hours, rel=0.15)
+    for at, to_go in run.said:
+        if at >= 600:
+            assert at + to_go == pytest.approx(run.seconds, rel=0.25)
+    longest = max(to_go for _, to_go in run.said)
+    assert longest <= 3600 * hours
+
+
+def test_more_hours_bring_more_corpus_and_no_plan_is_beyond_the_disk() -> None:
+    tokens = [first_plan(hours, TRIAL, 1, 0.0).answer_tokens for hours in (1, 2, 8, 100)]
+    assert tokens[1] == pytest.approx(2 * tokens[0], rel=0.01)
+    assert tokens == sorted(tokens)
+    assert tokens[-1] == 10_000_000, "what 40 GB hold"
+
+
+def test_too_few_hours_are_refused_with_those_that_are_enough() -> None:
+    with pytest.raises(BadInputError, match=r"--hours is 0\.01") as caught:
+        first_plan(0.01, TRIAL, 40_000, 10.0)
+    needed = float(str(caught.value).rsplit("give ", 1)[1].split()[0])
+    assert first_plan(needed, TRIAL, 40_000, 10.0).answer_tokens >= 40_000
+
+
+@pytest.mark.parametrize(("left", "evaluations", "epochs"), [(60.0, 2, 0.25), (1e6, 10, 12.0)])
+def test_passes_stay_within_what_helps(left: float, evaluations: int, epochs: float) -> None:
+    plan = first_plan(max(1.0, left / 3600), TRIAL, 1, 0.0)
+    spent = plan.seconds - left
+    settled = settled_plan(
+        replace(plan, spent=spent), Pace(1.0, 40.0 if left > 60 else 400.0, 20.0), 100_000, 125
+    )
+    assert (settled.evaluations, settled.epochs) == (evaluations, epochs)
+
+
+def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
+    clock = Clock()
+    schedule = Schedule(tmp_path, 2.0, clock)
+    schedule.begin(TRIAL, 1)
+    clock.now += 1000
+    schedule.save()
+    clock.now += 50_000  # the night between
+    again = Schedule(tmp_path, 2.0, clock)
+    assert again.spent == 1000
+    assert again.plan is not None
+    assert again.plan.answer_tokens == schedule.plan.answer_tokens  # type: ignore[union-attr]
+    other = Schedule(tmp_path, 3.0, clock)
+    assert other.plan is None, "nothing is trained yet, so it is planned anew"
+    again.settle(Pace(1.0, 1.0, 1.0), 1000, 10)
+    again.save()
+    with pytest.raises(BadInputError, match="2 hours, not 3"):
+        Schedule(tmp_path, 3.0, clock)
+
+
+def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
+    model: Path,  # noqa: F811
+    prompts: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has passes left for the rest of its time, but no need of them here."""
+    for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("_QUESTIONS", (0, 0))):
+        monkeypatch.setattr(f"redrafter_mlx.distill.hours.{name}", value)
+    output = tmp_path / "drafter"
+    asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.1"]
+    assert main.run(asked) == 0
+    plan = json.loads((output / HOURS).read_text())
+    assert plan["settled"] is True
+    options = (output / "train.toml").read_text()
+    assert f"epochs = {plan['epochs']}" in options
+    assert f"answer_tokens = {plan['answer_tokens']}" in options
+    before = (output / "model.safetensors").read_bytes()
+    assert main.run(asked) == 0
+    assert (output / "model.safetensors").read_bytes() == before
+    capsys.readouterr()
+    assert main.run([*asked[:-1], "5"]) == 1
+    assert "not 5" in unwrapped(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--hours", "0"], "--hours is 0"),
+        (["--hours", "nan"], "--hours is nan"),
+        (["--hours", "1e9"], "--hours is 1e+09"),
+        (["--hours", "1", "--epochs", "2"], "--epochs"),
+        (["--hours", "1", "--answer-tokens", "5000"], "--answer-tokens"),
+    ],
+)
+def test_hours_that_cannot_be_planned_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], named: str
+) -> None:
+    assert main.run(["train", "-o", str(tmp_path / "out"), *more]) == 1
+    err = capsys.readouterr().err
+    assert named in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_mac_is_kept_awake_for_as_long_as_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, log = tmp_path / "caffeinate", tmp_path / "log"
+    program.write_text(f'#!/bin/sh\necho "$@" > {log}.new && mv {log}.new {log}\nexec sleep 60\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    ended: list[Callable[[], int | None]] = []
+
+    honest = subprocess.Popen
+
+    def popen(*given: object, **named: object) -> object:
+        process = honest(*given, **named)  # type: ignore[call-overload]
+        ended.append(process.poll)
+        return process
+
+    monkeypatch.setattr("redrafter_mlx.runtime.awake.subprocess.Popen", popen)
+    with kept_awake():
+        assert ended[0]() is None
+        while not log.exists():
+            pass
+    assert ended[0]() is not None
+    assert log.read_text().split()[:2] == ["-i", "-s"]
+    monkeypatch.setenv("PATH", "/nowhere")
+    with kept_awake():
+        assert len(ended) == 1
