@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -287,6 +288,34 @@ def test_a_call_that_the_model_begins_is_led_to_its_end(special: bool) -> None:
     assert len(calls) > 1
     text = "".join(delta.content for delta in runs[0][0])
     assert text.count("<tool_call>") <= (runs[0][1] == "length"), "but the last, cut short"
+
+
+def test_calls_that_begin_among_accepted_drafts_of_a_batch_are_those_of_each_answer_alone() -> None:
+    """Copies draft the mark where the text had it before; each row begins its calls elsewhere."""
+    of_model = Redrafter(model().target.model, tokenizer(WITH_TOOLS), "lookup")
+    mark = of_model.tokenizer.convert_tokens_to_ids("<tool_call>")
+    options = {"max_tokens": 150, "temperature": 1.0, "logit_bias": {mark: 9.0}}
+    accepted: list[int] = []
+
+    def calls(seed: int, **more: Any) -> list[tuple[str, str]]:
+        made = plan(of_model, ASKED, tools=[WEATHER, CLOCK])
+        parser, found, constraint = made.parser(), [], made.constraint()
+        for response in of_model.stream(made.prompt, constraint=constraint, seed=seed, **more):
+            found += parser.feed(response.text)
+            if response.token == mark and response.source != "model":
+                accepted.append(seed)
+        return merged(found + parser.finish())
+
+    seeds = range(4)
+    alone = [calls(seed, draft=False, **options) for seed in seeds]
+    assert not accepted
+    with ThreadPoolExecutor(len(seeds)) as threads:
+        together = list(
+            threads.map(lambda seed: calls(seed, beam_width=1, beam_length=5, **options), seeds)
+        )
+    assert together == alone
+    assert len(set(accepted)) > 1
+    assert all(sum(name in ("weather", "clock") for name, _ in row) > 1 for row in alone)
 
 
 @pytest.mark.parametrize("template", [WITH_TOOLS, CHAT_TEMPLATE])
