@@ -14,13 +14,18 @@ from redrafter_mlx.loading import LoadedTarget, load_target
 
 @pytest.fixture(autouse=True)
 def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up machine: no test waits for measurements, or leaves them in the user's cache."""
+    """A made-up machine: no test waits for measurements, or leaves them in the user's cache.
+
+    Nor does one begin with what another has learned.
+    """
     known = timings_of_batches(cliff(8))
 
     def saved(setup: Setup) -> Timings:
         return replace(known, setup=setup)
 
     monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved)
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_learned", lambda _: {})
+    monkeypatch.setattr("redrafter_mlx.autotune.tuner.save_learned", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,6 +81,18 @@ class CopyStatistics:
     def cost(self) -> float:
         """Time of a step with copies, as a share of a drafted one with as many rows."""
         return statistics.median(self._costs)
+
+    def to_record(self) -> list[float]:
+        """For a file: `from_record` makes the same of it."""
+        return [self._expected, self._accepted, *self._costs]
+
+    @classmethod
+    def from_record(cls, record: Sequence[float]) -> CopyStatistics:
+        """Raises ValueError for numbers that no statistics can be."""
+        known = cls()
+        known._expected, known._accepted, *costs = map(_measured, record)
+        known._costs.extend(costs)
+        return known
 
     def begin_answer(self) -> None:
         """Move the cost towards the assumed one: if it was too high, copies are tried again."""
@@ -172,6 +185,30 @@ class AcceptanceStatistics:
         other.copies.begin_answer()
         return other
 
+    def to_record(self) -> dict[str, object]:
+        """For a file: `from_record` makes the same of it."""
+        shapes = [[s.width, s.length, s.nodes] for s in self.shapes]
+        return {
+            "shapes": shapes,
+            "by_shape": self._by_shape.tolist(),
+            "by_depth": self._by_depth.tolist(),
+            "copies": self.copies.to_record(),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> AcceptanceStatistics:
+        """Raises ValueError, TypeError or KeyError for what no statistics can be."""
+        known = cls(BeamShape(w, n, nodes) for w, n, nodes in record["shapes"])
+        for counts, stored in (
+            (known._by_shape, np.array(record["by_shape"], float)),
+            (known._by_depth, np.array(record["by_depth"], float)),
+        ):
+            if stored.shape != counts.shape or not np.all(np.isfinite(stored) & (stored >= 0)):
+                raise ValueError(f"no counts of {len(known.shapes)} shapes")
+            counts[...] = stored
+        known.copies = CopyStatistics.from_record(record["copies"])
+        return known
+
 
 def bounds(shapes: Sequence[BeamShape]) -> NDArray[np.int64]:
     """[3, S, 1]: width, length and nodes of each shape."""
@@ -216,6 +253,13 @@ def accepted_within(
     if _is_cut(step):
         told &= rank[:, -1:] >= nodes
     return told[:, 0], accepted
+
+
+def _measured(number: float) -> float:
+    """Raises ValueError for a number that is not positive and finite."""
+    if not 0 < number < math.inf:
+        raise ValueError(f"{number} cannot have been measured")
+    return number
 
 
 def _reached(chances: Array) -> Array:

@@ -19,6 +19,7 @@ from redrafter_mlx.autotune.cost_model import (
     cost_model,
     saved_timings,
 )
+from redrafter_mlx.autotune.learned import save_learned, saved_learned
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
@@ -56,7 +57,7 @@ class Tuner:
         timings = saved_timings(self.setup) if self._on_disk else Timings(self.setup)
         self._profiler = Profiler(target, drafter, timings, self.widest)
         self._use_timings()
-        self._acceptance: dict[AcceptMethod, AcceptanceStatistics] = {}
+        self._acceptance = saved_learned(self.setup) if self._on_disk else {}
         self._answering = 0
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
@@ -134,7 +135,10 @@ class Tuner:
             self._acceptance[method] = policy.acceptance
             self._expect_batches(policy.most_rows)
             self._answering -= 1
-            idle = not self._answering and not self._profiler.finished
+            alone = not self._answering
+            if alone and self._on_disk:
+                save_learned(self.setup, self._acceptance)
+            idle = alone and not self._profiler.finished
         # No other answer waits for it.
         if idle and steps and self._measuring.acquire(blocking=False):
             try:

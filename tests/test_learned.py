@@ -1,0 +1,100 @@
+"""What answers taught is there for the next process."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from simulated import SETUP, AnswerPolicy, Text, cliff, decode, machine, pace
+
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.candidates import candidates
+from redrafter_mlx.autotune.learned import save_learned, saved_learned
+
+COSTS = machine(cliff(8))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def learned(steps: int = 200) -> AcceptanceStatistics:
+    policy = AnswerPolicy(COSTS)
+    decode(policy, COSTS, [Text(0.9, 1)] * steps)
+    policy.acceptance.copies.learn(2.0, 1, 1.5)
+    return policy.acceptance
+
+
+def test_a_process_begins_as_fast_as_another_ended() -> None:
+    texts = [Text(0.9, seed) for seed in range(8)]
+    first = AnswerPolicy(COSTS)
+    ended = pace(decode(first, COSTS, texts * 40)[-200:])
+    save_learned(SETUP, {"greedy": first.acceptance})
+    known = saved_learned(SETUP)["greedy"].continued(candidates(COSTS))
+    assert pace(decode(AnswerPolicy(COSTS, known), COSTS, texts)) > 0.97 * ended
+    assert pace(decode(AnswerPolicy(COSTS), COSTS, texts)) < 0.97 * ended
+
+
+def test_what_is_read_is_what_was_saved() -> None:
+    known = learned()
+    save_learned(SETUP, {"greedy": known, "sample": AcceptanceStatistics(candidates(COSTS))})
+    read = saved_learned(SETUP)
+    assert set(read) == {"greedy", "sample"}
+    assert read["greedy"].shapes == known.shapes
+    assert read["greedy"].tokens().tolist() == known.tokens().tolist()
+    assert read["greedy"].steps().tolist() == known.steps().tolist()
+    assert read["greedy"].chances().tolist() == known.chances().tolist()
+    assert (read["greedy"].copies.trust, read["greedy"].copies.cost) == (
+        known.copies.trust,
+        known.copies.cost,
+    )
+
+
+def test_another_setup_has_learned_nothing() -> None:
+    save_learned(SETUP, {"greedy": learned(20)})
+    assert saved_learned(replace(SETUP, drafter="another")) == {}
+
+
+def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:
+    sizes = []
+    for steps in (50, 2000):
+        save_learned(SETUP, {"greedy": learned(steps)})
+        (path,) = (cache / "acceptance").iterdir()
+        sizes.append(path.stat().st_size)
+    assert max(sizes) < 8_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda r: r["by_depth"].pop(),
+        lambda r: r["by_shape"][0].__setitem__(0, float("nan")),
+        lambda r: r["by_shape"][0].__setitem__(0, -1.0),
+        lambda r: r["by_shape"][0].__setitem__(0, "many"),
+        lambda r: r["shapes"].append([0, 2, 2]),
+        lambda r: r["shapes"].append([1, 2]),
+        lambda r: r.pop("copies"),
+        lambda r: r["copies"].__setitem__(0, 0.0),
+        lambda r: r.update(shapes=3),
+    ],
+)
+def test_a_damaged_file_counts_as_none(cache: Path, change: object) -> None:
+    save_learned(SETUP, {"greedy": learned(20)})
+    (path,) = (cache / "acceptance").iterdir()
+    record = json.loads(path.read_text())
+    assert callable(change)
+    change(record["greedy"])
+    path.write_text(json.dumps(record))
+    assert saved_learned(SETUP) == {}
+    path.write_text("[" * 100_000)
+    assert saved_learned(SETUP) == {}
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
+    (cache / "acceptance").write_text("a file in the way")
+    save_learned(SETUP, {"greedy": learned(20)})
+    assert saved_learned(SETUP) == {}
