@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -35,6 +36,10 @@ class TrainOptions:
     config: str | None = flag(None, Flag(
         "An options file, such as the train.toml that is written beside each drafter. "
         "Options of the command win over it.", "FILE"))
+    recipe: str | None = flag(None, Flag(
+        "Form, loss, optimiser, schedule and labels as in a paper; none of them can be set beside "
+        "it. paper: ReDrafter's; speculators: both stages of the MLP speculators'.",
+        "paper|speculators"))
     prompts: tuple[str, ...] = flag((), Flag(
         "Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI chat. The "
         "target answers them beside prompts that it writes itself. Several times for several "
@@ -82,7 +87,7 @@ class TrainOptions:
             raise BadInputError(
                 f"--hours is {self.hours:g}; give more than 0, {_MOST_HOURS} at most"
             )
-        for name in ("answer_tokens", "epochs", "data"):
+        for name in ("answer_tokens", "epochs", "data", "recipe"):
             if getattr(self, name) is not None:
                 option = name.replace("_", "-")
                 raise BadInputError(f"--hours plans the run by itself; leave out --{option}")
@@ -93,15 +98,21 @@ class TrainOptions:
         Raises BadInputError for a vocabulary that is no number of tokens.
         """
         named = {
-            k: v
-            for k, v in asdict(self).items()
-            if k not in ("config", "hours") and v not in (None, ())
+            key: value
+            for key, value in asdict(self).items()
+            if key not in ("config", "recipe", "hours") and value not in (None, ())
         }
         if self.prompts:
             named["prompts"] = [*self.prompts]
         if self.draft_vocab is not None:
             named["draft_vocab"] = _vocabulary(self.draft_vocab)
         return {key: value for name, value in named.items() for key in _KEYS.get(name, (name,))}
+
+    def sources(self, from_file: Iterable[str]) -> dict[str, str]:
+        """What set each key, for messages: an option of the command, or the options file."""
+        options = {key: name for name in vars(self) for key in _KEYS.get(name, (name,))}
+        by_option = {key: f"--{options[key].replace('_', '-')}" for key in self.given()}
+        return {key: f"{key} in {self.config}" for key in from_file} | by_option
 
 
 @with_options
@@ -124,12 +135,14 @@ def command(
     """
     from redrafter_mlx.cli.train_screen import run_training
     from redrafter_mlx.distill.options_file import make_job, read_options
+    from redrafter_mlx.distill.recipes import flat, with_recipe
 
     if not output.strip():
         raise BadInputError("--output is empty; give a folder")
     options.check_hours()
     job: dict[str, object] = {"model": "smollm2-135m"}
     job |= {} if options.config is None else read_options(Path(options.config))
+    in_file = [key for key, _ in flat(job)]
     loading = {"model": target.model or None, "quantize": target.quantize}
     for key, value in (options.given() | loading).items():
         if value is not None:
@@ -137,6 +150,8 @@ def command(
             part = job.setdefault(table, {}) if table else job
             if isinstance(part, dict):
                 part[name] = value
+    if options.recipe is not None:
+        job = with_recipe(options.recipe, job, options.sources(in_file))
     made = make_job(job, Path(output), offline=target.offline)
     run_training(made, dry_run=dry_run, hours=options.hours)
 

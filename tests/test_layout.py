@@ -36,6 +36,7 @@ FLOORS = {
         "drafter_forms",
         "job",
         "options_file",
+        "recipes",
         "corpus",
         "evaluation",
         "forms",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from redrafter_mlx.config import check_int, shown
-from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, Head
+from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, FirstState, Head
 from redrafter_mlx.errors import BadInputError
 
 
@@ -21,6 +21,7 @@ class RecurrentForm:
     draft_vocab: how many of the most frequent tokens can be drafted
     context_layers: layers of the target, counted from 0, whose inputs are read beside the last
                  hidden state; auto chooses one at two thirds of the depth and one at nine tenths
+    first_state: see FirstState
     """
 
     form: Literal["recurrent"] = "recurrent"
@@ -30,6 +31,7 @@ class RecurrentForm:
     head: Head = "tied"
     draft_vocab: int | Literal["all"] = 8192
     context_layers: tuple[int, ...] | Literal["auto"] = "auto"
+    first_state: FirstState = "recurrent"
 
     def __post_init__(self) -> None:
         """Raises BadInputError for a form that no target's drafter can have."""
@@ -39,6 +41,7 @@ class RecurrentForm:
             exit_dim=2 if self.exit_dim is None else self.exit_dim,
             num_draft_layers=self.layers,
             head=self.head,
+            first_state=self.first_state,
             context_layers=() if self.context_layers == "auto" else self.context_layers,
         )
         _check_vocabulary(self.draft_vocab)

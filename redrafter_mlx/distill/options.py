@@ -16,7 +16,7 @@ from redrafter_mlx.errors import BadInputError
 Labels = Literal["target", "data"]
 """Of given answers: the target's continuations, or the answers themselves."""
 
-Optimizer = Literal["muon", "adamw"]
+Optimizer = Literal["muon", "adamw", "adamw_torch"]
 """What the drafter's matrices are moved by; see `drafter_optimizer`."""
 
 OPENINGS = (0, 6, 12)
@@ -77,7 +77,8 @@ class TrainOptions:
     epochs:        passes over the corpus
     batch:         positions in one forward and backward call
     accumulate:    such calls to one step of the optimiser
-    optimizer:     muon, with AdamW for all but matrices, or adamw for everything
+    optimizer:     muon, with AdamW for all but matrices; adamw for everything; or adamw_torch, the
+                   same with PyTorch's betas and its correction of their bias
     learning_rate: AdamW's highest, and Muon's in proportion; they warm up and fall along a cosine
     final_rate:    what they fall to, as a share of the highest
     weight_decay:  AdamW's; Muon's matrices have none

@@ -97,6 +97,12 @@ class RecurrentNetwork(nn.Module):
             return state + embedding
         return nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
 
+    def begin(self, embedding: mx.array) -> mx.array:
+        """The recurrent state after the root's embedding [..., D]."""
+        if self.config.first_state == "embedding":
+            return embedding
+        return self.advance(mx.zeros_like(embedding), embedding)
+
     def features(self, context: mx.array, state: mx.array) -> mx.array:
         """What the output layer reads: [..., D] twice -> [..., E], [..., D] for a tied head.
 
@@ -144,6 +150,10 @@ class BoundNetwork:
         """The target's features [..., C] as the context [..., D] of drafts."""
         return self.drafter.read(features)
 
+    def begin(self, roots: mx.array) -> mx.array:
+        """First state [B, 1, D] after roots [B]."""
+        return self.drafter.begin(self.embedding(roots[:, None]).astype(self.dtype))
+
     def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
         """Next state [B, W, D] after tokens [B, W]."""
         return self.drafter.advance(state, self.embedding(tokens).astype(state.dtype))
@@ -169,11 +179,9 @@ class RecurrentLevels(DraftLevels):
         super().__init__(bound.vocabulary)
         self._bound = bound
         self._context = context[:, None]
-        self._root = root
-        self._state = mx.zeros(self._context.shape, context.dtype)
+        self._state = bound.begin(root)
 
     def first(self) -> mx.array:
-        self._state = self._bound.advance(self._state, self._root[:, None])
         return self._bound.logits(self._context, self._state)
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:

@@ -17,6 +17,9 @@ from redrafter_mlx.errors import BadInputError, MismatchError
 
 Head = Literal["own", "tied"]
 
+FirstState = Literal["recurrent", "embedding"]
+"""The state s after the root e: silu(W e + b), as in the paper's code, or e, as in its text."""
+
 MAX_SIZE = 2**22
 """Of a hidden state, a layer or a vocabulary."""
 
@@ -56,6 +59,7 @@ class DrafterConfig:
     bits, group_size: quantisation of the stored weights, None if not quantised
     target, target_fingerprint: what it was trained for
     draft_length:    drafts in a row that it was trained for, None if that is not known
+    first_state:     an extension; without `rnn` both are the embedding
     """
 
     hidden_size: int
@@ -72,6 +76,7 @@ class DrafterConfig:
     target: str | None = None
     target_fingerprint: str | None = None
     draft_length: int | None = None
+    first_state: FirstState = "recurrent"
 
     def __post_init__(self) -> None:
         """Raises BadInputError for a value of the wrong type or out of range, naming its key."""
@@ -82,6 +87,7 @@ class DrafterConfig:
         if not isinstance(self.rnn, bool):
             raise BadInputError(f"rnn is {shown(self.rnn)}; it must be true or false")
         check_choice("head", self.head, Head)
+        check_choice("first_state", self.first_state, FirstState)
         layers = self.context_layers
         for layer in layers:
             check_int("context_layers", layer, 0, None)
@@ -135,6 +141,8 @@ class DrafterConfig:
         """The keys to store; extensions that are not used are left out."""
         stored = {"model_type": "recurrent_drafting_drafter", **asdict(self)}
         stored["context_layers"] = list(self.context_layers) or None
+        if self.first_state == "recurrent":
+            del stored["first_state"]
         return {k: v for k, v in stored.items() if v is not None}
 
     @property

@@ -55,6 +55,7 @@ class RecurrentRecipe(Recipe):
                 num_draft_layers=form.layers,
                 rnn=form.rnn,
                 head=form.head,
+                first_state=form.first_state,
                 context_layers=_context_layers(form, target.n_layers),
                 draft_vocab_size=None if size == "all" else min(size, V),
                 target=name,
@@ -72,6 +73,7 @@ class RecurrentRecipe(Recipe):
         config = self.config
         parts = [
             "recurrent" if config.rnn else "not recurrent",
+            *(["from the root's embedding"] if config.first_state == "embedding" else []),
             f"{config.num_draft_layers} residual blocks of width {config.exit_dim}",
             "output tied to the model's" if config.head == "tied" else "output of its own",
             f"drafts {config.output_size:,} of {config.vocab_size:,} tokens",

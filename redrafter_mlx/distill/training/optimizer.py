@@ -23,12 +23,14 @@ def drafter_optimizer(
     options: TrainOptions, by_adamw: Callable[[str], bool], steps: int
 ) -> optim.Optimizer:
     """The optimiser of one run of so many steps; `by_adamw` names the matrices that are AdamW's."""
+    as_torch = options.optimizer == "adamw_torch"
     adamw = optim.AdamW(
         learning_rate=_schedule(options, steps, options.learning_rate),
-        betas=[0.9, 0.95],
+        betas=[0.9, 0.999 if as_torch else 0.95],
         weight_decay=options.weight_decay,
+        bias_correction=as_torch,
     )
-    if options.optimizer == "adamw":
+    if options.optimizer != "muon":
         return adamw
     muon = optim.Muon(
         learning_rate=_schedule(options, steps, _MUON * options.learning_rate), weight_decay=0.0
