@@ -15,28 +15,13 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
 
 from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.target.rotary import Rotations
 
 _BACKBONE_NAMES = ("model", "transformer", "backbone")
 _HEAD_NAMES = ("lm_head", "output", "head")
 _LAYERS_NAMES = ("layers", "h")
 _ROPE_NAMES = ("rope", "rotary_emb")
 _ROPE_TYPES = (nn.RoPE, Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE)
-
-
-class _NodeRope:
-    """A rotary embedding that also takes one position per node: offset [B, N]."""
-
-    def __init__(self, rope: nn.Module) -> None:
-        self._rope = rope
-
-    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        if not isinstance(offset, mx.array) or offset.ndim < 2:
-            plain: mx.array = self._rope(x, offset=offset)
-            return plain
-        B, H, N, size = x.shape
-        folded = x.swapaxes(1, 2).reshape(B * N, H, 1, size)
-        turned: mx.array = self._rope(folded, offset=offset.reshape(-1))
-        return turned.reshape(B, N, H, size).swapaxes(1, 2)
 
 
 class _HiddenAsInput:
@@ -145,20 +130,18 @@ def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
     raise unsupported(model_type, "its token embedding was not found")
 
 
-def with_node_positions(module: nn.Module) -> tuple[nn.Module, int]:
+def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
     """A copy of the modules that shares all arrays and whose rotary embeddings take node positions.
 
-    Returns the copy and the number of rotary embeddings in it.
+    Returns the copy and the rotary embeddings in it.
     """
-    found = 0
+    rotations = Rotations()
     copies: dict[int, object] = {}
 
     def visit(value: object, name: str) -> object:
-        nonlocal found
         if isinstance(value, nn.Module):
             if name in _ROPE_NAMES and isinstance(value, _ROPE_TYPES):
-                found += 1
-                return _NodeRope(value)
+                return rotations.wrap(value)
             if id(value) not in copies:
                 clone = copies[id(value)] = copy.copy(value)
                 for key, child in list(value.items()):
@@ -172,7 +155,7 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, int]:
 
     clone = visit(module, "")
     assert isinstance(clone, nn.Module)
-    return clone, found
+    return clone, rotations
 
 
 def restricted_to(layer: nn.Module, tokens: mx.array | None) -> nn.Module:

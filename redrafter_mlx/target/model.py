@@ -2,8 +2,7 @@
 
 An mlx-lm attention layer asks three things of its cache: rotary positions (`offset`), a mask
 (`make_mask`), and keys and values (`update_and_fetch`). `TreeCache` answers all three for a tree,
-so the layers run as they are. Only rotary embedding needs help: MLX's takes one position per
-batch row, so nodes of different depth are folded into the batch axis for it.
+so the layers run as they are. Only rotary embedding needs help (`target/rotary.py`).
 
 The caller's model object is never changed: `Target` works on a copy of its module tree that
 shares every array.
@@ -60,23 +59,23 @@ class Target:
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
         _, backbone = find_backbone(whole, self.model_type)
         check_cache(whole, self.model_type)
-        view, ropes = with_node_positions(backbone)
+        view, rotations = with_node_positions(backbone)
         layers = len(make_prompt_cache(whole))
-        if ropes < layers:
+        if rotations.count < layers:
+            without = layers - rotations.count
             raise unsupported(
                 self.model_type,
-                f"{layers - ropes} of its {layers} layers have no rotary embedding that takes "
-                f"positions",
+                f"{without} of its {layers} layers have no rotary embedding that takes positions",
             )
         #: Held while a step is built, submitted and read: callers take turns step by step.
         self.lock = ModelLock()
         self.n_layers = layers
         self.model = whole
-        self._backbone = view
+        self._backbone, self._rotations = view, rotations
         self._head = head_of(whole, self.model_type)
         self.context_layers: tuple[int, ...] = ()
-        self._read: Callable[..., mx.array] = view
-        self._tree_call = TreeCall(view, self._head)
+        self._read: Callable[..., mx.array] = rotations.sharing(view)
+        self._tree_call = TreeCall(self._read, self._head)
         self.embedding = find_embedding(backbone, self.model_type)
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
@@ -97,7 +96,7 @@ class Target:
         self._check_layers(layers)
         view = copy.copy(self)
         view.context_layers = tuple(layers)
-        view._read = self._backbone
+        view._read = self._rotations.sharing(self._backbone)
         head, size = (
             self._head,
             self.hidden_size,
@@ -109,7 +108,7 @@ class Target:
                 seen, out = record(tokens, cache)
                 return mx.concatenate([*seen, out], axis=-1)
 
-            view._read = read
+            view._read = self._rotations.sharing(read)
         view._tree_call = TreeCall(view._read, lambda context: head(context[..., -size:]))
         return view
 

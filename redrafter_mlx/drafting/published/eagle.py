@@ -63,8 +63,8 @@ class EagleDrafter(LevelDrafter):
     ) -> None:
         """Raises UnsupportedModelError for a rotary embedding that takes no position of a node."""
         config = network.config
-        view, ropes = with_node_positions(network)
-        if ropes < config.n_layers:
+        view, rotations = with_node_positions(network)
+        if rotations.count < config.n_layers:
             raise UnsupportedModelError(
                 f"{name}: drafts on a tree need another rotary scaling than {config.rope_scaling}"
             )

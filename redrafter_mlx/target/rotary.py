@@ -1,0 +1,147 @@
+"""Rotary embeddings that take one position per node, and share cosines and sines on a CPU.
+
+MLX's kernel for GPUs turns a vector in one go. Its CPU backend computes the cosines and sines of
+all positions anew in every layer, once for queries and once for keys, one number at a time. Here
+they are computed once a call, by the model's own rotary embedding, and applied in the same
+arithmetic: the results are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.rope_utils import Llama3RoPE
+
+from redrafter_mlx.runtime.device import backend
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class _Turn(NamedTuple):
+    """By how much the vectors of one call are turned.
+
+    Shapes:
+      cos, sin: [B or 1, 1, N, dims / 2]
+
+    offset: that they were computed for
+    """
+
+    offset: int | mx.array
+    cos: mx.array
+    sin: mx.array
+
+
+class Rotations:
+    """The rotary embeddings of one network.
+
+    count: how many there are
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._turns: dict[Hashable, _Turn] | None = None  # None outside a call that shares them
+
+    def wrap(self, rope: nn.Module) -> NodeRope:
+        """The rotary embedding as one that takes positions of nodes."""
+        self.count += 1
+        return NodeRope(rope, self)
+
+    def sharing(self, call: Callable[_P, _R]) -> Callable[_P, _R]:
+        """A call of the network in which equal embeddings turn by the same cosines and sines.
+
+        All of them must be asked for the same positions.
+        """
+
+        def shared(*given: _P.args, **named: _P.kwargs) -> _R:
+            with self._shared():
+                return call(*given, **named)
+
+        return shared if backend() == "cpu" else call
+
+    @contextmanager
+    def _shared(self) -> Iterator[None]:
+        self._turns = {}
+        try:
+            yield
+        finally:
+            self._turns = None
+
+    def turn(self, rope: NodeRope, x: mx.array, offset: int | mx.array) -> mx.array | None:
+        """x [B, H, N, size], turned; None where nothing is shared."""
+        if self._turns is None or rope.key is None:
+            return None
+        key = rope.key, x.dtype, x.shape[2], offset if isinstance(offset, int) else id(offset)
+        turn = self._turns.get(key)
+        if turn is None:
+            turn = self._turns[key] = _turn_of(rope, x, offset)
+        return _turned(x, turn, rope.traditional)
+
+
+class NodeRope:
+    """A rotary embedding that also takes one position per node: offset [B, N].
+
+    key: equal in embeddings that turn alike; None where more is done than turning
+    """
+
+    def __init__(self, rope: nn.Module, rotations: Rotations) -> None:
+        self._rope, self._rotations = rope, rotations
+        self.key: Hashable = None
+        self.dims, self.traditional = 0, False
+        if type(rope) in (nn.RoPE, Llama3RoPE):
+            self.dims, self.traditional = rope.dims, rope.traditional
+            how = (rope.base, rope.scale) if type(rope) is nn.RoPE else _numbers(rope._freqs)
+            self.key = type(rope), self.dims, self.traditional, how
+
+    def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
+        turned = self._rotations.turn(self, x, offset)
+        return self.alone(x, offset) if turned is None else turned
+
+    def alone(self, x: mx.array, offset: int | mx.array) -> mx.array:
+        """x [B, H, N, size], turned by the model's own embedding.
+
+        MLX's takes one position per batch row, so nodes of different depth are folded into the
+        batch axis for it.
+        """
+        if not isinstance(offset, mx.array) or offset.ndim < 2:
+            plain: mx.array = self._rope(x, offset=offset)
+            return plain
+        B, H, N, size = x.shape
+        folded = x.swapaxes(1, 2).reshape(B * N, H, 1, size)
+        turned: mx.array = self._rope(folded, offset=offset.reshape(-1))
+        return turned.reshape(B, N, H, size).swapaxes(1, 2)
+
+
+def _turn_of(rope: NodeRope, x: mx.array, offset: int | mx.array) -> _Turn:
+    """What turns x [B, H, N, size]: the embedding makes (cos, sin) of the vector (1, 0)."""
+    rows = offset.shape[0] if isinstance(offset, mx.array) and offset.ndim else 1
+    index = mx.arange(rope.dims)
+    first = index % 2 == 0 if rope.traditional else index < rope.dims // 2
+    unit = mx.broadcast_to(first.astype(x.dtype), (rows, 1, x.shape[2], rope.dims))
+    return _Turn(offset, *_pairs(rope.alone(unit, offset), rope.dims, rope.traditional))
+
+
+def _turned(x: mx.array, turn: _Turn, traditional: bool) -> mx.array:
+    """x [B, H, N, size], the first `dims` of which are turned, in the arithmetic of MLX's own."""
+    dims = 2 * turn.cos.shape[-1]
+    one, other = _pairs(x, dims, traditional)
+    turned = [one * turn.cos - other * turn.sin, one * turn.sin + other * turn.cos]
+    if traditional:
+        turned = [mx.flatten(mx.stack(turned, axis=-1), -2)]
+    return mx.concatenate([*turned, x[..., dims:]], axis=-1)
+
+
+def _pairs(x: mx.array, dims: int, traditional: bool) -> tuple[mx.array, mx.array]:
+    """The two numbers of each pair that is turned: neighbours, or one in each half."""
+    if traditional:
+        return x[..., 0:dims:2], x[..., 1:dims:2]
+    return x[..., : dims // 2], x[..., dims // 2 : dims]
+
+
+def _numbers(x: mx.array) -> tuple[float, ...]:
+    numbers: list[float] = x.tolist()  # type: ignore[assignment]
+    return tuple(numbers)

@@ -1,0 +1,95 @@
+"""Rotary embeddings of nodes, against the model's own."""
+
+from __future__ import annotations
+
+import io
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+import pytest
+from mlx_lm.models.rope_utils import initialize_rope
+from tiny import LLAMA3_ROPE, random_model
+
+from redrafter_mlx.autotune.timed_calls import random_tree
+from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.rotary import Rotations
+
+ROPES = {
+    "whole": nn.RoPE(8),
+    "traditional": nn.RoPE(8, traditional=True),
+    "partial": nn.RoPE(4, base=500.0),
+    "partial, traditional": nn.RoPE(4, traditional=True),
+    "scaled": nn.RoPE(8, scale=0.25),
+    "llama3": initialize_rope(8, 10000.0, True, LLAMA3_ROPE, 512),
+    "yarn": initialize_rope(
+        8, 10000.0, False, {"rope_type": "yarn", "factor": 4.0,
+                            "original_max_position_embeddings": 64}, 512),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROPES)
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16])
+def test_shared_cosines_turn_as_the_models_own_embedding_bit_for_bit(
+    name: str, dtype: mx.Dtype
+) -> None:
+    rotations = Rotations()
+    node_rope = rotations.wrap(ROPES[name])
+    first = mx.random.normal((2, 3, 5, 8), key=mx.random.key(0)).astype(dtype)
+    second = mx.random.normal((2, 1, 5, 8), key=mx.random.key(1)).astype(dtype)
+    nodes = mx.random.randint(0, 4000, (2, 5), key=mx.random.key(2))
+    for offset in (7, mx.array([900, 3]), nodes):
+        turn_both = rotations.sharing(
+            lambda at=offset: (node_rope(first, at), node_rope(second, at))
+        )
+        for x, turned in zip((first, second), turn_both(), strict=True):
+            assert mx.array_equal(turned, node_rope.alone(x, offset))
+            assert turned.dtype == dtype
+
+
+def test_each_node_is_turned_by_its_own_position() -> None:
+    rope = nn.RoPE(8)
+    x, positions = mx.random.normal((2, 3, 4, 8)), [[3, 4, 4, 5], [90, 91, 92, 91]]
+    turned = Rotations().wrap(rope)(x, mx.array(positions))
+    for b, row in enumerate(positions):
+        for n, position in enumerate(row):
+            alone = rope(x[b : b + 1, :, n : n + 1], offset=position)
+            assert mx.array_equal(turned[b, :, n], alone[0, :, 0])
+
+
+@pytest.mark.skipif(backend() != "cpu", reason="a GPU's kernel computes its own cosines")
+@pytest.mark.parametrize("rows", [2, 10])
+def test_a_calls_cosines_are_computed_once_for_all_layers(rows: int) -> None:
+    counts = {}
+    for layers in (1, 4):
+        target = Target(random_model(num_hidden_layers=layers))
+        cache = target.new_cache()
+        mx.eval(target.append(mx.array([[1, 2, 3]]), cache, 0))
+        tree = random_tree(rows, target.vocab_size)
+        hidden, logits = target.verify(tree, cache, mx.array([3]), 3)
+        counts[layers] = operations([hidden, logits, *cache.buffers])
+    assert counts[1].count("Cos") == counts[4].count("Cos") == 1
+    assert counts[1].count("Sin") == counts[4].count("Sin") == 1
+
+
+def test_nothing_is_shared_after_a_call() -> None:
+    """A second call at other positions is turned by those."""
+    model = random_model()
+    target = Target(model)
+    tokens = mx.array([[5, 6, 7]])
+    for start in (0, 3):
+        cache = target.new_cache()
+        if start:
+            target.append(mx.array([[1, 2, 3]]), cache, 0)
+        text = mx.concatenate([mx.array([[1, 2, 3]])[:, :start], tokens], axis=1)
+        logits = target.logits(target.append(tokens, cache, start))
+        assert mx.allclose(logits, cast(mx.array, model(text))[:, start:], rtol=1e-4, atol=1e-4)
+
+
+def operations(arrays: list[mx.array]) -> list[str]:
+    """The names of the primitives that compute the arrays."""
+    dot = io.StringIO()
+    mx.export_to_dot(dot, *arrays)
+    labels = [line.split('label ="')[1] for line in dot.getvalue().splitlines() if "label" in line]
+    return [label.split('"')[0] for label in labels]
