@@ -1,4 +1,4 @@
-.PHONY: check lint types test test-all clean
+.PHONY: check lint types test test-all workflows clean
 
 # Lint, types and the fast tests: a minute and a half on two cores, no download.
 check: lint types test
@@ -21,6 +21,11 @@ test:
 # Everything, with the real SmolLM2-135M (94 MB, fetched on first use).
 test-all:
 	python -m pytest -q
+
+# The files of continuous integration: GitHub's schema, and what makes them unsafe.
+workflows:
+	check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	zizmor --offline .github/workflows
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
