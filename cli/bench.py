@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 import typer
@@ -15,8 +18,11 @@ from redrafter_mlx.errors import BadInputError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from redrafter_mlx.autotune.cost_model import CostModel
     from redrafter_mlx.bench.analyse.batch_summary import BatchResult
     from redrafter_mlx.bench.analyse.result import Result
+    from redrafter_mlx.bench.measure.answers import Answer
+    from redrafter_mlx.engine.engine import Redrafter
 
 
 @with_options
@@ -38,6 +44,8 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
         print_comparison(*options.compare, as_json=options.output == "json")
         return
     if options.paper is not None:
+        if options.report is not None:
+            raise BadInputError("--paper has no use for --report; leave it out")
         raise typer.Exit(print_paper(options, given_options(context)))
     options.check()
     if options.batch_size is not None:
@@ -49,8 +57,23 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
         raise typer.Exit(int(batches.failed))
     from redrafter_mlx.cli.bench_session import run_session
 
-    outcome = run_session(options)
+    profiles: dict[str, CostModel] = {}
+
+    def profile(drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]) -> None:
+        for name, redrafter in drafters.items():
+            if redrafter.tuning is not None and redrafter.tuning.measured:
+                dtypes = {answer.dtype for answer in answers}
+                label = " ".join(filter(None, (*dtypes, name or redrafter.drafting)))
+                profiles[label] = redrafter.tuning.costs
+
+    outcome = run_session(options, profile)
     print_result(outcome.result, options)
+    if options.report is not None:
+        from redrafter_mlx.bench.show.report_folder import write_report
+
+        command_line = spelled(options, given_options(context))
+        folder = write_report(options.report, outcome.result, profiles, command_line)
+        print(f"report in {folder}", file=sys.stderr)
     raise typer.Exit(outcome.status)
 
 
@@ -60,6 +83,19 @@ def given_options(context: typer.Context) -> frozenset[str]:
     return frozenset(
         name for name, source in sources.items() if source is not None and source.name != "DEFAULT"
     )
+
+
+def spelled(options: BenchOptions, given: frozenset[str]) -> str:
+    """The command line that gives these options."""
+    words = ["redrafter-mlx", "bench"]
+    for field in fields(options):
+        value = getattr(options, field.name)
+        if field.name not in given or value is None or value is False:
+            continue
+        flag = f"--{field.name.replace('_', '-')}"
+        values = value if isinstance(value, tuple) else (value,)
+        words += [flag] if value is True else [w for v in values for w in (flag, str(v))]
+    return shlex.join(words)
 
 
 def print_paper(options: BenchOptions, given: frozenset[str]) -> int:

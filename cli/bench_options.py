@@ -106,8 +106,12 @@ class BenchOptions:
     answers: str | None = flag(None, Flag(
         "Every answer as a JSON line, in Spec-Bench's form. If the file is there, the run resumes "
         "where it ends.", "FILE", _OUT))
+    report: str | None = flag(None, Flag(
+        "A folder to share: tables, pictures, the profile, machine, versions and command.", "DIR",
+        _OUT))
     compare: tuple[str, str] | None = flag(None, Flag(
-        "Measure nothing; compare two results of -o json.", "A.json B.json", _OUT))
+        "Measure nothing; compare two results of -o json, or two folders of --report.", "A B",
+        _OUT))
     drafter: tuple[str, ...] = flag((), Flag(
         "As in generate; random is the first of them, or else the trained one, with its weights "
         "shuffled. Given several times, all are measured in turn. [default: auto]",
@@ -144,6 +148,10 @@ class BenchOptions:
         assert self.loadings
         if self.plot is not None:
             check_plot(self.plot)
+        if self.report is not None:
+            from redrafter_mlx.bench.show.report_folder import check_report
+
+            check_report(self.report)
         if "none" in self.drafters:
             if self.widths or self.lengths:
                 raise BadInputError(
@@ -158,7 +166,7 @@ class BenchOptions:
     def check_batches(self) -> None:
         """Raise BadInputError for an option that `--batch-size` has no use for."""
         self.batch_plan(self.methods([None]))
-        for name in ("draft_model", "answers", "plot", "delay", "warmup"):
+        for name in ("draft_model", "answers", "plot", "report", "delay", "warmup"):
             if getattr(self, name) != getattr(BenchOptions, name):
                 option = name.replace("_", "-")
                 raise BadInputError(f"--batch-size has no use for --{option}; leave it out")

@@ -164,7 +164,8 @@ def _measure(
     """One loading: what the file has already, and what is missing."""
     first, dtype = next(iter(drafters.values())), models[0].dtype
     methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
-    for name in {m.drafter for m in methods if m.automatic}:
+    profiled = drafters if options.report else {m.drafter for m in methods if m.automatic}
+    for name in profiled:
         measure_machine(drafters[name])
     plan = options.plan(dtype, methods, first)
     runner = Runner(drafters, _load_draft_model(options, first))

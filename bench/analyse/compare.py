@@ -15,6 +15,9 @@ FIGURES = ("tps", "speedup", "tokens_per_step")
 _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width", "beam_length",
              "max_nodes", "prefixes", "epsilon", "delta", "draft_tokens", "category")  # fmt: skip
 
+RESULT = "result.json"
+"""The file of a report's folder that holds the result."""
+
 Row = Mapping[str, object]
 """A row of a saved result."""
 
@@ -56,10 +59,12 @@ class Change:
 def read_rows(path: str | Path) -> list[Row]:
     """The rows of the object that `bench -o json` printed: the last line of a file.
 
+    path: that file, or the folder of a report
     Raises BadInputError if there is none.
     """
+    file = Path(path) / RESULT if Path(path).is_dir() else Path(path)
     try:
-        lines = Path(path).read_text(encoding="utf-8").strip().splitlines()
+        lines = file.read_text(encoding="utf-8").strip().splitlines()
         result = json.loads(lines[-1])
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from None

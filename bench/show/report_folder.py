@@ -1,0 +1,108 @@
+"""A result to share: one folder with the tables, the pictures, the profile, and all figures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.bench.analyse.compare import RESULT
+from redrafter_mlx.bench.analyse.grid import grids
+from redrafter_mlx.bench.analyse.result import Result
+from redrafter_mlx.bench.show.curves import describe_curves, plot_curves
+from redrafter_mlx.bench.show.plot import plot
+from redrafter_mlx.bench.show.tables import TextTable, header_lines, tables_of
+from redrafter_mlx.distill.report.markdown import block, plain, table
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.atomic_write import atomic_write
+
+REPORT, HEATMAP = "report.md", "heatmap.png"
+
+
+def check_report(folder: str | Path) -> None:
+    """Raise BadInputError for a folder that cannot be written or holds anything but a report."""
+    folder = Path(folder)
+    if not str(folder).strip() or folder.is_file():
+        raise BadInputError(f"--report is {str(folder)!r}, which is a file; give a folder")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / RESULT).is_file():
+        raise BadInputError(
+            f"--report is {folder}, which holds other files than a report's; give another folder"
+        )
+    if not folder.absolute().parent.is_dir():
+        raise BadInputError(f"--report is {folder}; there is no folder {folder.parent}")
+
+
+def write_report(
+    folder: str | Path, result: Result, profiles: Mapping[str, CostModel], command: str
+) -> Path:
+    """Write the folder, in place of a report that is there; it appears whole or not at all.
+
+    profiles: what calls and drafting cost, by the loading and drafter that were measured
+    command:  the command line, by which others measure the same
+    Raises BadInputError where it cannot be written.
+    """
+    folder = Path(folder).absolute()
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        pictures = _draw(partial, result, profiles)
+        text = _in_markdown(result, profiles, command, pictures)
+        for name, content in ((REPORT, text), (RESULT, json.dumps(result.to_dict()) + "\n")):
+            with atomic_write(partial / name) as file:
+                file.write_text(content, encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+    except OSError as error:
+        raise BadInputError(
+            f"--report is {folder}, which cannot be written: {error.strerror or error}"
+        ) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def _draw(folder: Path, result: Result, profiles: Mapping[str, CostModel]) -> list[str]:
+    """The pictures' names; none without matplotlib, for the tables hold the same figures."""
+    if find_spec("matplotlib") is None:
+        return []
+    names = []
+    maps = grids(result.rows, least=2)
+    if maps:
+        m = result.machine
+        plot(maps, folder / HEATMAP, f"{m.chip} ({m.device}), mlx {m.mlx}")
+        names.append(HEATMAP)
+    for i, costs in enumerate(profiles.values(), 1):
+        names.append("profile.png" if len(profiles) == 1 else f"profile-{i}.png")
+        plot_curves(costs, folder / names[-1])
+    return names
+
+
+def _in_markdown(
+    result: Result, profiles: Mapping[str, CostModel], command: str, pictures: list[str]
+) -> str:
+    machine = result.machine
+    parts = [
+        f"# redrafter-mlx {plain(machine.redrafter_mlx)} on {plain(machine.chip)}",
+        block(command, "sh"),
+        *(f"- {plain(line)}" for line in header_lines(result)),
+    ]
+    for shown in tables_of(result):
+        parts += [f"## {plain(shown.title)}", _table(shown), plain(shown.note)]
+    parts += [f"![{name.split('.')[0]}]({name})" for name in pictures]
+    for name, costs in profiles.items():
+        parts += [f"## Profile: {plain(name)}", block(describe_curves(costs), "text")]
+    if result.notes:
+        parts += ["## Notes", *(f"- {plain(note)}" for note in result.notes)]
+    parts.append(f"All figures are in [{RESULT}]({RESULT}), for `redrafter-mlx bench --compare`.")
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _table(shown: TextTable) -> str:
+    return table(
+        [plain(name) for name in shown.columns],
+        [[plain(cell) for cell in row] for row in shown.rows],
+    )

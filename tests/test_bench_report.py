@@ -1,0 +1,84 @@
+"""`bench --report`: one folder that holds all of a result, and that --compare reads."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from test_bench_cli import QUICK, SHAPES, loader, refusal  # noqa: F401
+
+from redrafter_mlx.bench.analyse.compare import read_rows
+from redrafter_mlx.cli import main
+
+pytestmark = pytest.mark.usefixtures("loader")
+
+
+def test_a_report_holds_table_heatmap_profile_machine_and_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    folder = tmp_path / "my report"
+    asked = [*QUICK, *SHAPES, "--temperature", "0,0.5", "--report", str(folder)]
+    assert main.run([*asked, "-o", "json"]) == 0
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert json.loads((folder / "result.json").read_text()) == result
+    names = {"report.md", "result.json", "heatmap.png", "profile.png"}
+    assert {path.name for path in folder.iterdir()} == names
+    text = (folder / "report.md").read_text()
+    lines = text.splitlines()
+    command = next(line for line in lines if line.startswith("redrafter-mlx bench"))
+    again = shlex.split(command)[1:]
+    assert {*asked} - {"-r"} <= {*again}
+    assert result["machine"]["chip"] in text.replace("\\", "")
+    assert f"mlx {result['machine']['mlx']}" in text
+    assert sum(line.startswith("| redrafter |") for line in lines) >= 2 * 2
+    assert "the target's call by query rows" in text
+    for name in names - {"report.md"}:
+        assert f"]({name})" in text
+    assert (folder / "heatmap.png").read_bytes().startswith(b"\x89PNG")
+    assert main.run([*again, "-o", "table"]) == 0, "and its command line makes the same report"
+    assert {path.name for path in folder.iterdir()} == names
+    assert [path.name for path in tmp_path.iterdir()] == ["my report"]
+
+
+def test_two_reports_are_compared_as_their_results_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        assert main.run([*QUICK, "--report", str(tmp_path / name)]) == 0
+    assert read_rows(tmp_path / "a") == read_rows(tmp_path / "a" / "result.json")
+    capsys.readouterr()
+    found = []
+    for ends in ("", "/result.json"):
+        pair = [f"{tmp_path}/{name}{ends}" for name in ("a", "b")]
+        assert main.run(["bench", "--compare", *pair, "-o", "json"]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["changes"]
+    assert main.run(["bench", "--compare", str(tmp_path), str(tmp_path)]) == 1
+
+
+def test_each_of_several_drafters_has_its_profile(tmp_path: Path) -> None:
+    both = ["--drafter", "trained", "--drafter", "random"]
+    assert main.run([*QUICK, *SHAPES, *both, "--report", str(tmp_path / "r")]) == 0
+    text = (tmp_path / "r" / "report.md").read_text()
+    assert text.count("## Profile: ") == 2
+    assert "## Profile: auto trained" in text
+
+
+def test_a_folder_that_is_no_report_is_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other, file = tmp_path / "other", tmp_path / "file"
+    other.mkdir()
+    (other / "thesis.txt").write_text("mine")
+    file.write_text("mine")
+    for wrong in (other, file, tmp_path / "no" / "such"):
+        assert str(wrong) in refusal(capsys, "--report", str(wrong))
+    assert "--report" in refusal(capsys, "--report", str(tmp_path / "x"), "--batch-size", "2")
+    assert "--report" in refusal(capsys, "--report", str(tmp_path / "x"), "--paper", "table2")
+    assert [path.name for path in other.iterdir()] == ["thesis.txt"]
+    assert file.read_text() == "mine"
+    assert not (tmp_path / "x").exists()
