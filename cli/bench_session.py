@@ -227,7 +227,8 @@ def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> nn.Module | N
 def _again(loaded: Redrafter, drafter: NamedDrafter) -> Redrafter:
     """The same target with another drafter."""
     assert loaded.source is not None, "was loaded by name"
-    return draft_with(drafter, LoadedTarget(loaded.model, loaded.tokenizer, loaded.source))
+    again = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)
+    return draft_with(drafter, again)
 
 
 def _untrained(loaded: Redrafter) -> Redrafter | None:
@@ -235,6 +236,8 @@ def _untrained(loaded: Redrafter) -> Redrafter | None:
     drafter = None if loaded.drafter is None else loaded.drafter.untrained()
     if drafter is None:
         return None
-    redrafter = Redrafter(loaded.model, loaded.tokenizer, drafter, source=loaded.source)
+    redrafter = Redrafter(
+        loaded.model, loaded.tokenizer, drafter, source=loaded.source, mirror=loaded.mirror
+    )
     redrafter.warm_up()
     return redrafter

@@ -51,3 +51,7 @@ class EngineFailedError(RedrafterError):
 
 class TooLargeError(RedrafterError):
     """A model that this machine's memory cannot hold."""
+
+
+class RankError(RedrafterError):
+    """A rank of a distributed run that cannot be reached."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+from types import NoneType
 from typing import cast
 
 import mlx.core as mx
@@ -14,6 +16,10 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice
+from redrafter_mlx.distributed.follower import follow
+from redrafter_mlx.distributed.group import Ranks, join_ranks
+from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
+from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.drafting.combined import CombinedDrafters
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.drafter_files import open_files
@@ -37,6 +43,7 @@ from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.version import __version__
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.fit import check_load
 from redrafter_mlx.weights.folder import load_folder
@@ -57,11 +64,15 @@ _TRAINED = "trained"
 
 @dataclass(frozen=True)
 class LoadedTarget:
-    """An mlx-lm model with its parameters evaluated, and its tokenizer."""
+    """An mlx-lm model with its parameters evaluated, and its tokenizer.
+
+    mirror: tells the other ranks of the target's calls; None where this process runs alone
+    """
 
     model: nn.Module
     tokenizer: TokenizerWrapper
     source: TargetSource
+    mirror: Mirror | None = None
 
 
 def load(
@@ -77,6 +88,9 @@ def load(
 ) -> Redrafter:
     """A target with its drafter, in memory, warmed up and ready to answer.
 
+    Under `mlx.launch` all ranks share the target. Rank 0 gets it; on the others this never returns:
+    they repeat rank 0's calls, and end with it.
+
     Args:
       drafter: what drafts. "trained": the drafter that was trained for this very target; a
         drafter's folder or Hub repository; the name of a smaller model with the same tokenizer;
@@ -90,7 +104,14 @@ def load(
       RedrafterError: in one line, for whatever a user can cause
     """
     named = parse_drafter(drafter, drafter_bits)
-    loaded = load_target(model, dtype=dtype, quantize=quantize, offline=offline, progress=progress)
+    ranks = join_ranks()
+    loaded = load_target(
+        model, dtype=dtype, quantize=quantize, offline=offline, progress=progress, ranks=ranks
+    )
+    if ranks is not None:
+        ranks.agree(_facts(loaded.source, drafter))
+        if not ranks.leads:
+            follow(loaded.model, ranks)
     return draft_with(named, loaded, offline=offline, progress=progress, engine=engine)
 
 
@@ -167,6 +188,7 @@ def draft_with(
         source=loaded.source,
         drafter_note=note,
         engine=engine,
+        mirror=loaded.mirror,
     )
     redrafter.warm_up()
     return redrafter
@@ -264,7 +286,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     Raises ModelNotFoundError where there is none and one is needed.
     """
     source = loaded.source
-    target = Target(loaded.model)
+    target = _target(loaded)
     folders, broken = find_drafters(source.fingerprint)
     known = [drafter for drafter in known_drafters(source.name) if drafter.form in loadable_forms()]
     here = [drafter for drafter in known if wanted.any_here and find_local(drafter.name)]
@@ -291,6 +313,13 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 
 
+def _target(loaded: LoadedTarget) -> Target:
+    """For drafters to read."""
+    if loaded.mirror is None:
+        return Target(loaded.model)
+    return MirroredTarget(loaded.model, loaded.mirror)
+
+
 def load_target(
     name: str | Path | None = None,
     *,
@@ -298,6 +327,7 @@ def load_target(
     quantize: int | None = None,
     offline: bool = False,
     progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> LoadedTarget:
     """Bring a target into memory, fetching its files first where they are not here.
 
@@ -308,6 +338,7 @@ def load_target(
       quantize: 4 or 8 bits; a model that is quantised to as many already stays as it is
       offline: use what is on this machine
       progress: told of downloads and of checksums
+      ranks: that share the target; None has it whole in this process
     Raises:
       RedrafterError: in one line: no such model, cannot be fetched, damaged, or not supported
     """
@@ -316,7 +347,7 @@ def load_target(
     check_quantize(quantize)
     local = resolve(name, offline=offline, progress=progress)
     try:
-        return _load(local, dtype, quantize, progress or no_progress)
+        return _load(local, dtype, quantize, progress or no_progress, ranks)
     except DamagedFileError as error:
         if local.remedy is None:
             raise
@@ -326,7 +357,11 @@ def load_target(
 
 
 def _load(
-    local: LocalModel, dtype: DType, quantize: int | None, progress: Progress
+    local: LocalModel,
+    dtype: DType,
+    quantize: int | None,
+    progress: Progress,
+    ranks: Ranks | None,
 ) -> LoadedTarget:
     if local.path.is_file():
         raw = load_gguf(local.path, progress)
@@ -336,6 +371,8 @@ def _load(
     precision = convert(raw.model, dtype, quantize, raw.stored)
     kept = quantised_file(raw.fingerprint, precision)
     is_kept = quantises and use_quantised(raw.model, kept)
+    if ranks is not None:
+        shard(raw.model, raw.model_type, ranks.group)
     arrays = dict(tree_flatten(raw.model.parameters())).values()
     check_load(local.name, local.path, sum(array.nbytes for array in arrays), this_machine())
     try:
@@ -343,7 +380,7 @@ def _load(
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{local.name} cannot be brought into memory: {reason}") from error
-    if quantises and not is_kept:
+    if quantises and not is_kept and ranks is None:
         keep_quantised(raw.model, kept)
     source = TargetSource(
         name=local.name,
@@ -355,4 +392,14 @@ def _load(
         licence=local.entry.licence if local.entry else raw.licence,
         context_length=raw.context_length,
     )
-    return LoadedTarget(raw.model, raw.tokenizer, source)
+    mirror = Mirror(ranks) if ranks is not None and ranks.leads else None
+    return LoadedTarget(raw.model, raw.tokenizer, source, mirror)
+
+
+def _facts(source: TargetSource, drafter: str | Path | Bindable | None) -> dict[str, str]:
+    """What ranks must have in common."""
+    return {
+        "version": f"redrafter-mlx {__version__} with mlx {metadata.version('mlx')}",
+        "model": f"{source.fingerprint} in {source.dtype}, {source.bits} bits",
+        "drafter": str(drafter) if isinstance(drafter, (str, Path, NoneType)) else type(drafter).__name__,
+    }

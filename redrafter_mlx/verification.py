@@ -121,7 +121,7 @@ def verify(
     nodes: list[int] = []
     differences = []
     for i, prompt in enumerate(prompts):
-        expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.model,
+        expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.target.plain,
                                                      max_tokens=max_tokens)]  # fmt: skip
         decoder = redrafter.decoder(GenerationOptions(), shape)
         if oracle or redrafter.drafting is None:
@@ -136,7 +136,7 @@ def verify(
         if same < len(expected):
             text = prompt + expected[:same]
             margin, noise = _margin_and_noise(
-                redrafter.model, text, len(prompt), expected[same], got[same], shape.nodes
+                redrafter.target.plain, text, len(prompt), expected[same], got[same], shape.nodes
             )
             differences.append(Difference(i, same, expected[same], got[same], margin, noise))
         if done is not None:

@@ -14,6 +14,7 @@ ROOMS = (
     "weights",
     "speculation",
     "target",
+    "distributed",
     "drafting",
     "decoding",
     "autotune",

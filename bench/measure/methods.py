@@ -196,7 +196,7 @@ class Runner:
         drafts = method.name == "mlx-lm speculative"
         call = 0
         for response in stream_generate(
-            self._first.model,
+            self._first.target.plain,
             self._first.tokenizer,
             prompt,
             max_tokens=max_tokens,

@@ -100,7 +100,7 @@ class SequenceCache:
     def joined(cls, caches: Sequence[SequenceCache]) -> SequenceCache:
         """The rows of several caches as one batch; their drafters have missed nothing."""
         assert not any(cache.missed for cache in caches), "catch up first"
-        target = TreeCache.joined([cache.target for cache in caches])
+        target = type(caches[0].target).joined([cache.target for cache in caches])
         memory = join_rows([cache.memory for cache in caches])
         remembered = mx.concatenate([cache.remembered for cache in caches])
         whole = cls(target, memory, remembered.size)

@@ -18,6 +18,7 @@ from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
+from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.drafting.registry import find_drafting
@@ -63,10 +64,12 @@ class Redrafter:
         source: TargetSource | None = None,
         drafter_note: str | None = None,
         engine: EngineOptions | None = None,
+        mirror: Mirror | None = None,
     ) -> None:
         """A drafter may be given as the path of its folder; see `split_lookup` for other words.
 
         lookup: add prompt lookup to the drafter
+        mirror: tells the other ranks of the target's calls; None where there are none
 
         Raises UnsupportedModelError or MismatchError if model and drafter do not fit together,
         and ForkedProcessError after a fork.
@@ -78,7 +81,8 @@ class Redrafter:
         self.context_length = context_length_of(model, source)
         self.model = model
         mx.eval(model.parameters())
-        target = Target(model)
+        self.mirror = mirror
+        target = Target(model) if mirror is None else MirroredTarget(model, mirror)
         found = find_drafting(drafter, target, self.tokenizer, source, looks_up=lookup)
         self.drafter = found.drafter
         self.lookup = found.lookup

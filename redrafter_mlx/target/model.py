@@ -49,6 +49,7 @@ class Target:
     vocab_size:  V, of the logits
     n_layers:    of keys and values
     model:       the caller's own, or the language model in it
+    plain:       the same for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
     """
@@ -70,7 +71,7 @@ class Target:
         #: Held while a step is built, submitted and read: callers take turns step by step.
         self.lock = ModelLock()
         self.n_layers = layers
-        self.model = whole
+        self.model = self.plain = whole
         self._backbone, self._rotations = view, rotations
         self._head = head_of(whole, self.model_type)
         self.context_layers: tuple[int, ...] = ()

@@ -39,7 +39,7 @@ def check_trees(target: Target) -> float:
     candidates = [[t % V for t in row] for row in ((3, 11, 4), (3, 12, 9), (3, 11, 8))]
     texts = [prompt + candidate for candidate in candidates]
     single, several = (
-        mx.stack([sequential_log_probs(target.model, t, start, len(t))[-1] for t in texts])
+        mx.stack([sequential_log_probs(target.plain, t, start, len(t))[-1] for t in texts])
         for start in (len(texts[0]), 1)
     )
     spread = _size(single - mx.mean(single, axis=-1, keepdims=True))

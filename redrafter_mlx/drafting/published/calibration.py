@@ -118,9 +118,7 @@ def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> floa
     right, shape = [], BeamShape(1, 2)
     for text in texts:
         tokens = mx.array([text])
-        cache = reading.new_cache()
-        cache.plan_prompt(0, len(text))
-        hidden = reading.hidden(tokens, cache.layers)
+        hidden = reading.append(tokens, reading.new_cache(), 0)
         choices = mx.argmax(reading.logits(hidden), axis=-1)
         features = hidden if drafter.features.any else None
         half = len(text) // 2

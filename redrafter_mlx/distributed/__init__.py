@@ -1,0 +1,1 @@
+"""One target on several machines: rank 0 decides, the other ranks repeat its calls of the target."""

@@ -1,0 +1,104 @@
+"""What ranks other than 0 do: repeat rank 0's calls of the target, until rank 0 ends."""
+
+from __future__ import annotations
+
+from typing import NoReturn, cast
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+
+from redrafter_mlx.distributed.collectives import sums
+from redrafter_mlx.distributed.commands import Command, Fields, receive
+from redrafter_mlx.distributed.group import Ranks
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
+from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.layer_cache import Pending
+from redrafter_mlx.target.model import Target
+
+
+def follow(model: nn.Module, ranks: Ranks) -> NoReturn:
+    """Repeat rank 0's calls; the process ends when rank 0's does."""
+    follower = Follower(model, ranks)
+    with BLAS.threads_by_rows(), WIRED_MEMORY.held(model):
+        while True:
+            follower.repeat(receive(ranks))
+
+
+class Follower:
+    """The caches of one rank, under rank 0's numbers."""
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        self._target, self._ranks = Target(model), ranks
+        self._caches: dict[int, TreeCache] = {}
+        self._plain: dict[int, list[KVCache]] = {}
+
+    def repeat(self, command: Command) -> None:
+        """Make one call. Other ranks wait for its sums, so it is computed whole."""
+        fields = command.fields
+        if command.word == "plain":
+            self._call_plainly(command)
+        elif command.word == "sums":
+            mx.eval(sums(self._ranks, fields["shape"], fields["count"]))
+        else:
+            self._call(command)
+
+    def _call(self, command: Command) -> None:
+        fields, arrays = command.fields, command.arrays
+        cache = self._cache(fields["origin"], command)
+        hidden = None
+        if command.word == "append":
+            BLAS.use_all_cores()
+            hidden = self._target.append(arrays[fields["tokens"]], cache, fields["start"])
+        elif command.word == "verify":
+            tokens, depths, mask = (arrays[i] for i in fields["tree"])
+            BLAS.prepare_for(tokens.size)
+            if fields["pending"]:
+                cache.pending = Pending(*(arrays[i] for i in fields["pending"]))
+            tree = TokenTree(tokens, depths, depths, depths, mask, fields["max_depth"],
+                             fields["is_chain"])  # fmt: skip
+            hidden, _ = self._target.verify(
+                tree, cache, arrays[fields["length"]], fields["bound"], fields["compiled"]
+            )
+            cache.pending = None
+        number, live = fields["number"], set(fields["live"])
+        self._caches = {
+            n: c for n, c in self._caches.items() if (n in live or n > number) and c is not cache
+        }
+        self._caches[number] = cache
+        mx.eval(cache.buffers, [] if hidden is None else hidden)
+
+    def _call_plainly(self, command: Command) -> None:
+        fields = command.fields
+        live = {*fields["live"]}
+        caches = self._plain.get(fields["before"]) or make_prompt_cache(self._target.model)
+        for cache in caches:
+            cache.trim(cache.offset - fields["offset"])
+        self._plain = {n: c for n, c in self._plain.items() if n in live and c is not caches}
+        self._plain[fields["number"]] = caches
+        BLAS.prepare_for(command.arrays[fields["tokens"]].size)
+        mx.eval(self._target.model(command.arrays[fields["tokens"]], cache=caches))
+
+    def _cache(self, origin: int | Fields, command: Command) -> TreeCache:
+        """The cache that rank 0 names."""
+        if isinstance(origin, int):
+            return self._caches[origin]
+        of = [self._cache(each, command) for each in origin["of"]]
+        arrays = [command.arrays[i] for i in origin["arrays"]]
+        how = origin["how"]
+        if how == "new":
+            return self._target.new_cache()
+        if how == "flush":
+            of[0].pending = Pending(*arrays)
+            of[0].flush()
+            return of[0]
+        if how == "take":
+            return of[0].take(arrays[0])
+        if how == "join":
+            return TreeCache.joined(of)
+        if how == "share":
+            return of[0].shared()
+        assert how == "trim"
+        return of[0].trimmed(cast(int, origin["slots"]))

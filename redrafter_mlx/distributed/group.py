@@ -1,0 +1,118 @@
+"""The ranks that `mlx.launch` started, and what they have to agree on before they compute."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+
+from redrafter_mlx.distributed.watch import Door, Facts, Follower, Leader
+from redrafter_mlx.errors import BadInputError, RankError
+
+_RANK = "MLX_RANK"
+"""What `mlx.launch` sets, whatever the backend."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that compute together.
+
+    Rank 0 decides and answers; the others repeat its calls of the target.
+    """
+
+    group: mx.distributed.Group
+    connection: Leader | Follower
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank()
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def agree(self, facts: Facts) -> None:
+        """Compare what all ranks need to have in common, then end with any rank that is lost.
+
+        Raises MismatchError, on all ranks, naming the rank and the fact that differs.
+        """
+        self.connection.compare(facts)
+        self.connection.watch()
+
+    def broadcast(self, given: mx.array) -> mx.array:
+        """Rank 0's array on every rank; the others give one of its shape, of zeros."""
+        return mx.distributed.all_sum(given, group=self.group)
+
+
+def launched_rank() -> int | None:
+    """The rank of this process under `mlx.launch`; None if it runs alone."""
+    rank = os.environ.get(_RANK, "")
+    return int(rank) if rank.isdigit() and _hosts_named() else None
+
+
+def join_ranks() -> Ranks | None:
+    """Connect to the other ranks of this launch; None if this process runs alone.
+
+    Ranks other than 0 ignore Ctrl-C from then on: they end with rank 0.
+
+    Raises RankError if they cannot be reached.
+    """
+    rank = launched_rank()
+    if rank is None:
+        return None
+    if rank:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        group = mx.distributed.init(strict=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise RankError(
+            f"rank {rank} cannot reach its neighbours: {reason}; check the addresses in the hostfile"
+        ) from error
+    return Ranks(group, _connect(group))
+
+
+def _connect(group: mx.distributed.Group) -> Leader | Follower:
+    host, door = _leader_address(), None
+    if group.rank() == 0:
+        door = Door(host)
+        words: Sequence[int] = [door.port, *door.token]
+    else:
+        words = [0] * 17
+    heard = mx.distributed.all_sum(mx.array(words, mx.int32), group=group).tolist()
+    assert isinstance(heard, list)
+    if door is None:
+        return Follower(host, int(heard[0]), bytes(heard[1:]), group.rank())
+    leader = door.admit(group.size() - 1)
+    atexit.register(leader.close)
+    return leader
+
+
+def _hosts_named() -> bool:
+    return any(os.environ.get(name) for name in ("MLX_HOSTFILE", "MLX_JACCL_COORDINATOR"))
+
+
+def _leader_address() -> str:
+    """Rank 0's address, as the backend was told it."""
+    hostfile = os.environ.get("MLX_HOSTFILE")
+    try:
+        if hostfile:
+            named = json.loads(Path(hostfile).read_text(encoding="utf-8"))[0]
+            address = str(named if isinstance(named, str) else named[0])
+        else:
+            address = os.environ["MLX_JACCL_COORDINATOR"]
+    except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+        raise BadInputError(
+            f"the hostfile {hostfile} names no address of rank 0; see mlx.launch --help"
+        ) from error
+    return address.rpartition(":")[0].strip("[]")

@@ -1,0 +1,194 @@
+"""The target as rank 0 calls it: every call is told to the other ranks, which repeat it.
+
+Rank 0 alone drafts, samples, accepts and schedules. The others know no text: they are told on which
+cache to call the target with which tokens, and hold caches under the numbers that rank 0 gives
+them. So ranks cannot come to different decisions, however their sums are rounded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+from weakref import WeakKeyDictionary, WeakSet
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from redrafter_mlx.distributed.commands import CommandWriter, Made, Origin, Stored, Word
+from redrafter_mlx.distributed.group import Ranks
+from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target.kv_cache import Snapshot, TreeCache
+from redrafter_mlx.target.model import Target
+
+
+class Mirror:
+    """Tells the other ranks of rank 0's calls."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.ranks = ranks
+        self._numbers = itertools.count(1)
+        self._live: WeakSet[Stored] = WeakSet()
+
+    def tell(
+        self, word: Word, writer: CommandWriter, **fields: object
+    ) -> tuple[mx.array, Stored]:
+        """Announce a call; an array that the call has to depend on, and the cache it leaves.
+
+        The other ranks forget the caches that nothing refers to here.
+        """
+        stored = Stored(next(self._numbers))
+        live = sorted(each.number for each in self._live)
+        self._live.add(stored)
+        named = {"number": stored.number, "live": live, **fields}
+        return writer.send(self.ranks, word, named), stored
+
+    def keep(self, origin: Origin) -> Stored:
+        """Have all ranks compute a cache now, so that they need not hold what it comes from."""
+        writer = CommandWriter()
+        told, stored = self.tell("keep", writer, origin=writer.origin(origin))
+        mx.async_eval(told)
+        return stored
+
+
+@dataclass(frozen=True)
+class _MirroredSnapshot(Snapshot):
+    origin: Origin
+
+
+class MirroredCache(TreeCache):
+    """A cache that knows where its contents come from; see TreeCache."""
+
+    def __init__(self, n_layers: int, mirror: Mirror, origin: Origin) -> None:
+        super().__init__(n_layers)
+        self._mirror = mirror
+        self.origin = origin
+
+    def called(self, hidden: mx.array, stored: Stored) -> None:
+        """After a call: it is computed whole wherever the buffers are.
+
+        Otherwise rank 0 could leave out sums of the last layer, for which other ranks would wait.
+        """
+        last = self.layers[-1]
+        assert last.keys is not None
+        last.keys = mx.depends(last.keys, hidden)
+        self.origin = stored
+
+    def flush(self) -> None:
+        if self.pending is not None:
+            arrays = (self.pending.path, self.pending.n_accepted, self.pending.length)
+            self.origin = Made("flush", (self.origin,), arrays)
+        super().flush()
+
+    def take(self, index: mx.array) -> MirroredCache:
+        taken = super().take(index)  # which flushes this one
+        return self._with(taken, Made("take", (self.origin,), (index,)))
+
+    @classmethod
+    def joined(cls, caches: Sequence[TreeCache]) -> MirroredCache:
+        mine = cast("Sequence[MirroredCache]", caches)
+        whole = TreeCache.joined(caches)  # which flushes them
+        return mine[0]._with(whole, Made("join", tuple(each.origin for each in mine)))
+
+    def shared(self) -> MirroredCache:
+        return self._with(super().shared(), Made("share", (self.origin,)))
+
+    def trimmed(self, slots: int) -> MirroredCache:
+        kept = self._with(super().trimmed(slots), self.origin)
+        kept.origin = self._mirror.keep(Made("trim", (self.origin,), slots=slots))
+        return kept
+
+    def snapshot(self) -> Snapshot:
+        return _MirroredSnapshot(self.layer_buffers, self.pending, self.origin)
+
+    def restore(self, before: Snapshot) -> None:
+        assert isinstance(before, _MirroredSnapshot)
+        super().restore(before)
+        self.origin = before.origin
+
+    def _with(self, cache: TreeCache, origin: Origin) -> MirroredCache:
+        whole = MirroredCache(len(self.layers), self._mirror, origin)
+        whole.layer_buffers = cache.layer_buffers
+        return whole
+
+
+class MirroredTarget(Target):
+    """A target whose calls all ranks make; see Target."""
+
+    def __init__(self, model: nn.Module, mirror: Mirror) -> None:
+        super().__init__(model)
+        self._mirror = mirror
+        self.plain = MirroredModel(self.model, mirror)
+
+    def new_cache(self) -> MirroredCache:
+        return MirroredCache(self.n_layers, self._mirror, Made("new"))
+
+    def append(self, tokens: mx.array, cache: TreeCache, start: int) -> mx.array:
+        assert isinstance(cache, MirroredCache)
+        writer = CommandWriter()
+        origin = writer.origin(cache.origin)
+        told, stored = self._mirror.tell(
+            "append", writer, origin=origin, start=start, tokens=writer.array(tokens)
+        )
+        hidden = super().append(mx.depends(tokens, told), cache, start)
+        cache.called(hidden, stored)
+        return hidden
+
+    def verify(
+        self,
+        tree: TokenTree,
+        cache: TreeCache,
+        length: mx.array,
+        bound: int,
+        compiled: bool = True,
+    ) -> tuple[mx.array, mx.array]:
+        assert isinstance(cache, MirroredCache)
+        writer, pending = CommandWriter(), cache.pending
+        moved = () if pending is None else (pending.path, pending.n_accepted, pending.length)
+        told, stored = self._mirror.tell(
+            "verify",
+            writer,
+            origin=writer.origin(cache.origin),
+            pending=[writer.array(array) for array in moved],
+            tree=[writer.array(a) for a in (tree.tokens, tree.depths, tree.mask)],
+            is_chain=tree.is_chain,
+            max_depth=tree.max_depth,
+            length=writer.array(length),
+            bound=bound,
+            compiled=compiled,
+        )
+        heard = tree._replace(tokens=mx.depends(tree.tokens, told))
+        hidden, logits = super().verify(heard, cache, length, bound, compiled)
+        cache.called(hidden, stored)
+        return hidden, logits
+
+
+class MirroredModel(nn.Module):
+    """mlx-lm's own model for mlx-lm's own loops and caches, whose calls all ranks make."""
+
+    def __init__(self, model: nn.Module, mirror: Mirror) -> None:
+        super().__init__()
+        self.model = model
+        self._mirror = mirror
+        self._caches: WeakKeyDictionary[object, Stored] = WeakKeyDictionary()
+
+    @property
+    def layers(self) -> Sequence[nn.Module]:
+        return cast("Sequence[nn.Module]", self.model.layers)
+
+    def __call__(self, tokens: mx.array, cache: Sequence[object] | None = None) -> mx.array:
+        writer = CommandWriter()
+        first = None if cache is None else cache[0]
+        before = None if first is None else self._caches.get(first)
+        told, stored = self._mirror.tell(
+            "plain",
+            writer,
+            before=None if before is None else before.number,
+            offset=getattr(first, "offset", 0),
+            tokens=writer.array(tokens),
+        )
+        logits: mx.array = self.model(mx.depends(tokens, told), cache=cache)
+        if first is not None:
+            self._caches[first] = stored
+        return logits

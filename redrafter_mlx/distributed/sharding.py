@@ -1,0 +1,48 @@
+"""A model's weights, shared out among the ranks by mlx-lm's own code."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+
+from redrafter_mlx.errors import UnsupportedModelError
+
+_DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
+"""Of a model's arguments, those that tensor parallelism divides by the number of ranks."""
+
+
+def shard(model: nn.Module, model_type: str, group: mx.distributed.Group) -> None:
+    """Leave this rank's share of a model that is not evaluated yet.
+
+    Tensor parallel where the architecture has `shard` and its sizes divide; otherwise, where it has
+    `pipeline`, some layers a rank.
+
+    Raises UnsupportedModelError, naming the model, where neither can be done.
+    """
+    whole = cast(nn.Module, getattr(model, "language_model", model))
+    backbone = getattr(whole, "model", None)
+    sharded, piped = getattr(whole, "shard", None), getattr(backbone, "pipeline", None)
+    uneven = _uneven(whole, group.size())
+    if sharded is not None and uneven is None:
+        sharded(group)
+    elif piped is not None:
+        piped(group)
+    elif sharded is not None:
+        raise UnsupportedModelError(
+            f"{model_type} cannot be shared by {group.size()} ranks: {uneven} does not divide by "
+            f"{group.size()}; start another number of ranks"
+        )
+    else:
+        raise UnsupportedModelError(
+            f"{model_type} cannot be shared by ranks: mlx-lm has neither tensor nor pipeline "
+            f"parallelism for it; run it on one machine"
+        )
+
+
+def _uneven(model: nn.Module, ranks: int) -> str | None:
+    """The first size that does not divide by the number of ranks, with its name."""
+    args = getattr(model, "args", None)
+    sizes = {name: getattr(args, name, None) for name in _DIVIDED}
+    return next((f"{name} {n}" for name, n in sizes.items() if n and n % ranks), None)

@@ -1,0 +1,206 @@
+"""Which ranks are alive: each holds a connection to rank 0, which the system closes with the rank.
+
+MLX's collectives wait for ever for a rank that is gone, so a thread of each rank waits for the
+connection's end instead, names the rank that was lost, and ends its own process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from typing import TextIO
+
+from redrafter_mlx.errors import MismatchError, RankError
+
+_TOKEN_BYTES = 16
+_ANSWER_SECONDS = 600.0
+"""How long ranks may differ in the time that they take to load a model."""
+
+_CONNECT_SECONDS = 30.0
+
+Facts = Mapping[str, str]
+"""What ranks have to have in common, in words."""
+
+
+class Door:
+    """Where the other ranks connect to rank 0, and the word by which it knows them."""
+
+    def __init__(self, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, 0), family=family)
+        self.port: int = self._listening.getsockname()[1]
+        self.token = secrets.token_bytes(_TOKEN_BYTES)
+
+    def admit(self, others: int) -> Leader:
+        """Wait for so many ranks. Raises RankError if one does not come."""
+        lines: dict[int, _Line] = {}
+        self._listening.settimeout(_CONNECT_SECONDS)
+        try:
+            while len(lines) < others:
+                connection, _ = self._listening.accept()
+                connection.settimeout(_CONNECT_SECONDS)
+                line = _Line(connection)
+                if line.read() == {"token": self.token.hex()}:
+                    hello = line.read()
+                    lines[int(hello["rank"])] = line
+                else:
+                    connection.close()
+        except (OSError, ValueError, KeyError) as error:
+            missing = sorted(set(range(1, others + 1)) - set(lines))
+            raise RankError(f"rank {missing[0]} did not connect to rank 0") from error
+        finally:
+            self._listening.close()
+        return Leader(lines)
+
+
+class Leader:
+    """Rank 0's end of every connection."""
+
+    def __init__(self, lines: dict[int, _Line]) -> None:
+        self._lines = lines
+        self._closing = False
+
+    def compare(self, mine: Facts) -> None:
+        """Raise MismatchError, on every rank, if one has other facts than this one."""
+        for rank, line in self._lines.items():
+            line.set_timeout(_ANSWER_SECONDS)
+            try:
+                theirs = line.read()
+            except (OSError, ValueError):
+                self._end_all(_lost(rank))
+            difference = _difference(rank, mine, theirs)
+            if difference is not None:
+                self._tell({"refused": difference})
+                raise MismatchError(difference)
+        self._tell({"agreed": "yes"})
+
+    def watch(self) -> None:
+        """From now on, end this process and all ranks when one is lost."""
+        for rank, line in self._lines.items():
+            line.set_timeout(None)
+            threading.Thread(target=self._wait, args=(rank, line), daemon=True).start()
+
+    def close(self) -> None:
+        """Tell the other ranks that all is done. It may be called again."""
+        self._closing = True
+        self._tell({"done": "yes"})
+
+    def _wait(self, rank: int, line: _Line) -> None:
+        try:
+            line.read()
+        except (OSError, ValueError):
+            if not self._closing:
+                self._end_all(_lost(rank))
+
+    def _end_all(self, why: str) -> None:
+        self._tell({"lost": why})
+        _end(why)
+
+    def _tell(self, message: Facts) -> None:
+        for line in self._lines.values():
+            line.write(message)
+
+
+class Follower:
+    """Another rank's end of its connection."""
+
+    def __init__(self, host: str, port: int, token: bytes, rank: int) -> None:
+        """Raises RankError if rank 0 cannot be reached at `host`."""
+        try:
+            connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
+        except OSError as error:
+            raise RankError(
+                f"rank {rank} cannot reach rank 0 at {host}: {error.strerror or error}; name in "
+                f"the hostfile an address of rank 0 that all ranks reach"
+            ) from error
+        self._line = _Line(connection)
+        self._line.write({"token": token.hex()})
+        self._line.write({"rank": str(rank)})
+
+    def compare(self, mine: Facts) -> None:
+        """Raise MismatchError if rank 0 refuses this rank or another one."""
+        self._line.set_timeout(_ANSWER_SECONDS)
+        self._line.write(mine)
+        try:
+            answer = self._line.read()
+        except (OSError, ValueError):
+            _end(_lost(0))
+        if "refused" in answer:
+            raise MismatchError(answer["refused"])
+        if "lost" in answer:
+            _end(answer["lost"])
+
+    def watch(self) -> None:
+        """From now on, end this process with rank 0's, or when rank 0 has lost another rank."""
+        self._line.set_timeout(None)
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        try:
+            answer = self._line.read()
+        except (OSError, ValueError):
+            _end(_lost(0))
+        if "done" in answer:
+            os._exit(0)
+        _end(answer.get("lost", _lost(0)))
+
+
+class _Line:
+    """A connection on which JSON objects of strings go, one a line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        _keep_alive(connection)
+        self._connection = connection
+        self._file: TextIO = connection.makefile("r", encoding="utf-8")
+
+    def set_timeout(self, seconds: float | None) -> None:
+        self._connection.settimeout(seconds)
+
+    def write(self, message: Facts) -> None:
+        """Send a line; one who is gone is noticed by whoever reads."""
+        try:
+            self._connection.sendall(json.dumps(dict(message)).encode() + b"\n")
+        except OSError:
+            return
+
+    def read(self) -> dict[str, str]:
+        """The next line; raises OSError or ValueError once the other end is gone."""
+        line = self._file.readline()
+        if not line:
+            raise ConnectionResetError("the other end is gone")
+        return {str(key): str(value) for key, value in json.loads(line).items()}
+
+
+def _keep_alive(connection: socket.socket) -> None:
+    """Have the system notice a machine that is gone without a word, within ten seconds."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 3), ("TCP_KEEPALIVE", 3), ("TCP_KEEPINTVL", 2),
+                          ("TCP_KEEPCNT", 3)):  # fmt: skip
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+
+def _difference(rank: int, mine: Facts, theirs: Facts) -> str | None:
+    """One line for the first fact that differs."""
+    for fact, value in mine.items():
+        if theirs.get(fact) != value:
+            return (
+                f"rank {rank} has another {fact} than rank 0: {theirs.get(fact)} and not {value}; "
+                f"give every machine the same"
+            )
+    return None
+
+
+def _lost(rank: int) -> str:
+    return f"rank {rank} is gone; all ranks end"
+
+
+def _end(why: str, leave: Callable[[int], None] = os._exit) -> None:
+    """End this process, whose collectives would wait for ever."""
+    print(f"error: {why}", file=sys.stderr, flush=True)
+    leave(1)
