@@ -23,7 +23,8 @@ from redrafter_mlx.cli import (
     verify,
 )
 from redrafter_mlx.cli.terminal import one_line, open_missing_streams, tolerate_any_text
-from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.errors import EngineFailedError, RedrafterError
+from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.version import __version__
 
 INTERRUPTED = 130
@@ -97,6 +98,8 @@ def run(arguments: list[str]) -> int:
         status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except RedrafterError as error:
+        if isinstance(error, EngineFailedError):
+            wait_for_loss()
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED

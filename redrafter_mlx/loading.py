@@ -371,8 +371,7 @@ def _load(
     precision = convert(raw.model, dtype, quantize, raw.stored)
     kept = quantised_file(raw.fingerprint, precision)
     is_kept = quantises and use_quantised(raw.model, kept)
-    if ranks is not None:
-        shard(raw.model, raw.model_type, ranks.group)
+    sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
     arrays = dict(tree_flatten(raw.model.parameters())).values()
     check_load(local.name, local.path, sum(array.nbytes for array in arrays), this_machine())
     try:
@@ -392,7 +391,9 @@ def _load(
         licence=local.entry.licence if local.entry else raw.licence,
         context_length=raw.context_length,
     )
-    mirror = Mirror(ranks) if ranks is not None and ranks.leads else None
+    mirror = None
+    if ranks is not None and sharing is not None and ranks.leads:
+        mirror = Mirror(ranks, sharing)
     return LoadedTarget(raw.model, raw.tokenizer, source, mirror)
 
 

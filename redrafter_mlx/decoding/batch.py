@@ -39,6 +39,11 @@ class Steps(Protocol):
         ...
 
     @property
+    def builds_ahead(self) -> bool:
+        """Whether a step may be built and dropped."""
+        ...
+
+    @property
     def compiled(self) -> int:
         """Graphs of the target's call that were compiled so far."""
         ...
@@ -154,7 +159,8 @@ class Batch:
         was accepted.
         """
         constrained = any(row.constraint is not None for row in self.rows)
-        if len(self._parts) > 1 or constrained or any(row.done for row in self.rows):
+        fixed = self._decoder.builds_ahead and len(self._parts) == 1 and not constrained
+        if not fixed or any(row.done for row in self.rows):
             return None, None
         ((rows, state, _, unread),) = self._parts
         before, verified = state.cache.snapshot(), state.drafts.tree

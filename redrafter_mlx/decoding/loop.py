@@ -180,6 +180,11 @@ class Decoder:
         return self.target.compiled
 
     @property
+    def builds_ahead(self) -> bool:
+        """Whether a step may be built and dropped."""
+        return self.target.builds_ahead
+
+    @property
     def remembers(self) -> bool:
         """Whether the drafter has a memory of the text."""
         return self._features.every_position

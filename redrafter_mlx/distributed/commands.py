@@ -79,15 +79,18 @@ class CommandWriter:
             "slots": origin.slots,
         }
 
-    def send(self, ranks: Ranks, word: Word, fields: Mapping[str, object]) -> mx.array:
-        """An array that is computed once all ranks have got the command."""
+    def send(
+        self, ranks: Ranks, after: mx.array, word: Word, fields: Mapping[str, object]
+    ) -> mx.array:
+        """An array that is computed once all ranks have got the command, which is sent `after`."""
         forms = [[a.dtype == mx.bool_, *a.shape] for a in self._arrays]
         text = json.dumps({"word": word, **fields, "forms": forms}).encode()
         words = np.frombuffer(text.ljust(-(-len(text) // 4) * 4), np.int32)
         flat = [array.reshape(-1).astype(mx.int32) for array in self._arrays]
         sizes = mx.array([len(words), sum(a.size for a in self._arrays)], mx.int32)
         body = mx.concatenate([mx.array(words), *flat])
-        return ranks.broadcast(mx.depends(body, ranks.broadcast(sizes)))
+        told = ranks.broadcast(mx.depends(sizes, after))
+        return ranks.broadcast(mx.depends(body, told))
 
 
 def receive(ranks: Ranks) -> Command:

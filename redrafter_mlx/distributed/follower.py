@@ -12,6 +12,7 @@ from redrafter_mlx.distributed.collectives import sums
 from redrafter_mlx.distributed.commands import Command, Fields, receive
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.kv_cache import TreeCache
@@ -24,7 +25,11 @@ def follow(model: nn.Module, ranks: Ranks) -> NoReturn:
     follower = Follower(model, ranks)
     with BLAS.threads_by_rows(), WIRED_MEMORY.held(model):
         while True:
-            follower.repeat(receive(ranks))
+            try:
+                follower.repeat(receive(ranks))
+            except RuntimeError:
+                wait_for_loss()
+                raise
 
 
 class Follower:

@@ -14,10 +14,7 @@ import mlx.core as mx
 
 from redrafter_mlx.distributed.watch import Door, Facts, Follower, Leader
 from redrafter_mlx.errors import BadInputError, RankError
-
-_RANK = "MLX_RANK"
-"""What `mlx.launch` sets, whatever the backend."""
-
+from redrafter_mlx.runtime.launched import launched_rank
 
 @dataclass(frozen=True)
 class Ranks:
@@ -52,12 +49,6 @@ class Ranks:
     def broadcast(self, given: mx.array) -> mx.array:
         """Rank 0's array on every rank; the others give one of its shape, of zeros."""
         return mx.distributed.all_sum(given, group=self.group)
-
-
-def launched_rank() -> int | None:
-    """The rank of this process under `mlx.launch`; None if it runs alone."""
-    rank = os.environ.get(_RANK, "")
-    return int(rank) if rank.isdigit() and _hosts_named() else None
 
 
 def join_ranks() -> Ranks | None:
@@ -96,10 +87,6 @@ def _connect(group: mx.distributed.Group) -> Leader | Follower:
     leader = door.admit(group.size() - 1)
     atexit.register(leader.close)
     return leader
-
-
-def _hosts_named() -> bool:
-    return any(os.environ.get(name) for name in ("MLX_HOSTFILE", "MLX_JACCL_COORDINATOR"))
 
 
 def _leader_address() -> str:

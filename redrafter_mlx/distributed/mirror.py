@@ -15,19 +15,26 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import mlx.core as mx
 import mlx.nn as nn
+from mlx_lm.models.cache import KVCache
 
 from redrafter_mlx.distributed.commands import CommandWriter, Made, Origin, Stored, Word
 from redrafter_mlx.distributed.group import Ranks
+from redrafter_mlx.distributed.sharding import Sharing
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target.model import Target
 
 
 class Mirror:
-    """Tells the other ranks of rank 0's calls."""
+    """Tells the other ranks of rank 0's calls.
 
-    def __init__(self, ranks: Ranks) -> None:
-        self.ranks = ranks
+    last: what the call before computes; the next one is told after it, whatever threads and streams
+          they are computed in
+    """
+
+    def __init__(self, ranks: Ranks, sharing: Sharing = "tensor") -> None:
+        self.ranks, self.sharing = ranks, sharing
+        self.last = mx.zeros(())
         self._numbers = itertools.count(1)
         self._live: WeakSet[Stored] = WeakSet()
 
@@ -42,19 +49,24 @@ class Mirror:
         live = sorted(each.number for each in self._live)
         self._live.add(stored)
         named = {"number": stored.number, "live": live, **fields}
-        return writer.send(self.ranks, word, named), stored
+        told = writer.send(self.ranks, self.last, word, named)
+        if self.sharing == "pipeline":  # whose ranks receive from each other without waiting for it
+            mx.eval(told)
+        return told, stored
 
     def keep(self, origin: Origin) -> Stored:
         """Have all ranks compute a cache now, so that they need not hold what it comes from."""
         writer = CommandWriter()
         told, stored = self.tell("keep", writer, origin=writer.origin(origin))
         mx.async_eval(told)
+        self.last = told
         return stored
 
 
 @dataclass(frozen=True)
 class _MirroredSnapshot(Snapshot):
     origin: Origin
+    last: mx.array
 
 
 class MirroredCache(TreeCache):
@@ -73,7 +85,7 @@ class MirroredCache(TreeCache):
         last = self.layers[-1]
         assert last.keys is not None
         last.keys = mx.depends(last.keys, hidden)
-        self.origin = stored
+        self.origin, self._mirror.last = stored, hidden
 
     def flush(self) -> None:
         if self.pending is not None:
@@ -100,12 +112,14 @@ class MirroredCache(TreeCache):
         return kept
 
     def snapshot(self) -> Snapshot:
-        return _MirroredSnapshot(self.layer_buffers, self.pending, self.origin)
+        return _MirroredSnapshot(
+            self.layer_buffers, self.pending, self.origin, self._mirror.last
+        )
 
     def restore(self, before: Snapshot) -> None:
         assert isinstance(before, _MirroredSnapshot)
         super().restore(before)
-        self.origin = before.origin
+        self.origin, self._mirror.last = before.origin, before.last
 
     def _with(self, cache: TreeCache, origin: Origin) -> MirroredCache:
         whole = MirroredCache(len(self.layers), self._mirror, origin)
@@ -120,6 +134,7 @@ class MirroredTarget(Target):
         super().__init__(model)
         self._mirror = mirror
         self.plain = MirroredModel(self.model, mirror)
+        self.builds_ahead = mirror.sharing == "tensor"
 
     def new_cache(self) -> MirroredCache:
         return MirroredCache(self.n_layers, self._mirror, Made("new"))
@@ -177,7 +192,7 @@ class MirroredModel(nn.Module):
     def layers(self) -> Sequence[nn.Module]:
         return cast("Sequence[nn.Module]", self.model.layers)
 
-    def __call__(self, tokens: mx.array, cache: Sequence[object] | None = None) -> mx.array:
+    def __call__(self, tokens: mx.array, cache: Sequence[KVCache] | None = None) -> mx.array:
         writer = CommandWriter()
         first = None if cache is None else cache[0]
         before = None if first is None else self._caches.get(first)
@@ -185,10 +200,12 @@ class MirroredModel(nn.Module):
             "plain",
             writer,
             before=None if before is None else before.number,
-            offset=getattr(first, "offset", 0),
+            offset=0 if first is None else first.offset,
             tokens=writer.array(tokens),
         )
         logits: mx.array = self.model(mx.depends(tokens, told), cache=cache)
-        if first is not None:
-            self._caches[first] = stored
+        self._mirror.last = logits
+        if cache is not None:
+            self._caches[cache[0]] = stored
+            cache[-1].keys = mx.depends(cache[-1].keys, logits)  # see MirroredCache.called
         return logits

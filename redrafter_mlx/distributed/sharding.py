@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.errors import UnsupportedModelError
 
+Sharing = Literal["tensor", "pipeline"]
+
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Of a model's arguments, those that tensor parallelism divides by the number of ranks."""
 
 
-def shard(model: nn.Module, model_type: str, group: mx.distributed.Group) -> None:
+def shard(model: nn.Module, model_type: str, group: mx.distributed.Group) -> Sharing:
     """Leave this rank's share of a model that is not evaluated yet.
 
-    Tensor parallel where the architecture has `shard` and its sizes divide; otherwise, where it has
-    `pipeline`, some layers a rank.
+    Returns:
+      "tensor", a part of every layer, where the architecture has `shard` and its sizes divide;
+      otherwise, where it has `pipeline`, "pipeline", some layers a rank
 
-    Raises UnsupportedModelError, naming the model, where neither can be done.
+    Raises:
+      UnsupportedModelError: naming the model, where neither can be done
     """
     whole = cast(nn.Module, getattr(model, "language_model", model))
     backbone = getattr(whole, "model", None)
@@ -27,18 +31,19 @@ def shard(model: nn.Module, model_type: str, group: mx.distributed.Group) -> Non
     uneven = _uneven(whole, group.size())
     if sharded is not None and uneven is None:
         sharded(group)
-    elif piped is not None:
+        return "tensor"
+    if piped is not None:
         piped(group)
-    elif sharded is not None:
+        return "pipeline"
+    if sharded is not None:
         raise UnsupportedModelError(
             f"{model_type} cannot be shared by {group.size()} ranks: {uneven} does not divide by "
             f"{group.size()}; start another number of ranks"
         )
-    else:
-        raise UnsupportedModelError(
-            f"{model_type} cannot be shared by ranks: mlx-lm has neither tensor nor pipeline "
-            f"parallelism for it; run it on one machine"
-        )
+    raise UnsupportedModelError(
+        f"{model_type} cannot be shared by ranks: mlx-lm has neither tensor nor pipeline parallelism "
+        f"for it; run it on one machine"
+    )
 
 
 def _uneven(model: nn.Module, ranks: int) -> str | None:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
 
+from redrafter_mlx.runtime.launched import launched_rank
+
 _SYSTEM_LIBRARIES = ("libopenblas.so.0", "libmkl_rt.so.3", "libmkl_rt.so.2")
 
 THREAD_VARIABLES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
@@ -86,6 +88,8 @@ def load_optimised_blas() -> BlasStatus:
         return BlasStatus(None, "MLX's own, as REDRAFTER_BLAS=none asks")
     if "mlx.core" in sys.modules:
         return BlasStatus(None, "MLX was imported before redrafter_mlx, too late for another BLAS")
+    if launched_rank() is not None:  # its threads would keep cores from the exchange between ranks
+        os.environ.setdefault("KMP_BLOCKTIME", "0")
     for candidate in [wanted] if wanted else _candidates():
         try:
             ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)

@@ -52,6 +52,7 @@ class Target:
     plain:       the same for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
+    builds_ahead: whether a call may be built and dropped
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -70,7 +71,7 @@ class Target:
             )
         #: Held while a step is built, submitted and read: callers take turns step by step.
         self.lock = ModelLock()
-        self.n_layers = layers
+        self.n_layers, self.builds_ahead = layers, True
         self.model = self.plain = whole
         self._backbone, self._rotations = view, rotations
         self._head = head_of(whole, self.model_type)

@@ -1,0 +1,181 @@
+"""One rank of a distributed run of a tiny model, for tests that start several of them.
+
+Rank 0 reads what to do from stdin, a name a line, and prints one line of JSON for each.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+import redrafter_mlx  # noqa: F401  # the optimised BLAS comes before MLX
+import mlx.core as mx  # isort: skip
+import mlx.nn as nn
+from tiny import byte_model, byte_tokenizer, random_drafter, random_model
+
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distributed.collectives import seconds_of_sums
+from redrafter_mlx.distributed.follower import follow
+from redrafter_mlx.distributed.group import join_ranks
+from redrafter_mlx.distributed.mirror import Mirror
+from redrafter_mlx.distributed.sharding import shard
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import EngineFailedError, RedrafterError
+from redrafter_mlx.runtime.launched import wait_for_loss
+from redrafter_mlx.speculation.tree import Beams, pack_beam
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.verification import verify
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "for two": byte_model,
+    "for three": lambda: byte_model(
+        hidden_size=48, num_attention_heads=6, num_key_value_heads=3, intermediate_size=96
+    ),
+    "piped": lambda: random_model("qwen2", vocab_size=258, num_key_value_heads=1),
+}
+PROMPTS = ([5, 9, 33, 71, 5, 9], [70, 71, 72], [200, 3, 3, 8, 90, 41, 17])
+SHAPE = {"beam_width": 2, "beam_length": 3}
+
+
+def redrafter_of(model: nn.Module, mirror: Mirror | None = None) -> Redrafter:
+    """The model with a drafter that has learned nothing, and lookup."""
+    drafter = random_drafter(hidden_size=model.args.hidden_size, vocab_size=258)
+    redrafter = Redrafter(model, byte_tokenizer(), drafter, lookup=True, mirror=mirror)
+    redrafter.warm_up()
+    return redrafter
+
+
+def greedy(redrafter: Redrafter) -> list[list[int]]:
+    """Answers without drafts and with them."""
+    plain = redrafter.generate(PROMPTS[0], max_tokens=12, draft=False)
+    drafted = redrafter.generate(PROMPTS[0], max_tokens=12, **SHAPE)
+    return [list(plain.token_ids), list(drafted.token_ids)]
+
+
+def seeded(redrafter: Redrafter) -> list[list[int]]:
+    """Drawn answers, accepted in both lossless ways."""
+    options = {"temperature": 0.9, "seed": 4, "max_tokens": 10, **SHAPE}
+    return [
+        list(redrafter.generate(PROMPTS[1], accept=way, **options).token_ids)
+        for way in ("sample", "rejection")
+    ]
+
+
+def turns(redrafter: Redrafter) -> list[str]:
+    """Two turns of a conversation; the second one reuses what was read."""
+    session = redrafter.session()
+    for text in ("abcabcabc", "and again abcabc"):
+        for _ in session.stream(text, max_tokens=8, **SHAPE):
+            pass
+    return [message["content"] for message in session.messages]
+
+
+def together(redrafter: Redrafter) -> list[list[int]]:
+    """Three answers in one batch, which join and leave at different steps."""
+    tokens: list[list[int]] = [[] for _ in PROMPTS]
+    for row, response in redrafter.batch(PROMPTS, max_tokens=9, **SHAPE):
+        tokens[row].append(response.token)
+    return tokens
+
+
+def oracle(redrafter: Redrafter) -> list[int | bool]:
+    """Trees of which everything between nothing and all is accepted, against mlx-lm's own loop."""
+    shape = BeamShape(3, 4)
+    report = verify(redrafter, PROMPTS[:2], max_tokens=12, shape=shape, oracle=True)
+    return [report.agreeing, report.explained]
+
+
+def collectives(redrafter: Redrafter) -> list[list[int]]:
+    """Nodes of a tree, and how many sums over the ranks are in the graph of its verification."""
+    counted = []
+    for nodes in (1, 4, 9):
+        tokens = mx.arange(nodes)[None, None]
+        tree = pack_beam(Beams(tokens, -tokens.astype(mx.float32)), nodes)
+        target, before = redrafter.target, SUMS.calls
+        cache = target.new_cache()
+        _, logits = target.verify(tree, cache, mx.array([0]), 0, compiled=False)
+        counted.append([nodes, SUMS.calls - before])
+        mx.eval(logits, cache.buffers)
+    return counted
+
+
+def timed(redrafter: Redrafter) -> bool:
+    assert redrafter.mirror is not None
+    return seconds_of_sums(redrafter.mirror, (1, 4, 32), 5) > 0
+
+
+def endless(redrafter: Redrafter) -> None:
+    """Answers for ever, with a line on stdout after the first token."""
+    while True:
+        for i, _ in enumerate(redrafter.stream(PROMPTS[0], max_tokens=400, **SHAPE)):
+            if i == 1:
+                print(json.dumps("decoding"), flush=True)
+
+
+def reading(redrafter: Redrafter) -> None:
+    """Reads prompts for ever, with a line on stdout after the first chunk."""
+    for start in range(10**6):
+        prompt = [(start + i) % 250 for i in range(480)]
+        for _ in redrafter.stream(prompt, max_tokens=1, draft=False, on_prefill=_told):
+            pass
+
+
+def _told(_: int, __: int) -> None:
+    print(json.dumps("reading"), flush=True)
+
+
+WORK: Sequence[Callable[[Redrafter], object]] = (
+    greedy, seeded, turns, together, oracle, collectives, timed, endless, reading
+)  # fmt: skip
+
+
+class Sums:
+    """MLX's own sum over the ranks, counted, and on some ranks perturbed."""
+
+    def __init__(self, noise: float) -> None:
+        self._sum = mx.distributed.all_sum
+        self._noise = noise
+        self.calls = 0
+
+    def __call__(self, x: mx.array, **named: object) -> mx.array:
+        self.calls += 1
+        total = self._sum(x, **named)
+        if self._noise and total.dtype != mx.int32:
+            total = total * (1 + self._noise * mx.random.normal(total.shape))
+        return total
+
+
+SUMS = Sums(float(os.environ.get("NOISE", "0")))
+
+
+def main() -> None:
+    mx.distributed.all_sum = SUMS
+    model = MODELS[sys.argv[1]]()
+    ranks = join_ranks()
+    assert ranks is not None
+    sharing = shard(model, "tiny", ranks.group)
+    ranks.agree({"model": os.environ.get("MODEL", "tiny")})
+    if not ranks.leads:
+        follow(model, ranks)
+    redrafter = redrafter_of(model, Mirror(ranks, sharing))
+    print(json.dumps("ready"), flush=True)
+    work = {function.__name__: function for function in WORK}
+    for line in sys.stdin:
+        print(json.dumps(work[line.strip()](redrafter)), flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except EngineFailedError:
+        wait_for_loss()
+        raise
+    except RedrafterError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except RuntimeError:
+        wait_for_loss()
+        raise

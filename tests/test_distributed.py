@@ -1,0 +1,147 @@
+"""Several ranks answer as one process does, and none outlives another; all on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import ranks
+
+SCRIPT = Path(ranks.__file__)
+PATIENCE = 10.0
+"""Seconds within which a lost rank ends the others."""
+
+
+class Run:
+    """The processes of one distributed run."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        self.processes = processes
+
+    def ask(self, name: str) -> object:
+        """Have rank 0 do something of `ranks.WORK`; what it says next."""
+        stdin = self.processes[0].stdin
+        assert stdin is not None
+        stdin.write(f"{name}\n")
+        stdin.flush()
+        return self.said()
+
+    def said(self) -> object:
+        """The next line of rank 0."""
+        stdout = self.processes[0].stdout
+        assert stdout is not None
+        line = stdout.readline()
+        assert line, self.end()
+        return json.loads(line)
+
+    def end(self) -> tuple[list[int], list[str]]:
+        """The exit statuses and stderr of all ranks, which end by themselves."""
+        deadline = time.monotonic() + PATIENCE
+        errors = []
+        for process in self.processes:
+            _, error = process.communicate(timeout=max(deadline - time.monotonic(), 0.01))
+            errors.append(error)
+        return [process.returncode for process in self.processes], errors
+
+    def lose(self, rank: int) -> list[str]:
+        """Kill a rank; the lines of the others, which all end."""
+        self.processes[rank].kill()
+        statuses, errors = self.end()
+        others = [i for i in range(len(statuses)) if i != rank]
+        assert all(statuses[i] == 1 for i in others), (statuses, errors)
+        named = [[e for e in errors[i].splitlines() if "error" in e.lower()] for i in others]
+        assert all(len(lines) == 1 for lines in named), errors
+        return [line for (line,) in named]
+
+
+@contextmanager
+def started(model: str, size: int, tmp_path: Path, *extra: dict[str, str]) -> Iterator[Run]:
+    """A run of so many ranks; `extra` adds to the environment of each rank in turn."""
+    with ExitStack() as stack:
+        listening = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(size)]
+        hosts = [[f"127.0.0.1:{server.getsockname()[1]}"] for server in listening]
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps(hosts))
+    processes = []
+    for rank in range(size):
+        named = {"MLX_RANK": str(rank), "MLX_HOSTFILE": str(hostfile)}
+        more = extra[rank] if rank < len(extra) else {}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, str(SCRIPT), model],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                env={**os.environ, "PYTHONPATH": str(SCRIPT.parent), **named, **more},
+            )  # fmt: skip
+        )
+    try:
+        yield Run(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def test_two_ranks_answer_as_one_process_and_end_together(tmp_path: Path) -> None:
+    alone = ranks.redrafter_of(ranks.MODELS["for two"]())
+    with started("for two", 2, tmp_path) as run:
+        assert run.said() == "ready"
+        for work in (ranks.greedy, ranks.seeded, ranks.turns, ranks.together, ranks.oracle):
+            assert run.ask(work.__name__) == work(alone), work.__name__
+        layers = 2
+        assert run.ask("collectives") == [[n, 2 * layers + 2] for n in (1, 4, 9)]
+        assert run.ask("timed") is True
+        run.processes[0].send_signal(signal.SIGINT)
+        statuses, errors = run.end()
+        assert statuses == [130, 0], errors
+
+
+def test_three_ranks_answer_as_one_and_a_rank_lost_while_decoding_ends_all(tmp_path: Path) -> None:
+    alone = ranks.redrafter_of(ranks.MODELS["for three"]())
+    with started("for three", 3, tmp_path) as run:
+        assert run.said() == "ready"
+        assert run.ask("together") == ranks.together(alone)
+        assert run.ask("endless") == "decoding"
+        for line in run.lose(2):
+                assert "rank 2" in line
+
+
+def test_layers_are_shared_where_heads_do_not_divide(tmp_path: Path) -> None:
+    alone = ranks.redrafter_of(ranks.MODELS["piped"]())
+    with started("piped", 2, tmp_path) as run:
+        assert run.said() == "ready"
+        for work in (ranks.greedy, ranks.together):
+            assert run.ask(work.__name__) == work(alone)
+        (line,) = run.lose(1)  # between answers
+        assert "rank 1" in line
+
+
+@pytest.mark.parametrize("noise", ["1e-7", "0.1"])
+def test_ranks_whose_sums_differ_emit_the_text_of_rank_0(noise: str, tmp_path: Path) -> None:
+    alone = ranks.redrafter_of(ranks.MODELS["for two"]())
+    with started("for two", 2, tmp_path, {}, {"NOISE": noise}) as run:
+        assert run.said() == "ready"
+        (plain, drafted), expected = run.ask("greedy"), ranks.greedy(alone)
+        assert len(plain) == len(drafted) == 12
+        if noise == "1e-7":
+            assert [plain, drafted] == expected
+        assert run.ask("reading") == "reading"
+        (line,) = run.lose(1)
+        assert "rank 1" in line
+
+
+def test_a_rank_with_another_model_is_refused_on_all_ranks(tmp_path: Path) -> None:
+    with started("for two", 2, tmp_path, {}, {"MODEL": "other"}) as run:
+        statuses, errors = run.end()
+        assert statuses == [1, 1]
+        for error in errors:
+            assert "rank 1" in error
+            assert "other" in error
