@@ -29,6 +29,7 @@ from redrafter_mlx.cli.options import (
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod, DType, Prefixes, SamplingParams, check_choice
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.launched import launched_rank
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.batches import BatchPlan
@@ -146,6 +147,11 @@ class BenchOptions:
         check_drafter_bits(self.drafter_bits)
         self.plan("", self.methods([None]))
         assert self.loadings
+        if launched_rank() is not None and (len(self.loadings) > 1 or self.batch_size is not None):
+            raise BadInputError(
+                "several ranks share one model and answer one question at a time; give one --dtype "
+                "and leave out --batch-size"
+            )
         if self.plot is not None:
             check_plot(self.plot)
         if self.report is not None:

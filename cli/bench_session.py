@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -18,6 +19,7 @@ from redrafter_mlx.bench.measure.plan import measure
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench_options import BenchOptions, Loading
 from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import (
@@ -70,6 +72,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
             _measure(options, drafters, file, machine, here, answers)
             if inspect is not None:
                 inspect(drafters, answers[before:])
+            notes += filter(None, [exchange_note(next(iter(drafters.values())))])
             del drafters  # two models at once may not fit
     except KeyboardInterrupt:
         if not answers:
@@ -193,6 +196,22 @@ def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
         return
     with progress_bars("measuring this machine", lambda done, _: f"{done}%") as bars:
         tuning.measure(lambda share: bars("calls", int(100 * share), 100) if bars else None, batch)
+
+
+def exchange_note(redrafter: Redrafter) -> str | None:
+    """How long the ranks' exchange of one call takes; None where one process has it all."""
+    mirror, target = redrafter.mirror, redrafter.target
+    if mirror is None or mirror.sharing != "tensor":
+        return None
+    with target.lock:
+        one, eight = (
+            1000 * statistics.median(seconds_of_exchange(mirror, target, rows) for _ in range(5))
+            for rows in (1, 8)
+        )
+    return (
+        f"{mirror.ranks.size} ranks: the exchange of a call takes {one:.2f} ms with 1 row and "
+        f"{eight:.2f} ms with 8"
+    )
 
 
 def _settings(options: BenchOptions, machine: Machine, models: Sequence[LoadedModel]) -> Settings:

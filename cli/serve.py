@@ -16,6 +16,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.options import Flag, flag
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.server.options import ServerOptions
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ def command(
         raise BadInputError(f"two models are named, {name!r} and {loading.model!r}; name one")
     loading = replace(loading, model=name or loading.model)
     loading.check()
+    if launched_rank() is not None and serving.unload_after is not None:
+        raise BadInputError("--unload-after cannot be had with several ranks; leave it out")
+    if launched_rank():
+        opt.load_model(loading)  # which ends with rank 0, who listens
     run(serving, loading)
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
-from types import NoneType
 from typing import cast
 
 import mlx.core as mx
@@ -16,6 +14,7 @@ from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice
+from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import Ranks, join_ranks
 from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
@@ -43,7 +42,6 @@ from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
-from redrafter_mlx.version import __version__
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.fit import check_load
 from redrafter_mlx.weights.folder import load_folder
@@ -109,7 +107,7 @@ def load(
         model, dtype=dtype, quantize=quantize, offline=offline, progress=progress, ranks=ranks
     )
     if ranks is not None:
-        ranks.agree(_facts(loaded.source, drafter))
+        ranks.agree(facts_of(loaded.source, drafter))
         if not ranks.leads:
             follow(loaded.model, ranks)
     return draft_with(named, loaded, offline=offline, progress=progress, engine=engine)
@@ -395,12 +393,3 @@ def _load(
     if ranks is not None and sharing is not None and ranks.leads:
         mirror = Mirror(ranks, sharing)
     return LoadedTarget(raw.model, raw.tokenizer, source, mirror)
-
-
-def _facts(source: TargetSource, drafter: str | Path | Bindable | None) -> dict[str, str]:
-    """What ranks must have in common."""
-    return {
-        "version": f"redrafter-mlx {__version__} with mlx {metadata.version('mlx')}",
-        "model": f"{source.fingerprint} in {source.dtype}, {source.bits} bits",
-        "drafter": str(drafter) if isinstance(drafter, (str, Path, NoneType)) else type(drafter).__name__,
-    }

@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 import redrafter_mlx  # noqa: F401  # the optimised BLAS comes before MLX
+
 import mlx.core as mx  # isort: skip
 import mlx.nn as nn
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distributed.collectives import seconds_of_sums
+from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.distributed.mirror import Mirror
@@ -25,7 +26,6 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.speculation.tree import Beams, pack_beam
-from redrafter_mlx.target.model import Target
 from redrafter_mlx.verification import verify
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -103,7 +103,7 @@ def collectives(redrafter: Redrafter) -> list[list[int]]:
 
 def timed(redrafter: Redrafter) -> bool:
     assert redrafter.mirror is not None
-    return seconds_of_sums(redrafter.mirror, (1, 4, 32), 5) > 0
+    return seconds_of_exchange(redrafter.mirror, redrafter.target, 4) > 0
 
 
 def endless(redrafter: Redrafter) -> None:

@@ -1,1 +1,1 @@
-"""One target on several machines: rank 0 decides, the other ranks repeat its calls of the target."""
+"""One target on several machines: rank 0 decides, other ranks repeat its calls of the target."""

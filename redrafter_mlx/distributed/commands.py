@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, Union, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import mlx.core as mx
 import numpy as np
@@ -44,7 +44,7 @@ class Made:
     slots: int = 0
 
 
-Origin: TypeAlias = "Union[Stored, Made]"
+Origin: TypeAlias = "Stored | Made"
 """Where the contents of a cache come from."""
 
 

@@ -46,7 +46,8 @@ class Follower:
         if command.word == "plain":
             self._call_plainly(command)
         elif command.word == "sums":
-            mx.eval(sums(self._ranks, fields["shape"], fields["count"]))
+            form = (1, fields["rows"], self._target.hidden_size)
+            mx.eval(sums(self._ranks, mx.zeros(form, self._target.dtype), fields["count"]))
         else:
             self._call(command)
 

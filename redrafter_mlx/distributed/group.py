@@ -6,15 +6,17 @@ import atexit
 import json
 import os
 import signal
-from collections.abc import Sequence
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 
-from redrafter_mlx.distributed.watch import Door, Facts, Follower, Leader
+from redrafter_mlx.distributed.watch import TOKEN_BYTES, Door, Facts, Follower, Leader
 from redrafter_mlx.errors import BadInputError, RankError
-from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.launched import LAUNCH, launched_rank
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -56,20 +58,21 @@ def join_ranks() -> Ranks | None:
 
     Ranks other than 0 ignore Ctrl-C from then on: they end with rank 0.
 
-    Raises RankError if they cannot be reached.
+    Raises RankError if they cannot be reached, or were joined before.
     """
     rank = launched_rank()
     if rank is None:
         return None
-    if rank:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    LAUNCH.join()
     try:
         group = mx.distributed.init(strict=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise RankError(
-            f"rank {rank} cannot reach its neighbours: {reason}; check the addresses in the hostfile"
+            f"rank {rank} cannot reach its neighbours: {reason}; check the hostfile's addresses"
         ) from error
+    if rank and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     return Ranks(group, _connect(group))
 
 
@@ -77,13 +80,12 @@ def _connect(group: mx.distributed.Group) -> Leader | Follower:
     host, door = _leader_address(), None
     if group.rank() == 0:
         door = Door(host)
-        words: Sequence[int] = [door.port, *door.token]
+        words = mx.array([door.port, *door.token], mx.int32)
     else:
-        words = [0] * 17
-    heard = mx.distributed.all_sum(mx.array(words, mx.int32), group=group).tolist()
-    assert isinstance(heard, list)
+        words = mx.zeros((1 + TOKEN_BYTES,), mx.int32)
+    heard = cast("list[int]", mx.distributed.all_sum(words, group=group).tolist())
     if door is None:
-        return Follower(host, int(heard[0]), bytes(heard[1:]), group.rank())
+        return Follower(host, heard[0], bytes(heard[1:]), group.rank())
     leader = door.admit(group.size() - 1)
     atexit.register(leader.close)
     return leader

@@ -38,9 +38,7 @@ class Mirror:
         self._numbers = itertools.count(1)
         self._live: WeakSet[Stored] = WeakSet()
 
-    def tell(
-        self, word: Word, writer: CommandWriter, **fields: object
-    ) -> tuple[mx.array, Stored]:
+    def tell(self, word: Word, writer: CommandWriter, **fields: object) -> tuple[mx.array, Stored]:
         """Announce a call; an array that the call has to depend on, and the cache it leaves.
 
         The other ranks forget the caches that nothing refers to here.
@@ -112,9 +110,7 @@ class MirroredCache(TreeCache):
         return kept
 
     def snapshot(self) -> Snapshot:
-        return _MirroredSnapshot(
-            self.layer_buffers, self.pending, self.origin, self._mirror.last
-        )
+        return _MirroredSnapshot(self.layer_buffers, self.pending, self.origin, self._mirror.last)
 
     def restore(self, before: Snapshot) -> None:
         assert isinstance(before, _MirroredSnapshot)

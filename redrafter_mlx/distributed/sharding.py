@@ -41,8 +41,8 @@ def shard(model: nn.Module, model_type: str, group: mx.distributed.Group) -> Sha
             f"{group.size()}; start another number of ranks"
         )
     raise UnsupportedModelError(
-        f"{model_type} cannot be shared by ranks: mlx-lm has neither tensor nor pipeline parallelism "
-        f"for it; run it on one machine"
+        f"{model_type} cannot be shared by ranks: mlx-lm has neither tensor nor pipeline "
+        f"parallelism for it; run it on one machine"
     )
 
 

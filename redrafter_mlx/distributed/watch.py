@@ -17,7 +17,7 @@ from typing import TextIO
 
 from redrafter_mlx.errors import MismatchError, RankError
 
-_TOKEN_BYTES = 16
+TOKEN_BYTES = 16
 _ANSWER_SECONDS = 600.0
 """How long ranks may differ in the time that they take to load a model."""
 
@@ -34,7 +34,7 @@ class Door:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family)
         self.port: int = self._listening.getsockname()[1]
-        self.token = secrets.token_bytes(_TOKEN_BYTES)
+        self.token = secrets.token_bytes(TOKEN_BYTES)
 
     def admit(self, others: int) -> Leader:
         """Wait for so many ranks. Raises RankError if one does not come."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 
+from redrafter_mlx.errors import RankError
+
 _NAMING_SECONDS = 2.0
 
 
@@ -22,3 +24,22 @@ def wait_for_loss() -> None:
     """
     if launched_rank() is not None:
         time.sleep(_NAMING_SECONDS)
+
+
+class Launch:
+    """Remembers whether this process has joined the other ranks: they follow one model."""
+
+    def __init__(self) -> None:
+        self._joined = False
+
+    def join(self) -> None:
+        """Call before joining; raises RankError the second time."""
+        if self._joined:
+            raise RankError(
+                "the ranks of a launch share one model, and have one already; load it once, or "
+                "start another launch"
+            )
+        self._joined = True
+
+
+LAUNCH = Launch()
