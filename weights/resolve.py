@@ -14,6 +14,7 @@ from pathlib import Path
 from huggingface_hub import constants
 
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
+from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import Progress, hub, no_progress
 from redrafter_mlx.weights.checksum import is_intact
@@ -121,7 +122,9 @@ def _fetch(
     name: str, offline: bool, progress: Progress, advise: Callable[[str], None] = _ignore
 ) -> LocalModel:
     def check(stored: StoredModel | None) -> None:
-        note = None if stored is None else check_download(name, stored, this_machine())
+        if stored is None or launched_rank() is not None:  # a launch has several machines' memory
+            return
+        note = check_download(name, stored, this_machine())
         if note is not None:
             advise(note)
 
