@@ -86,7 +86,10 @@ def fill(protocol: Protocol, asked: BenchOptions, given: Collection[str]) -> Ben
 
 def installed_drafters(model: str) -> tuple[str, ...]:
     """Every drafter on this machine for a model, prompt lookup, and what "auto" takes."""
-    found = [drafter.name for drafter in list_drafters(model) if drafter.path is not None]
+    here = [drafter for drafter in list_drafters(model) if drafter.path is not None]
+    found = [drafter.name for drafter in here]
+    if here and here[0].name == str(here[0].path):
+        found[0] = "trained"  # a folder of our own, the first of them
     return (*found, "lookup", *(("auto",) if found else ()))
 
 

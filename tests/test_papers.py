@@ -25,6 +25,7 @@ from redrafter_mlx.bench.papers.protocols import PROTOCOLS
 from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench_options import BenchOptions
+from redrafter_mlx.cli.bench_paper import installed_drafters
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading import TargetSource
 from redrafter_mlx.speculation.sampling import log_softmax
@@ -102,6 +103,28 @@ def test_the_macs_protocol_asks_one_question_in_every_shape(
     changed = {d["what"]: d["here"] for d in found["paper"]["differences"]}
     assert changed["--beam-width"] == "1..2"
     assert "--beam-length" not in changed
+
+
+def test_methods_are_every_drafter_that_is_here_by_the_questions_category(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of AlpacaEval are the values of its key `dataset`."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    assert installed_drafters("smollm2-135m") == ("trained", "lookup", "auto")
+    path = tmp_path / "alpaca_eval.json"
+    asked = [
+        {"instruction": "one", "dataset": "koala"},
+        {"instruction": "two", "dataset": "vicuna"},
+    ]
+    path.write_text(json.dumps(asked))
+    found = paper(capsys, "table1", "--questions", str(path), "--max-tokens", "6",
+                  "--drafter", "trained")  # fmt: skip
+    (measured,) = found["paper"]["measured"]
+    assert columns(measured, "questions", "asked") == [
+        ("all", "2"),
+        ("koala", "1"),
+        ("vicuna", "1"),
+    ]
 
 
 def test_an_option_wins_though_it_says_what_bench_does_without_it(

@@ -12,6 +12,8 @@ from redrafter_mlx.errors import BadInputError, DownloadError
 
 _TEXT_KEYS = ("prompt", "question", "instruction", "text")
 _ID_KEYS = ("question_id", "prompt_id", "id")
+_CATEGORY_KEYS = ("category", "dataset")
+"""MT-Bench's and Spec-Bench's, and AlpacaEval's."""
 
 MT_BENCH = ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")
 """The data set on the Hub that holds MT-Bench's 80 questions, and the file in it."""
@@ -155,6 +157,6 @@ def _from_item(where: str, item: object) -> Question:
         raise BadInputError(f"{where} holds no question; one of {keys} should")
     more = item.get("input")
     text = f"{text}\n\n{more}" if isinstance(more, str) and more.strip() else text
-    category = item.get("category")
+    category = next((item[k] for k in _CATEGORY_KEYS if k in item), None)
     number = next((item[k] for k in _ID_KEYS if isinstance(item.get(k), (int, str))), None)
     return Question(text, category if isinstance(category, str) else "", number)
