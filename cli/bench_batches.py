@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchResult, summarise_batches
+from redrafter_mlx.bench.measure.batch_answers import BatchAnswersFile
 from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
 from redrafter_mlx.cli.bench_options import BenchOptions
-from redrafter_mlx.cli.bench_session import load_drafters, measure_machine, protocol_of
+from redrafter_mlx.cli.bench_session import (
+    load_drafters,
+    measure_machine,
+    protocol_of,
+    settings_of,
+)
 from redrafter_mlx.cli.progress import progress_bars
 
 
@@ -23,7 +29,11 @@ def run_batches(options: BenchOptions) -> BatchResult:
     alone.check(methods, options.max_tokens)
     first = next(iter(drafters.values()))
     plan = options.batch_plan(methods, first)
-    measured = []
+    machine = Machine.here()
+    models = [LoadedModel.of(r, loading.label, name) for name, r in drafters.items()]
+    settings = settings_of(options, machine, models)
+    file = None if options.answers is None else BatchAnswersFile(options.answers)
+    measured, missing = plan.split(file.matching(settings) if file else ())
     with progress_bars("measuring batches", lambda done, total: f"{done} of {total:.0f}") as bars:
         plain = {
             q.question.id or 0: alone.run(
@@ -31,13 +41,15 @@ def run_batches(options: BenchOptions) -> BatchResult:
             ).token_ids
             for q in plan.questions
         }
-        for measurement in BatchRunner(drafters).measure(plan):
+        for measurement in BatchRunner(drafters).measure(plan, missing):
             measured.append(measurement)
+            if file is not None:
+                file.append(measurement, settings)
             if bars is not None:
                 bars("runs", len(measured), plan.size)
     return BatchResult(
-        machine=Machine.here(),
-        models=tuple(LoadedModel.of(r, loading.label, name) for name, r in drafters.items()),
+        machine=machine,
+        models=tuple(models),
         protocol=protocol_of(options),
         rows=tuple(summarise_batches(measured, plain)),
     )

@@ -172,7 +172,7 @@ class BenchOptions:
     def check_batches(self) -> None:
         """Raise BadInputError for an option that `--batch-size` has no use for."""
         self.batch_plan(self.methods([None]))
-        for name in ("draft_model", "answers", "plot", "report", "delay", "warmup"):
+        for name in ("draft_model", "plot", "report", "delay", "warmup"):
             if getattr(self, name) != getattr(BenchOptions, name):
                 option = name.replace("_", "-")
                 raise BadInputError(f"--batch-size has no use for --{option}; leave it out")

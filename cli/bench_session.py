@@ -173,7 +173,7 @@ def _measure(
     plan = options.plan(dtype, methods, first)
     runner = Runner(drafters, _load_draft_model(options, first))
     runner.check(methods, options.max_tokens)
-    settings = _settings(options, machine, models)
+    settings = settings_of(options, machine, models)
     wanted = {(m, p.question.id, r) for _, p, m, r in plan.order()}
     before = [a for a in (file.matching(dtype, settings) if file else ())
               if a.key[1:] in wanted]  # fmt: skip
@@ -214,7 +214,8 @@ def exchange_note(redrafter: Redrafter) -> str | None:
     )
 
 
-def _settings(options: BenchOptions, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
+def settings_of(options: BenchOptions, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
+    """What answers must have in common with those that a file holds already."""
     model = models[0]
     return Settings(
         model=model.model,

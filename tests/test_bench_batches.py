@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
@@ -150,6 +151,38 @@ def test_the_table_has_the_figures_and_other_tokens_fail(
 
 
 @pytest.mark.usefixtures("loaded")
+def test_an_interrupted_run_of_batches_resumes_where_its_answers_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is there is not run again; with another seed it is refused."""
+    file = tmp_path / "batches.jsonl"
+    line = [*LINE, "--batch-size", "1,2", "--answers", str(file)]
+    assert main.run(line) == 0
+    whole = file.read_text().splitlines()
+    file.write_text("\n".join([*whole[:4], whole[4][:30]]))
+    honest, run = BatchRunner.run, []
+
+    def counted(
+        self: BatchRunner, method: Method, prompts: list[list[int]], *more: int
+    ) -> BatchRun:
+        run.append((method, len(prompts)))
+        return honest(self, method, prompts, *more)
+
+    monkeypatch.setattr(BatchRunner, "run", counted)
+    assert main.run(line) == 0
+    resumed = file.read_text().splitlines()
+    assert resumed[:4] == whole[:4]
+    assert [json.loads(r)["batch"] for r in resumed] == [json.loads(w)["batch"] for w in whole]
+    assert len(run) == len({*run}) + len(whole) - 4
+    run.clear()
+    assert main.run(line) == 0
+    assert run == []
+    capsys.readouterr()
+    assert main.run([*line, "--seed", "7"]) == 1
+    assert "seed" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("loaded")
 def test_sampled_methods_are_told_apart_and_owe_nobody_their_tokens(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -167,7 +200,6 @@ def test_sampled_methods_are_told_apart_and_owe_nobody_their_tokens(
     [
         (("--batch-size", "0"), "--batch-size"),
         (("--batch-size", "9"), "--questions"),
-        (("--batch-size", "2", "--answers", "a.jsonl"), "--answers"),
         (("--batch-size", "2", "--draft-model", "b"), "--draft-model"),
         (("--batch-size", "2", "--plot", "a.png"), "--plot"),
         (("--batch-size", "2", "--dtype", "float32,float16"), "--dtype"),

@@ -292,6 +292,7 @@ def test_accuracy_by_position_is_read_from_a_runs_log(
         (["--paper", "v1-figure3", "--drafter", "/none"], "/none"),
         (["--paper", "v1-figure3", "--drafter", "x", "--limit", "2"], "--limit"),
         (["--paper", "table2", "--batch-size", "2"], "--batch-size"),
+        (["--paper", "table2", "--report", "folder"], "--report"),
         (["--epsilon", "0.1"], "--epsilon"),
         (["--delta", "x", "--accept", "typical", "--temperature", "1"], "--delta"),
         (["--prompt-tokens", "1,2"], "--prompt-tokens"),

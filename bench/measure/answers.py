@@ -9,13 +9,16 @@ from __future__ import annotations
 import json
 import os
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Generic, TextIO, TypeVar
 
 from redrafter_mlx.bench.measure.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import name_in_errors
+
+T = TypeVar("T")
 
 _INTEGERS = ("token_ids", "accepted", "nodes", "query_rows")
 _NUMBERS = ("first_token_seconds", "decode_seconds", "peak_memory")  # fmt: skip
@@ -116,16 +119,20 @@ class Answer:
         )
 
 
-class AnswersFile:
-    """Answers on disk, read at the start and appended to as they come."""
+class LinesFile(Generic[T]):
+    """Measurements on disk, a line each with its settings: read at the start, appended to later."""
 
-    def __init__(self, path: str | Path) -> None:
-        """Read what is there; raises BadInputError naming a line that is not an answer.
+    def __init__(self, path: str | Path, read: Callable[[dict[str, Any]], T]) -> None:
+        """Read what is there; raises BadInputError naming a line that is no measurement.
 
         An incomplete last line, left by a process that was killed, is cut off.
+
+        Args:
+          read: a measurement from its line; may raise KeyError, TypeError, ValueError, IndexError
         """
         self.path = Path(path)
-        self._lines: list[tuple[Answer, dict[str, object]]] = []
+        self.lines: list[tuple[T, dict[str, object]]] = []
+        self._read_line = read
         self._file: TextIO | None = None
         text = self._read()
         whole, _, rest = text.rpartition("\n")
@@ -136,31 +143,23 @@ class AnswersFile:
                 self._add(len(whole.splitlines()) + 1, rest)
                 self._append("\n")
             except BadInputError:
-                if not self._lines:
+                if not self.lines:
                     raise
                 os.truncate(self.path, len(text[: -len(rest)].encode()))
 
-    def matching(self, dtype: str, settings: Settings) -> list[Answer]:
-        """The answers of one dtype; raises BadInputError if they were made with other settings."""
-        wanted = asdict(settings)
-        everywhere = ("max_tokens", "seed", "ignore_eos")
-        found = []
-        for answer, stored in self._lines:
-            made_with = {"ignore_eos": False, **stored}
-            names = [f.name for f in fields(Settings)] if answer.dtype == dtype else everywhere
-            for name in names:
-                if made_with.get(name) != wanted[name]:
-                    raise BadInputError(
-                        f"{self.path} was made with {name} {made_with.get(name)}, now it is "
-                        f"{wanted[name]}; give another --answers file"
-                    )
-            if answer.dtype == dtype:
-                found.append(answer)
-        return found
+    def check(self, stored: Mapping[str, object], settings: Settings, names: Sequence[str]) -> None:
+        """Raise BadInputError unless a line was made with the same settings of those names."""
+        made_with, wanted = {"ignore_eos": False, **stored}, asdict(settings)
+        for name in names:
+            if made_with.get(name) != wanted[name]:
+                raise BadInputError(
+                    f"{self.path} was made with {name} {made_with.get(name)}, now it is "
+                    f"{wanted[name]}; give another --answers file"
+                )
 
-    def append(self, answer: Answer, settings: Settings) -> None:
-        """Write one answer and flush it."""
-        self._append(json.dumps(answer.to_dict(settings)) + "\n")
+    def append(self, line: Mapping[str, object]) -> None:
+        """Write one measurement and flush it."""
+        self._append(json.dumps(line) + "\n")
 
     def _append(self, text: str) -> None:
         with name_in_errors(self.path):
@@ -184,12 +183,35 @@ class AnswersFile:
     def _add(self, n: int, line: str) -> None:
         try:
             content = json.loads(line)
-            answer, settings = Answer.from_dict(content), dict(content["settings"])
+            found, settings = self._read_line(content), dict(content["settings"])
         except (ValueError, KeyError, TypeError, IndexError):
             raise BadInputError(
                 f"{self.path}, line {n}, is not an answer of this program; give another file"
             ) from None
-        self._lines.append((answer, settings))
+        self.lines.append((found, settings))
+
+
+class AnswersFile:
+    """Answers of requests one by one on disk."""
+
+    def __init__(self, path: str | Path) -> None:
+        """Raises as `LinesFile`."""
+        self._file = LinesFile(path, Answer.from_dict)
+
+    def matching(self, dtype: str, settings: Settings) -> list[Answer]:
+        """The answers of one dtype; raises BadInputError if they were made with other settings."""
+        found = []
+        for answer, stored in self._file.lines:
+            everything = [f.name for f in fields(Settings)]
+            names = everything if answer.dtype == dtype else ["max_tokens", "seed", "ignore_eos"]
+            self._file.check(stored, settings, names)
+            if answer.dtype == dtype:
+                found.append(answer)
+        return found
+
+    def append(self, answer: Answer, settings: Settings) -> None:
+        """Write one answer and flush it."""
+        self._file.append(answer.to_dict(settings))
 
 
 def _integers(values: object) -> list[int]:

@@ -6,8 +6,10 @@ is timed are batches of full size, until their answers end.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -53,6 +55,25 @@ class BatchToken(NamedTuple):
     row: int
     id: int
     steps: int
+
+
+@dataclass(frozen=True)
+class BatchKey:
+    """What was run: a method on the prompts of some questions, which `prompts` is the hash of."""
+
+    method: Method
+    question_ids: tuple[int | str, ...]
+    prompts: str
+
+    @classmethod
+    def of(cls, method: Method, group: Sequence[Prepared]) -> BatchKey:
+        prompts = json.dumps([question.prompt_ids for question in group])
+        ids = tuple(question.question.id or 0 for question in group)
+        return cls(method, ids, hashlib.sha256(prompts.encode()).hexdigest())
+
+
+Case = tuple[Method, Sequence[Prepared]]
+"""A method and the questions that it answers at once."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +131,22 @@ class BatchPlan:
         around = [*self.questions, *self.questions]
         return [around[at : at + size] for at in range(0, Q, size)]
 
-    def order(self) -> Iterator[tuple[Method, Sequence[Prepared]]]:
+    def split(
+        self, done: Iterable[tuple[BatchKey, BatchRun]]
+    ) -> tuple[list[BatchMeasurement], list[Case]]:
+        """What of the plan is done already, and what is missing."""
+        runs: dict[BatchKey, list[BatchRun]] = {}
+        for key, run in done:
+            runs.setdefault(key, []).append(run)
+        finished, missing = [], []
+        for method, group in self.order():
+            if found := runs.get(BatchKey.of(method, group)):
+                finished.append(BatchMeasurement(method, group, found.pop(0)))
+            else:
+                missing.append((method, group))
+        return finished, missing
+
+    def order(self) -> Iterator[Case]:
         """Every timed run; methods take turns at being first."""
         for repeat in range(self.repeats):
             for size in self.sizes:
@@ -130,12 +166,15 @@ class BatchRunner:
         self._first = next(iter(redrafters.values()))
         self._clock = clock
 
-    def measure(self, plan: BatchPlan) -> Iterator[BatchMeasurement]:
-        """Time everything, after a run of each method and size that compiles."""
-        untimed = [(method, plan.groups(size)[0]) for size in plan.sizes for method in plan.methods]
-        for method, group in untimed:
+    def measure(
+        self, plan: BatchPlan, missing: Sequence[Case] | None = None
+    ) -> Iterator[BatchMeasurement]:
+        """Time everything, or what is missing, after untimed runs that compile."""
+        cases = list(plan.order()) if missing is None else missing
+        untimed = {(method, len(group)): (method, group) for method, group in reversed(cases)}
+        for method, group in reversed(untimed.values()):
             self.run(method, [q.prompt_ids for q in group], plan.max_tokens, plan.seed)
-        for method, group in plan.order():
+        for method, group in cases:
             run = self.run(method, [q.prompt_ids for q in group], plan.max_tokens, plan.seed)
             yield BatchMeasurement(method, group, run)
 
