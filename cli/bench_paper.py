@@ -76,8 +76,6 @@ def fill(protocol: Protocol, asked: BenchOptions, given: Collection[str]) -> Ben
         number = "--drafter" if protocol.drafters == 1 else f"{protocol.drafters} times --drafter"
         raise BadInputError(f"--paper {protocol.name} compares drafters by name; give {number}")
     kind = protocol.measures
-    if "report" in given:
-        raise BadInputError("--report is of runs without --paper; leave one of the two out")
     if kind != "batches" and "batch_size" in given:
         raise BadInputError(f"--paper {protocol.name} has no use for --batch-size; leave it out")
     if kind == "logs" and (more := sorted({*given} - {"paper", "drafter", "output"})):
