@@ -184,7 +184,23 @@ class _Reader:
         of, n = self.scalar("I"), self.count("values")
         if of in _SCALARS:
             return list(self._values(_SCALARS[of], n))
+        if of == _STRING:
+            return self._strings(n)
         return [self._value(of) for _ in range(n)]
+
+    def _strings(self, n: int) -> list[str]:
+        """Strings one after the other; there are as many as a vocabulary has tokens."""
+        length_at = struct.Struct("<Q").unpack_from
+        data, at, end, found = self._data, self.at, len(self._data), []
+        for _ in range(n):
+            text = at + 8
+            after = text + length_at(data, at)[0] if text <= end else end + 1
+            if after > end:
+                raise DamagedFileError(f"{self._path} is truncated in its header, at byte {at}")
+            found.append(data[text:after].decode("utf-8", "replace"))
+            at = after
+        self.at = at
+        return found
 
     def _values(self, code: str, n: int) -> tuple[int, ...]:
         layout = struct.Struct(f"<{n}{code}")
