@@ -52,6 +52,8 @@ def command(
 
     The shape of the drafts is chosen by this, step by step. Without it, times are assumed at first
     and measured bit by bit after answers. Takes some seconds; leave the machine alone meanwhile.
+
+    Ends in what lookup, a published drafter, and one trained here would bring, with their commands.
     """  # fmt: skip
     if plot is not None:
         from redrafter_mlx.bench.show.plot import check_plot
@@ -75,7 +77,10 @@ def command(
             _sample_acceptance(loaded, tuning.widest, prompt, acceptance)
             if report is not None:
                 report("drafts", 100 * (i + 1) // len(prompts), 100)
+    from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
+
     policy = BatchPolicy(costs, acceptance)
+    ways = ways_to_draft(loaded, costs, _CONTEXT)
     if plot is not None:
         from redrafter_mlx.bench.show.curves import plot_curves
 
@@ -83,6 +88,7 @@ def command(
     kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
     if as_json:
         record = {**asdict(costs), **_choice(policy), "file": kept}
+        record["ways"] = [way.to_dict() for way in ways]
         record["cliffs"] = [{"rows": r, "jump": j} for r, j in costs.cliffs().items()]
         sys.stdout.write(json.dumps(record) + "\n")
         return
@@ -94,6 +100,8 @@ def command(
         describe_curves(costs),
         "",
         describe_choice(policy),
+        "",
+        describe_advice(ways, training_estimate(loaded, costs)),
         f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} cannot be written",
     ]
     sys.stdout.write("\n".join(lines) + "\n")

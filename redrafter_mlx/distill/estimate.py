@@ -21,6 +21,9 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
 _TRIED_TOKENS, _TRIED_TEXTS = 6, 4
+_LEAST_SHARE = 0.05
+"""Of a trial, what its tokens took at least, whatever the clock says on a busy machine."""
+
 _PROMPT_TOKENS = 64
 
 _PLAIN_TOKENS = 8
@@ -123,7 +126,8 @@ def plain_seconds(target: Target) -> float:
 
     seconds(1)  # warms up
     short = seconds(1)
-    return max(1e-9, (seconds(1 + _PLAIN_TOKENS) - short) / _PLAIN_TOKENS)
+    long = seconds(1 + _PLAIN_TOKENS)
+    return max(long - short, _LEAST_SHARE * long) / _PLAIN_TOKENS
 
 
 def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> float:
@@ -137,11 +141,12 @@ def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> floa
         write_answers(target, asked, [], tokens, openings=openings, room=room)
         return time.monotonic() - began
 
-    seconds(prompts[:1], 1)  # warms up
-    short, long = seconds(prompts, 1), seconds(prompts, 1 + _TRIED_TOKENS)
+    first, long = seconds(prompts, 1), seconds(prompts, 1 + _TRIED_TOKENS)
+    short = min(first, seconds(prompts, 1))  # the first one compiled
+    of_column = max(long - short, _LEAST_SHARE * long) / _TRIED_TOKENS
     turns = writing.own_share * _TURNS / len(openings)  # of an answer
     columns = writing.max_answer_tokens + turns * _TURN_TOKENS
-    total = short + (long - short) / _TRIED_TOKENS * columns
+    total = short + of_column * columns
     return total / (writing.batch * writing.max_answer_tokens)
 
 

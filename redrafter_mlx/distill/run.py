@@ -60,14 +60,22 @@ _HELD_OUT_POSITIONS = 6_000
 class TrainingRun:
     """A job with its target in memory, stage by stage: `write`, `fit`, `finish`."""
 
-    def __init__(self, job: TrainingJob, progress: Progress | None = None) -> None:
-        """Raises RedrafterError, in one line, for prompts or a target that cannot be used."""
+    def __init__(
+        self,
+        job: TrainingJob,
+        progress: Progress | None = None,
+        loaded: LoadedTarget | None = None,
+    ) -> None:
+        """Raises RedrafterError, in one line, for prompts or a target that cannot be used.
+
+        loaded: the job's target, if it is in memory already
+        """
         check_output(job.output)
         self.given = read_given(job)
         read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
         if self.given.read is not None:
             read.append(ReadTexts(self.given.read))
-        self.loaded: LoadedTarget = load_target(
+        self.loaded: LoadedTarget = loaded or load_target(
             job.model,
             dtype=job.dtype,
             quantize=job.quantize,

@@ -1,0 +1,124 @@
+"""The last part of `tune`: what drafts would bring here, and the command for each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from redrafter_mlx.autotune.advice import LOOKUP, NOTHING, TRAINED, promise, published
+from redrafter_mlx.autotune.candidates import LENGTHS
+from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.errors import RedrafterError
+
+if TYPE_CHECKING:
+    from redrafter_mlx.distill.estimate import Estimate
+    from redrafter_mlx.engine.engine import Redrafter
+
+_PATIENCE = 30.0
+"""Seconds that a trial of training may take, as the measured calls tell."""
+
+_HOURS = 8
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One way to decode; figures are of chains of drafts, command starts it."""
+
+    way: str
+    tokens_per_step: float
+    tokens_per_second: float
+    speedup: float
+    command: str
+
+    def to_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Advice]:
+    """Plain decoding, lookup, a published drafter if one is known, and one trained here."""
+    from redrafter_mlx.weights.known_drafters import known_drafters
+
+    name = _name(loaded)
+    chat = f"redrafter-mlx chat --model {name}"
+    kinds = [
+        ("plain decoding", NOTHING, f"{chat} --drafter none"),
+        ("lookup", LOOKUP, f"{chat} --drafter lookup"),
+    ]
+    known = next((one for one in known_drafters(name) if one.form == "EAGLE-3"), None)
+    sizes = _sizes(loaded)
+    if known is not None and sizes is not None:
+        command = f"redrafter-mlx pull {known.name} && {chat} --drafter {known.name}"
+        kinds.append(
+            (f"{known.form}, published", published(known.size or sizes[0], sizes[1]), command)
+        )
+    train = f"redrafter-mlx train --model {name} --hours {_HOURS} --output DIR"
+    kinds.append(("trained here", TRAINED, train))
+    found = []
+    for way, kind, command in kinds:
+        best = promise(kind, costs, context, (1,) if kind is NOTHING else (1, *LENGTHS))
+        found.append(
+            Advice(way, best.tokens_per_step, best.tokens_per_second, best.speedup, command)
+        )
+    return found
+
+
+def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
+    """What `train --dry-run` says of this model, or why it is not tried here."""
+    from redrafter_mlx.distill.job import TrainingJob
+    from redrafter_mlx.distill.run import TrainingRun
+    from redrafter_mlx.loading import LoadedTarget
+
+    job = TrainingJob(model=_name(loaded), output=Path(f"{_name(loaded).rsplit('/')[-1]}-drafter"))
+    if loaded.source is None:
+        return "the model was not loaded by its name"
+    if _trial_seconds(job.writing.batch, costs) > _PATIENCE:
+        command = f"redrafter-mlx train --model {job.model} --output DIR --dry-run"
+        return f"a trial takes long here; see: {command}"
+    try:
+        target = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source)
+        return TrainingRun(job, loaded=target).estimate()
+    except RedrafterError as error:
+        return str(error)
+
+
+def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
+    """The table, and how long training takes."""
+    from redrafter_mlx.cli.progress import duration
+
+    lines = [
+        "what drafts would bring, by the times above and the usual acceptance of each kind",
+        f"{'':<20} {'tokens/step':>11} {'tok/s':>8} {'speedup':>8}",
+    ]
+    for way in ways:
+        speed = f"{way.tokens_per_second:>8.1f} {way.speedup:>7.2f}x"
+        lines.append(f"{way.way:<20} {way.tokens_per_step:>11.2f} {speed}  {way.command}")
+    if isinstance(training, str):
+        return "\n".join([*lines, f"training: {training}"])
+    seconds = training.writing_seconds + training.training_seconds
+    amount = f"{training.answer_tokens:,} tokens of corpus"
+    lines.append(f"training: {duration(seconds)} for {amount}, or as long as --hours says")
+    return "\n".join(lines)
+
+
+def _trial_seconds(batch: int, costs: CostModel) -> float:
+    """Of trying both stages of training: prompts of a batch, and some tokens of each row."""
+    rows, seconds = costs.short[-1]
+    return seconds / rows * batch * (64 + 10)
+
+
+def _sizes(loaded: Redrafter) -> tuple[int, int] | None:
+    """Bytes of a usual drafter, and of the weights; None for what is no dense decoder."""
+    from mlx.utils import tree_flatten
+
+    from redrafter_mlx.weights.fit import stored_model
+
+    stored = None if loaded.source is None else stored_model(loaded.source.path)
+    if stored is None:
+        return None
+    arrays = dict(tree_flatten(loaded.model.parameters())).values()
+    return stored.size.drafter_bytes, sum(array.nbytes for array in arrays)
+
+
+def _name(loaded: Redrafter) -> str:
+    return loaded.source.name if loaded.source else loaded.target.model_type
