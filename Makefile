@@ -16,11 +16,11 @@ types:
 	cd build/typing && mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases -p redrafter_mlx
 
 test:
-	python -m pytest -q -m "not real_model and not exhaustive"
+	python -m pytest -q -n 2 -m "not real_model and not exhaustive"
 
 # Everything, with the real SmolLM2-135M (94 MB, fetched on first use).
 test-all:
-	python -m pytest -q
+	python -m pytest -q -n 2
 
 # The files of continuous integration: GitHub's schema, and what makes them unsafe.
 workflows:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from simulated import cliff, timings_of_batches
@@ -10,6 +13,12 @@ from simulated import cliff, timings_of_batches
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.autotune.cost_model import Setup, Timings
 from redrafter_mlx.loading import LoadedTarget, load_target
+
+# MLX's CPU backend compiles kernels into files there, and two processes must not write the same.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    own = Path(tempfile.gettempdir()) / f"redrafter-mlx-tests-{os.getuid()}-{worker}"
+    own.mkdir(mode=0o700, exist_ok=True)
+    os.environ["TMPDIR"] = str(own)
 
 
 @pytest.fixture(autouse=True)
