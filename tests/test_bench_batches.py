@@ -156,7 +156,7 @@ def test_an_interrupted_run_of_batches_resumes_where_its_answers_end(
 ) -> None:
     """What is there is not run again; with another seed it is refused."""
     file = tmp_path / "batches.jsonl"
-    line = [*LINE, "--batch-size", "1,2", "--answers", str(file)]
+    line = [*LINE, "-r", "2", "--batch-size", "1,2", "--answers", str(file)]
     assert main.run(line) == 0
     whole = file.read_text().splitlines()
     file.write_text("\n".join([*whole[:4], whole[4][:30]]))
