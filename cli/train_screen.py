@@ -55,6 +55,10 @@ def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
     loading = f"loading {job.model}"
     with progress_bars(loading) as progress, _lines(console, Stage(loading)):
         run = TrainingRun(job, progress)
+    if run.ranks is not None and not run.ranks.leads:
+        if not dry_run:
+            run.write()
+        run.ranks.part()  # until rank 0 ends
     for line in run.notes:
         console.print(line)
     if schedule is not None:

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import redrafter_mlx  # noqa: F401  # the optimised BLAS comes before MLX
 
@@ -17,15 +18,21 @@ import mlx.nn as nn
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.corpus.conversations import Conversation
+from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.distributed.follower import follow
-from redrafter_mlx.distributed.group import join_ranks
+from redrafter_mlx.distributed.group import Ranks, join_ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
+from redrafter_mlx.loading import LoadedTarget
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.speculation.tree import Beams, pack_beam
+from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.verification import verify
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -150,6 +157,24 @@ class Sums:
 SUMS = Sums(float(os.environ.get("NOISE", "0")))
 
 
+def corpus(folder: Path, ranks: Ranks | None = None) -> None:
+    """Write a small corpus, with the answers to prompts of a user's and of the target's own."""
+    source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+    prompts = tuple(Conversation((f"Question {i}?",)) for i in range(12))
+    writing = WritingOptions(own_share=0.25, batch=6, max_answer_tokens=12)
+    job = CorpusJob(TrainingJob("tiny", Path("out"), writing=writing), prompts, folder)
+    loaded = LoadedTarget(byte_model(), byte_tokenizer(), source)
+    write_corpus(job, 400, 10**8, 1, loaded, ranks=ranks)
+
+
+def write_a_corpus() -> None:
+    ranks = join_ranks()
+    assert ranks is not None
+    ranks.agree({})
+    corpus(Path(sys.argv[2]) / str(ranks.rank), ranks)
+    ranks.part()
+
+
 def main() -> None:
     mx.distributed.all_sum = SUMS
     model = MODELS[sys.argv[1]]()
@@ -168,7 +193,10 @@ def main() -> None:
 
 if __name__ == "__main__":
     try:
-        main()
+        if sys.argv[1] == "corpus":
+            write_a_corpus()
+        else:
+            main()
     except EngineFailedError:
         wait_for_loss()
         raise

@@ -35,6 +35,8 @@ from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, read_
 from redrafter_mlx.distill.report.plots import draw_plots
 from redrafter_mlx.distill.training.checkpoint import check_same_run, load_checkpoint
 from redrafter_mlx.distill.training.trainer import Event, Trainer
+from redrafter_mlx.distributed.facts import facts_of
+from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import LoadedTarget, load_target
@@ -72,6 +74,7 @@ class TrainingRun:
         """
         check_output(job.output)
         self.given = read_given(job)
+        self.ranks = join_ranks()
         read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
         if self.given.read is not None:
             read.append(ReadTexts(self.given.read))
@@ -108,6 +111,8 @@ class TrainingRun:
         found = load_checkpoint(job.output)
         if found is not None:
             check_same_run(found, self._made_by(), job.output)
+        if self.ranks is not None:
+            self.ranks.agree({**facts_of(source, None), "corpus": self.corpus_key})
 
     @property
     def notes(self) -> list[str]:
@@ -177,7 +182,10 @@ class TrainingRun:
         progress: Callable[[CorpusSize], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CorpusSize:
-        """Stage one: the corpus, as far as it is not there yet, smaller if it is to `stop()`."""
+        """Stage one: the corpus, as far as it is not there yet, smaller if it is to `stop()`.
+
+        Several ranks write it together. Rank 0 then goes on alone, and the others end here.
+        """
         job = self.job
         written = write_corpus(
             self.corpus_job,
@@ -188,7 +196,10 @@ class TrainingRun:
             progress,
             least_blocks=self.least_blocks,
             stop=stop,
+            ranks=self.ranks,
         )
+        if self.ranks is not None:
+            self.ranks.part()
         left_out = Counter(written.left_out) + Counter({EXCLUDED: self.given.left_out})
         self.corpus = replace(written, left_out=left_out)
         if self.corpus.answer_tokens < min(job.answer_tokens, 2 * job.training.batch):

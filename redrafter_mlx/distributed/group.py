@@ -40,6 +40,13 @@ class Ranks:
     def leads(self) -> bool:
         return self.rank == 0
 
+    def part(self) -> None:
+        """Go on alone: rank 0 leaves the others, whose processes end here."""
+        if isinstance(self.connection, Leader):
+            self.connection.close()
+        else:
+            threading.Event().wait()
+
     def agree(self, facts: Facts) -> None:
         """Compare what all ranks need to have in common, then end with any rank that is lost.
 
@@ -49,7 +56,7 @@ class Ranks:
         self.connection.watch()
 
     def broadcast(self, given: mx.array) -> mx.array:
-        """Rank 0's array on every rank; the others give one of its shape, of zeros."""
+        """One rank's array, on every rank; the others give zeros of its shape."""
         return mx.distributed.all_sum(given, group=self.group)
 
 

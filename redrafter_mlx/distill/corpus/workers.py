@@ -23,10 +23,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, Exclusions
+from redrafter_mlx.distill.corpus.gathering import write_together
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import ShardSummary, save_shard, summarise_shard
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import remove_abandoned
@@ -96,12 +98,14 @@ def write_corpus(
     progress: Callable[[CorpusSize], None] = lambda _: None,
     least_blocks: int = 0,
     stop: Callable[[], bool] = lambda: False,
+    ranks: Ranks | None = None,
 ) -> CorpusSize:
     """Write blocks until the corpus holds `answer_tokens`, or `max_bytes` lie on the disk.
 
     It has `least_blocks` at least, unless they take more than `max_bytes`; with those it ends when
     `stop()`, too.
-    A single worker is this process, with the target that it has `loaded`.
+    A single worker is this process, with the target that it has `loaded`; with `ranks`, each of
+    them is one, and rank 0 has the corpus.
     What is in the folder already is kept. Interrupted by an exception (Ctrl-C is one) it leaves
     whole shards only, which the next call adds to.
     """
@@ -119,11 +123,18 @@ def write_corpus(
 
     now = size()
     progress(now)
+    if ranks is not None and loaded is not None:
+        blocks = BlockWriter(job, loaded)
+        with _reported(progress, size):
+            write_together(
+                ranks, job.files, blocks.write, blocks.source.blocks, lambda: enough(size())
+            )
+        return size()
     if enough(now):
         return now
     if workers == 1 and loaded is not None:
         with _reported(progress, size):
-            for _ in _write_blocks(job, loaded, 0, 1):
+            for _ in BlockWriter(job, loaded).every(0, 1):
                 if enough(size()):
                     break
         return size()
@@ -145,27 +156,39 @@ def work(job: CorpusJob, worker: int, workers: int) -> None:
     """Write the blocks of one worker until this process is ended."""
     wanted = job.job
     loaded = load_target(wanted.model, dtype=wanted.dtype, quantize=wanted.quantize, offline=True)
-    for _ in _write_blocks(job, loaded, worker, workers):
+    for _ in BlockWriter(job, loaded).every(worker, workers):
         pass
 
 
-def _write_blocks(job: CorpusJob, loaded: LoadedTarget, worker: int, workers: int) -> Iterator[int]:
-    """Write the blocks of one of several workers that are not there yet, in order."""
-    target = Target(loaded.model).reading(job.extras.context)
-    source = job.source(target, loaded.tokenizer)
-    made = {"writing": json.dumps(asdict(job.job.writing)), "target": loaded.source.fingerprint}
-    block = worker
-    while source.blocks is None or block < source.blocks:
-        path, tokenizer = job.path(block), loaded.tokenizer
+class BlockWriter:
+    """Writes blocks into the folder with a target in memory."""
+
+    def __init__(self, job: CorpusJob, loaded: LoadedTarget) -> None:
+        self._job, self._tokenizer = job, loaded.tokenizer
+        self._target = Target(loaded.model).reading(job.extras.context)
+        self.source = job.source(self._target, loaded.tokenizer)
+        self._made = {
+            "writing": json.dumps(asdict(job.job.writing)), "target": loaded.source.fingerprint
+        }  # fmt: skip
+
+    def write(self, block: int) -> None:
+        """Write what is not there of a block."""
+        job, source, path = self._job, self.source, self._job.path(block)
         new = source.has_new_prompts(block) and not source.held_out(block)
         written = None if path.exists() else source.write(block)
         texts = None if written is None else written.texts
-        job.extras.add(target, tokenizer, path, block, texts, new_prompts=new)
+        job.extras.add(self._target, self._tokenizer, path, block, texts, new_prompts=new)
         if written is not None:
-            save_shard(written, path, {**made, "block": str(block)}, target.dtype)
+            save_shard(written, path, {**self._made, "block": str(block)}, self._target.dtype)
         mx.clear_cache()
-        yield block
-        block += workers
+
+    def every(self, first: int, step: int) -> Iterator[int]:
+        """Write every `step`th block from the first on, in order, as long as there are any."""
+        block = first
+        while self.source.blocks is None or block < self.source.blocks:
+            self.write(block)
+            yield block
+            block += step
 
 
 @contextmanager
