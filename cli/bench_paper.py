@@ -48,6 +48,8 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
         return _read_logs(protocol, options)
     if protocol.measures == "batches":
         return _measure_batches(protocol, options, changed)
+    if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
+        raise BadInputError(f"--paper {protocol.name} has one beam shape; leave out --plot")
     options.check()
     inspector = _Inspector(protocol)
     outcome = run_session(options, inspector.look)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from bench_samples import DRAFTED, answer
 from tiny import byte_model, byte_tokenizer, random_drafter
 
+from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.summary import summarise
 from redrafter_mlx.bench.measure.likelihood import likelihood
 from redrafter_mlx.bench.measure.plan import resized
@@ -147,6 +148,14 @@ def test_merging_is_counted_beside_candidates_that_are_verified_separately(
         assert rows[str(W), "separate"] == (5 * W, 4 * W + 1)
         assert rows[str(W), "final"][1] < 4 * W + 1
     assert all(row["matches_baseline"] for row in found["results"][0]["rows"])
+
+
+def test_a_heatmap_holds_shapes_that_were_packed_in_one_way() -> None:
+    methods = [replace(DRAFTED, beam_width=W, prefixes=prefixes)
+               for W in (1, 2) for prefixes in ("separate", "final")]  # fmt: skip
+    found = grids(summarise([answer(), *(answer(m, nodes=(4, 4, 4)) for m in methods)]))
+    assert [grid.title for grid in found] == ["float32, separate, greedy", "float32, final, greedy"]
+    assert [[cell.beam_width for cell in grid.cells] for grid in found] == [[1, 2], [1, 2]]
 
 
 def test_a_texts_likelihood_is_that_of_its_tokens_one_by_one() -> None:
@@ -293,6 +302,7 @@ def test_accuracy_by_position_is_read_from_a_runs_log(
         (["--paper", "v1-figure3", "--drafter", "x", "--limit", "2"], "--limit"),
         (["--paper", "table2", "--batch-size", "2"], "--batch-size"),
         (["--paper", "table2", "--report", "folder"], "--report"),
+        (["--paper", "table1", "--drafter", "x", "--limit", "1", "--plot", "a.png"], "--plot"),
         (["--epsilon", "0.1"], "--epsilon"),
         (["--delta", "x", "--accept", "typical", "--temperature", "1"], "--delta"),
         (["--prompt-tokens", "1,2"], "--prompt-tokens"),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from redrafter_mlx.bench.analyse.summary import WHOLE, Row
+from redrafter_mlx.bench.measure.methods import Method
 
 
 class Cell(NamedTuple):
@@ -50,8 +51,8 @@ class Grid:
 
 
 def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
-    """A grid for each dtype, drafter and acceptance method that has at least `least` shapes."""
-    cells: dict[tuple[str, str, str, float], list[Cell]] = {}
+    """A grid for each way to draft and accept that has at least `least` shapes."""
+    cells: dict[tuple[str, Method], list[Cell]] = {}
     for r in rows:
         m = r.method
         if r.category != WHOLE or m.beam_width is None or m.beam_length is None:
@@ -59,12 +60,20 @@ def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
         if r.tps is None or r.speedup is None or r.tokens_per_step is None:
             continue
         figures = (r.tps.median, r.speedup.median, r.tokens_per_step.median)
-        key = (r.dtype, m.drafter or "", m.accept or "", m.temperature)
-        cells.setdefault(key, []).append(Cell(m.beam_width, m.beam_length, *figures))
+        way = replace(m, beam_width=None, beam_length=None)
+        cells.setdefault((r.dtype, way), []).append(Cell(m.beam_width, m.beam_length, *figures))
     found = []
-    for (dtype, drafter, accept, temperature), group in cells.items():
-        by = f", {drafter}" if drafter else ""
-        drawn = "greedy" if temperature == 0 else f"{accept} at temperature {temperature:g}"
+    for (dtype, way), group in cells.items():
+        by = f", {way.drafter}" if way.drafter else ""
+        by += "" if way.prefixes == "all" else f", {way.prefixes}"
+        drawn = "greedy" if way.temperature == 0 else _accepted(way)
         if len(group) >= least:
             found.append(Grid(f"{dtype}{by}, {drawn}", tuple(group)))
     return found
+
+
+def _accepted(way: Method) -> str:
+    """`typical at temperature 0.7, epsilon 0.1, delta 0.3`."""
+    thresholds = {"epsilon": way.epsilon, "delta": way.delta}
+    named = [f", {name} {value:g}" for name, value in thresholds.items() if value is not None]
+    return f"{way.accept} at temperature {way.temperature:g}{''.join(named)}"
