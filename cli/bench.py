@@ -6,7 +6,7 @@ import json
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -44,8 +44,9 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
         print_comparison(*options.compare, as_json=options.output == "json")
         return
     if options.paper is not None:
-        if options.report is not None:
-            raise BadInputError("--paper has no use for --report; leave it out")
+        if options.report is not None or options.energy:
+            option = "--energy" if options.energy else "--report"
+            raise BadInputError(f"--paper has no use for {option}; leave it out")
         raise typer.Exit(print_paper(options, given_options(context)))
     options.check()
     if options.batch_size is not None:
@@ -66,13 +67,23 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
                 label = " ".join(filter(None, (*dtypes, name or redrafter.drafting)))
                 profiles[label] = redrafter.tuning.costs
 
-    outcome = run_session(options, profile)
-    print_result(outcome.result, options)
+    if options.energy:
+        from redrafter_mlx.bench.analyse.energy import energy_of
+        from redrafter_mlx.bench.measure.energy import power_meter
+
+        with power_meter() as meter:
+            outcome = run_session(options, profile)
+        energy = energy_of(outcome.answers, meter.joules)
+        result = replace(outcome.result, energy=energy)
+    else:
+        outcome = run_session(options, profile)
+        result = outcome.result
+    print_result(result, options)
     if options.report is not None:
         from redrafter_mlx.bench.show.report_folder import write_report
 
         command_line = spelled(options, given_options(context))
-        folder = write_report(options.report, outcome.result, profiles, command_line)
+        folder = write_report(options.report, result, profiles, command_line)
         print(f"report in {folder}", file=sys.stderr)
     raise typer.Exit(outcome.status)
 

@@ -110,6 +110,9 @@ class BenchOptions:
     report: str | None = flag(None, Flag(
         "A folder to share: tables, pictures, the profile, machine, versions and command.", "DIR",
         _OUT))
+    energy: bool = flag(False, Flag(
+        "Joules a token by macOS's powermetrics, which needs root: run `sudo -v` first.",
+        panel=_OUT))
     compare: tuple[str, str] | None = flag(None, Flag(
         "Measure nothing; compare two results of -o json, or two folders of --report.", "A B",
         _OUT))
@@ -172,7 +175,7 @@ class BenchOptions:
     def check_batches(self) -> None:
         """Raise BadInputError for an option that `--batch-size` has no use for."""
         self.batch_plan(self.methods([None]))
-        for name in ("draft_model", "plot", "report", "delay", "warmup"):
+        for name in ("draft_model", "plot", "report", "energy", "delay", "warmup"):
             if getattr(self, name) != getattr(BenchOptions, name):
                 option = name.replace("_", "-")
                 raise BadInputError(f"--batch-size has no use for --{option}; leave it out")

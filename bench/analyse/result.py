@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
+from redrafter_mlx.bench.analyse.energy import Energy
 from redrafter_mlx.bench.analyse.summary import WHOLE, Row
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE
@@ -31,6 +32,7 @@ class Result:
 
     interrupted: Ctrl-C came before everything was measured
     notes:       lines that must be shown with the figures
+    energy:      by method, where it was measured
     """
 
     machine: Machine
@@ -39,10 +41,12 @@ class Result:
     rows: tuple[Row, ...]
     interrupted: bool
     notes: tuple[str, ...]
+    energy: tuple[Energy, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """As `-o json` prints it."""
-        return {
+        energy = {"energy": [one.to_dict() for one in self.energy]} if self.energy else {}
+        return energy | {
             "machine": asdict(self.machine),
             "models": [asdict(m) for m in self.models],
             "protocol": asdict(self.protocol),

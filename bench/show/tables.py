@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchResult
 from redrafter_mlx.bench.analyse.compare import Change
+from redrafter_mlx.bench.analyse.energy import Energy
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import WHOLE, Row
 from redrafter_mlx.bench.measure.methods import BASELINE
@@ -36,7 +37,22 @@ def tables_of(result: Result) -> list[TextTable]:
         found.append(acceptance_table(whole))
     if any(r.category != WHOLE for r in result.rows):
         found.append(category_table(result.rows))
+    if result.energy:
+        found.append(energy_table(result.energy))
     return found
+
+
+def energy_table(measured: Sequence[Energy]) -> TextTable:
+    """Joules a token and the mean power of each method."""
+    return TextTable(
+        "Energy of the chip while tokens after the first one were made",
+        ("method", "dtype", "T", "joules/token", "watts", "answers"),
+        tuple(
+            (f"{label(one)} {_shape(one)}".strip(), one.dtype, f"{one.method.temperature:g}",
+             f"{one.joules_per_token:.3g}", f"{one.watts:.3g}", str(one.answers))
+            for one in measured
+        ),
+    )  # fmt: skip
 
 
 def header_lines(result: Result | BatchResult) -> list[str]:
@@ -165,7 +181,7 @@ def spread(value: Spread | None, unit: str = "", scale: float = 1.0, digits: int
     return f"{median}{unit}" if low == median == high else f"{median}{unit} [{low}, {high}]"
 
 
-def label(row: Row) -> str:
+def label(row: Row | Energy) -> str:
     """The method's name, with what tells it from others of that name."""
     method = row.method
     if method.draft_tokens is not None:
@@ -189,7 +205,7 @@ def _describe(row: Mapping[str, object]) -> str:
     return ", ".join([*parts, str(row["category"])])
 
 
-def _shape(row: Row) -> str:
+def _shape(row: Row | Energy) -> str:
     width, length = row.method.beam_width, row.method.beam_length
     return "" if width is None else f"{width} x {length}"
 
