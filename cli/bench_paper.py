@@ -171,11 +171,12 @@ def _paper(
     measured = result.protocol
     asked = f"{measured.questions}: {measured.asked}, {measured.max_tokens} tokens"
     published = protocol.published
+    baseline = "mlx-lm's own loop" if isinstance(result, Result) else "mlx-lm's own batches"
     return PaperResult(
         protocol.name,
         published,
         tuple(protocol.tables(evidence, published)),
-        differences(published, result.machine, result.models, asked, changed),
+        differences(published, result.machine, result.models, asked, baseline, changed),
     )
 
 

@@ -69,6 +69,7 @@ def differences(
     machine: Machine,
     models: Sequence[LoadedModel],
     questions: str,
+    baseline: str,
     changed: Sequence[Difference],
 ) -> tuple[Difference, ...]:
     """What the figures were measured on there and here, and the options that were changed."""
@@ -84,6 +85,6 @@ def differences(
         Difference("model", setting.model, loaded),
         Difference("machine", setting.machine, here),
         Difference("questions", setting.questions, questions),
-        Difference("baseline", setting.baseline, "mlx-lm's own loop"),
+        Difference("baseline", setting.baseline, baseline),
         *changed,
     )
