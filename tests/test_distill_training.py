@@ -260,3 +260,15 @@ def test_a_damaged_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
 def test_bad_options_are_refused_by_name(changes: dict[str, object], named: str) -> None:
     with pytest.raises(BadInputError, match=named):
         TrainOptions(**changes)  # type: ignore[arg-type]
+
+
+def test_accuracy_along_training_texts_is_that_of_the_drafter_that_is_evaluated(
+    tmp_path: Path,
+) -> None:
+    trainer = make_trainer(tmp_path, evaluations=2)
+    trainer.seen = trainer.held_out
+    found = [event for event in trainer.run() if isinstance(event, Evaluation)]
+    assert len(found) == 2
+    for evaluation in found:
+        assert evaluation.training_top1 == evaluation.quality.top1
+    assert any(evaluation.training_top1[0] > 0 for evaluation in found)

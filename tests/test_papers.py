@@ -284,12 +284,12 @@ def test_accuracy_by_position_is_read_from_a_runs_log(
     events = [
         {"event": "step", "step": 2, "loss": 5.125, "seconds": 1.0},
         {"event": "evaluation", "step": 2, "top1": [0.5, 0.25], "top5": [0.75, 0.5],
-         "seconds": 2.0, **quality},
+         "training_top1": [0.625, 0.375], "seconds": 2.0, **quality},
     ]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
     found = paper(capsys, "v1-figure3", "--drafter", str(tmp_path))
     (measured,) = found["paper"]["measured"]
-    assert measured["rows"] == [["2", "5.125", "50.0% / 75.0%", "25.0% / 50.0%"]]
+    assert measured["rows"] == [["2", "5.125", "62.5% / 50.0%", "37.5% / 25.0%"]]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from redrafter_mlx.bench.show.tables import TextTable
 
 
 def accuracy_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Accuracy on held-out texts by the draft's position, at each evaluation of each run."""
+    """Accuracy by the draft's position, at each evaluation of each run."""
     del published
     tables = []
     for folder, log in evidence.logs.items():
@@ -18,9 +18,10 @@ def accuracy_tables(evidence: Evidence, published: Published) -> list[TextTable]
         rows = []
         for record in evaluations:
             loss = losses.get(record["step"])
+            seen = [*record.get("training_top1", ()), *([None] * drafts)]
             shares = [
-                f"{one:.1%} / {five:.1%}"
-                for one, five in zip(record["top1"], record["top5"], strict=True)
+                f"{_share(training)} / {one:.1%}"
+                for training, one in zip(seen, record["top1"], strict=False)
             ]
             rows.append((str(record["step"]), "" if loss is None else f"{loss:.3f}", *shares))
         tables.append(
@@ -28,8 +29,12 @@ def accuracy_tables(evidence: Evidence, published: Published) -> list[TextTable]
                 f"Accuracy in training, {folder}",
                 ("step", "training loss", *(f"draft {n}" for n in range(1, drafts + 1))),
                 tuple(rows),
-                "on held-out texts: the target's token is the drafter's first / among its first "
-                "five; of training texts the loss alone is logged",
+                "how often the target's token is the drafter's first one, along training texts / "
+                "held-out texts",
             )
         )
     return tables
+
+
+def _share(value: float | None) -> str:
+    return "not logged" if value is None else f"{value:.1%}"

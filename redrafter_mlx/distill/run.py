@@ -253,6 +253,7 @@ class TrainingRun:
             self._trained_for(SHAPES),
             job.output,
             {**self._made_by(), "blocks": self.corpus.blocks},
+            self.extras.load(trained_on[0])[: max(1, len(held_out) // 4)],
         )
 
     def measured_prompts(self) -> list[list[int]]:

@@ -4,7 +4,7 @@
      "positions_per_second": 830.0, "seconds": 61.2}
     {"event": "evaluation", "step": 90, "top1": [0.3, ...], "top5": [0.5, ...],
      "tokens_per_step": {"1": 1.4, ...}, "accepted": {"1": [0.3, ...], ...},
-     "best": true, "seconds": 402.0}
+     "best": true, "training_top1": [0.3, ...], "seconds": 402.0}
 
 `seconds` is time spent in training, the run's earlier parts included. A loss that is not finite,
 that of a run that diverged, is null.
@@ -56,6 +56,7 @@ class MetricsLog:
         else:
             quality = asdict(event.quality)
             record = {"event": "evaluation", "step": event.step, **quality, "best": event.best}
+            record["training_top1"] = event.training_top1
         record["seconds"] = round(time.monotonic() - self._began, 3)
         rest = memoryview(_to_line(record).encode())
         with name_in_errors(self.path):

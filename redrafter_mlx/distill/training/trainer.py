@@ -45,11 +45,15 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """On held-out texts; `best` if the drafter was saved for it."""
+    """On held-out texts; `best` if the drafter was saved for it.
+
+    training_top1: by depth, how often the target's token is the likeliest along training texts
+    """
 
     step: int
     quality: DraftQuality
     best: bool
+    training_top1: tuple[float, ...] = ()
 
 
 Event = Step | Evaluation
@@ -68,8 +72,13 @@ class Trainer:
         shapes: Sequence[BeamShape],
         folder: Path,
         made_by: dict[str, object],
+        seen: Sequence[Text] = (),
     ) -> None:
-        """Raises BadInputError if the folder holds another run."""
+        """`seen` are training texts, to tell memorising from learning.
+
+        Raises BadInputError if the folder holds another run.
+        """
+        self.seen = seen
         self.student, self.options = student, options
         self.examples, self.held_out, self.shapes = examples, held_out, shapes
         self.steps, self.folder, self.made_by = steps, folder, made_by
@@ -93,6 +102,7 @@ class Trainer:
             times.append(time.monotonic() - began)
         began = time.monotonic()
         self.student.evaluate(self.held_out, self.shapes)
+        self._training_accuracy()
         return statistics.median(times[1:]), time.monotonic() - began
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
@@ -156,7 +166,11 @@ class Trainer:
             if best:
                 self._at.best = mean
                 self.student.save(self.folder)
-        return Evaluation(self._at.step, quality, best)
+            training = self._training_accuracy()
+        return Evaluation(self._at.step, quality, best, training)
+
+    def _training_accuracy(self) -> tuple[float, ...]:
+        return self.student.evaluate(self.seen, ()).top1 if self.seen else ()
 
     @contextmanager
     def _with_start(self) -> Iterator[None]:
