@@ -45,13 +45,17 @@ class Clock:
 class Run:
     """A simulated run on a machine whose speed is so many times what the trial says."""
 
-    def __init__(self, folder: Path, hours: float, writing: float, training: float) -> None:
+    def __init__(
+        self, folder: Path, hours: float, writing: float, training: float, trial: float = 0.92
+    ) -> None:
+        """trial: what a trial on the corpus says of a step, as a share of what it takes."""
         self.clock, self.said = Clock(), list[tuple[float, float]]()
         self.schedule = Schedule(folder, hours, self.clock)
         self.clock.now += 30  # loading and the trial
         self.schedule.begin(TRIAL, 40_000)
         self._write(0.004 * writing)
-        self._train(1.2 * training)
+        self.began_training = self.clock.now - 100
+        self._train(1.2 * training, trial)
         self.seconds = self.clock.now - 100
 
     def _say(self, *at: int) -> None:
@@ -66,10 +70,10 @@ class Run:
             self._say()
         self.tokens = min(tokens, plan.answer_tokens)
 
-    def _train(self, of_step: float) -> None:
+    def _train(self, of_step: float, trial: float) -> None:
         evaluation = 40.0
         self.clock.now += 4 * of_step + evaluation  # the trial, whose steps read no files
-        pace = Pace(0.92 * of_step, evaluation, 20.0)
+        pace = Pace(trial * of_step, evaluation, 20.0)
         plan = self.schedule.settle(pace, self.tokens, self.tokens * STEPS_A_TOKEN)
         steps = round(plan.epochs * self.tokens * STEPS_A_TOKEN)
         due = {round(steps * n / plan.evaluations) for n in range(1, plan.evaluations + 1)}
@@ -98,6 +102,20 @@ def test_a_run_takes_its_hours_and_is_honest_after_ten_minutes(
             assert at + to_go == pytest.approx(run.seconds, rel=0.25)
     longest = max(to_go for _, to_go in run.said)
     assert longest <= 3600 * hours
+
+
+def test_the_corpus_ends_with_its_time(tmp_path: Path) -> None:
+    """Written four times slower than a trial said, it is four times smaller."""
+    slow, usual = (Run(tmp_path / str(s), 8.0, s, 1.0) for s in (4.0, 1.0))
+    assert slow.began_training == pytest.approx(usual.began_training, rel=0.02)
+    assert slow.tokens == pytest.approx(usual.tokens / 4, rel=0.02)
+
+
+def test_a_wrong_trial_of_training_is_found_out_in_ten_minutes(tmp_path: Path) -> None:
+    run = Run(tmp_path, 8.0, 1.0, 1.0, trial=0.5)
+    for at, to_go in run.said:
+        if at >= run.began_training + 600:
+            assert at + to_go == pytest.approx(run.seconds, rel=0.1)
 
 
 def test_more_hours_bring_more_corpus_and_no_plan_is_beyond_the_disk() -> None:
