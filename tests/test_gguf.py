@@ -98,6 +98,38 @@ def test_float_gguf_gives_the_logits_of_the_model_it_was_made_from(
     assert loaded.source.bits is None
 
 
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def frequency_factors(dims: int, base: float) -> np.ndarray:
+    """As llama.cpp writes them: how much longer each wave is, by Llama 3's formula."""
+    waves = 2 * np.pi * base ** (np.arange(0, dims, 2) / dims)
+    smooth = np.clip((8192 / waves - 1) / 3, 0, 1)
+    return (1 / ((1 - smooth) / 32 + smooth)).astype(np.float32)
+
+
+def test_the_rope_scaling_of_llama_3_is_found_in_its_frequencies(tmp_path: Path) -> None:
+    model = llama_model(rope_scaling=LLAMA3, rope_theta=500_000.0)
+    factors = frequency_factors(16, 500_000.0)
+    assert any(1 < factor < 32 for factor in factors)
+    tensors = gguf_tensors(model)
+    tensors["rope_freqs.weight"] = ((8,), F32, factors.tobytes())
+    metadata = gguf_metadata(llama__rope__freq_base=500_000.0)
+    loaded = load_target(write_gguf(tmp_path / "m.gguf", metadata, tensors))
+    late = mx.concatenate([PROMPT] * 12, axis=1)
+    got, want = loaded.model(late), model(late)
+    assert mx.abs(got - want).max().item() < 1e-4 * mx.abs(want).max().item()
+    tensors["rope_freqs.weight"] = ((8,), F32, np.sqrt(factors).tobytes())
+    with pytest.raises(UnsupportedModelError, match=r"rope_freqs\.weight"):
+        load_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
+    tensors["rope_freqs.weight"] = ((4,), F32, factors[:4].tobytes())
+    with pytest.raises(DamagedFileError, match=r"rope_freqs\.weight"):
+        load_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
+
+
 @pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0, F16])
 def test_weights_on_a_cpu_are_exactly_the_numbers_of_the_file(tmp_path: Path, kind: int) -> None:
     tensors = gguf_tensors(llama_model(), kind)

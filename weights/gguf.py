@@ -12,7 +12,9 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 from mlx_lm.models import llama
+from mlx_lm.models.rope_utils import Llama3RoPE
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights import Progress, no_progress
@@ -24,7 +26,11 @@ from redrafter_mlx.weights.gguf_tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.raw_model import RawModel, context_length
 
 _PLAIN = {"F32": mx.float32, "BF16": mx.bfloat16}
-_IGNORED = ("rope_freqs.weight",)
+_FREQUENCIES = "rope_freqs.weight"
+_IGNORED = (_FREQUENCIES,)
+_LLAMA3: dict[str, float | str] = {
+    "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+}  # fmt: skip
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
@@ -96,6 +102,7 @@ def _model_args(header: GGUFHeader) -> llama.ModelArgs:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise DamagedFileError(f"{header.path}: tensor token_embd.weight is missing")
+    base = header.number("llama.rope.freq_base", 10000.0)
     return llama.ModelArgs(
         model_type="llama",
         hidden_size=hidden,
@@ -107,17 +114,17 @@ def _model_args(header: GGUFHeader) -> llama.ModelArgs:
         rms_norm_eps=header.number("llama.attention.layer_norm_rms_epsilon"),
         vocab_size=embedding.shape[0],
         max_position_embeddings=header.integer("llama.context_length"),
-        rope_theta=header.number("llama.rope.freq_base", 10000.0),
+        rope_theta=base,
         rope_traditional=True,
-        rope_scaling=_rope_scaling(header),
+        rope_scaling=_rope_scaling(header, head_dim, base),
         tie_word_embeddings="output.weight" not in header.tensors,
     )
 
 
-def _rope_scaling(header: GGUFHeader) -> dict[str, float | str] | None:
+def _rope_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float | str] | None:
     kind = header.text("llama.rope.scaling.type", "none")
-    if "rope_freqs.weight" in header.tensors:
-        kind = "llama3"
+    if _FREQUENCIES in header.tensors and kind == "none":
+        return _llama3_scaling(header, dims, base)
     if kind == "none":
         return None
     if kind == "linear":
@@ -126,6 +133,26 @@ def _rope_scaling(header: GGUFHeader) -> dict[str, float | str] | None:
         f"{header.path}: GGUF files with {kind} rope scaling are not read; give the model's "
         f"safetensors folder or Hub repository instead"
     )
+
+
+def _llama3_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float | str]:
+    """The scaling of Llama 3.1 and later, of which a GGUF file holds the result.
+
+    Raises UnsupportedModelError where the file's factors are not what that scaling gives.
+    """
+    tensor = header.tensors[_FREQUENCIES]
+    if tensor.type != "F32" or tensor.shape != (dims // 2,):
+        raise DamagedFileError(f"{header.path}: tensor {_FREQUENCIES} has shape {tensor.shape}")
+    factors = read_tensors(header.path, {"factors": tensor})["factors"]
+    scaling = {"rope_type": "llama3", "factor": float(np.array(factors).max()), **_LLAMA3}
+    scaled = Llama3RoPE(dims, base=base, scaling_config=scaling)._freqs
+    wanted = base ** (mx.arange(0, dims, 2) / dims) * factors
+    if not mx.allclose(scaled, wanted, rtol=1e-3, atol=0).item():
+        raise UnsupportedModelError(
+            f"{header.path}: the factors in {_FREQUENCIES} are not Llama 3's; give the model's "
+            f"safetensors folder or Hub repository instead"
+        )
+    return scaling
 
 
 def _expected_shapes(args: llama.ModelArgs) -> dict[str, tuple[int, ...]]:
