@@ -14,6 +14,7 @@ from redrafter_mlx.cli import (
     bench_serve,
     chat,
     doctor,
+    export,
     generate,
     models,
     quality,
@@ -82,6 +83,7 @@ app.command("train")(train.command)
 app.command("quality")(quality.command)
 app.add_typer(benches, name="bench")
 app.command("tune")(tune.command)
+app.command("export")(export.command)
 
 
 def main() -> None:

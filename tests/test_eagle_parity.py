@@ -22,6 +22,7 @@ from test_eagle import load, seen
 from test_eagle_training import fresh
 from tiny import HIDDEN, LLAMA3_ROPE, byte_model
 
+from redrafter_mlx.drafting.export import export_drafter
 from redrafter_mlx.target.model import Target
 
 pytestmark = pytest.mark.parity
@@ -97,11 +98,13 @@ def test_speculators_loads_what_is_trained_here(model: nn.Module, tmp_path: Path
     pytest.importorskip("torch", reason="pip install torch")
     pytest.importorskip("speculators", reason="pip install speculators")
     eagle3 = importlib.import_module("speculators.models.eagle3")
-    fresh(Target(model)).save(tmp_path)
-    config = eagle3.Eagle3SpeculatorConfig.from_pretrained(tmp_path)
+    fresh(Target(model)).save(tmp_path / "trained")
+    folder = tmp_path / "exported"
+    export_drafter(tmp_path / "trained", folder, "speculators")
+    config = eagle3.Eagle3SpeculatorConfig.from_pretrained(folder)
     config.transformer_layer_config._attn_implementation = "eager"
     theirs = eagle3.Eagle3DraftModel(config).eval()
-    stored = importlib.import_module("safetensors.torch").load_file(tmp_path / "model.safetensors")
+    stored = importlib.import_module("safetensors.torch").load_file(folder / "model.safetensors")
     missing, unexpected = theirs.load_state_dict(stored, strict=False)
     assert unexpected == []
     assert set(missing) <= {

@@ -61,14 +61,14 @@ def _network(files: DrafterFiles, target: Target) -> RecurrentNetwork:
             f"{files.folder} is quantised to {config.bits} bits already; leave drafter_bits out"
         )
     drafter = RecurrentNetwork.stored_as(config)
-    tensors = {_own_name(name): array for name, array in files.tensors.read().items()}
+    tensors = {own_name(name): array for name, array in files.tensors.read().items()}
     if "draft_vocab" in tensors:
         check_tokens(tensors["draft_vocab"], "draft_vocab", config.vocab_size, files.tensors.path)
     fill(drafter, tensors, files, target.dtype)
     return drafter
 
 
-def _own_name(name: str) -> str:
+def own_name(name: str) -> str:
     """The paper's name for one of the two others that TensorRT-LLM's converter reads."""
     for other, own in _OTHER_NAMES:
         if name.startswith(other):

@@ -148,10 +148,12 @@ def write_drafter(
     tensors: Mapping[str, mx.array],
     config: Mapping[str, object],
     dtype: mx.Dtype | None = None,
+    weights: str = WEIGHTS,
 ) -> None:
     """Write a drafter's folder; each file appears whole or not at all, the weights first.
 
-    dtype: of what is stored in floating point; None stores it as it is
+    dtype:   of what is stored in floating point; None stores it as it is
+    weights: the name of their file
 
     Raises OSError naming the folder where it cannot be written.
     """
@@ -164,9 +166,9 @@ def write_drafter(
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
             part = Path(partial)
-            mx.save_safetensors(str(part / WEIGHTS), stored, {"format": "mlx"})
+            mx.save_safetensors(str(part / weights), stored, {"format": "mlx"})
             (part / CONFIG).write_text(text + "\n", encoding="utf-8")
-            for name in (WEIGHTS, CONFIG):
+            for name in (weights, CONFIG):
                 os.replace(part / name, folder / name)
 
 

@@ -64,7 +64,7 @@ _VLLMS_NAMES: Names = (
 
 _BLOCK = re.compile(r"heads\.(\d+)\.blocks\.(\d+)\.")
 
-_TOKEN_MAP = "token_map"
+TOKEN_MAP = "token_map"
 """vLLM's: the token of each output, where the heads draft only some."""
 
 
@@ -118,7 +118,7 @@ class MedusaNetwork(nn.Module):
             self.output = nn.Linear(config.hidden_size, config.output_size, bias=False)
         if config.output_size < config.vocab_size:
             self.token_map = mx.arange(config.output_size)
-            self.freeze(recurse=False, keys=[_TOKEN_MAP])
+            self.freeze(recurse=False, keys=[TOKEN_MAP])
 
     @property
     def vocabulary(self) -> DraftVocabulary:
@@ -167,13 +167,13 @@ class MedusaDrafter(HeadsDrafter):
 
 def load_medusa(files: DrafterFiles, target: Target) -> MedusaDrafter:
     """The heads, bound to their target; errors as in `Form.load`."""
-    own_names = _own_names(files)
-    config = _config(files, own_names, target.hidden_size, target.vocab_size)
+    names = own_names(files)
+    config = _config(files, names, target.hidden_size, target.vocab_size)
     stored = files.tensors.read()
-    tensors = {own: stored[name] for name, own in own_names.items()}
+    tensors = {own: stored[name] for name, own in names.items()}
     if config.output_size < config.vocab_size:
-        check_tokens(stored[_TOKEN_MAP], _TOKEN_MAP, target.vocab_size, files.tensors.path)
-        tokens = tensors[_TOKEN_MAP] = stored[_TOKEN_MAP].astype(mx.int32)
+        check_tokens(stored[TOKEN_MAP], TOKEN_MAP, target.vocab_size, files.tensors.path)
+        tokens = tensors[TOKEN_MAP] = stored[TOKEN_MAP].astype(mx.int32)
         for name, array in tensors.items():
             if name.endswith("output.weight") and array.shape[0] == target.vocab_size:
                 tensors[name] = array[tokens]
@@ -187,7 +187,7 @@ def medusa_config(files: DrafterFiles, hidden_size: int, vocab_size: int) -> Med
 
     Raises MismatchError, naming both sides, for heads of another target, and DamagedFileError.
     """
-    return _config(files, _own_names(files), hidden_size, vocab_size)
+    return _config(files, own_names(files), hidden_size, vocab_size)
 
 
 def save_medusa(network: MedusaNetwork, folder: Path, record: Mapping[str, object]) -> None:
@@ -197,7 +197,7 @@ def save_medusa(network: MedusaNetwork, folder: Path, record: Mapping[str, objec
     """
     config, tensors = network.config, parameters_of(network)
     if config.output_size == config.vocab_size:
-        names = {own: _renamed(own, _AUTHORS_NAMES) for own in tensors}
+        names = {own: authors_name(own) for own in tensors}
         keys: dict[str, object] = {
             "medusa_num_heads": config.heads,
             "medusa_num_layers": config.layers,
@@ -214,6 +214,11 @@ def save_medusa(network: MedusaNetwork, folder: Path, record: Mapping[str, objec
     write_drafter(folder, stored, {**keys, **record}, mx.float16)
 
 
+def authors_name(own: str) -> str:
+    """What the authors call a tensor of ours."""
+    return _renamed(own, _AUTHORS_NAMES)
+
+
 def _config(
     files: DrafterFiles, own_names: Mapping[str, str], hidden_size: int, vocab_size: int
 ) -> MedusaConfig:
@@ -227,7 +232,7 @@ def _config(
         raise DamagedFileError(f"{files.tensors.path} lacks the matrix of its first Medusa head")
     check_pair(matrix[1], hidden_size, "hidden size")
     V = vocab_size
-    mapped = sum(files.tensors.shapes.get(_TOKEN_MAP, ()))
+    mapped = sum(files.tensors.shapes.get(TOKEN_MAP, ()))
     tokens_named = 0 < mapped < V  # a map of the whole vocabulary is not used, as in vLLM
     outputs = [name for name in shapes if name.endswith("output.weight")]
     for name in outputs:
@@ -245,12 +250,12 @@ def _config(
     )
 
 
-def _own_names(files: DrafterFiles) -> dict[str, str]:
+def own_names(files: DrafterFiles) -> dict[str, str]:
     """The network's own name of each tensor of the heads; others stay as they are.
 
     Of a Medusa-2 model's folder, which holds the trunk too, only the heads are taken.
     """
-    names = [name for name in files.tensors.shapes if name != _TOKEN_MAP]
+    names = [name for name in files.tensors.shapes if name != TOKEN_MAP]
     inside = [name for name in names if _IN_MODEL.match(name)]
     own = {name: _own_name(_IN_MODEL.sub("", name)) for name in inside or names}
     if files.flag("original_lm_head", False):  # vLLM's: one matrix, stored as the first head's

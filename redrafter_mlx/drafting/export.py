@@ -1,0 +1,124 @@
+"""Drafters that travel: folders as other servers read them, without what only we understand.
+
+What those read is in their code: TensorRT-LLM's `examples/redrafter/convert_checkpoint.py`, the
+authors' `medusa/model/medusa_model.py`, speculators' `Eagle3SpeculatorConfig`, and vLLM's
+`mlp_speculator` models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+
+from redrafter_mlx.drafting.checkpoint import RECURRENT, own_name, read_config
+from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, open_files, write_drafter
+from redrafter_mlx.drafting.forms import find_form
+from redrafter_mlx.drafting.published.eagle import EAGLE3
+from redrafter_mlx.drafting.published.medusa import MEDUSA, TOKEN_MAP, authors_name, own_names
+from redrafter_mlx.drafting.published.mlp_speculator import MLP_SPECULATOR
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.errors import BadInputError, MismatchError
+
+ExportFormat = Literal["speculators", "trtllm", "medusa"]
+
+_FORMS: Mapping[ExportFormat, tuple[Form, ...]] = {
+    "speculators": (EAGLE3, MLP_SPECULATOR),
+    "trtllm": (RECURRENT,),
+    "medusa": (MEDUSA,),
+}
+
+_PAPERS = (
+    "hidden_size",
+    "vocab_size",
+    "exit_dim",
+    "num_draft_layers",
+    "num_lookback_tokens",
+    "rnn",
+)
+"""The keys of a recurrent drafter that are not extensions of ours."""
+
+_RECORDS = ("target", "target_fingerprint", "draft_length")
+"""Our keys that say how a drafter was made; nothing is lost without them."""
+
+
+def export_drafter(folder: Path, output: Path, form: ExportFormat) -> None:
+    """Write the drafter in `folder` into `output`, in float16.
+
+    Raises MismatchError for a form of drafter that the format does not hold, or for an extension
+    that its readers do not know, naming it; and BadInputError for an output that is there already.
+    """
+    files = open_files(folder)
+    found = find_form(files)
+    if found not in _FORMS[form]:
+        held = " and ".join(each.name for each in _FORMS[form])
+        raise MismatchError(
+            f"{folder} is a drafter of the form {found.name}; {form} holds {held} drafters"
+        )
+    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
+        raise BadInputError(f"{output} is there already; give another --output")
+    tensors, config, weights = _converted(files, form)
+    write_drafter(output, tensors, config, mx.float16, weights)
+
+
+def _converted(
+    files: DrafterFiles, form: ExportFormat
+) -> tuple[Mapping[str, mx.array], Mapping[str, object], str]:
+    """Tensors, configuration and the name of the weights' file."""
+    if form == "trtllm":
+        return *_papers(files), "model.safetensors"
+    if form == "medusa":
+        return *_authors(files), "medusa_lm_head.safetensors"
+    if find_form(files) == EAGLE3 and files.config.get("speculators_model_type") != "eagle3":
+        raise MismatchError(
+            f"{files.folder} is laid out as EAGLE's authors do it, which vLLM reads as it is; "
+            f"--format speculators is for drafters that were trained here"
+        )
+    config = {key: value for key, value in files.config.items() if key not in _RECORDS}
+    return files.tensors.read(), config, "model.safetensors"
+
+
+def _authors(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
+    """Medusa heads of any layout under the authors' names.
+
+    Heads without an output matrix of their own begin with the target's there, too.
+    """
+    names = own_names(files)
+    if TOKEN_MAP in files.tensors.shapes:
+        raise MismatchError(
+            f"{files.folder} drafts some tokens only (draft_vocab), which Medusa's authors do not "
+            f"know; train one with --draft-vocab all"
+        )
+    if "output.weight" in names.values():
+        raise MismatchError(
+            f"the heads in {files.folder} share an output matrix, those of Medusa's authors do not"
+        )
+    if any(".blocks.1." in own for own in names.values()):
+        raise MismatchError(
+            f"the heads in {files.folder} have several layers, those of its authors have one"
+        )
+    stored = files.tensors.read()
+    tensors = {authors_name(own): stored[name] for name, own in names.items()}
+    base = files.config.get("base_model_name_or_path") or files.config.get("target")
+    return tensors, {
+        "medusa_num_heads": len({own.split(".")[1] for own in names.values()}),
+        "medusa_num_layers": 1,
+        "base_model_name_or_path": base,
+    }
+
+
+def _papers(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
+    """A recurrent drafter under the paper's names, which TensorRT-LLM's converter reads."""
+    config = read_config(files.folder)
+    plain = DrafterConfig(**{name: getattr(config, name) for name in _PAPERS})
+    mine, theirs = config.to_dict(), plain.to_dict()
+    for key in mine.keys() - _RECORDS:
+        if mine[key] != theirs.get(key):
+            raise MismatchError(
+                f"{files.folder} has {key} = {mine[key]}, an extension that TensorRT-LLM does not "
+                f"know; `redrafter-mlx train --recipe paper` makes one without"
+            )
+    tensors = {own_name(name): array for name, array in files.tensors.read().items()}
+    return tensors, {key: value for key, value in theirs.items() if key in (*_PAPERS, "model_type")}
