@@ -112,7 +112,7 @@ def test_speculators_loads_what_is_trained_here(model: nn.Module, tmp_path: Path
         "verifier_norm.weight",
         "verifier_lm_head.weight",
     }
-    compare_with_speculators(theirs.float(), tmp_path, model)
+    compare_with_speculators(theirs.float(), folder, model)
 
 
 def compare_with_speculators(theirs, folder: Path, model: nn.Module) -> None:  # type: ignore[no-untyped-def]
