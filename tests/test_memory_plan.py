@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from macs import mac
 from tiny import random_model
 
 from redrafter_mlx.distill.corpus.batch_cache import row_bytes
@@ -15,6 +17,7 @@ from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options import TrainOptions
+from redrafter_mlx.distill.preflight import check_memory
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
@@ -67,3 +70,18 @@ def test_too_little_memory_is_refused_with_the_least_that_does() -> None:
     assert planned(target, least).room >= row_bytes(target, 256)
     with pytest.raises(BadInputError):
         planned(target, least - 1)
+
+
+@pytest.mark.parametrize("gigabytes", [8, 16, 64])
+def test_training_stays_within_a_macs_working_set(
+    gigabytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = mac(gigabytes)
+    monkeypatch.setattr("redrafter_mlx.distill.memory_plan.machine_memory", lambda: machine.memory)
+    target = Target(random_model(**VICUNA))
+    assert planned(target, None).most <= machine.working_set
+    check_memory(None, machine)
+    check_memory(machine.working_set, machine)
+    with pytest.raises(BadInputError, match=str(machine.working_set)):
+        check_memory(machine.working_set + 1, machine)
+    check_memory(machine.working_set + 1, replace(machine, on_cpu=True))

@@ -29,7 +29,7 @@ from redrafter_mlx.distill.hours import PLANNED_EPOCHS, Pace, Schedule
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
-from redrafter_mlx.distill.preflight import check_output, least_blocks
+from redrafter_mlx.distill.preflight import check_memory, check_output, least_blocks
 from redrafter_mlx.distill.report.card import TrainingReport, write_card
 from redrafter_mlx.distill.report.metrics import MetricsLog, best_quality, read_metrics
 from redrafter_mlx.distill.report.plots import draw_plots
@@ -46,6 +46,7 @@ from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
 from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights.machine import this_machine
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
 """The beams that a drafter is evaluated with."""
@@ -73,6 +74,7 @@ class TrainingRun:
         loaded: the job's target, if it is in memory already
         """
         check_output(job.output)
+        check_memory(job.memory, this_machine())
         self.given = read_given(job)
         self.ranks = join_ranks()
         read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
