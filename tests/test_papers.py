@@ -27,6 +27,7 @@ from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench_options import BenchOptions
 from redrafter_mlx.cli.bench_paper import installed_drafters
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading import TargetSource
 from redrafter_mlx.speculation.sampling import log_softmax
@@ -268,6 +269,51 @@ def test_expected_tokens_are_those_of_drafts_that_fail_independently() -> None:
     drafted = answer(DRAFTED, lengths=(4, 2, 1, 4))
     (row,) = [r for r in summarise([drafted]) if r.category == "all"]
     assert drafts_accepted(row) == pytest.approx(7 / 9)
+
+
+def trained_folder(folder: Path, labels: str, learning_rate: float) -> str:
+    save_drafter(random_drafter(seed=2, vocab_size=258), folder)
+    (folder / "train.toml").write_text(
+        f'data = "x"\nlabels = "{labels}"\n[drafter]\nform = "recurrent"\n'
+        f"[training]\nlearning_rate = {learning_rate}\n"
+    )
+    return str(folder)
+
+
+def test_drafters_are_told_apart_by_how_they_were_trained(
+    capsys: pytest.CaptureFixture[str], questions: list[str], tmp_path: Path
+) -> None:
+    """By the options file beside each, the published figures beside those of the same labels."""
+    given, own = (trained_folder(tmp_path / labels, labels, rate)
+                  for labels, rate in (("data", 0.001), ("target", 0.004)))  # fmt: skip
+    line = [*questions, "--limit", "1", "--drafter", given, "--drafter", own, "--warmup", "0"]
+    found = paper(capsys, "table4", *line, "--beam-width", "2,16", "--max-tokens", "3")
+    (measured,) = found["paper"]["measured"]
+    assert columns(measured, "drafter", "labels", "W", "published") == [
+        (given, "data", "2", ""), (given, "data", "16", "1.8x, 2.87"),
+        (own, "target", "2", ""), (own, "target", "16", "1.92x, 3.09"),
+    ]  # fmt: skip
+    found = paper(capsys, "v1-figure4", *line, "--beam-width", "2", "--max-tokens", "3")
+    (measured,) = found["paper"]["measured"]
+    rates = columns(measured, "form", "learning rate")
+    assert rates == [("recurrent", "0.001"), ("recurrent", "0.004")]
+
+
+def test_a_draft_models_expected_speedup_follows_from_its_acceptance_and_its_cost(
+    capsys: pytest.CaptureFixture[str], questions: list[str]
+) -> None:
+    """As the formula has it, from the rounded figures beside it."""
+    line = [*questions, "--drafter", "x", "--beam-length", "3", "--temperature", "0,1"]
+    found = paper(capsys, "assistant", *line, "--warmup", "0")
+    (measured,) = found["paper"]["measured"]
+    cases = columns(measured, "T", "accept", "drafts")
+    assert cases == [("0", "greedy", "2"), ("1", "rejection", "2")]
+    names = ("accepted", "c", "expected tokens/step", "expected speedup")
+    for accepted, cost, expected, speedup in columns(measured, *names):
+        a, c = float(accepted.rstrip("%")) / 100, float(cost)
+        assert c > 0
+        assert float(expected) == pytest.approx(1 + a + a * a, abs=0.01)
+        assert float(speedup.rstrip("x")) == pytest.approx(float(expected) / (1 + 2 * c), abs=0.02)
 
 
 def test_a_correlation_needs_three_drafters() -> None:
