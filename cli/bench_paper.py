@@ -180,17 +180,18 @@ def _paper(
     )
 
 
-def _changed(
-    protocol: Protocol, options: BenchOptions, given: Collection[str]
-) -> list[Difference]:  # fmt: skip
+def _changed(protocol: Protocol, options: BenchOptions, given: Collection[str]) -> list[Difference]:
     """The table's options that the command line overrules."""
+    own = dict(protocol.options)
+    if protocol.prompt_lengths:
+        own["prompt_tokens"] = ",".join(map(str, protocol.prompt_lengths))
     return [
         Difference(
             f"--{name.replace('_', '-')}",
             f"without it: {_shown(value)}",
             _shown(getattr(options, name)),
         )
-        for name, value in protocol.options.items()
+        for name, value in own.items()
         if name in given and getattr(options, name) != value
     ]
 

@@ -199,6 +199,8 @@ def test_requests_at_once_have_prompts_and_answers_of_the_lengths_asked_for(
     cases = columns(measured, "prompt tokens", "requests")
     assert {length for length, _ in cases} == {"9", "30"}
     assert {size for _, size in cases} == {"1", "2"}
+    changed = {d["what"]: d["here"] for d in found["paper"]["differences"]}
+    assert changed["--prompt-tokens"] == "9,30"
     for ms, per_second in zip(
         columns(measured, "ms a token"),
         (row["request_tps"]["median"] for result in found["results"] for row in result["rows"]),
