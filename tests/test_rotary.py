@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx_lm.models.rope_utils import initialize_rope
+from primitives import operations
 from tiny import LLAMA3_ROPE, random_model
 
 from redrafter_mlx.autotune.timed_calls import random_tree
@@ -85,11 +85,3 @@ def test_nothing_is_shared_after_a_call() -> None:
         text = mx.concatenate([mx.array([[1, 2, 3]])[:, :start], tokens], axis=1)
         logits = target.logits(target.append(tokens, cache, start))
         assert mx.allclose(logits, cast(mx.array, model(text))[:, start:], rtol=1e-4, atol=1e-4)
-
-
-def operations(arrays: list[mx.array]) -> list[str]:
-    """The names of the primitives that compute the arrays."""
-    dot = io.StringIO()
-    mx.export_to_dot(dot, *arrays)
-    labels = [line.split('label ="')[1] for line in dot.getvalue().splitlines() if "label" in line]
-    return [label.split('"')[0] for label in labels]

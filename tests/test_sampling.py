@@ -9,13 +9,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx_lm.sample_utils import make_sampler
+from primitives import operations
 from test_decode import SHAPES, run
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.speculation.sampling import choose, filtered_log_probs, sequence_keys
+from redrafter_mlx.speculation.sampling import choose, filtered_logits, sequence_keys
 from redrafter_mlx.target.model import Target
 
 FILTERS = [
@@ -42,8 +43,18 @@ def test_filters_keep_the_tokens_that_mlx_lm_keeps(filters: dict) -> None:
     mx.random.seed(7)
     logits = mx.random.normal((24,)) * 2
     params = SamplingParams(3.0, **filters)  # hot, so that every token that is left is drawn
-    ours = np.isfinite(np.array(filtered_log_probs(logits, params)))
+    ours = np.isfinite(np.array(filtered_logits(logits, params)))
     assert set(np.flatnonzero(ours).tolist()) == kept_by_mlx_lm(logits, params)
+
+
+def test_a_draw_without_filters_normalises_nothing() -> None:
+    """Passes over the vocabulary, of every node, that a draw can do without."""
+    logits, keys = mx.random.normal((1, 3, 24), key=mx.random.key(0)), sequence_keys(1)
+    at = mx.arange(3)[None], mx.array([5]), keys
+    drawn = operations([choose(logits, *at, SamplingParams(0.7), 2)])
+    assert "LogSumExp" not in drawn
+    filtered = operations([choose(logits, *at, SamplingParams(0.7, top_p=0.9), 2)])
+    assert "LogSumExp" in filtered
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
@@ -78,7 +89,7 @@ def test_choices_follow_the_filtered_distribution(temperature: float, filters: d
         params,
         0,
     )
-    expected = np.array(mx.softmax(filtered_log_probs(logits, params))) * draws
+    expected = np.array(mx.softmax(filtered_logits(logits, params))) * draws
     statistic, freedom = chi_square(np.bincount(np.array(chosen)[:, 0], minlength=16), expected)
     assert statistic < critical(freedom)
 

@@ -30,15 +30,18 @@ def log_softmax(logits: mx.array) -> mx.array:
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
-def filtered_log_probs(logits: mx.array, params: SamplingParams) -> mx.array:
-    """Log-probabilities after mlx-lm's filters, in the order of its `make_sampler`.
+def filtered_logits(logits: mx.array, params: SamplingParams) -> mx.array:
+    """What is left after mlx-lm's filters, in the order of its `make_sampler`.
+
+    Filters by probability need log-probabilities; a draw does not.
 
     Shapes:
       logits: [..., V]
     Returns:
-      [..., V], divided by the temperature and not normalised again; -inf where filtered
+      [..., V] float32, divided by the temperature and not normalised; -inf where filtered
     """
-    x = log_softmax(logits)
+    by_probability = params.top_p < 1.0 or params.min_p > 0.0
+    x = log_softmax(logits) if by_probability else logits.astype(mx.float32)
     if params.top_p < 1.0:
         x = apply_top_p(x, params.top_p)
     if params.min_p > 0.0:
@@ -50,7 +53,7 @@ def filtered_log_probs(logits: mx.array, params: SamplingParams) -> mx.array:
 
 def sampled_log_probs(logits: mx.array, params: SamplingParams) -> mx.array:
     """The log-probabilities [..., V] that tokens are drawn with: filtered, normalised."""
-    return log_softmax(filtered_log_probs(logits, params))
+    return log_softmax(filtered_logits(logits, params))
 
 
 def choose(
@@ -78,7 +81,7 @@ def choose(
     positions = position[:, None] + mx.arange(levels)[None]  # [B, levels]
     noise = gumbel_at(keys, positions, V, CHOICE).reshape(B * levels, V)
     of_node = mx.arange(B)[:, None] * levels + depths
-    x = filtered_log_probs(logits, params) + noise[of_node]
+    x = filtered_logits(logits, params) + noise[of_node]
     return mx.argmax(x, axis=-1).astype(mx.int32)
 
 
