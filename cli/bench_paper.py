@@ -24,6 +24,7 @@ from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
 from redrafter_mlx.drafting.installed import list_drafters
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
+from redrafter_mlx.runtime.launched import launched_rank
 
 _DEFAULT_MODEL = "smollm2-135m"
 
@@ -51,6 +52,10 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
         raise BadInputError(f"--paper {protocol.name} has one beam shape; leave out --plot")
     options.check()
+    if protocol.inspects is not None and launched_rank() is not None:
+        raise BadInputError(
+            f"--paper {protocol.name} looks at the model in one process; run it without mlx.launch"
+        )
     inspector = _Inspector(protocol)
     outcome = run_session(options, inspector.look)
     evidence = Evidence(
@@ -133,6 +138,7 @@ def _measure_batches(
         (n, replace(options, prompt_tokens=None if n is None else str(n))) for n in lengths
     ]  # fmt: skip
     for _, each in runs:
+        each.check()
         each.check_batches()
     results = [(n, run_batches(each)) for n, each in runs]
     evidence = Evidence(batches=[(n, row) for n, result in results for row in result.rows])

@@ -189,6 +189,19 @@ def test_acceptance_methods_are_crossed_with_their_own_axes_alone(
     assert len({row[2] for row in greedy}) == 1
 
 
+@pytest.mark.parametrize("table", ["v1-table2", "assistant", "table3"])
+def test_what_one_rank_alone_would_compute_is_refused_under_a_launch(
+    table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    questions: list[str],
+) -> None:  # fmt: skip
+    monkeypatch.setenv("MLX_RANK", "0")
+    monkeypatch.setenv("MLX_HOSTFILE", "hosts.json")
+    assert main.run(["bench", "--paper", table, *questions, "--drafter", "x"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert "mlx.launch" in err or "ranks" in err
+
+
 def test_requests_at_once_have_prompts_and_answers_of_the_lengths_asked_for(
     capsys: pytest.CaptureFixture[str], questions: list[str]
 ) -> None:
