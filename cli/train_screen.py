@@ -78,10 +78,12 @@ def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
     _print_corpus(corpus, run, console, planned=schedule is not None)
     with _timed(schedule):
         if schedule is not None:
+            before = schedule.plan
             with _lines(console, Stage("trying a little of training")):
                 run.settle(schedule)
             schedule.save()
-            _print_plan(console, run, schedule)
+            if schedule.plan != before:
+                _print_plan(console, run, schedule)
         if not _fit(run, console, schedule):
             _say_goodbye(console, "the training so far is saved")
         rows = _measure(run, console)

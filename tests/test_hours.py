@@ -20,6 +20,7 @@ from test_train_cli import (  # noqa: F401
 from redrafter_mlx.cli import main
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.hours import HOURS, Pace, Schedule, first_plan, settled_plan
+from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.awake import kept_awake
@@ -159,6 +160,13 @@ def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
     again.save()
     with pytest.raises(BadInputError, match="2 hours, not 3"):
         Schedule(tmp_path, 3.0, clock)
+
+
+def test_a_plan_times_no_more_questions_than_the_job_asks_for() -> None:
+    plan = settled_plan(first_plan(8.0, TRIAL, 1, 0.0), Pace(1.0, 1.0, 1.0), 5000, 10)
+    assert plan.timed_questions > 1
+    job = plan.of(TrainingJob("any", Path("out"), timed_questions=1))
+    assert job.timed_questions == 1
 
 
 def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(

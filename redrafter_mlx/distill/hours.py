@@ -75,7 +75,7 @@ class Plan:
     def of(self, job: TrainingJob) -> TrainingJob:
         """The job with what is planned."""
         training = replace(job.training, epochs=self.epochs, evaluations=self.evaluations)
-        tokens, questions = self.answer_tokens, self.timed_questions
+        tokens, questions = self.answer_tokens, min(self.timed_questions, job.timed_questions)
         return replace(job, answer_tokens=tokens, timed_questions=questions, training=training)
 
 
