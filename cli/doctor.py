@@ -196,8 +196,8 @@ def _memory(report: Report) -> Facts:  # noqa: ARG001
 
 def _good_for(report: Report) -> Facts:  # noqa: ARG001
     """The largest models that fit: named ones, and of any at all their parameters."""
-    from redrafter_mlx.weights.fit import CONTEXT, largest_named, most_parameters
-    from redrafter_mlx.weights.machine import this_machine
+    from redrafter_mlx.weights.fit.machine import this_machine
+    from redrafter_mlx.weights.fit.needs import CONTEXT, largest_named, most_parameters
 
     machine = this_machine()
     named = [entry.name for entry in largest_named(machine)]

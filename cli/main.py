@@ -10,9 +10,6 @@ from typing import Annotated
 import typer
 
 from redrafter_mlx.cli import (
-    bench,
-    bench_serve,
-    chat,
     doctor,
     export,
     generate,
@@ -23,6 +20,9 @@ from redrafter_mlx.cli import (
     tune,
     verify,
 )
+from redrafter_mlx.cli.bench import command as bench
+from redrafter_mlx.cli.bench import serve as bench_serve
+from redrafter_mlx.cli.chat import command as chat
 from redrafter_mlx.cli.terminal import one_line, open_missing_streams, tolerate_any_text
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.runtime.launched import wait_for_loss

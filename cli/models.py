@@ -17,7 +17,7 @@ from redrafter_mlx.cli.terminal import check_text, sanitise
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.weights.machine import Machine
+    from redrafter_mlx.weights.fit.machine import Machine
     from redrafter_mlx.weights.status import ModelStatus
 
 _CONTEXT = 8192
@@ -51,7 +51,7 @@ def list_all() -> None:
     Any Hub repository or folder that mlx-lm loads works as well.
     """
     with progress_bars("looking"):
-        from redrafter_mlx.weights.machine import this_machine
+        from redrafter_mlx.weights.fit.machine import this_machine
         from redrafter_mlx.weights.status import list_models
 
         known, machine = list_models(), this_machine()
@@ -115,7 +115,7 @@ def show(
     """
     wanted = _checked(name)
     with progress_bars(f"looking at {wanted}"):
-        from redrafter_mlx.weights.machine import this_machine
+        from redrafter_mlx.weights.fit.machine import this_machine
         from redrafter_mlx.weights.status import show_model
 
         model = show_model(wanted)
@@ -127,7 +127,7 @@ def show(
 
 def _check_files(path: Path) -> None:
     """Raise unless files can be a model, or a drafter of a form that is supported."""
-    from redrafter_mlx.weights.folder_files import check_model
+    from redrafter_mlx.weights.files.folder import check_model
 
     try:
         check_model(path)
@@ -158,7 +158,7 @@ def _rows(model: ModelStatus) -> list[tuple[str, str]]:
 
 def _memory_rows(model: ModelStatus, machine: Machine, context: int) -> list[tuple[str, str]]:
     """What the model takes for each way of loading it, beside what there is."""
-    from redrafter_mlx.weights.fit import drafter_bytes, needs
+    from redrafter_mlx.weights.fit.needs import drafter_bytes, needs
 
     if model.stored is None:
         return []
@@ -175,7 +175,7 @@ def _memory_rows(model: ModelStatus, machine: Machine, context: int) -> list[tup
 
 def _fits(model: ModelStatus, machine: Machine) -> str:
     """`yes`, the option with which a model fits, or `no`."""
-    from redrafter_mlx.weights.fit import needs
+    from redrafter_mlx.weights.fit.needs import needs
 
     if model.stored is None:
         return "unknown"

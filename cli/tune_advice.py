@@ -111,7 +111,7 @@ def _sizes(loaded: Redrafter) -> tuple[int, int] | None:
     """Bytes of a usual drafter, and of the weights; None for what is no dense decoder."""
     from mlx.utils import tree_flatten
 
-    from redrafter_mlx.weights.fit import stored_model
+    from redrafter_mlx.weights.fit.needs import stored_model
 
     stored = None if loaded.source is None else stored_model(loaded.source.path)
     if stored is None:

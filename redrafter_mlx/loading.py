@@ -43,11 +43,11 @@ from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import Progress, no_progress
-from redrafter_mlx.weights.fit import check_load
+from redrafter_mlx.weights.fit.machine import this_machine
+from redrafter_mlx.weights.fit.needs import check_load
 from redrafter_mlx.weights.folder import load_folder
-from redrafter_mlx.weights.gguf import load_gguf
+from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.known_drafters import known_drafters
-from redrafter_mlx.weights.machine import this_machine
 from redrafter_mlx.weights.precision import check_quantize, convert, stored_bits
 from redrafter_mlx.weights.quantised_cache import keep_quantised, quantised_file, use_quantised
 from redrafter_mlx.weights.registry import REGISTRY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from redrafter_mlx.weights.machine import Machine
+from redrafter_mlx.weights.fit.machine import Machine
 
 _SHARE_SMALL, _SHARE_LARGE = 2 / 3, 3 / 4
 _LARGE = 36

@@ -9,7 +9,8 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.bench.measure.methods import Method, Run, Runner
-from redrafter_mlx.cli import bench_session, main, options
+from redrafter_mlx.cli import main, options
+from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading import TargetSource

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from redrafter_mlx.cli.chat import Chat, run_chat
+from redrafter_mlx.cli.chat.command import Chat, run_chat
 from redrafter_mlx.cli.options import option_names
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import BeamShape, GenerationOptions

@@ -15,9 +15,9 @@ from test_chat import FakeModel
 
 from redrafter_mlx.bench.measure.load_client import Server
 from redrafter_mlx.cli import main
-from redrafter_mlx.cli.chat import Chat, run_chat
-from redrafter_mlx.cli.conversation import Conversation, Model
-from redrafter_mlx.cli.remote import RemoteSession, connect
+from redrafter_mlx.cli.chat.command import Chat, run_chat
+from redrafter_mlx.cli.chat.conversation import Conversation, Model
+from redrafter_mlx.cli.chat.remote import RemoteSession, connect
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import ServerError

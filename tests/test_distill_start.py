@@ -21,7 +21,7 @@ from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.file_names import WEIGHTS
+from redrafter_mlx.weights.files.names import WEIGHTS
 
 
 @pytest.fixture

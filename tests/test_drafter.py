@@ -18,7 +18,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.stored_tensors import StoredTensors
+from redrafter_mlx.weights.files.tensors import StoredTensors
 
 PAPER_KEYS = {
     "hidden_size": HIDDEN,

@@ -18,7 +18,7 @@ from redrafter_mlx.drafting.drafter_files import DrafterFiles, fill, open_files
 from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.stored_tensors import StoredTensors, open_tensors
+from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
 
 
 def write(folder: Path, name: str, **tensors: tuple[int, ...]) -> None:

@@ -42,7 +42,7 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.stored_tensors import StoredTensors
+from redrafter_mlx.weights.files.tensors import StoredTensors
 
 SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)]
 TRAINED = {

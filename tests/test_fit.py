@@ -24,7 +24,9 @@ from weights_samples import (
 from redrafter_mlx.cli import main
 from redrafter_mlx.errors import TooLargeError
 from redrafter_mlx.loading import load_target
-from redrafter_mlx.weights.fit import (
+from redrafter_mlx.weights.fit.machine import Machine
+from redrafter_mlx.weights.fit.model_size import StoredModel, of_config
+from redrafter_mlx.weights.fit.needs import (
     check_download,
     drafter_bytes,
     largest_named,
@@ -33,8 +35,6 @@ from redrafter_mlx.weights.fit import (
     needs,
     stored_model,
 )
-from redrafter_mlx.weights.machine import Machine
-from redrafter_mlx.weights.model_size import StoredModel, of_config
 from redrafter_mlx.weights.precision import quantize_layers
 from redrafter_mlx.weights.registry import REGISTRY
 
@@ -176,7 +176,7 @@ def test_screens_say_what_fits_a_mac(
     fits: str,
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr("redrafter_mlx.weights.machine.this_machine", lambda: mac(gigabytes))
+    monkeypatch.setattr("redrafter_mlx.weights.fit.machine.this_machine", lambda: mac(gigabytes))
     assert main.run(["list"]) == 0
     (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("vicuna-7b"))
     assert f" no       13.5 GB  {fits} " in row

@@ -35,8 +35,8 @@ from redrafter_mlx.config import DType
 from redrafter_mlx.errors import DamagedFileError, RedrafterError, UnsupportedModelError
 from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.weights.chat import encode_text, render_chat
-from redrafter_mlx.weights.gguf import load_gguf
-from redrafter_mlx.weights.gguf_header import read_header
+from redrafter_mlx.weights.gguf.header import read_header
+from redrafter_mlx.weights.gguf.load import load_gguf
 
 PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101]])
 HARD_STRINGS = [

@@ -10,9 +10,9 @@ import pytest
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.loading import load_target
-from redrafter_mlx.weights.gguf_blocks import BITS, GROUP_SIZE
-from redrafter_mlx.weights.gguf_header import read_header
-from redrafter_mlx.weights.gguf_tensors import READABLE, read_tensors
+from redrafter_mlx.weights.gguf.blocks import BITS, GROUP_SIZE
+from redrafter_mlx.weights.gguf.header import read_header
+from redrafter_mlx.weights.gguf.tensors import READABLE, read_tensors
 
 gguf = pytest.importorskip("gguf")
 

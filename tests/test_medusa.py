@@ -28,7 +28,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.stored_tensors import StoredTensors
+from redrafter_mlx.weights.files.tensors import StoredTensors
 
 PROMPT = [3, 5, 7, 11, 4]
 HEADS = 3

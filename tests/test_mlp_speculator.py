@@ -19,7 +19,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.published.mlp_speculator import SpeculatorDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.stored_tensors import StoredTensors
+from redrafter_mlx.weights.files.tensors import StoredTensors
 
 PROMPT = [3, 5, 7, 11, 4]
 HEADS, INNER = 3, 24

@@ -25,8 +25,8 @@ from redrafter_mlx.bench.papers.answer_tables import (
 from redrafter_mlx.bench.papers.protocols import PROTOCOLS
 from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
 from redrafter_mlx.cli import main, options
-from redrafter_mlx.cli.bench_options import BenchOptions
-from redrafter_mlx.cli.bench_paper import installed_drafters
+from redrafter_mlx.cli.bench.options import BenchOptions
+from redrafter_mlx.cli.bench.paper import installed_drafters
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.loading import TargetSource

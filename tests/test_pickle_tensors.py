@@ -32,8 +32,8 @@ from torch_files import (
 )
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.weights.pickle_tensors import open_torch_file
-from redrafter_mlx.weights.stored_tensors import open_tensors
+from redrafter_mlx.weights.files.pickles import open_torch_file
+from redrafter_mlx.weights.files.tensors import open_tensors
 
 FLAT = Flat()
 

@@ -543,7 +543,7 @@ def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(
     for gigabytes, fetched in ((2, False), (192, True)):
         machine = mac(gigabytes)
         monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda m=machine: m)
-        monkeypatch.setattr("redrafter_mlx.weights.fit._WORK", 2 * 10**9)
+        monkeypatch.setattr("redrafter_mlx.weights.fit.needs._WORK", 2 * 10**9)
         assert main.run(["pull", "org/large"]) == 1  # it is no model
         assert any(asked.endswith("/model.safetensors") for asked in hub.asked) == fetched
         assert ("org/large takes" in capsys.readouterr().err) != fetched

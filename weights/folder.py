@@ -27,7 +27,7 @@ from redrafter_mlx.errors import (
 )
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.chat import VICUNA_TEMPLATE, is_vicuna
-from redrafter_mlx.weights.folder_files import (
+from redrafter_mlx.weights.files.folder import (
     SafetensorsHeader,
     check_tokenizer,
     folder_fingerprint,

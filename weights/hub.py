@@ -30,7 +30,7 @@ from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import Progress
-from redrafter_mlx.weights.file_names import weight_names
+from redrafter_mlx.weights.files.names import weight_names
 from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0

@@ -17,7 +17,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.paths import cache_dir, existing_part
-from redrafter_mlx.weights.folder_files import read_safetensors_header
+from redrafter_mlx.weights.files.folder import read_safetensors_header
 from redrafter_mlx.weights.precision import GROUP_SIZE, Precision
 
 _WORTH_KEEPING = 64_000_000

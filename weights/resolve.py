@@ -18,9 +18,9 @@ from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import Progress, hub, no_progress
 from redrafter_mlx.weights.checksum import is_intact
-from redrafter_mlx.weights.fit import check_download, listed_model
-from redrafter_mlx.weights.machine import this_machine
-from redrafter_mlx.weights.model_size import StoredModel
+from redrafter_mlx.weights.fit.machine import this_machine
+from redrafter_mlx.weights.fit.model_size import StoredModel
+from redrafter_mlx.weights.fit.needs import check_download, listed_model
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 

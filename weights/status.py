@@ -9,11 +9,11 @@ from pathlib import Path
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import bytes_below
-from redrafter_mlx.weights.fit import stored_model
-from redrafter_mlx.weights.folder_files import check_model, check_tokenizer
-from redrafter_mlx.weights.gguf_header import read_header
+from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
+from redrafter_mlx.weights.fit.model_size import StoredModel
+from redrafter_mlx.weights.fit.needs import stored_model
+from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.hub import cached_repos, split_repo
-from redrafter_mlx.weights.model_size import StoredModel
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
 

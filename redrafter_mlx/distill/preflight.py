@@ -15,8 +15,8 @@ from redrafter_mlx.distill.report.metrics import METRICS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.drafting.drafter_files import CONFIG
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.weights.file_names import WEIGHTS
-from redrafter_mlx.weights.machine import Machine
+from redrafter_mlx.weights.files.names import WEIGHTS
+from redrafter_mlx.weights.fit.machine import Machine
 
 
 def check_output(folder: Path) -> None:

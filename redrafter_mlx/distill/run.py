@@ -46,7 +46,7 @@ from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
 from redrafter_mlx.weights import Progress
-from redrafter_mlx.weights.machine import this_machine
+from redrafter_mlx.weights.fit.machine import this_machine
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
 """The beams that a drafter is evaluated with."""

@@ -25,9 +25,9 @@ from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundE
 from redrafter_mlx.runtime.atomic_write import name_in_errors
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.file_names import WEIGHTS
+from redrafter_mlx.weights.files.names import WEIGHTS
+from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
 from redrafter_mlx.weights.precision import quantize_layers
-from redrafter_mlx.weights.stored_tensors import StoredTensors, open_tensors
 
 CONFIG = "config.json"
 

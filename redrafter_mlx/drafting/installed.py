@@ -14,8 +14,8 @@ from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError, Redrafter
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir
 from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
 from redrafter_mlx.weights.checksum import sha256_of
-from redrafter_mlx.weights.file_names import WEIGHTS
-from redrafter_mlx.weights.folder_files import folder_fingerprint, read_headers
+from redrafter_mlx.weights.files.folder import folder_fingerprint, read_headers
+from redrafter_mlx.weights.files.names import WEIGHTS
 from redrafter_mlx.weights.known_drafters import known_drafters
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local

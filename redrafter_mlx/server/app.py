@@ -18,13 +18,13 @@ from starlette.routing import Route
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.server.admission import Gate
 from redrafter_mlx.server.api_error import LOG, ApiError, respond_with_error
-from redrafter_mlx.server.chat_completions import ChatReply
-from redrafter_mlx.server.completions import CompletionReply
-from redrafter_mlx.server.endpoint import GenerationEndpoint
 from redrafter_mlx.server.hosting import Hosts, ModelHost
 from redrafter_mlx.server.metrics import Metrics
+from redrafter_mlx.server.openai.chat_completions import ChatReply
+from redrafter_mlx.server.openai.completions import CompletionReply
+from redrafter_mlx.server.openai.endpoint import GenerationEndpoint
+from redrafter_mlx.server.openai.schemas import ChatRequest, CompletionRequest
 from redrafter_mlx.server.options import ServerOptions
-from redrafter_mlx.server.schemas import ChatRequest, CompletionRequest
 from redrafter_mlx.server.security import Guard, content_security_policy
 
 

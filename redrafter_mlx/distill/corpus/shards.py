@@ -29,7 +29,7 @@ from redrafter_mlx.distill.corpus.hidden_states import to_host
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.folder_files import read_safetensors_header
+from redrafter_mlx.weights.files.folder import read_safetensors_header
 
 FORMAT = "redrafter-mlx corpus 2"
 

@@ -27,7 +27,7 @@ from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, open_files
 from redrafter_mlx.drafting.forms import find_form
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.file_names import WEIGHTS
+from redrafter_mlx.weights.files.names import WEIGHTS
 
 BatchLoss: TypeAlias = Callable[[], mx.array]
 """The loss of one batch at the network's present weights."""

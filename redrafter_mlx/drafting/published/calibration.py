@@ -23,7 +23,7 @@ from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import encode_text, render_chat
-from redrafter_mlx.weights.stored_tensors import StoredTensors
+from redrafter_mlx.weights.files.tensors import StoredTensors
 
 AS_STORED = "as its files say"
 

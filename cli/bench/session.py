@@ -17,7 +17,7 @@ from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import Runner, check_draft_model
 from redrafter_mlx.bench.measure.plan import measure
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.bench_options import BenchOptions, Loading
+from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.engine.engine import Redrafter

@@ -7,8 +7,8 @@ from redrafter_mlx.bench.measure.batch_answers import BatchAnswersFile
 from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
-from redrafter_mlx.cli.bench_options import BenchOptions
-from redrafter_mlx.cli.bench_session import (
+from redrafter_mlx.cli.bench.options import BenchOptions
+from redrafter_mlx.cli.bench.session import (
     load_drafters,
     measure_machine,
     protocol_of,

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.weights.tensor_pickle import (
+from redrafter_mlx.weights.files.tensor_pickle import (
     MAX_BYTES,
     STORAGES,
     RefusedError,

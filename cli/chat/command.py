@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from redrafter_mlx.cli import chat_commands
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.conversation import Conversation, Model, Token
+from redrafter_mlx.cli.chat import commands as chat_commands
+from redrafter_mlx.cli.chat.conversation import Conversation, Model, Token
 from redrafter_mlx.cli.serve import API_KEY_VARIABLE
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
@@ -139,7 +139,7 @@ def _open(
     if url is None:
         loaded = opt.load_model(loading)
         return loaded, loaded.session(system)
-    from redrafter_mlx.cli.remote import RemoteSession, connect
+    from redrafter_mlx.cli.chat.remote import RemoteSession, connect
 
     for name, value in asdict(replace(loading, model=None)).items():
         if value != getattr(opt.ModelOptions, name):

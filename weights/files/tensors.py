@@ -13,9 +13,9 @@ import mlx.core as mx
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.weights.file_names import WEIGHTS, weight_names
-from redrafter_mlx.weights.folder_files import read_safetensors_header
-from redrafter_mlx.weights.pickle_tensors import open_torch_file
+from redrafter_mlx.weights.files.folder import read_safetensors_header
+from redrafter_mlx.weights.files.names import WEIGHTS, weight_names
+from redrafter_mlx.weights.files.pickles import open_torch_file
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.weights.gguf_blocks import BITS, BLOCKS, Blocks, numbers, quantised
-from redrafter_mlx.weights.gguf_header import TensorInfo
+from redrafter_mlx.weights.gguf.blocks import BITS, BLOCKS, Blocks, numbers, quantised
+from redrafter_mlx.weights.gguf.header import TensorInfo
 
 READABLE = tuple(BLOCKS)
 

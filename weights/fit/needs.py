@@ -10,11 +10,11 @@ from pathlib import Path
 from redrafter_mlx.errors import TooLargeError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import bytes_below, human_size
-from redrafter_mlx.weights.file_names import weight_names
-from redrafter_mlx.weights.gguf_header import read_header
+from redrafter_mlx.weights.files.names import weight_names
+from redrafter_mlx.weights.fit.machine import Machine
+from redrafter_mlx.weights.fit.model_size import StoredModel, of_config, of_gguf
+from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.known_drafters import family, known_drafters
-from redrafter_mlx.weights.machine import Machine
-from redrafter_mlx.weights.model_size import StoredModel, of_config, of_gguf
 from redrafter_mlx.weights.registry import REGISTRY, Registered
 
 CONTEXT = 8192

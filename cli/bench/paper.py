@@ -14,9 +14,9 @@ from redrafter_mlx.bench.measure.likelihood import Likelihood, likelihood
 from redrafter_mlx.bench.papers.evidence import AnswerKey, Evidence
 from redrafter_mlx.bench.papers.protocols import Protocol, find_protocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
-from redrafter_mlx.cli.bench_batches import run_batches
-from redrafter_mlx.cli.bench_options import BenchOptions
-from redrafter_mlx.cli.bench_session import measure_machine, run_session
+from redrafter_mlx.cli.bench.batches import run_batches
+from redrafter_mlx.cli.bench.options import BenchOptions
+from redrafter_mlx.cli.bench.session import measure_machine, run_session
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.ranges import parse_integers
 from redrafter_mlx.distill.options_file import OPTIONS, read_options

@@ -10,14 +10,14 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
+from redrafter_mlx.cli.chat.saved_chat import SavedChat, read_chat, shown_turns, write_chat
 from redrafter_mlx.cli.options import describe_kinds, kinds_of_option, option_names
-from redrafter_mlx.cli.saved_chat import SavedChat, read_chat, shown_turns, write_chat
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
-    from redrafter_mlx.cli.chat import Chat
+    from redrafter_mlx.cli.chat.command import Chat
 
 _BOOLS = {"on": True, "true": True, "yes": True, "1": True,
           "off": False, "false": False, "no": False, "0": False}  # fmt: skip

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from redrafter_mlx.cli.bench_options import BenchOptions
+from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.options import with_options
 from redrafter_mlx.errors import BadInputError
 
@@ -51,12 +51,12 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
     options.check()
     if options.batch_size is not None:
         options.check_batches()
-        from redrafter_mlx.cli.bench_batches import run_batches
+        from redrafter_mlx.cli.bench.batches import run_batches
 
         batches = run_batches(options)
         print_batches(batches, options)
         raise typer.Exit(int(batches.failed))
-    from redrafter_mlx.cli.bench_session import run_session
+    from redrafter_mlx.cli.bench.session import run_session
 
     profiles: dict[str, CostModel] = {}
 
@@ -117,7 +117,7 @@ def print_paper(options: BenchOptions, given: frozenset[str]) -> int:
     from redrafter_mlx.bench.show.plot import plot
     from redrafter_mlx.bench.show.report import heatmap, rich_table
     from redrafter_mlx.bench.show.tables import header_lines
-    from redrafter_mlx.cli.bench_paper import run_paper
+    from redrafter_mlx.cli.bench.paper import run_paper
 
     run = run_paper(options, given)
     rows = [row for result in run.results if isinstance(result, Result) for row in result.rows]

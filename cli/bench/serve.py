@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_load
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.bench import console
+from redrafter_mlx.cli.bench.command import console
 from redrafter_mlx.cli.options import Flag, flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.ranges import parse_integers

@@ -16,9 +16,9 @@ from redrafter_mlx.server.answering import Emitted, Prefill, generate
 from redrafter_mlx.server.api_error import LOG, ApiError
 from redrafter_mlx.server.hosting import Hosted, Hosts
 from redrafter_mlx.server.metrics import Metrics
+from redrafter_mlx.server.openai.reply import Reply
+from redrafter_mlx.server.openai.schemas import GenerationRequest
 from redrafter_mlx.server.options import ServerOptions
-from redrafter_mlx.server.reply import Reply
-from redrafter_mlx.server.schemas import GenerationRequest
 from redrafter_mlx.server.sse import Emit, EventStream
 from redrafter_mlx.server.tasks import ClientGoneError, client_gone, race
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from redrafter_mlx.server.answering import Emitted, Wanted
 from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.hosting import Hosted
-from redrafter_mlx.server.reply import Reply
-from redrafter_mlx.server.schemas import CompletionRequest
+from redrafter_mlx.server.openai.reply import Reply
+from redrafter_mlx.server.openai.schemas import CompletionRequest
 from redrafter_mlx.server.sse import Json
 
 _MAX_TOKENS = 16

@@ -21,7 +21,7 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
 )
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.weights.gguf_header import read_header
+from redrafter_mlx.weights.gguf.header import read_header
 
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",

@@ -21,7 +21,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
-from redrafter_mlx.weights.gguf_header import GGUFHeader
+from redrafter_mlx.weights.gguf.header import GGUFHeader
 from redrafter_mlx.weights.spm import CONTROL, USER_DEFINED, Pieces, spm_tokenizer
 
 _ENDS = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from redrafter_mlx.weights.gguf_blocks import BITS
-from redrafter_mlx.weights.gguf_header import GGUFHeader
+from redrafter_mlx.weights.gguf.blocks import BITS
+from redrafter_mlx.weights.gguf.header import GGUFHeader
 
 _GROUP = 64
 """Weights that share a scale and a bias where `quantize` made them, and in most repositories."""

@@ -12,8 +12,8 @@ from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.server.answering import Emitted, Prefill, Wanted
 from redrafter_mlx.server.api_error import blamed_on
 from redrafter_mlx.server.hosting import Hosted
+from redrafter_mlx.server.openai.schemas import GenerationRequest
 from redrafter_mlx.server.record import Record, own_fields
-from redrafter_mlx.server.schemas import GenerationRequest
 from redrafter_mlx.server.sse import Json
 
 _UNLIMITED = 4096

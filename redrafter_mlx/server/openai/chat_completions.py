@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from redrafter_mlx.server.answering import Emitted, TokenLogprob, Wanted
 from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.hosting import Hosted
-from redrafter_mlx.server.reply import Reply
-from redrafter_mlx.server.schemas import ChatRequest
+from redrafter_mlx.server.openai.reply import Reply
+from redrafter_mlx.server.openai.schemas import ChatRequest
 from redrafter_mlx.server.sse import Json
 from redrafter_mlx.structured.markup import Delta, OutputParser, ToolCall
 from redrafter_mlx.structured.plan import plan_output

@@ -1,0 +1,1 @@
+"""OpenAI's API: what its endpoints take and give."""

@@ -1,0 +1,1 @@
+"""Names and tensors of files on disk."""
