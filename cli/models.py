@@ -48,7 +48,7 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
 def list_all() -> None:
     """List the named models: size, whether they are and fit on this machine, and their drafters.
 
-    Any Hub repository or folder that mlx-lm loads works as well.
+    `show` says more of one. Any Hub repository or folder that mlx-lm loads works as well.
     """
     with progress_bars("looking"):
         from redrafter_mlx.weights.fit.machine import this_machine
@@ -63,11 +63,10 @@ def list_all() -> None:
                 _fits(model, machine),
                 _drafters(model),
                 model.licence or "",
-                model.description,
             )
             for model in known
         ]
-    _print_table(("NAME", "ON DISK", "SIZE", "FITS", "DRAFTERS", "LICENCE", "DESCRIPTION"), rows)
+    _print_table(("NAME", "ON DISK", "SIZE", "FITS", "DRAFTERS", "LICENCE"), rows)
 
 
 def drafters(name: Name, as_json: opt.Json = False) -> None:
