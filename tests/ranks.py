@@ -48,7 +48,9 @@ SHAPE = {"beam_width": 2, "beam_length": 3}
 
 def redrafter_of(model: nn.Module, mirror: Mirror | None = None) -> Redrafter:
     """The model with a drafter that has learned nothing, and lookup."""
-    drafter = random_drafter(hidden_size=model.args.hidden_size, vocab_size=258)
+    layers = [1] if model.args.model_type == "llama" else []  # a pipeline's are elsewhere
+    D = model.args.hidden_size
+    drafter = random_drafter(hidden_size=D, vocab_size=258, context_layers=layers)
     redrafter = Redrafter(model, byte_tokenizer(), drafter, lookup=True, mirror=mirror)
     redrafter.warm_up()
     return redrafter

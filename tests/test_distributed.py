@@ -19,10 +19,12 @@ import pytest
 import ranks
 from tiny import random_model
 
+from redrafter_mlx.cli import main
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.distributed.watch import Door, Follower
 from redrafter_mlx.errors import MismatchError, RedrafterError, UnsupportedModelError
+from redrafter_mlx.runtime.launched import Launch
 
 SCRIPT = Path(ranks.__file__)
 PATIENCE = 10.0
@@ -209,6 +211,30 @@ def test_a_model_that_ranks_cannot_share_is_refused_by_name(model: str, named: s
         shard(random_model(model), model, Group())  # type: ignore[arg-type]
     assert model in str(refusal.value)
     assert named in str(refusal.value)
+
+
+def test_a_launch_shares_one_model() -> None:
+    launch = Launch()
+    launch.join()
+    with pytest.raises(RedrafterError, match="one model"):
+        launch.join()
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("serve m --unload-after 1", "--unload-after"),
+        ("bench --batch-size 1,2", "--batch-size"),
+        ("bench --dtype float16,float32", "--dtype"),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused_before_a_model_is_loaded(
+    line: str, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLX_HOSTFILE", "hosts.json")
+    monkeypatch.setenv("MLX_RANK", "0")
+    assert main.run(line.split()) == 1
+    assert named in capsys.readouterr().err
 
 
 def test_a_hostfile_without_a_reachable_host_is_one_line(

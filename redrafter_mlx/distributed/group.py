@@ -70,7 +70,6 @@ def join_ranks() -> Ranks | None:
     rank = launched_rank()
     if rank is None:
         return None
-    LAUNCH.join()
     try:
         group = mx.distributed.init(strict=True)
     except RuntimeError as error:
@@ -78,6 +77,7 @@ def join_ranks() -> Ranks | None:
         raise RankError(
             f"rank {rank} cannot reach its neighbours: {reason}; check the hostfile's addresses"
         ) from error
+    LAUNCH.join()
     if rank and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     return Ranks(group, _connect(group))

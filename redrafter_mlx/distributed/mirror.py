@@ -20,6 +20,7 @@ from mlx_lm.models.cache import KVCache
 from redrafter_mlx.distributed.commands import CommandWriter, Made, Origin, Stored, Word
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.sharding import Sharing
+from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.kv_cache import Snapshot, TreeCache
 from redrafter_mlx.target.model import Target
@@ -131,6 +132,14 @@ class MirroredTarget(Target):
         self._mirror = mirror
         self.plain = MirroredModel(self.model, mirror)
         self.builds_ahead = mirror.sharing == "tensor"
+
+    def reading(self, layers: Sequence[int]) -> Target:
+        if layers and self._mirror.sharing == "pipeline":
+            raise MismatchError(
+                f"the drafter reads layers of {self.model_type}, some of which other ranks hold; "
+                f"give another --drafter, such as lookup, or another number of ranks"
+            )
+        return super().reading(layers)
 
     def new_cache(self) -> MirroredCache:
         return MirroredCache(self.n_layers, self._mirror, Made("new"))
