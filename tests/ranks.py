@@ -9,6 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import redrafter_mlx  # noqa: F401  # the optimised BLAS comes before MLX
@@ -17,7 +18,8 @@ import mlx.core as mx  # isort: skip
 import mlx.nn as nn
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
-from redrafter_mlx.config import BeamShape
+from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
 from redrafter_mlx.distill.job import TrainingJob
@@ -27,10 +29,12 @@ from redrafter_mlx.distributed.follower import follow
 from redrafter_mlx.distributed.group import Ranks, join_ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import shard
+from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.loading import LoadedTarget
 from redrafter_mlx.runtime.launched import wait_for_loss
+from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, pack_beam
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.verification import verify
@@ -96,6 +100,39 @@ def oracle(redrafter: Redrafter) -> list[int | bool]:
     return [report.agreeing, report.explained]
 
 
+class SecondBeamRepeats(Drafter):
+    """Two beams: nonsense, which is drafted as the likelier one, and the root over and over."""
+
+    @property
+    def name(self) -> str:
+        return "repeats"
+
+    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+        B, depth = seen.root.shape[0], mx.arange(shape.length)[None, None]
+        beam = mx.arange(shape.width)[None, :, None]
+        root = mx.broadcast_to(seen.root[:, None, None], (B, shape.width, shape.length))
+        tokens = mx.where((beam == 0) & (depth > 0), (root + 1) % 258, root)
+        log_probs = -mx.broadcast_to(0.1 * depth + 0.01 * beam, tokens.shape)
+        return Beams(tokens, log_probs.astype(mx.float32)), memory
+
+
+def side_branches(redrafter: Redrafter) -> list[list[int]]:
+    """Tokens of each step, where what is accepted are not the first nodes of a tree."""
+    decoder = redrafter.decoder(GenerationOptions(), BeamShape(2, 3))
+    decoder = replace(decoder, drafter=SecondBeamRepeats(), lookup=None)
+    steps: list[list[int]] = []
+
+    def finished(result: StepResult) -> bool:
+        steps.append([*result.tokens])
+        return sum(map(len, steps)) >= 24
+
+    prompt = list(PROMPTS[0])
+    for _ in decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
+        pass
+    assert max(map(len, steps)) == 3, steps
+    return steps
+
+
 def collectives(redrafter: Redrafter) -> list[list[int]]:
     """Nodes of a tree, and how many sums over the ranks are in the graph of its verification."""
     counted = []
@@ -136,7 +173,7 @@ def _told(_: int, __: int) -> None:
 
 
 WORK: Sequence[Callable[[Redrafter], object]] = (
-    greedy, seeded, turns, together, oracle, collectives, timed, endless, reading
+    greedy, seeded, turns, together, oracle, side_branches, collectives, timed, endless, reading,
 )  # fmt: skip
 
 

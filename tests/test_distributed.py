@@ -105,7 +105,11 @@ def test_two_ranks_answer_as_one_process_and_end_together(tmp_path: Path) -> Non
     alone = ranks.redrafter_of(ranks.MODELS["for two"]())
     with started("for two", 2, tmp_path) as run:
         assert run.said() == "ready"
-        for work in (ranks.greedy, ranks.seeded, ranks.turns, ranks.together, ranks.oracle):
+        works = (
+            ranks.greedy, ranks.seeded, ranks.turns, ranks.together, ranks.oracle,
+            ranks.side_branches,
+        )  # fmt: skip
+        for work in works:
             assert run.ask(work.__name__) == work(alone), work.__name__
         layers = 2
         assert run.ask("collectives") == [[n, 2 * layers + 2] for n in (1, 4, 9)]
