@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from tiny import random_drafter
 
-from redrafter_mlx.bench.measure.answers import AnswersFile
+from redrafter_mlx.bench.measure.answers import LinesFile
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import atomic_write, write_private_text
@@ -56,9 +56,9 @@ def test_a_full_disk_is_named_by_the_file_and_leaves_what_was_there(
 
 
 def test_answers_that_find_no_room_name_their_file(tmp_path: Path) -> None:
-    answers = AnswersFile(tmp_path / "answers.jsonl")
+    answers = LinesFile(tmp_path / "answers.jsonl", dict)
     with no_room(), pytest.raises(OSError, match="large") as caught:
-        answers._append("x" * 10_000)
+        answers.append({"text": "x" * 10_000})
     assert caught.value.filename == str(tmp_path / "answers.jsonl")
 
 
