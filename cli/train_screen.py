@@ -30,6 +30,7 @@ from redrafter_mlx.distill.hours import Schedule
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
+from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.runtime.awake import kept_awake
 from redrafter_mlx.runtime.paths import human_size
 
@@ -53,12 +54,13 @@ def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
     if schedule is not None and schedule.plan is not None:
         job = schedule.plan.of(job)
     loading = f"loading {job.model}"
+    ranks = join_ranks()
     with progress_bars(loading) as progress, _lines(console, Stage(loading)):
-        run = TrainingRun(job, progress)
-    if run.ranks is not None and not run.ranks.leads:
+        run = TrainingRun(job, progress, ranks=ranks)
+    if ranks is not None and not ranks.leads:
         if not dry_run:
             run.write()
-        run.ranks.part()  # until rank 0 ends
+        ranks.part()  # until rank 0 ends
     for line in run.notes:
         console.print(line)
     if schedule is not None:

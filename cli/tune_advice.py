@@ -72,8 +72,10 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
     job = TrainingJob(model=_name(loaded), output=Path(f"{_name(loaded).rsplit('/')[-1]}-drafter"))
     if loaded.source is None:
         return "the model was not loaded by its name"
+    command = f"redrafter-mlx train --model {job.model} --output DIR --dry-run"
+    if loaded.mirror is not None:
+        return f"each rank writes with a whole model; see: {command}"
     if _trial_seconds(job.writing.batch, costs) > _PATIENCE:
-        command = f"redrafter-mlx train --model {job.model} --output DIR --dry-run"
         return f"a trial takes long here; see: {command}"
     try:
         target = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source)

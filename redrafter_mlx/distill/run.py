@@ -36,7 +36,7 @@ from redrafter_mlx.distill.report.plots import draw_plots
 from redrafter_mlx.distill.training.checkpoint import check_same_run, load_checkpoint
 from redrafter_mlx.distill.training.trainer import Event, Trainer
 from redrafter_mlx.distributed.facts import facts_of
-from redrafter_mlx.distributed.group import join_ranks
+from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading import LoadedTarget, load_target
@@ -68,15 +68,17 @@ class TrainingRun:
         job: TrainingJob,
         progress: Progress | None = None,
         loaded: LoadedTarget | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used.
 
         loaded: the job's target, if it is in memory already
+        ranks:  that write the corpus together; None writes it here
         """
         check_output(job.output)
         check_memory(job.memory, this_machine())
         self.given = read_given(job)
-        self.ranks = join_ranks()
+        self.ranks = ranks
         read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
         if self.given.read is not None:
             read.append(ReadTexts(self.given.read))

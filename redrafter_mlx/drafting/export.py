@@ -114,7 +114,7 @@ def _papers(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, o
     config = read_config(files.folder)
     plain = DrafterConfig(**{name: getattr(config, name) for name in _PAPERS})
     mine, theirs = config.to_dict(), plain.to_dict()
-    for key in mine.keys() - _RECORDS:
+    for key in sorted(mine.keys() - _RECORDS):
         if mine[key] != theirs.get(key):
             raise MismatchError(
                 f"{files.folder} has {key} = {mine[key]}, an extension that TensorRT-LLM does not "
