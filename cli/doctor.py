@@ -20,7 +20,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.runtime.blas import BLAS, remedy
+from redrafter_mlx.runtime.blas import BLAS, libraries_here, preferred_library, remedy
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, human_size
 
 _CUDA_BACKENDS = ("mlx-cuda-13", "mlx-cuda-12")
@@ -158,6 +158,8 @@ def overwritten_backend() -> str | None:
 def _mlx(report: Report) -> Facts:
     """The device, whether it computes, and the BLAS of the CPU."""
     facts: Facts = {"blas": BLAS.note}
+    if sys.platform == "linux" and preferred_library() is None and len(libraries_here()) > 1:
+        facts["blas_choice"] = "several are here; `redrafter-mlx tune` finds the fastest"
     try:
         import mlx.core as mx
 

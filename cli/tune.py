@@ -11,12 +11,16 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.weights import Progress
 
 if TYPE_CHECKING:
     from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
     from redrafter_mlx.autotune.batch_policy import BatchPolicy
+    from redrafter_mlx.autotune.tuner import Tuner
     from redrafter_mlx.engine.engine import Redrafter
 
 _QUESTIONS = (0, 8, 13)
@@ -53,33 +57,26 @@ def command(
     The shape of the drafts is chosen by this, step by step. Without it, times are assumed at first
     and measured bit by bit after answers. Takes some seconds; leave the machine alone meanwhile.
 
+    On a Linux CPU with several BLAS libraries it finds the fastest first, used from then on.
+
     Ends in what lookup, a published drafter, and one trained here would bring, with their commands.
     """  # fmt: skip
     if plot is not None:
         from redrafter_mlx.bench.show.plot import check_plot
 
         check_plot(plot)
-    from redrafter_mlx.autotune.batch_policy import BatchPolicy
+    from redrafter_mlx.cli.blas_choice import compare_libraries, restart_with
 
+    fastest = compare_libraries(loading, again, Terminal.standard().note)
+    if fastest is not None and fastest != BLAS.library:
+        restart_with(fastest)
     loaded = opt.load_model(loading)
-    tuning = loaded.tuning
-    if tuning is None:
-        raise BadInputError(
-            "there is no drafter, or one along a static tree; tune needs one whose shape can be "
-            "chosen, or --drafter lookup"
-        )
     with progress_bars("measuring this machine", lambda done, _: f"{done}%") as report:
-        if again or not tuning.measured:
-            tuning.measure(lambda share: report("calls", int(100 * share), 100) if report else None)
-        costs, acceptance = tuning.costs, tuning.statistics()
-        prompts = _prompts(loaded)
-        for i, prompt in enumerate(prompts if tuning.widest else []):
-            _sample_acceptance(loaded, tuning.widest, prompt, acceptance)
-            if report is not None:
-                report("drafts", 100 * (i + 1) // len(prompts), 100)
+        policy = measured_policy(loaded, again and fastest is None, report)
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
 
-    policy = BatchPolicy(costs, acceptance)
+    tuning = _tuner_of(loaded)
+    costs = tuning.costs
     ways = ways_to_draft(loaded, costs, _CONTEXT)
     if plot is not None:
         from redrafter_mlx.bench.show.curves import plot_curves
@@ -105,6 +102,39 @@ def command(
         f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} cannot be written",
     ]
     sys.stdout.write("\n".join(lines) + "\n")
+
+
+def measured_policy(loaded: Redrafter, again: bool, report: Progress | None) -> BatchPolicy:
+    """What the machine was measured to cost, now if need be, with a sample of acceptance.
+
+    Raises BadInputError where there is no shape to choose.
+    """
+    from redrafter_mlx.autotune.batch_policy import BatchPolicy
+
+    tuning = _tuner_of(loaded)
+    if again or not tuning.measured:
+        tuning.measure(lambda share: report("calls", int(100 * share), 100) if report else None)
+    acceptance, prompts = tuning.statistics(), _prompts(loaded)
+    for i, prompt in enumerate(prompts if tuning.widest else []):
+        _sample_acceptance(loaded, tuning.widest, prompt, acceptance)
+        if report is not None:
+            report("drafts", 100 * (i + 1) // len(prompts), 100)
+    return BatchPolicy(tuning.costs, acceptance)
+
+
+def best_rate(policy: BatchPolicy) -> float:
+    """Tokens a second that the best shape promises."""
+    promises = policy.promises(_CONTEXT)
+    return promises[_best(promises)][1]
+
+
+def _tuner_of(loaded: Redrafter) -> Tuner:
+    if loaded.tuning is None:
+        raise BadInputError(
+            "there is no drafter, or one along a static tree; tune needs one whose shape can be "
+            "chosen, or --drafter lookup"
+        )
+    return loaded.tuning
 
 
 def describe_choice(policy: BatchPolicy) -> str:
@@ -176,3 +206,19 @@ def _choice(policy: BatchPolicy) -> dict[str, object]:
 def _best(promises: dict[BeamShape, tuple[float, float]]) -> BeamShape:
     """The shape of the most tokens a second."""
     return max(promises, key=lambda shape: promises[shape][1])
+
+
+def _main() -> None:
+    """A process that measures one BLAS for `compare_libraries`.
+
+    Options on standard input, tokens a second on standard output.
+    """
+    try:
+        loaded = opt.load_model(opt.ModelOptions(**json.load(sys.stdin)))
+        print(best_rate(measured_policy(loaded, again=False, report=None)))
+    except RedrafterError:
+        sys.exit(1)  # the process that compares meets the same error, and shows it
+
+
+if __name__ == "__main__":
+    _main()

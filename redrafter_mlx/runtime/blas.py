@@ -11,19 +11,36 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import metadata
+from pathlib import Path
 
+from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.runtime.paths import cache_dir
 
-_SYSTEM_LIBRARIES = ("libopenblas.so.0", "libmkl_rt.so.3", "libmkl_rt.so.2")
+_PACKAGED_LIBRARIES = {"mkl": "libmkl_rt.so", "cmeel-openblas": "libopenblas.so.0"}
+"""Of packages on PyPI; how the library's file begins."""
 
-THREAD_VARIABLES = ("MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+_SYSTEM_LIBRARIES = ("libopenblas.so.0", "libblis.so.4", "libmkl_rt.so.3", "libmkl_rt.so.2")
+
+THREAD_VARIABLES = (
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "BLIS_NUM_THREADS",
+    "OMP_NUM_THREADS",
+)
 """With any of these in the environment, that many threads are used, always."""
 
-_SETTERS = ("MKL_Set_Num_Threads", "openblas_set_num_threads")
+_SETTERS = {
+    "MKL_Set_Num_Threads": ctypes.c_int,
+    "openblas_set_num_threads": ctypes.c_int,
+    "bli_thread_set_num_threads": ctypes.c_int64,
+}
+"""How each library is told the number of threads; BLIS uses one until it is told."""
 
 
 @dataclass(frozen=True)
@@ -62,9 +79,9 @@ class BlasStatus:
         library = self._handle
         if library is None or any(os.environ.get(name) for name in THREAD_VARIABLES):
             return
-        for name in _SETTERS:
+        for name, kind in _SETTERS.items():
             if hasattr(library, name):
-                getattr(library, name)(threads)
+                getattr(library, name)(kind(threads))
 
     @cached_property
     def _cores(self) -> int:
@@ -79,7 +96,8 @@ def load_optimised_blas() -> BlasStatus:
     """Load the `cpu` extra's or the system's BLAS into this process, if there is one.
 
     Harmless elsewhere: on macOS MLX uses Accelerate, and a missing library is only noted.
-    REDRAFTER_BLAS names another library, or `none` to keep MLX's own.
+    REDRAFTER_BLAS names another library, or `none` to keep MLX's own. Without it the library that
+    `prefer_library` named comes first.
     """
     if sys.platform != "linux":
         return BlasStatus(None, "Accelerate" if sys.platform == "darwin" else "MLX's own")
@@ -90,12 +108,17 @@ def load_optimised_blas() -> BlasStatus:
         return BlasStatus(None, "MLX was imported before redrafter_mlx, too late for another BLAS")
     if launched_rank() is not None:  # its threads would keep cores from the exchange between ranks
         os.environ.setdefault("KMP_BLOCKTIME", "0")
-    for candidate in [wanted] if wanted else _candidates():
+    preferred = preferred_library()
+    usual = _candidates() if preferred is None else [preferred, *_candidates()]
+    for candidate in [wanted] if wanted else usual:
         try:
             ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
         except OSError:
             continue
-        return BlasStatus(candidate, candidate)
+        chosen = ", the fastest in `redrafter-mlx tune`" if candidate == preferred else ""
+        status = BlasStatus(candidate, candidate + chosen)
+        status.use_all_cores()
+        return status
     if wanted:
         return BlasStatus(None, f"MLX's own: REDRAFTER_BLAS={wanted} could not be loaded")
     return BlasStatus(None, f"MLX's own reference BLAS, slow; {remedy()}")
@@ -108,14 +131,39 @@ def remedy() -> str:
     return "the system's OpenBLAS (Debian: apt install libopenblas0) makes it far faster"
 
 
-def _candidates() -> Iterator[str]:
-    """Libraries to try: MKL from PyPI among this interpreter's packages, then the system's."""
+def libraries_here() -> list[str]:
+    """The optimised libraries that can be loaded on this machine, each once."""
+    found: dict[int, str] = {}  # by the loader's handle: a file may be known by several names
+    for candidate in _candidates():
+        with suppress(OSError):
+            found.setdefault(ctypes.CDLL(candidate)._handle, candidate)
+    return [*found.values()]
+
+
+def preferred_library() -> str | None:
+    """The library that `prefer_library` named, None if none was."""
     try:
-        for file in metadata.files("mkl") or ():
-            if file.name.startswith("libmkl_rt.so"):
-                yield os.path.realpath(file.locate())
-    except metadata.PackageNotFoundError:
-        pass
+        return _preference().read_text(encoding="utf-8").strip() or None
+    except (OSError, ValueError, RedrafterError):  # as good as none
+        return None
+
+
+def prefer_library(library: str) -> None:
+    """Load this library from the next process on."""
+    write_private_text(_preference(), library + "\n")
+
+
+def _preference() -> Path:
+    return cache_dir() / "blas.txt"
+
+
+def _candidates() -> Iterator[str]:
+    """Libraries to try: those from PyPI among this interpreter's packages, then the system's."""
+    for package, beginning in _PACKAGED_LIBRARIES.items():
+        with suppress(metadata.PackageNotFoundError):
+            for file in metadata.files(package) or ():
+                if file.name.startswith(beginning) and ".so." in file.name:
+                    yield os.path.realpath(file.locate())
     yield from _SYSTEM_LIBRARIES
 
 

@@ -2,9 +2,10 @@
 
 The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files that do not come
 from the Hub (`models/`), cached checksums (`checksums/`), measured costs (`costs/`), learned
-acceptance (`acceptance/`), how published drafters are read (`calibration/`), weights that were
-quantised at loading (`quantised/`), corpora of training (`corpora/`) and the user's drafters
-(`drafters/`). Files of the Hub are in huggingface-hub's own cache.
+acceptance (`acceptance/`), the fastest BLAS (`blas.txt`), how published drafters are read
+(`calibration/`), weights that were quantised at loading (`quantised/`), corpora of training
+(`corpora/`) and the user's drafters (`drafters/`). Files of the Hub are in huggingface-hub's own
+cache.
 """
 
 from __future__ import annotations

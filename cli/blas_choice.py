@@ -1,0 +1,81 @@
+"""Which BLAS decodes fastest on this Linux machine, where it has several.
+
+A process has one BLAS, loaded before MLX, so each library is measured in a process of its own. What
+counts is not products but what the whole loop promises with the beam shape that suits each library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+
+from redrafter_mlx.cli.options import ModelOptions
+from redrafter_mlx.runtime.blas import libraries_here, prefer_library, preferred_library
+from redrafter_mlx.runtime.launched import launched_rank
+
+_CHOSEN = "REDRAFTER_BLAS"
+
+
+def compare_libraries(
+    loading: ModelOptions,
+    again: bool,
+    note: Callable[[str], None],
+    libraries: Callable[[], Sequence[str]] = libraries_here,
+    rate_with: Callable[[str, ModelOptions], float | None] | None = None,
+) -> str | None:
+    """Measure each library and prefer the fastest from now on; None if there is no choice.
+
+    One that the environment names stays, and so does one that was chosen before, unless `again`.
+    Ranks of `mlx.launch` compare nothing: they would have to start again together.
+    """
+    rate_with = rate_with or _rate_with
+    if sys.platform != "linux" or os.environ.get(_CHOSEN) or launched_rank() is not None:
+        return None
+    here = libraries()
+    chosen = preferred_library() in here and not again
+    if len(here) < 2 or chosen or not _computes_on_cpu():
+        return None
+    rates = {}
+    for library in here:
+        rate = rate_with(library, loading)
+        if rate is not None:
+            rates[library] = rate
+            note(f"{library}: {rate:.1f} tok/s promised")
+    if not rates:
+        return None
+    fastest = max(rates, key=lambda library: rates[library])
+    prefer_library(fastest)
+    note(f"the BLAS from now on is {fastest}")
+    return fastest
+
+
+def restart_with(library: str) -> None:
+    """Run this command again from its start, with this library; does not return."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, *sys.orig_argv[1:]]
+    os.execve(sys.executable, command, {**os.environ, _CHOSEN: library})
+
+
+def _rate_with(library: str, loading: ModelOptions) -> float | None:
+    """Tokens a second that a process with this library promises; None if it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", "redrafter_mlx.cli.tune"],
+        input=json.dumps(asdict(loading)),
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, _CHOSEN: library},
+        start_new_session=True,  # Ctrl-C ends this process, which ends that one
+        check=False,
+    )
+    return float(done.stdout) if done.returncode == 0 else None
+
+
+def _computes_on_cpu() -> bool:
+    from redrafter_mlx.runtime.device import backend
+
+    return backend() == "cpu"

@@ -1,0 +1,83 @@
+"""Which BLAS a process loads where a machine has several."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from test_config import python
+
+from redrafter_mlx import BLAS
+from redrafter_mlx.cli.blas_choice import compare_libraries
+from redrafter_mlx.cli.options import ModelOptions
+from redrafter_mlx.runtime.blas import libraries_here, prefer_library, preferred_library
+from redrafter_mlx.runtime.device import backend
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or backend() != "cpu", reason="BLAS is chosen on Linux CPUs only"
+)
+
+RATES = {"slow.so": 20.0, "fast.so": 30.0, "broken.so": None}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    monkeypatch.delenv("REDRAFTER_BLAS", raising=False)
+
+
+def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str]]:
+    """What is chosen of these libraries, and which of them were measured."""
+    measured = []
+
+    def rate_with(library: str, _: ModelOptions) -> float | None:
+        measured.append(library)
+        return RATES[library]
+
+    chosen = compare_libraries(ModelOptions(), again, lambda _: None, lambda: libraries, rate_with)
+    return chosen, measured
+
+
+def test_the_fastest_of_several_is_preferred_and_not_measured_again() -> None:
+    assert compared("slow.so", "fast.so", "broken.so")[0] == "fast.so"
+    assert preferred_library() == "fast.so"
+    assert compared("slow.so", "fast.so") == (None, [])
+    assert compared("slow.so", "fast.so", again=True)[1] == ["slow.so", "fast.so"]
+
+
+def test_a_library_alone_and_one_that_was_named_are_no_choice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert compared("slow.so") == (None, [])
+    monkeypatch.setenv("REDRAFTER_BLAS", "slow.so")
+    assert compared("slow.so", "fast.so") == (None, [])
+    assert preferred_library() is None
+
+
+def test_nothing_is_preferred_where_no_library_could_be_measured() -> None:
+    assert compared("broken.so", "broken.so")[0] is None
+    assert preferred_library() is None
+
+
+@pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
+def test_a_new_process_loads_the_preferred_library_and_another_where_it_is_gone() -> None:
+    show = "import redrafter_mlx; print(redrafter_mlx.BLAS.library, redrafter_mlx.BLAS.note)"
+    here = libraries_here()
+    prefer_library(here[-1])
+    library, note = python(show).split(" ", 1)
+    assert library == here[-1]
+    assert "tune" in note
+    prefer_library("libgone.so")
+    library, note = python(show).split(" ", 1)
+    assert library == here[0]
+    assert "tune" not in note
+
+
+@pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
+def test_a_library_of_several_names_is_listed_once() -> None:
+    code = (
+        "import ctypes; from redrafter_mlx.runtime.blas import libraries_here as here\n"
+        "print(len({ctypes.CDLL(x)._handle for x in here()}) == len(here()) >= 1)"
+    )
+    assert python(code) == "True"
