@@ -63,16 +63,24 @@ def restart_with(library: str) -> None:
 
 def _rate_with(library: str, loading: ModelOptions) -> float | None:
     """Tokens a second that a process with this library promises; None if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "redrafter_mlx.cli.tune"],
-        input=json.dumps(asdict(loading)),
+    command = [sys.executable, "-m", "redrafter_mlx.cli.tune"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, _CHOSEN: library},
-        start_new_session=True,  # Ctrl-C ends this process, which ends that one
-        check=False,
-    )
-    return float(done.stdout) if done.returncode == 0 else None
+        start_new_session=True,  # Ctrl-C is for this process
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(json.dumps(asdict(loading)) + "\n")
+            child.stdin.flush()
+            rate = child.stdout.read()  # standard input stays open: the child ends with it
+        finally:
+            child.kill()
+    return float(rate) if rate else None
 
 
 def _computes_on_cpu() -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -211,13 +213,21 @@ def _best(promises: dict[BeamShape, tuple[float, float]]) -> BeamShape:
 def _main() -> None:
     """A process that measures one BLAS for `compare_libraries`.
 
-    Options on standard input, tokens a second on standard output.
+    Options in a line of standard input, which stays open as long as the result is wanted; tokens a
+    second on standard output.
     """
+    loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
+    threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        loaded = opt.load_model(opt.ModelOptions(**json.load(sys.stdin)))
-        print(best_rate(measured_policy(loaded, again=False, report=None)))
+        policy = measured_policy(opt.load_model(loading), again=False, report=None)
+        print(best_rate(policy), flush=True)
     except RedrafterError:
         sys.exit(1)  # the process that compares meets the same error, and shows it
+
+
+def _end_with_input() -> None:
+    sys.stdin.read()
+    os._exit(1)
 
 
 if __name__ == "__main__":
