@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 API_KEY_VARIABLE = "REDRAFTER_API_KEY"
 
 _SERVER, _LIMITS = "Server", "Limits"
-_SHUTDOWN_SECONDS = 4
 
 
 @dataclass(frozen=True)
@@ -96,6 +95,8 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
 
         from redrafter_mlx.server.app import create_app
         from redrafter_mlx.server.hosting import ModelHost
+        from redrafter_mlx.server.process import Server
+        from redrafter_mlx.server.tasks import Ending
     except ModuleNotFoundError as error:
         raise BadInputError(
             f"the server needs {error.name}; install it with: pip install 'redrafter-mlx[serve]'"
@@ -104,6 +105,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
     from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
     failures: list[Exception] = []
+    ending = Ending()
 
     def failed(error: Exception) -> None:
         failures.append(error)
@@ -119,14 +121,13 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         "handlers": ["default"], "level": serving.log_level.upper(), "propagate": False,
     }  # fmt: skip
     config = uvicorn.Config(
-        create_app([host], serving, failed=failed),
+        create_app([host], serving, failed=failed, ending=ending),
         log_config=logging,
         log_level="warning" if serving.log_level == "info" else serving.log_level,
         access_log=serving.log_level == "debug",
         timeout_keep_alive=serving.keep_alive,
-        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    server = uvicorn.Server(config)
+    server = Server(config, ending)
     with _listening(serving) as listener:
         shown = f"[{serving.host}]" if ":" in serving.host else serving.host
         url = f"http://{shown}:{listener.getsockname()[1]}"
@@ -143,7 +144,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
 
 @contextlib.contextmanager
 def _listening(serving: ServerOptions) -> Iterator[socket.socket]:
-    """A socket bound to the server's address; raises BadInputError if it cannot be."""
+    """A socket that listens at the server's address; raises BadInputError if it cannot be."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -155,6 +156,7 @@ def _listening(serving: ServerOptions) -> Iterator[socket.socket]:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
+            listener.listen()  # who connects before the server runs waits for it
         except OSError as error:
             raise BadInputError(
                 f"cannot listen on {serving.host}:{serving.port}: {error.strerror}; "

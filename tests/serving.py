@@ -88,9 +88,10 @@ def figure(url: str, name: str) -> float:
 def main() -> None:
     """`redrafter-mlx serve` with the tiny model, for tests that need a process of its own.
 
-    Arguments: the port, and after how many tokens an answer stops for good (0: never).
+    Arguments: the port, after how many tokens an answer stops at each (0: never), and for how many
+    seconds.
     """
-    port, most = int(sys.argv[1]), int(sys.argv[2])
+    port, most, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     model = tiny_redrafter()
     sound = model.astream
 
@@ -98,8 +99,8 @@ def main() -> None:
         async with contextlib.aclosing(sound(*args, **options)) as responses:  # type: ignore[arg-type]
             async for response in responses:
                 yield response
-                if response.generation_tokens == most:
-                    await asyncio.sleep(3600)
+                if response.generation_tokens >= most:
+                    await asyncio.sleep(seconds)
 
     if most:
         model.astream = stuck  # type: ignore[method-assign, assignment]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,11 +26,13 @@ ASKED = {"prompt": "hello hello", "max_tokens": 40, "stream": True}
 
 
 @contextlib.contextmanager
-def served(port: int = 0, stuck_after: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that serves the tiny model, and its URL."""
+def served(
+    port: int = 0, stops_after: int = 0, seconds: float = 3600
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process that serves the tiny model, and its URL; answers stop at each later token."""
     script = [sys.executable, str(Path(__file__).with_name("serving.py"))]
     with subprocess.Popen(
-        [*script, str(port), str(stuck_after)], stderr=subprocess.PIPE, text=True
+        [*script, str(port), str(stops_after), str(seconds)], stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
         line = process.stderr.readline()
@@ -60,7 +64,7 @@ def test_after_kill_9_the_same_port_serves_the_same_answer() -> None:
 
 @pytest.mark.parametrize("signal_", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_what_runs(signal_: signal.Signals) -> None:
-    with served(stuck_after=5) as (process, url):
+    with served(stops_after=5) as (process, url):
         with httpx.stream("POST", f"{url}/v1/completions", json=ASKED, timeout=DEADLINE) as stream:
             lines = stream.iter_lines()
             next(lines)
@@ -68,6 +72,24 @@ def test_ctrl_c_ends_what_runs(signal_: signal.Signals) -> None:
             with contextlib.suppress(httpx.RemoteProtocolError, httpx.ReadError):
                 list(lines)
         assert process.wait(DEADLINE) in (130, -signal_)
+
+
+def test_ctrl_c_ends_a_long_answer_with_an_error_that_its_client_reads() -> None:
+    """Within five seconds, and without a traceback."""
+    with served(stops_after=5, seconds=0.3) as (process, url):
+        with httpx.stream("POST", f"{url}/v1/completions", json=ASKED, timeout=DEADLINE) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            began = time.monotonic()
+            events = [line.removeprefix("data: ") for line in lines if line]
+        assert process.wait(DEADLINE) == 130
+        assert time.monotonic() - began < 5
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    error = json.loads(events[-1])["error"]
+    assert error["type"] == "server_error"
+    assert "ending" in error["message"]
 
 
 def test_a_port_that_is_taken_is_an_error_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:

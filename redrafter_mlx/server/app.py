@@ -26,6 +26,7 @@ from redrafter_mlx.server.openai.endpoint import GenerationEndpoint
 from redrafter_mlx.server.openai.schemas import ChatRequest, CompletionRequest
 from redrafter_mlx.server.options import ServerOptions
 from redrafter_mlx.server.security import Guard, content_security_policy
+from redrafter_mlx.server.tasks import Ending
 
 
 def create_app(
@@ -33,15 +34,17 @@ def create_app(
     options: ServerOptions,
     *,
     failed: Callable[[Exception], None] | None = None,
+    ending: Ending | None = None,
 ) -> Starlette:
     """The application that serves `models`, the first where a request names none.
 
     Models are loaded while it answers 503; `failed` is told if the first loading of one fails.
+    Once `ending` begins, answers end with an error.
     """
     hosts = Hosts(models)
     gate = Gate(options.max_concurrency, options.max_queue)
     metrics = Metrics(lambda: gate.running, lambda: gate.waiting)
-    shared = (hosts, gate, metrics, options)
+    shared = (hosts, gate, metrics, options, ending or Ending())
     information = Information(hosts, metrics, options.stall)
     chat = GenerationEndpoint(ChatRequest, ChatReply, *shared)
     completions = GenerationEndpoint(CompletionRequest, CompletionReply, *shared)

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
+from redrafter_mlx.errors import ServerError
+
 T = TypeVar("T")
 
 
@@ -43,6 +45,21 @@ async def client_gone(receive: Receive) -> Any:
     while (await receive())["type"] != "http.disconnect":
         pass
     raise ClientGoneError
+
+
+class Ending:
+    """Whether the server is about to end, and no answer may run on."""
+
+    def __init__(self) -> None:
+        self._begun = asyncio.Event()
+
+    def begin(self) -> None:
+        self._begun.set()
+
+    async def reached(self) -> Any:
+        """Wait for it, then raise ServerError."""
+        await self._begun.wait()
+        raise ServerError("the server is ending; ask again later")
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:

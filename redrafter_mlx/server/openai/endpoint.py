@@ -20,7 +20,7 @@ from redrafter_mlx.server.openai.reply import Reply
 from redrafter_mlx.server.openai.schemas import GenerationRequest
 from redrafter_mlx.server.options import ServerOptions
 from redrafter_mlx.server.sse import Emit, EventStream
-from redrafter_mlx.server.tasks import ClientGoneError, client_gone, race
+from redrafter_mlx.server.tasks import ClientGoneError, Ending, client_gone, race
 
 R = TypeVar("R", bound=GenerationRequest)
 
@@ -43,13 +43,15 @@ class GenerationEndpoint(Generic[R]):
         gate: Gate,
         metrics: Metrics,
         options: ServerOptions,
+        ending: Ending,
     ) -> None:
         self._schema, self._reply = schema, reply
         self._hosts, self._gate, self._metrics = hosts, gate, metrics
-        self._options = options
+        self._options, self._ending = options, ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with contextlib.suppress(ClientGoneError, ClientDisconnect):
+        # It is cancelled only where the server ends, and would not wait for it any longer.
+        with contextlib.suppress(ClientGoneError, ClientDisconnect, asyncio.CancelledError):
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +66,7 @@ class GenerationEndpoint(Generic[R]):
                 if asked.stream:
                     await self._stream(hosted, reply)(scope, receive, send)
                     return
-                await race(self._whole(hosted, reply), client_gone(receive))
+                await race(self._whole(hosted, reply), client_gone(receive), self._ending.reached())
         await JSONResponse(reply.whole())(scope, receive, send)
 
     def _stream(self, hosted: Hosted, reply: Reply) -> EventStream:
@@ -79,7 +81,8 @@ class GenerationEndpoint(Generic[R]):
             for chunk in reply.opening():
                 await emit(chunk)
             told = reading if reply.shows_own_fields else None
-            await generate(hosted.model, reply.wanted, self._gate, deliver, told)
+            work = generate(hosted.model, reply.wanted, self._gate, deliver, told)
+            await race(work, self._ending.reached())
             for chunk in reply.closing():
                 await emit(chunk)
 
