@@ -82,7 +82,7 @@ def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
         if schedule is not None:
             before = schedule.plan
             with _lines(console, Stage("trying a little of training")):
-                run.settle(schedule)
+                run.finalize(schedule)
             schedule.save()
             if schedule.plan != before:
                 _print_plan(console, run, schedule)

@@ -19,7 +19,7 @@ from test_train_cli import (  # noqa: F401
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.distill.estimate import Estimate
-from redrafter_mlx.distill.hours import HOURS, Pace, Schedule, first_plan, settled_plan
+from redrafter_mlx.distill.hours import HOURS, Pace, Schedule, final_plan, first_plan
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.errors import BadInputError
@@ -75,7 +75,7 @@ class Run:
         evaluation = 40.0
         self.clock.now += 4 * of_step + evaluation  # the trial, whose steps read no files
         pace = Pace(trial * of_step, evaluation, 20.0)
-        plan = self.schedule.settle(pace, self.tokens, self.tokens * STEPS_A_TOKEN)
+        plan = self.schedule.finalize(pace, self.tokens, self.tokens * STEPS_A_TOKEN)
         steps = round(plan.epochs * self.tokens * STEPS_A_TOKEN)
         due = {round(steps * n / plan.evaluations) for n in range(1, plan.evaluations + 1)}
         self.schedule.trained()
@@ -137,10 +137,10 @@ def test_too_few_hours_are_refused_with_those_that_are_enough() -> None:
 def test_passes_stay_within_what_helps(left: float, evaluations: int, epochs: float) -> None:
     plan = first_plan(max(1.0, left / 3600), TRIAL, 1, 0.0)
     spent = plan.seconds - left
-    settled = settled_plan(
+    final = final_plan(
         replace(plan, spent=spent), Pace(1.0, 40.0 if left > 60 else 400.0, 20.0), 100_000, 125
     )
-    assert (settled.evaluations, settled.epochs) == (evaluations, epochs)
+    assert (final.evaluations, final.epochs) == (evaluations, epochs)
 
 
 def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
@@ -156,14 +156,14 @@ def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
     assert again.plan.answer_tokens == schedule.plan.answer_tokens  # type: ignore[union-attr]
     other = Schedule(tmp_path, 3.0, clock)
     assert other.plan is None, "nothing is trained yet, so it is planned anew"
-    again.settle(Pace(1.0, 1.0, 1.0), 1000, 10)
+    again.finalize(Pace(1.0, 1.0, 1.0), 1000, 10)
     again.save()
     with pytest.raises(BadInputError, match="2 hours, not 3"):
         Schedule(tmp_path, 3.0, clock)
 
 
 def test_a_plan_times_no_more_questions_than_the_job_asks_for() -> None:
-    plan = settled_plan(first_plan(8.0, TRIAL, 1, 0.0), Pace(1.0, 1.0, 1.0), 5000, 10)
+    plan = final_plan(first_plan(8.0, TRIAL, 1, 0.0), Pace(1.0, 1.0, 1.0), 5000, 10)
     assert plan.timed_questions > 1
     job = plan.of(TrainingJob("any", Path("out"), timed_questions=1))
     assert job.timed_questions == 1
@@ -183,7 +183,7 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.1"]
     assert main.run(asked) == 0
     plan = json.loads((output / HOURS).read_text())
-    assert plan["settled"] is True
+    assert plan["final"] is True
     options = (output / "train.toml").read_text()
     assert f"epochs = {plan['epochs']}" in options
     assert f"answer_tokens = {plan['answer_tokens']}" in options

@@ -1,4 +1,4 @@
-"""`train --recipe`: what a paper settles, and the first state of a recurrent head."""
+"""`train --recipe`: what a paper fixes, and the first state of a recurrent head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.target.model import Target
 
 
-def test_the_papers_recipe_settles_form_loss_optimiser_and_labels(tmp_path: Path) -> None:
+def test_the_papers_recipe_fixes_form_loss_optimiser_and_labels(tmp_path: Path) -> None:
     job = make_job(with_recipe("paper", {"model": "tiny"}, {}), tmp_path)
     assert job.drafter == RecurrentForm(head="own", draft_vocab="all", context_layers=())
     assert (job.labels, job.learn_prompts) == ("target", False)
@@ -56,7 +56,7 @@ def test_what_a_recipe_leaves_open_can_be_chosen(tmp_path: Path) -> None:
         (["--recipe", "papers"], ["papers", "speculators"]),
     ],
 )
-def test_setting_what_a_recipe_settles_is_refused_and_names_both(
+def test_setting_what_a_recipe_fixes_is_refused_and_names_both(
     arguments: list[str], named: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert main.run(["train", "-o", str(tmp_path / "out"), "--dry-run", *arguments]) == 1

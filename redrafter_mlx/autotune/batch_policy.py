@@ -75,7 +75,8 @@ class BatchPolicy:
         self._of_biased: AcceptanceStatistics | None = None
         self._biased = 0.0  # the share of rows that are
         self._numbers = {shape: i for i, shape in enumerate(self.shapes)}
-        self._nodes = np.array([shape.nodes for shape in self.shapes])
+        nodes = [shape.nodes for shape in self.shapes]
+        self._counts, self._of_count = np.unique(nodes, return_inverse=True)
         self._costs = costs
         self._times = times or StepTimes()
         self._context, self._batch = -1, 1
@@ -238,8 +239,9 @@ class BatchPolicy:
         """Of each shape, whether its cost is sure: its steps were timed, or it has one row."""
         if self._batch == 1:
             return np.ones(len(self.shapes), bool)
-        timed = {n: self._times.known(n, self._batch) for n in set(self._nodes.tolist())}
-        return np.array([n == PLAIN.nodes or timed[n] for n in self._nodes.tolist()])
+        counts = self._counts.tolist()
+        timed = [n == PLAIN.nodes or self._times.known(n, self._batch) for n in counts]
+        return np.array(timed)[self._of_count]
 
     def _draft_after(self, holds: Sequence[float]) -> bool:
         """Whether to draft for the step after copies that hold throughout with those chances.
@@ -283,9 +285,8 @@ class BatchPolicy:
 
     def _correct(self) -> None:
         """Take note of what steps took."""
-        counts, shapes = np.unique(self._nodes, return_inverse=True)
-        factors = np.array([self._times.correction(n, self._batch) for n in counts.tolist()])
-        seconds = self._predicted * factors[shapes]
+        factors = [self._times.correction(n, self._batch) for n in self._counts.tolist()]
+        seconds = self._predicted * np.array(factors)[self._of_count]
         self._stale = self._stale or not np.array_equal(seconds, self._seconds)
         self._seconds = seconds
 

@@ -50,8 +50,8 @@ class Plan:
     """What a run of so many hours does.
 
     writing: seconds that the corpus may take, those before it included
-    settled: the corpus is written, and passes, evaluations and timed questions are final
-    training, evaluation, timing: seconds, once that is settled: of all steps, of one evaluation,
+    final: the corpus is written, and passes, evaluations and timed questions are final
+    training, evaluation, timing: seconds, once that is final: of all steps, of one evaluation,
              and of the timing
     spent:   seconds so far, all sessions together
     """
@@ -62,7 +62,7 @@ class Plan:
     epochs: float = PLANNED_EPOCHS
     evaluations: int = _EVALUATIONS[1]
     timed_questions: int = _QUESTIONS[1]
-    settled: bool = False
+    final: bool = False
     training: float = 0.0
     evaluation: float = 0.0
     timing: float = 0.0
@@ -99,7 +99,7 @@ def first_plan(hours: float, trial: Estimate, least_tokens: int, spent: float) -
     return Plan(hours, tokens, writing=spent + tokens * write, spent=spent)
 
 
-def settled_plan(plan: Plan, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
+def final_plan(plan: Plan, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
     """The plan once the corpus is there: passes for the time that is left."""
     evaluations = _within(_EVALUATIONS, _EVALUATING * plan.seconds / pace.evaluation)
     questions = _within(_QUESTIONS, _TIMING * plan.seconds / pace.question)
@@ -113,7 +113,7 @@ def settled_plan(plan: Plan, pace: Pace, answer_tokens: int, steps_of_pass: floa
         epochs=epochs,
         evaluations=evaluations,
         timed_questions=questions,
-        settled=True,
+        final=True,
         training=epochs * of_pass,
         evaluation=pace.evaluation,
         timing=questions * pace.question,
@@ -137,7 +137,7 @@ class Schedule:
         self._steps, self._evaluations = Mean(), Mean()
         self._last: float | None = None
         found = _read(self._path)
-        if found is None or (found.hours != hours and not found.settled):
+        if found is None or (found.hours != hours and not found.final):
             return
         if found.hours != hours:
             raise BadInputError(
@@ -156,11 +156,11 @@ class Schedule:
         self.plan = first_plan(self._hours, trial, least_tokens, self.spent)
         return self.plan
 
-    def settle(self, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
+    def finalize(self, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
         """Plan what is left, once the corpus is written."""
         assert self.plan is not None
         now = replace(self.plan, spent=self.spent)
-        self.plan = settled_plan(now, pace, answer_tokens, steps_of_pass)
+        self.plan = final_plan(now, pace, answer_tokens, steps_of_pass)
         return self.plan
 
     def writing_is_over(self) -> bool:
@@ -178,7 +178,7 @@ class Schedule:
         """Seconds to the end of the run; step: of so many steps, once it trains."""
         assert self.plan is not None
         plan = self.plan
-        if not plan.settled:
+        if not plan.final:
             return max(0.0, plan.seconds - self.spent)
         left = 1 - step / steps if steps else 1.0
         training = left * plan.training

@@ -1,4 +1,4 @@
-"""Recipes: how a paper trains its drafter, as the keys of an options file that it settles."""
+"""Recipes: how a paper trains its drafter, as the keys of an options file that it fixes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ for one that must be left out."""
 def with_recipe(
     name: str, given: Mapping[str, object], sources: Mapping[str, str]
 ) -> dict[str, object]:
-    """The options `given`, as `make_job` takes them, with those that a recipe settles.
+    """The options `given`, as `make_job` takes them, with those that a recipe fixes.
 
     Args:
       sources: what set a key, for messages: "--layers" for `drafter.layers`
@@ -56,8 +56,8 @@ def with_recipe(
     """
     check_choice("recipe", name, RecipeName)
     keys = dict(flat(given))
-    settled = RECIPES[cast(RecipeName, name)]
-    for key, value in settled.items():
+    fixed = RECIPES[cast(RecipeName, name)]
+    for key, value in fixed.items():
         if key in keys and keys[key] != value:
             own = f"leaves {key} out" if value is None else f"has {key} {shown(value)}"
             raise BadInputError(
@@ -65,7 +65,7 @@ def with_recipe(
                 f"out one of the two"
             )
     filled: dict[str, object] = {}
-    for key, value in (keys | dict(settled)).items():
+    for key, value in (keys | dict(fixed)).items():
         if value is None:
             continue
         table, _, own = key.rpartition(".")

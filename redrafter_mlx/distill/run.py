@@ -163,10 +163,10 @@ class TrainingRun:
         assert schedule.plan is not None
         self._change(schedule.plan.of(self.job))
 
-    def settle(self, schedule: Schedule) -> None:
+    def finalize(self, schedule: Schedule) -> None:
         """Plan the passes over the corpus that is written, from a trial of training on it."""
         assert self.corpus is not None, "write() first"
-        if schedule.plan is None or schedule.plan.settled:
+        if schedule.plan is None or schedule.plan.final:
             return
         trainer = self._trainer()
         step, evaluation = trainer.trial(_TRIED_STEPS)
@@ -174,7 +174,7 @@ class TrainingRun:
         question = answers * TIMED_TOKENS * plain_seconds(self.target)
         pace = Pace(step, evaluation, question)
         of_pass = trainer.steps / self.job.training.epochs
-        self._change(schedule.settle(pace, self.corpus.answer_tokens, of_pass).of(self.job))
+        self._change(schedule.finalize(pace, self.corpus.answer_tokens, of_pass).of(self.job))
 
     def _change(self, job: TrainingJob) -> None:
         """Go on with other sizes and passes: what was read and planned for this run still holds."""
