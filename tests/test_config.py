@@ -62,21 +62,38 @@ def test_the_blas_that_is_named_is_in_the_process() -> None:
 
 
 @pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
-@pytest.mark.parametrize("given", [None, "1"])
-def test_few_rows_leave_a_core_unless_the_environment_names_threads(given: str | None) -> None:
+@pytest.mark.parametrize("given", ["", "1"])
+@pytest.mark.parametrize("longer", [0.9, 1.1, 1.3])
+def test_few_rows_leave_a_core_where_that_is_as_fast_unless_the_environment_names_threads(
+    given: str, longer: float
+) -> None:
     code = (
-        "import ctypes, redrafter_mlx as r\n"
+        "import ctypes, redrafter_mlx as r, redrafter_mlx.runtime.blas as blas\n"
         "lib = ctypes.CDLL(r.BLAS.library)\n"
         "mkl = hasattr(lib, 'MKL_Get_Max_Threads')\n"
         "count = lib.MKL_Get_Max_Threads if mkl else lib.openblas_get_num_threads\n"
+        f"blas._product_seconds = lambda _, n: {{max(n): 1.0, min(n): {longer}}}\n"
         "seen = []\n"
         "for rows in (1, 2, 4, 5): r.BLAS.prepare_for(rows); seen.append(count())\n"
         "r.BLAS.use_all_cores(); print(*seen, count())"
     )
-    threads = dict.fromkeys(THREAD_VARIABLES, given or "")
     cores = 1 if given else len(os.sched_getaffinity(0))
-    few = max(1, cores - 1)
+    few = max(1, cores - 1) if longer < 1.2 else cores
+    threads = dict.fromkeys(THREAD_VARIABLES, given)
     assert python(code, **threads) == f"{cores} {few} {few} {cores} {cores}"
+
+
+@pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")
+def test_the_product_that_tells_how_many_threads_suit_few_rows_is_timed_with_each() -> None:
+    code = (
+        "import ctypes, redrafter_mlx as r, redrafter_mlx.runtime.blas as blas\n"
+        "used = []\n"
+        "library = ctypes.CDLL(r.BLAS.library)\n"
+        "settings = {n: lambda n=n: used.append(n) for n in (1, 2)}\n"
+        "seconds = blas._product_seconds(library, settings)\n"
+        "print(sorted(seconds), 1e-5 < min(seconds.values()), used[:4])"
+    )
+    assert python(code) == "[1, 2] True [1, 2, 1, 2]"
 
 
 def test_unknown_keys_are_refused_with_the_nearest_known_one() -> None:

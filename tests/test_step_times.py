@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from simulated import AnswerPolicy, Text, cliff, decode, machine, pace
+from simulated import AnswerPolicy, Text, cliff, decode, every_shape, machine, pace
 
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.step_times import StepTimes
+from redrafter_mlx.config import PLAIN
 from redrafter_mlx.decoding.step_result import StepResult
 
 UNEVEN = machine(
@@ -49,6 +50,26 @@ def test_steps_correct_a_profile_that_was_measured_at_a_busy_moment() -> None:
         return total
 
     assert tokens_per_second(lambda: 1.0) > 1.02 * tokens_per_second(lambda: math.nan)
+
+
+@pytest.mark.parametrize("skill", [0.0, 0.1, 0.3, 0.8])
+def test_one_row_that_the_profile_has_too_dear_costs_little(skill: float) -> None:
+    """In answer after answer: drafts that only seem to be free are weighed against plain steps."""
+
+    def one_row_takes(ms: float) -> CostModel:
+        return machine(lambda rows: ms if rows == 1 else 29.0 + 4.0 * rows, lambda _, n: n - 1.0)
+
+    believed, true = one_row_takes(45.0), one_row_takes(32.0)
+    times, taken = StepTimes(), []
+    acceptance = AnswerPolicy(believed).acceptance
+    for seed in range(12):
+        acceptance = acceptance.continued(acceptance.shapes)
+        times.begin_answer()
+        policy = AnswerPolicy(believed, acceptance, times)
+        taken += decode(policy, true, [Text(skill, seed)] * 60)
+    best = max(Text(skill).tokens(shape) / true.step(shape, 128) for shape in every_shape())
+    assert pace(taken[60:]) > 0.97 / true.step(PLAIN, 128)
+    assert skill not in (0.0, 0.8) or pace(taken[60:]) > 0.95 * best
 
 
 def test_a_machine_that_is_slower_for_all_steps_changes_nothing() -> None:
@@ -98,3 +119,15 @@ def test_what_was_dear_is_tried_again_after_some_answers() -> None:
     for _ in range(5):
         times.begin_answer()
     assert times.correction(9) == 1.0
+
+
+def test_what_was_cheap_stays_so_without_being_used() -> None:
+    """Plain steps are timed once where drafts promise little, and then hardly made."""
+    times = StepTimes()
+    for _ in range(15):
+        times.learn(2, 1.0, 1.0)
+    for _ in range(6):
+        times.learn(1, 1.0, 0.7)
+    for _ in range(20):
+        times.begin_answer()
+    assert times.correction(1) == 0.7

@@ -52,6 +52,10 @@ _UNTIMED = 1.2
 """Until some were timed, drafted steps of a batch count as so much dearer than the cost model says,
 which adds up calls that were timed for one tree: they are probed, not chosen for a small gain."""
 
+_SURE_GAIN, _PLAIN_EVERY = 1.3, 8
+"""Where drafts promise a smaller gain, one step in so many is plain until enough of those were
+timed: a profile may be wrong about one row, which takes other kernels than several."""
+
 _CONTEXT_STEP = 64
 """Tokens after which costs are looked up again; they change by a few percent in 2,000 tokens."""
 
@@ -84,6 +88,7 @@ class BatchPolicy:
         self._seconds = np.zeros(len(self.shapes))  # predicted and corrected
         self._tokens = np.ones(len(self.shapes))  # of a row
         self._best = self._probed = 0  # numbers of shapes
+        self._untimed = 0  # steps that promised little beside plain ones that were not timed
         self._budget = math.inf  # for what seems to pay: as many probes as it can hold
         self._probes: deque[BeamShape] = deque()  # not read yet
         self._stale = True
@@ -95,7 +100,7 @@ class BatchPolicy:
         self._look_up_costs(max(row.committed for row in rows), len(rows))
         if self._stale:
             self._choose()
-        if self._batch > 1 and not self._times.known(PLAIN.nodes, self._batch):
+        if self._plain_first():
             return PLAIN
         if self._probed == self._best:
             return self.shapes[self._best]
@@ -242,6 +247,15 @@ class BatchPolicy:
         counts = self._counts.tolist()
         timed = [n == PLAIN.nodes or self._times.known(n, self._batch) for n in counts]
         return np.array(timed)[self._of_count]
+
+    def _plain_first(self) -> bool:
+        """Whether this step is plain to time it, so that drafts can be weighed against it."""
+        if self._times.known(PLAIN.nodes, self._batch):
+            return False
+        if self._batch > 1:
+            return True
+        self._untimed += self._pace(self._best) < _SURE_GAIN * self._pace(0)
+        return self._untimed > 0 and self._untimed % _PLAIN_EVERY == 0
 
     def _draft_after(self, holds: Sequence[float]) -> bool:
         """Whether to draft for the step after copies that hold throughout with those chances.

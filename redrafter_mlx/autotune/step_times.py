@@ -67,6 +67,7 @@ class StepTimes:
         return statistics.median(others) if len(others) >= _FEW else 1.0
 
     def begin_answer(self) -> None:
-        """Doubt each row count a little: what was too dear once is tried again some day."""
+        """Doubt a little what was too dear once, so that it is tried again some day."""
         for ratios in self._by_rows.values():
-            ratios.append(1.0)
+            if statistics.median(ratios) > 1:
+                ratios.append(1.0)

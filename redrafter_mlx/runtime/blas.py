@@ -10,10 +10,11 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import metadata
 from pathlib import Path
 
@@ -43,6 +44,13 @@ _SETTERS = {
 """How each library is told the number of threads; BLIS uses one until it is told."""
 
 
+_AS_FAST = 1.15
+"""A core fewer may take so much longer for two rows: the host works beside it undisturbed."""
+
+_MATRIX = (4096, 2048)
+"""Of the product that tells: more than caches hold, and read in a few milliseconds."""
+
+
 @dataclass(frozen=True)
 class BlasStatus:
     """The library that computes MLX's matrix products on the CPU.
@@ -66,10 +74,10 @@ class BlasStatus:
     def prepare_for(self, rows: int) -> None:
         """Use as many threads from now on as suit products of `rows` query rows.
 
-        Two to four rows take as long as reading the matrix does, whatever the threads; so one
-        core is left for the host, which builds and submits the next step meanwhile.
+        Where one core fewer reads a matrix as fast, products of two to four rows, which take as
+        long as that, leave it to the host, which builds and submits the next step meanwhile.
         """
-        self._use(max(1, self._cores - 1) if 2 <= rows <= 4 else self._cores)
+        self._use(self._few_rows_threads if 2 <= rows <= 4 else self._cores)
 
     def use_all_cores(self) -> None:
         """Use all cores, the initial state: for the long products of prompts and of training."""
@@ -77,7 +85,7 @@ class BlasStatus:
 
     def _use(self, threads: int) -> None:
         library = self._handle
-        if library is None or any(os.environ.get(name) for name in THREAD_VARIABLES):
+        if library is None or self._fixed:
             return
         for name, kind in _SETTERS.items():
             if hasattr(library, name):
@@ -87,9 +95,42 @@ class BlasStatus:
     def _cores(self) -> int:
         return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
+    @property
+    def _fixed(self) -> bool:
+        """Whether the environment says how many threads there are."""
+        return any(os.environ.get(name) for name in THREAD_VARIABLES)
+
+    @cached_property
+    def _few_rows_threads(self) -> int:
+        """One core fewer than all where products of two rows take about as long with that."""
+        library, most = self._handle, self._cores
+        if library is None or self._fixed or most == 1 or not hasattr(library, "cblas_sgemm"):
+            return most
+        seconds = _product_seconds(library, {n: partial(self._use, n) for n in (most - 1, most)})
+        return most - 1 if seconds[most - 1] < _AS_FAST * seconds[most] else most
+
     @cached_property
     def _handle(self) -> ctypes.CDLL | None:
         return None if self.library is None else ctypes.CDLL(self.library)
+
+
+def _product_seconds(
+    library: ctypes.CDLL, settings: Mapping[int, Callable[[], None]]
+) -> dict[int, float]:
+    """The shortest time of a product with two rows in each setting, by the settings' keys."""
+    (n, k), times = _MATRIX, {key: list[float]() for key in settings}
+    a, b, c = ((ctypes.c_float * size)() for size in (2 * k, n * k, 2 * n))
+    for given in (a, b):
+        ctypes.memset(given, 0x3C, ctypes.sizeof(given))  # 0.0115: neither zeros nor subnormal
+    one, zero = ctypes.c_float(1), ctypes.c_float(0)
+    for _ in range(4):
+        for key, use in settings.items():
+            use()
+            began = time.perf_counter()
+            # Row by row, the second one transposed, as MLX calls it for a linear layer.
+            library.cblas_sgemm(101, 111, 112, 2, n, k, one, a, k, b, k, zero, c, n)
+            times[key].append(time.perf_counter() - began)
+    return {key: min(found) for key, found in times.items()}
 
 
 def load_optimised_blas() -> BlasStatus:

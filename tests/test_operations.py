@@ -1,0 +1,84 @@
+"""How many operations a step launches: what a GPU pays for each of them needs no clock."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+from primitives import operations
+from tiny import random_drafter, random_model
+
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target.model import Target
+
+_VIEWS = {
+    *("AsStrided", "Broadcast", "BroadcastAxes", "ExpandDims", "Flatten", "Reshape", "Slice"),
+    *("Split", "Squeeze", "StopGradient", "Transpose", "Unflatten"),
+}
+"""Primitives that compute nothing."""
+
+_PROMPT = [1, 2, 3, 4, 5]
+
+
+def launched(arrays: list[mx.array]) -> int:
+    return sum(name not in _VIEWS for name in operations(arrays))
+
+
+def step_operations(shape: BeamShape, layers: int) -> tuple[int, int]:
+    """Of one greedy step: what the host waits for, and the drafts for the next step."""
+    target = Target(random_model(num_hidden_layers=layers))
+    drafter = None if shape == PLAIN else random_drafter().bind(target)
+    decoder = Decoder(target, drafter, shape, SamplingParams())
+    cache = decoder.new_cache()
+    state, output = decoder.start(cache, 0, [_PROMPT], sequence_keys(0))
+    mx.eval(output.report, state.length, *state.drafts.tree, *cache.target.buffers)
+    following, output = decoder.step(state, len(_PROMPT) - 1)
+    verified = [output.report, following.length, *cache.target.buffers]
+    tree = following.drafts.tree
+    drafts = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
+    before = launched(verified)
+    return before, launched([*verified, *drafts]) - before
+
+
+def model_operations(tokens: int, layers: int) -> int:
+    """Of the model's own call after the same prompt."""
+    model = random_model(num_hidden_layers=layers)
+    cache = make_prompt_cache(model)
+    mx.eval(model(mx.array([_PROMPT]), cache=cache))
+    logits = model(mx.zeros((1, tokens), mx.int32), cache=cache)
+    return launched([mx.argmax(logits[:, -1], axis=-1)])
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(4, 4)])
+def test_a_layer_of_a_verification_launches_no_more_than_the_models_own(shape: BeamShape) -> None:
+    ours = step_operations(shape, 3)[0] - step_operations(shape, 2)[0]
+    assert 0 < ours <= model_operations(shape.nodes, 3) - model_operations(shape.nodes, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"), [(PLAIN, 40), (BeamShape(1, 4), 42), (BeamShape(2, 4), 70)]
+)
+def test_what_a_verification_launches_beside_its_layers_is_little(
+    shape: BeamShape, most: int
+) -> None:
+    """Embedding, positions, mask, norm, head, verdict and the cache's order."""
+    one, two = (step_operations(shape, layers)[0] for layers in (1, 2))
+    assert one - (two - one) <= most
+
+
+def test_beams_and_nodes_launch_nothing_of_their_own() -> None:
+    assert step_operations(BeamShape(2, 4), 2)[0] == step_operations(BeamShape(4, 4), 2)[0]
+    two, four = (step_operations(BeamShape(width, 4), 2)[1] for width in (2, 4))
+    assert four <= two + 12  # the best of more beams are found by more passes over the logits
+
+
+@pytest.mark.parametrize(("width", "level"), [(1, 18), (2, 32)])
+def test_a_level_of_drafts_launches_as_much_as_any_other(width: int, level: int) -> None:
+    counts = [step_operations(BeamShape(width, length), 2)[1] for length in (3, 4, 5, 6)]
+    rises = {after - before for before, after in pairwise(counts)}
+    assert len(rises) == 1
+    assert rises.pop() <= level
