@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
@@ -19,18 +20,25 @@ from redrafter_mlx.runtime.launched import launched_rank
 
 _CHOSEN = "REDRAFTER_BLAS"
 
+_ARGUMENTS = ("-m", "redrafter_mlx.cli.tune")
+"""Of the process that measures."""
+
+_LONGEST, _LEAST, _TIMES = 600.0, 60.0, 3.0
+"""Seconds that a measurement may take: the first one, each at least, and of the shortest so far."""
+
 
 def compare_libraries(
     loading: ModelOptions,
     again: bool,
     note: Callable[[str], None],
     libraries: Callable[[], Sequence[str]] = libraries_here,
-    rate_with: Callable[[str, ModelOptions], float | None] | None = None,
+    rate_with: Callable[[str, ModelOptions, float], float | None] | None = None,
 ) -> str | None:
     """Measure each library and prefer the fastest from now on; None if there is no choice.
 
     One that the environment names stays, and so does one that was chosen before, unless `again`.
-    Ranks of `mlx.launch` compare nothing: they would have to start again together.
+    A library whose measurement takes several times as long as another's is given up. Ranks of
+    `mlx.launch` compare nothing: they would have to start again together.
     """
     rate_with = rate_with or _rate_with
     if sys.platform != "linux" or os.environ.get(_CHOSEN) or launched_rank() is not None:
@@ -39,12 +47,18 @@ def compare_libraries(
     chosen = preferred_library() in here and not again
     if len(here) < 2 or chosen or not _computes_on_cpu():
         return None
-    rates = {}
+    rates, longest = {}, _LONGEST
     for library in here:
-        rate = rate_with(library, loading)
+        began = time.monotonic()
+        try:
+            rate = rate_with(library, loading, longest)
+        except subprocess.TimeoutExpired:
+            note(f"{library}: given up after {longest:.0f} seconds")
+            continue
         if rate is not None:
             rates[library] = rate
             note(f"{library}: {rate:.1f} tok/s promised")
+            longest = min(longest, max(_LEAST, _TIMES * (time.monotonic() - began)))
     if not rates:
         return None
     fastest = max(rates, key=lambda library: rates[library])
@@ -61,9 +75,12 @@ def restart_with(library: str) -> None:
     os.execve(sys.executable, command, {**os.environ, _CHOSEN: library})
 
 
-def _rate_with(library: str, loading: ModelOptions) -> float | None:
-    """Tokens a second that a process with this library promises; None if it fails."""
-    command = [sys.executable, "-m", "redrafter_mlx.cli.tune"]
+def _rate_with(library: str, loading: ModelOptions, longest: float) -> float | None:
+    """Tokens a second that a process with this library promises; None if it fails.
+
+    Raises subprocess.TimeoutExpired if it takes more than `longest` seconds.
+    """
+    command = [sys.executable, *_ARGUMENTS]
     with subprocess.Popen(
         command,
         stdin=subprocess.PIPE,
@@ -77,7 +94,8 @@ def _rate_with(library: str, loading: ModelOptions) -> float | None:
         try:
             child.stdin.write(json.dumps(asdict(loading)) + "\n")
             child.stdin.flush()
-            rate = child.stdout.read()  # standard input stays open: the child ends with it
+            child.wait(longest)  # standard input stays open: the child ends with it
+            rate = child.stdout.read()
         finally:
             child.kill()
     return float(rate) if rate else None

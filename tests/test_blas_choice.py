@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from test_config import python
 
 from redrafter_mlx import BLAS
+from redrafter_mlx.cli import blas_choice
 from redrafter_mlx.cli.blas_choice import compare_libraries
 from redrafter_mlx.cli.options import ModelOptions
 from redrafter_mlx.runtime.blas import libraries_here, prefer_library, preferred_library
@@ -19,6 +21,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 RATES = {"slow.so": 20.0, "fast.so": 30.0, "broken.so": None}
+NEVER = "endless.so"
+"""Its measurement does not end."""
 
 
 @pytest.fixture(autouse=True)
@@ -31,8 +35,10 @@ def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str
     """What is chosen of these libraries, and which of them were measured."""
     measured = []
 
-    def rate_with(library: str, _: ModelOptions) -> float | None:
+    def rate_with(library: str, _: ModelOptions, longest: float) -> float | None:
         measured.append(library)
+        if library == NEVER:
+            raise subprocess.TimeoutExpired("tune", longest)
         return RATES[library]
 
     chosen = compare_libraries(ModelOptions(), again, lambda _: None, lambda: libraries, rate_with)
@@ -58,6 +64,21 @@ def test_a_library_alone_and_one_that_was_named_are_no_choice(
 def test_nothing_is_preferred_where_no_library_could_be_measured() -> None:
     assert compared("broken.so", "broken.so")[0] is None
     assert preferred_library() is None
+
+
+def test_a_library_whose_measurement_does_not_end_is_given_up() -> None:
+    assert compared(NEVER, "slow.so", NEVER, "fast.so") == (
+        "fast.so",
+        [NEVER, "slow.so", NEVER, "fast.so"],
+    )
+    assert compared(NEVER, NEVER, again=True)[0] is None
+
+
+def test_a_measurement_is_ended_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blas_choice.sys, "executable", "/bin/sleep")
+    monkeypatch.setattr(blas_choice, "_ARGUMENTS", ["60"])
+    with pytest.raises(subprocess.TimeoutExpired):
+        blas_choice._rate_with("slow.so", ModelOptions(), 0.2)
 
 
 @pytest.mark.skipif(BLAS.library is None, reason="no optimised BLAS is loaded")

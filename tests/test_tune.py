@@ -69,9 +69,11 @@ class Bench:
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
     """Measuring is simulated, and kept in a folder of the test's own.
 
-    What this machine's steps take is not looked at: that would contradict it.
+    What this machine's steps take is not looked at: that would contradict it. The environment
+    names a BLAS, so that those of this machine are not compared.
     """
     stand_in = Bench(CHEAP)
+    monkeypatch.setenv("REDRAFTER_BLAS", "the one in use")
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     monkeypatch.setattr("redrafter_mlx.autotune.tuner.saved_timings", saved_timings)
     monkeypatch.setattr(Profiler, "measure_all", lambda *args: stand_in.measure_all(*args))
