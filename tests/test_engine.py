@@ -17,7 +17,9 @@ import numpy as np
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 
-from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
+from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
@@ -128,6 +130,22 @@ def test_batch_answers_many_prompts_at_once(redrafter: Redrafter) -> None:
     with pytest.raises(BadInputError, match="prompt"):
         redrafter.batch([[1], []])
     assert list(redrafter.batch([])) == []
+
+
+def test_requests_that_come_together_begin_with_the_shape_of_their_batch(
+    redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    choose = BatchPolicy.next_shape
+
+    def counted(policy: BatchPolicy, rows: Sequence[Row]) -> BeamShape:
+        sizes.append(len(rows))
+        return choose(policy, rows)
+
+    monkeypatch.setattr(BatchPolicy, "next_shape", counted)
+    for _ in redrafter.batch(PROMPTS[:3], max_tokens=1):
+        pass
+    assert sizes[0] == 3
 
 
 def test_without_drafts_the_drafter_is_never_called(model: nn.Module) -> None:

@@ -111,10 +111,10 @@ class Batch:
         """Of its caches."""
         return sum(part.state.cache.nbytes for part in self._parts)
 
-    def first_shape(self, row: Row) -> BeamShape:
-        """The shape of the drafts with which a row should join."""
+    def first_shape(self, row: Row, size: int) -> BeamShape:
+        """The shape of the drafts with which a row should join a batch of `size` rows like it."""
         if not self._parts:
-            self._shape = self._shapes.next_shape([row])
+            self._shape = self._shapes.next_shape([row] * size)
         return self._shape
 
     def join(self, row: Row, state: DecodeState, output: StepOutput) -> None:
