@@ -37,7 +37,7 @@ def test_every_method_answers_every_prompt_as_mlx_lm_answers_it_alone(size: int)
         run = runner.run(method, prompts, 9, 0)
         assert run.token_ids == alone
         assert len(run.tokens) == len(run.seconds) == size
-        assert 0 < run.total_seconds == max(run.seconds)
+        assert min(run.seconds) > 0
         if method != AUTO and method != DRAFTED:
             assert run.steps == [len(ids) - 1 for ids in alone]
 

@@ -43,11 +43,6 @@ class BatchRun:
     first_seconds: float
     peak_memory: float
 
-    @property
-    def total_seconds(self) -> float:
-        """From when every prompt had its first token to the last token of all."""
-        return max(self.seconds)
-
 
 class BatchToken(NamedTuple):
     """A token of one of the answers, and the target calls after the prompt's so far."""

@@ -88,10 +88,6 @@ class Grammars:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._preparing = threading.Lock()
 
-    def json_object(self) -> GrammarConstraint:
-        """Any JSON object."""
-        return self.json_schema({"type": "object"})
-
     def json_schema(self, schema: Mapping[str, object]) -> GrammarConstraint:
         """JSON that matches a schema.
 
