@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -369,17 +368,24 @@ def costs_of(timings: Timings) -> CostModel:
 def test_measuring_finds_the_cliff_that_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Calls of more than six rows are made to wait."""
+    """Calls of more than six rows take longer, by a clock that calls alone move."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     monkeypatch.setattr(profiler, "_MOST_ROUNDS", 3)
     machine = profile(widest=2)
-    honest = machine._target.verify
+    honest, now = machine._target.verify, 0.0
 
     def slower(tree, cache, length, bound, **more):  # type: ignore[no-untyped-def]
-        time.sleep(0.03 if tree.tokens.shape[1] > 6 else 0.004)
+        nonlocal now
+        now += 0.03 if tree.tokens.shape[1] > 6 else 0.004
         return honest(tree, cache, length, bound, **more)
 
+    def tick() -> float:
+        nonlocal now
+        now += 1e-6
+        return now
+
     monkeypatch.setattr(machine._target, "verify", slower)
+    monkeypatch.setattr(profiler.time, "perf_counter", tick)
     told: list[float] = []
     timings = machine.measure_all(told.append, budget=60.0)
     costs = costs_of(timings)

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from redrafter_mlx.autotune.step_times import measured
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 
@@ -90,7 +91,7 @@ class CopyStatistics:
     def from_record(cls, record: Sequence[float]) -> CopyStatistics:
         """Raises ValueError for numbers that no statistics can be."""
         known = cls()
-        known._expected, known._accepted, *costs = map(_measured, record)
+        known._expected, known._accepted, *costs = map(measured, record)
         known._costs.extend(costs)
         return known
 
@@ -253,13 +254,6 @@ def accepted_within(
     if _is_cut(step):
         told &= rank[:, -1:] >= nodes
     return told[:, 0], accepted
-
-
-def _measured(number: float) -> float:
-    """Raises ValueError for a number that is not positive and finite."""
-    if not 0 < number < math.inf:
-        raise ValueError(f"{number} cannot have been measured")
-    return number
 
 
 def _reached(chances: Array) -> Array:

@@ -64,6 +64,7 @@ class BatchPolicy:
     """The shapes of one batch, step by step; an answer alone is a batch of one row.
 
     acceptance: what was learned so far; its shapes and plain decoding are those to choose from
+    times:      what steps took
     most_rows:  the largest batch so far
     """
 
@@ -82,7 +83,7 @@ class BatchPolicy:
         nodes = [shape.nodes for shape in self.shapes]
         self._counts, self._of_count = np.unique(nodes, return_inverse=True)
         self._costs = costs
-        self._times = times or StepTimes()
+        self.times = times or StepTimes()
         self._context, self._batch = -1, 1
         self._predicted = np.zeros(len(self.shapes))
         self._seconds = np.zeros(len(self.shapes))  # predicted and corrected
@@ -170,7 +171,7 @@ class BatchPolicy:
         batch = len(steps)
         largest = max(steps, key=lambda step: step.shape.nodes)
         shape, nodes = largest.shape, largest.rows
-        self._times.learn(nodes, self._predict(shape, batch), largest.seconds, batch)
+        self.times.learn(nodes, self._predict(shape, batch), largest.seconds, batch)
         self._correct()
         if shape in self._probes:
             while self._probes.popleft() != shape:
@@ -185,7 +186,7 @@ class BatchPolicy:
         while not all(row in copies for row, _ in copied):
             copies, predicted, drafted = self._copied.popleft()  # all its rows ended before
         # The cost model is off by about as much for other steps.
-        seconds = copied[0][1].seconds / self._times.slowness(batch)
+        seconds = copied[0][1].seconds / self.times.slowness(batch)
         seconds -= self._drafting(drafted, batch)
         for learns in (True, False):
             of_kind = [(row, step) for row, step in copied if row.learns == learns]
@@ -245,12 +246,12 @@ class BatchPolicy:
         if self._batch == 1:
             return np.ones(len(self.shapes), bool)
         counts = self._counts.tolist()
-        timed = [n == PLAIN.nodes or self._times.known(n, self._batch) for n in counts]
+        timed = [n == PLAIN.nodes or self.times.known(n, self._batch) for n in counts]
         return np.array(timed)[self._of_count]
 
     def _plain_first(self) -> bool:
         """Whether this step is plain to time it, so that drafts can be weighed against it."""
-        if self._times.known(PLAIN.nodes, self._batch):
+        if self.times.known(PLAIN.nodes, self._batch):
             return False
         if self._batch > 1:
             return True
@@ -295,11 +296,11 @@ class BatchPolicy:
 
     def _step_seconds(self, shape: BeamShape) -> float:
         """The same, corrected."""
-        return self._predict(shape, self._batch) * self._times.correction(shape.nodes, self._batch)
+        return self._predict(shape, self._batch) * self.times.correction(shape.nodes, self._batch)
 
     def _correct(self) -> None:
         """Take note of what steps took."""
-        factors = [self._times.correction(n, self._batch) for n in self._counts.tolist()]
+        factors = [self.times.correction(n, self._batch) for n in self._counts.tolist()]
         seconds = self._predicted * np.array(factors)[self._of_count]
         self._stale = self._stale or not np.array_equal(seconds, self._seconds)
         self._seconds = seconds

@@ -1,26 +1,34 @@
-"""Acceptance statistics on disk: a process begins with what the answers of earlier ones taught."""
+"""What answers taught, on disk: a process begins with what those of earlier ones learned."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import get_args
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.cost_model import Setup
+from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 
-Learned = dict[AcceptMethod, AcceptanceStatistics]
+
+@dataclass
+class Learned:
+    """Acceptance statistics of each method, and what steps took."""
+
+    acceptance: dict[AcceptMethod, AcceptanceStatistics] = field(default_factory=dict)
+    times: StepTimes = field(default_factory=StepTimes)
 
 
-def save_learned(setup: Setup, learned: Mapping[AcceptMethod, AcceptanceStatistics]) -> None:
-    """Keep statistics for other processes; a cache that cannot be written is no error."""
-    record = {method: known.to_record() for method, known in learned.items()}
+def save_learned(setup: Setup, learned: Learned) -> None:
+    """Keep it for other processes; a cache that cannot be written is no error."""
+    acceptance = {method: known.to_record() for method, known in learned.acceptance.items()}
+    record = {"acceptance": acceptance, "times": learned.times.to_record()}
     with contextlib.suppress(OSError):
         write_private_text(_path(setup), json.dumps(record))
 
@@ -29,11 +37,13 @@ def saved_learned(setup: Setup) -> Learned:
     """What was learned on this very setup; nothing if the file is missing or damaged."""
     try:
         stored = json.loads(_path(setup).read_text(encoding="utf-8"))
-        known = [method for method in get_args(AcceptMethod) if method in stored]
-        return {method: AcceptanceStatistics.from_record(stored[method]) for method in known}
+        acceptance, times = stored["acceptance"], StepTimes.from_record(stored["times"])
+        known = [method for method in get_args(AcceptMethod) if method in acceptance]
+        read = {method: AcceptanceStatistics.from_record(acceptance[method]) for method in known}
     except (OSError, RedrafterError, ValueError, TypeError, KeyError, RecursionError):
-        return {}
+        return Learned()
+    return Learned(read, times)
 
 
 def _path(setup: Setup) -> Path:
-    return cache_dir() / "acceptance" / setup.path.name
+    return cache_dir() / "learned" / setup.path.name

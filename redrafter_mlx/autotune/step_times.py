@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Mapping, Sequence
 
 _LATELY = 15
 """Steps whose median tells how slow the machine is now."""
@@ -66,8 +67,33 @@ class StepTimes:
         others = self._drafted.get(batch, ()) if rows > 1 else ()
         return statistics.median(others) if len(others) >= _FEW else 1.0
 
+    def to_record(self) -> dict[str, list[list[float]]]:
+        """For a file: `from_record` makes the same of it, but for how slow the machine is now."""
+        by_rows = [[batch, rows, *ratios] for (batch, rows), ratios in self._by_rows.items()]
+        return {
+            "by_rows": by_rows,
+            "drafted": [[batch, *ratios] for batch, ratios in self._drafted.items()],
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Sequence[Sequence[float]]]) -> StepTimes:
+        """Raises ValueError, TypeError or KeyError for what no times can be."""
+        known = cls()
+        for batch, rows, *ratios in record["by_rows"]:
+            known._by_rows[int(batch), int(rows)] = deque(map(measured, ratios), maxlen=_MOST)
+        for batch, *ratios in record["drafted"]:
+            known._drafted[int(batch)] = deque(map(measured, ratios), maxlen=_MOST)
+        return known
+
     def begin_answer(self) -> None:
         """Doubt a little what was too dear once, so that it is tried again some day."""
         for ratios in self._by_rows.values():
             if statistics.median(ratios) > 1:
                 ratios.append(1.0)
+
+
+def measured(number: float) -> float:
+    """Raises ValueError for a number that is not positive and finite."""
+    if not 0 < number < math.inf:
+        raise ValueError(f"{number} cannot have been measured")
+    return number
