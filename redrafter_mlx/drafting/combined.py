@@ -99,6 +99,6 @@ class Combined(Drafter):
         if seen.features is None or wanted.layers == all_layers:
             return seen
         size = seen.features.shape[-1] // (len(all_layers) + 1)
-        places = [*(all_layers.index(layer) for layer in wanted.layers), len(all_layers)]
-        parts = [seen.features[..., i * size : (i + 1) * size] for i in places]
+        indices = [*(all_layers.index(layer) for layer in wanted.layers), len(all_layers)]
+        parts = [seen.features[..., i * size : (i + 1) * size] for i in indices]
         return replace(seen, features=mx.concatenate(parts, axis=-1))

@@ -30,7 +30,7 @@ _FORMS: Mapping[ExportFormat, tuple[Form, ...]] = {
     "medusa": (MEDUSA,),
 }
 
-_PAPERS = (
+_PAPER_KEYS = (
     "hidden_size",
     "vocab_size",
     "exit_dim",
@@ -40,7 +40,7 @@ _PAPERS = (
 )
 """Keys of a recurrent drafter that are not our extensions."""
 
-_RECORDS = ("target", "target_fingerprint", "draft_length")
+_RECORD_KEYS = ("target", "target_fingerprint", "draft_length")
 """Our keys that record how a drafter was made; the drafter works without them."""
 
 
@@ -68,19 +68,19 @@ def _converted(
 ) -> tuple[Mapping[str, mx.array], Mapping[str, object], str]:
     """Return tensors, configuration and the name of the weights' file."""
     if form == "trtllm":
-        return *_papers(files), "model.safetensors"
+        return *_for_trtllm(files), "model.safetensors"
     if form == "medusa":
-        return *_authors(files), "medusa_lm_head.safetensors"
+        return *_for_medusa(files), "medusa_lm_head.safetensors"
     if find_form(files) == EAGLE3 and files.config.get("speculators_model_type") != "eagle3":
         raise MismatchError(
             f"{files.folder} is laid out as EAGLE's authors do it, which vLLM reads as it is; "
             f"--format speculators is for drafters that were trained here"
         )
-    config = {key: value for key, value in files.config.items() if key not in _RECORDS}
+    config = {key: value for key, value in files.config.items() if key not in _RECORD_KEYS}
     return files.tensors.read(), config, "model.safetensors"
 
 
-def _authors(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
+def _for_medusa(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
     """Return Medusa heads of any layout under the authors' names.
 
     The authors' code, too, uses the target's output matrix for heads that store none.
@@ -109,16 +109,18 @@ def _authors(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, 
     }
 
 
-def _papers(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
+def _for_trtllm(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
     """Return a recurrent drafter under the paper's names, which TensorRT-LLM's converter reads."""
     config = read_config(files.folder)
-    plain = DrafterConfig(**{name: getattr(config, name) for name in _PAPERS})
+    plain = DrafterConfig(**{name: getattr(config, name) for name in _PAPER_KEYS})
     mine, theirs = config.to_dict(), plain.to_dict()
-    for key in sorted(mine.keys() - _RECORDS):
+    for key in sorted(mine.keys() - _RECORD_KEYS):
         if mine[key] != theirs.get(key):
             raise MismatchError(
                 f"{files.folder} has {key} = {mine[key]}, an extension that TensorRT-LLM does not "
                 f"know; `redrafter-mlx train --recipe paper` makes one without"
             )
     tensors = {own_name(name): array for name, array in files.tensors.read().items()}
-    return tensors, {key: value for key, value in theirs.items() if key in (*_PAPERS, "model_type")}
+    return tensors, {
+        key: value for key, value in theirs.items() if key in (*_PAPER_KEYS, "model_type")
+    }

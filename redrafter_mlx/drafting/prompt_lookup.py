@@ -101,9 +101,9 @@ class TextIndex:
         for token in tokens:
             matches = self._matches(1, 1)
             if matches:
-                ((place, length),) = matches
+                ((position, length),) = matches
                 self._trials[length - 1] += 1
-                self._hits[length - 1] += self.tokens[place + 1] == token
+                self._hits[length - 1] += self.tokens[position + 1] == token
             self._append(token)
 
     def copies(self, width: int, length: int) -> list[Copy]:
@@ -113,20 +113,20 @@ class TextIndex:
         continuation give one candidate.
         """
         found = []
-        for number, (place, matched) in enumerate(self._matches(width, length)):
+        for number, (position, matched) in enumerate(self._matches(width, length)):
             scores = [number * math.log(self._lookup.second)]
             for i in range(length):
                 scores.append(scores[-1] + math.log(self._rate(matched + i)))
-            found.append(Copy(tuple(self._after(place, length)), tuple(scores[1:]), matched))
+            found.append(Copy(tuple(self._after(position, length)), tuple(scores[1:]), matched))
         return found
 
     def _matches(self, width: int, length: int) -> list[tuple[int, int]]:
         """Return end and length of the best matches, all with different continuations."""
-        places = self._ends.get(self._last_gram(), ())
+        positions = self._ends.get(self._last_gram(), ())
         best: list[tuple[int, int]] = []
-        for place in reversed(places):
-            if place < len(self.tokens) - 1:
-                best.append((place, self._matched(place)))
+        for position in reversed(positions):
+            if position < len(self.tokens) - 1:
+                best.append((position, self._matched(position)))
         best.sort(key=lambda match: -match[1])  # stable: among equals, the latest stays first
         chosen: dict[tuple[int, ...], tuple[int, int]] = {}
         for match in best:
@@ -135,22 +135,22 @@ class TextIndex:
                 break
         return list(chosen.values())
 
-    def _matched(self, place: int) -> int:
-        """Return the length of the match that ends at `place`, up to the compared length."""
-        most, end = min(len(self._lookup.accepted), place + 1), len(self.tokens) - 1
+    def _matched(self, position: int) -> int:
+        """Return the length of the match that ends at `position`, up to the compared length."""
+        most, end = min(len(self._lookup.accepted), position + 1), len(self.tokens) - 1
         length = self._lookup.shortest
-        while length < most and self.tokens[place - length] == self.tokens[end - length]:
+        while length < most and self.tokens[position - length] == self.tokens[end - length]:
             length += 1
         return length
 
-    def _after(self, place: int, count: int) -> list[int]:
-        """Return the `count` tokens after position `place`, continued past the end of the text.
+    def _after(self, position: int, count: int) -> list[int]:
+        """Return the `count` tokens after `position`, continued past the end of the text.
 
         If the text ends d tokens after a match and the match is right, the text repeats itself
         every d tokens. So past its end the same d tokens repeat: a loop is drafted to any length.
         """
-        period = len(self.tokens) - 1 - place
-        return [self.tokens[place + 1 + i % period] for i in range(count)]
+        period = len(self.tokens) - 1 - position
+        return [self.tokens[position + 1 + i % period] for i in range(count)]
 
     def _rate(self, matched: int) -> float:
         """Return the acceptance rate of the draft after `matched` matching tokens."""

@@ -27,7 +27,7 @@ _R = TypeVar("_R")
 Inputs: TypeAlias = "mx.array | tuple[mx.array, mx.array]"
 """Tokens [B, N] of a tree, or a pair: the tokens and another array with a value for each node."""
 
-_FEW = 4
+_CALLS_BEFORE_COMPILING = 4
 """Number of calls of a size before it is compiled: compiling costs about as much extra time as this
 many compiled calls save."""
 
@@ -106,7 +106,7 @@ class TreeCall:
         size = (tokens.shape, plan.offset.shape, plan.mask.shape, *sizes, *shapes)
         if not compiled and size not in self.graphs:
             self._uses[size] += 1
-            if self._uses[size] <= _FEW:
+            if self._uses[size] <= _CALLS_BEFORE_COMPILING:
                 hidden = self._backbone(inputs, cache=cache.layers)
                 return hidden, self._head(hidden)
             del self._uses[size]

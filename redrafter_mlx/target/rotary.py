@@ -22,7 +22,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class _Turn(NamedTuple):
+class _CosSin(NamedTuple):
     """Cosines and sines that rotate the vectors of one call.
 
     Shapes:
@@ -44,7 +44,7 @@ class Rotations:
 
     def __init__(self) -> None:
         self.count = 0
-        self._turns: dict[Hashable, _Turn] | None = None  # None outside a call that shares them
+        self._cos_sins: dict[Hashable, _CosSin] | None = None  # None if no call shares them
 
     def wrap(self, rope: nn.Module) -> NodeRope:
         """Wrap a rotary embedding so that it takes node positions."""
@@ -65,21 +65,21 @@ class Rotations:
 
     @contextmanager
     def _shared(self) -> Iterator[None]:
-        self._turns = {}
+        self._cos_sins = {}
         try:
             yield
         finally:
-            self._turns = None
+            self._cos_sins = None
 
     def turn(self, rope: NodeRope, x: mx.array, offset: int | mx.array) -> mx.array | None:
         """Rotate x [B, H, N, size]; return None if nothing is shared."""
-        if self._turns is None or rope.key is None:
+        if self._cos_sins is None or rope.key is None:
             return None
         key = rope.key, x.dtype, x.shape[2], offset if isinstance(offset, int) else id(offset)
-        turn = self._turns.get(key)
-        if turn is None:
-            turn = self._turns[key] = _turn_of(rope, x, offset)
-        return _turned(x, turn, rope.traditional)
+        cos_sin = self._cos_sins.get(key)
+        if cos_sin is None:
+            cos_sin = self._cos_sins[key] = _cos_sin_of(rope, x, offset)
+        return _rotated(x, cos_sin, rope.traditional)
 
 
 class NodeRope:
@@ -98,8 +98,8 @@ class NodeRope:
             self.key = type(rope), self.dims, self.traditional, how
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        turned = self._rotations.turn(self, x, offset)
-        return self.alone(x, offset) if turned is None else turned
+        rotated = self._rotations.turn(self, x, offset)
+        return self.alone(x, offset) if rotated is None else rotated
 
     def alone(self, x: mx.array, offset: int | mx.array) -> mx.array:
         """Rotate x [B, H, N, size] with the model's own embedding.
@@ -112,27 +112,27 @@ class NodeRope:
             return plain
         B, H, N, size = x.shape
         folded = x.swapaxes(1, 2).reshape(B * N, H, 1, size)
-        turned: mx.array = self._rope(folded, offset=offset.reshape(-1))
-        return turned.reshape(B, N, H, size).swapaxes(1, 2)
+        rotated: mx.array = self._rope(folded, offset=offset.reshape(-1))
+        return rotated.reshape(B, N, H, size).swapaxes(1, 2)
 
 
-def _turn_of(rope: NodeRope, x: mx.array, offset: int | mx.array) -> _Turn:
+def _cos_sin_of(rope: NodeRope, x: mx.array, offset: int | mx.array) -> _CosSin:
     """Return cosines and sines for x [B, H, N, size]: the embedding of the vector (1, 0)."""
     rows = offset.shape[0] if isinstance(offset, mx.array) and offset.ndim else 1
     index = mx.arange(rope.dims)
     first = index % 2 == 0 if rope.traditional else index < rope.dims // 2
     unit = mx.broadcast_to(first.astype(x.dtype), (rows, 1, x.shape[2], rope.dims))
-    return _Turn(offset, *_pairs(rope.alone(unit, offset), rope.dims, rope.traditional))
+    return _CosSin(offset, *_pairs(rope.alone(unit, offset), rope.dims, rope.traditional))
 
 
-def _turned(x: mx.array, turn: _Turn, traditional: bool) -> mx.array:
+def _rotated(x: mx.array, cos_sin: _CosSin, traditional: bool) -> mx.array:
     """Rotate the first `dims` of x [B, H, N, size], in the same arithmetic as MLX."""
-    dims = 2 * turn.cos.shape[-1]
+    dims = 2 * cos_sin.cos.shape[-1]
     one, other = _pairs(x, dims, traditional)
-    turned = [one * turn.cos - other * turn.sin, one * turn.sin + other * turn.cos]
+    rotated = [one * cos_sin.cos - other * cos_sin.sin, one * cos_sin.sin + other * cos_sin.cos]
     if traditional:
-        turned = [mx.flatten(mx.stack(turned, axis=-1), -2)]
-    return mx.concatenate([*turned, x[..., dims:]], axis=-1)
+        rotated = [mx.flatten(mx.stack(rotated, axis=-1), -2)]
+    return mx.concatenate([*rotated, x[..., dims:]], axis=-1)
 
 
 def _pairs(x: mx.array, dims: int, traditional: bool) -> tuple[mx.array, mx.array]:

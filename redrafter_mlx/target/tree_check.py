@@ -14,7 +14,7 @@ from redrafter_mlx.speculation.tree import Beams, pack_beam
 from redrafter_mlx.target.adapter import unsupported
 from redrafter_mlx.target.model import Target
 
-_NOISES = 4.0
+_NOISE_FACTOR = 4.0
 """Errors up to this multiple of the noise are treated as rounding: three texts show only part of
 the noise. Defects are hundreds of times as large."""
 
@@ -43,7 +43,7 @@ def check_trees(target: Target) -> float:
     single, several = (
         _last_log_probs(target.plain, texts, known) for known in (texts.shape[1] - 1, 0)
     )
-    spread = _size(single - mx.mean(single, axis=-1, keepdims=True))
+    spread = _rms(single - mx.mean(single, axis=-1, keepdims=True))
     if not mx.all(mx.isfinite(spread)).item():
         raise BadInputError(
             f"{target.model_type}'s logits are not finite in {str(target.dtype).split('.')[-1]}: "
@@ -56,11 +56,11 @@ def check_trees(target: Target) -> float:
         reason = " ".join(f"{type(failure).__name__}: {failure}".split())
         raise unsupported(target.model_type, f"it fails on a tree ({reason})") from failure
     # The median: nearly tied experts can swap in one leaf, but a defect affects all leaves.
-    error = mx.median(_size(leaves - single) / spread).item()
-    noise = mx.max(_size(several - single) / spread).item()
+    error = mx.median(_rms(leaves - single) / spread).item()
+    noise = mx.max(_rms(several - single) / spread).item()
     assert isinstance(error, float)
     assert isinstance(noise, float)
-    allowed = _NOISES * (noise + mx.finfo(target.dtype).eps)
+    allowed = _NOISE_FACTOR * (noise + mx.finfo(target.dtype).eps)
     if not error <= allowed:
         raise unsupported(
             target.model_type,
@@ -99,6 +99,6 @@ def _leaves(target: Target, prompt: list[int], candidates: list[list[int]]) -> m
     return log_softmax(logits[0])[mx.array([paths.index(c) for c in candidates])]
 
 
-def _size(x: mx.array) -> mx.array:
+def _rms(x: mx.array) -> mx.array:
     """Return the root mean square of each row."""
     return mx.sqrt(mx.mean(mx.square(x), axis=-1))

@@ -27,10 +27,10 @@ from redrafter_mlx.weights.files.tensors import StoredTensors
 
 AS_STORED = "as its files say"
 
-_BETTER = 0.05
+_MIN_GAIN = 0.05
 """How much higher the acceptance rate of another reading must be, to exclude chance."""
 
-_LOW = 0.3
+_LOW_ACCEPTANCE = 0.3
 """Acceptance rate below which the user gets a note. EAGLE-3 heads guess 60 to 80% of the next
 tokens; wrong layers gave 1 to 10% (vLLM issues 43671 and 50170)."""
 
@@ -67,12 +67,12 @@ class Calibration:
         """The reading to draft with: another one must be clearly better than the files' own."""
         stored = self.accepted[AS_STORED]
         best = max(self.accepted, key=lambda reading: self.accepted[reading])
-        return best if self.accepted[best] >= stored + _BETTER else AS_STORED
+        return best if self.accepted[best] >= stored + _MIN_GAIN else AS_STORED
 
     def note(self, name: str) -> str | None:
         """Return one line for the user; None if there is nothing to report."""
         best = self.accepted[self.best]
-        if best < _LOW:
+        if best < _LOW_ACCEPTANCE:
             return (
                 f"{name} guesses {best:.0%} of the next tokens where 60% is usual: it was made for "
                 f"another model, or its files do not say how it reads this one"
