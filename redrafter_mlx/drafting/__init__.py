@@ -1,1 +1,1 @@
-"""The drafters, and the interface that each of them implements."""
+"""The drafters, and the interface that all of them implement."""

@@ -1,7 +1,7 @@
-"""Levels of drafts in a drafter's own cache: what the forms that remember have in common.
+"""Levels of drafts in a drafter's own KV cache, for the forms that have one.
 
-The committed positions stand first, one slot each. The drafts of a step stand after them, level
-after level, where the next step writes over them.
+The committed positions come first, one slot each. The drafts of a step come after them, level by
+level, and the next step overwrites them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class LevelPlans:
     """Plans one call of the drafter for each level of beams after the text.
 
     Shapes:
-      length: [B] int32, slots before the first level; `bound` is the most that it can be
+      length: [B] int32, slots before the first level, at most `bound`
     """
 
     def __init__(self, cache: TreeCache, length: mx.array, bound: int) -> None:
@@ -31,7 +31,7 @@ class LevelPlans:
         self._mask: mx.array | None = None  # [B, W, nodes so far], of the last level
 
     def plan(self, parents: mx.array) -> None:
-        """The next call appends nodes that extend the last level's beams `parents` [B, W]."""
+        """Plan a call that appends nodes to the last level's beams `parents` [B, W]."""
         B, W = parents.shape
         mask = mx.broadcast_to(mx.eye(W, dtype=mx.bool_), (B, W, W))
         if self._mask is not None:
@@ -43,18 +43,18 @@ class LevelPlans:
 
 
 def chain(tokens: mx.array) -> TokenTree:
-    """Tokens [B, P], each the child of the one before."""
+    """Return tokens [B, P] as a chain: each is the child of the one before."""
     candidate = tokens[:, None].astype(mx.int32)
     return pack_beam(Beams(candidate, mx.zeros(candidate.shape)), tokens.shape[1])
 
 
 def fill_cache(cache: TreeCache, memory: Memory) -> TreeCache:
-    """An empty cache with what `memory_of` a cache like it gave."""
+    """Fill an empty cache with what `memory_of` returned for such a cache."""
     if memory:
         cache.layer_buffers = [(*pair, None, None) for pair in cast("Pairs", memory)]
     return cache
 
 
 def memory_of(cache: TreeCache) -> Memory:
-    """What the cache holds, a pair of keys and values for each layer."""
+    """Return the contents of the cache: a pair of keys and values for each layer."""
     return cast("Memory", tuple((keys, values) for keys, values, *_ in cache.layer_buffers))

@@ -25,11 +25,12 @@ from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target.model import Target
 
 _OTHER_NAMES = (("input_projs.", "input_proj."), ("lm_heads.", "lm_head."), ("0.", "lm_head."))
-"""TensorRT-LLM, examples/redrafter/convert_checkpoint.py, where names begin otherwise."""
+"""Other prefixes of tensor names and the paper's, from TensorRT-LLM's
+examples/redrafter/convert_checkpoint.py."""
 
 
 def read_config(folder: str | Path) -> DrafterConfig:
-    """The configuration of a drafter's folder; one readable error for anything wrong with it."""
+    """Read the configuration in a drafter's folder; one readable error for anything wrong."""
     return _config(Path(folder), read_drafter_config(folder))
 
 
@@ -40,11 +41,11 @@ def load_drafter(
     target_name: str | None = None,
     target_fingerprint: str | None = None,
 ) -> RecurrentNetwork:
-    """A drafter for `target`, parameters evaluated, in the target's arithmetic.
+    """Load a drafter for `target`, parameters evaluated, in the target's arithmetic.
 
     Raises:
       MismatchError: before any weight is read, naming both sides: hidden size, vocabulary, or
-                     another target than `target_fingerprint`
+                     a target other than that of `target_fingerprint`
       DamagedFileError: naming the file and the tensor: one is missing, misshapen, or not finite
                         in the target's arithmetic
     """
@@ -69,7 +70,7 @@ def _network(files: DrafterFiles, target: Target) -> RecurrentNetwork:
 
 
 def own_name(name: str) -> str:
-    """The paper's name for one of the two others that TensorRT-LLM's converter reads."""
+    """Return the paper's name of a tensor, given any name that TensorRT-LLM's converter reads."""
     for other, own in _OTHER_NAMES:
         if name.startswith(other):
             return own + name.removeprefix(other)
@@ -81,17 +82,17 @@ RECURRENT = Form(
     recognises=lambda files: "exit_dim" in files.config or "rnn_u.weight" in files.tensors.shapes,
     load=lambda files, target: _network(files, target).bind(target),
 )
-"""The paper's own files, with our extensions, and those that TensorRT-LLM reads."""
+"""The paper's own files, with or without our extensions, and those that TensorRT-LLM reads."""
 
 
 def save_drafter(
     drafter: RecurrentNetwork, folder: str | Path, *, dtype: mx.Dtype | None = None
 ) -> None:
-    """Write a drafter's folder; each file appears whole or not at all, the weights first.
+    """Write a drafter's folder; each file is written atomically, the weights first.
 
-    dtype: of what is stored in floating point; None stores it as it is
+    dtype: of floating-point tensors in the file; None stores them as they are
 
-    Raises OSError naming the folder where it cannot be written.
+    Raises OSError naming the folder if it cannot be written.
     """
     write_drafter(Path(folder), parameters_of(drafter), drafter.config.to_dict(), dtype)
 

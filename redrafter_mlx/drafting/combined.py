@@ -1,4 +1,4 @@
-"""Two drafters at once: their candidates share the beams of one tree."""
+"""Two drafters together: their candidates share the beams of one tree."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class CombinedDrafters:
         self._first, self._second = first, second
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Combined:
-        """Both for this target; raises MismatchError if one does not fit it."""
+        """Bind both to this target; raises MismatchError if one does not fit it."""
         return Combined(self._first.bind(target, tokenizer), self._second.bind(target, tokenizer))
 
 
 class Combined(Drafter):
-    """Half of the beams from each of two drafters; of a single beam, the likelier candidate.
+    """Half of the beams from each of two drafters; for a single beam, the likelier candidate.
 
-    It remembers what each of them remembers: a pair.
+    Its memory is the pair of their memories.
     """
 
     def __init__(self, first: Drafter, second: Drafter) -> None:
@@ -83,7 +83,7 @@ class Combined(Drafter):
         return first, other.extend(second, self._part(seen, other))
 
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
-        """Candidates of both; a prefix that both propose counts once, with its better score."""
+        """Draft with both; a prefix that both propose appears once, with its better score."""
         first, second = cast("tuple[Memory, Memory]", memory)
         one, other = self._both
         W, L = shape.width, shape.length
@@ -94,11 +94,11 @@ class Combined(Drafter):
         return merged, (first, second)
 
     def _part(self, seen: Seen, drafter: Drafter) -> Seen:
-        """What one of the two reads of the features that both together need."""
+        """Return `seen` with only those features that one of the two drafters reads."""
         wanted, all_layers = drafter.features, self.features.layers
         if seen.features is None or wanted.layers == all_layers:
             return seen
         size = seen.features.shape[-1] // (len(all_layers) + 1)
-        places = [*(all_layers.index(layer) for layer in wanted.layers), len(all_layers)]
-        parts = [seen.features[..., i * size : (i + 1) * size] for i in places]
+        indices = [*(all_layers.index(layer) for layer in wanted.layers), len(all_layers)]
+        parts = [seen.features[..., i * size : (i + 1) * size] for i in indices]
         return replace(seen, features=mx.concatenate(parts, axis=-1))

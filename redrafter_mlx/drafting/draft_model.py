@@ -1,9 +1,9 @@
-"""A draft language model: a smaller model with the target's tokenizer guesses ahead.
+"""A draft language model: a smaller model with the target's tokenizer.
 
-Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318) draft one candidate with it;
-here beam search drafts a tree, level by level, over the draft model's own cache. One call reads the
-positions that were committed since the last step and the root, and each further level is a call
-with a query row for every beam, so a step takes L - 1 calls of the draft model.
+Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318) draft one candidate with it.
+Here beam search drafts a tree, level by level, over the draft model's own cache. The first call
+reads the positions committed since the last step and the root. Each further level is a call with a
+query row for every beam, so a step takes L - 1 calls of the draft model.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from redrafter_mlx.target.model import Target
 class DraftModel(LevelDrafter):
     """Any mlx-lm model whose cache can hold a tree, as a drafter.
 
-    It remembers keys and values of every committed position: a pair for each layer.
+    Its memory is the keys and values of every committed position: a pair for each layer.
     """
 
     def __init__(
         self, model: nn.Module, tokenizer: TokenizerWrapper, name: str = "a draft model"
     ) -> None:
-        """Raises UnsupportedModelError, naming the model, for state that a tree cannot share."""
+        """Raise UnsupportedModelError, naming the model, for state that a tree cannot share."""
         self._model = Target(model)
         self._tokenizer = tokenizer
         self._name = name
@@ -41,7 +41,7 @@ class DraftModel(LevelDrafter):
         self._cost = 1.0
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> DraftModel:
-        """The same model, drafting tokens that the target has too.
+        """Return the same model, restricted to tokens that the target has too.
 
         Raises MismatchError, naming the first token that differs.
         """
@@ -77,7 +77,7 @@ class DraftModel(LevelDrafter):
         return f"draft model {self._model.model_type} {shapes_hash(self.module)}"
 
     def extend(self, memory: Memory, seen: Seen) -> Memory:
-        """Keys and values of the committed positions, from one call."""
+        """Append the keys and values of the committed positions, in one call."""
         cache = fill_cache(self._model.new_cache(), memory)
         tokens = embeddable(seen.tokens[:, :-1], self._model)
         if seen.start is None:
@@ -96,7 +96,7 @@ class DraftModel(LevelDrafter):
 class DraftModelLevels(DraftLevels):
     """The draft model's distribution after one root; see `DraftLevels`.
 
-    The nodes of all levels stand in the cache after the root, where the next step writes over them.
+    The nodes of all levels are in the cache after the root, and the next step overwrites them.
     """
 
     def __init__(
@@ -110,11 +110,11 @@ class DraftModelLevels(DraftLevels):
 
     @property
     def memory(self) -> Memory:
-        """With the committed positions and the root."""
+        """The drafter's memory, including the committed positions and the root."""
         return memory_of(self._cache)
 
     def first(self) -> mx.array:
-        """Logits [B, 1, V'] after the root; reads what was committed since the last step."""
+        """Read positions committed since the last step; return logits [B, 1, V'] after the root."""
         seen = self._seen
         tokens = embeddable(seen.tokens, self._model)
         self._cache.plan_tree(chain(tokens), seen.position, seen.bound)
@@ -123,7 +123,7 @@ class DraftModelLevels(DraftLevels):
         return self._cut(self._model.logits(at_root))
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
-        """Logits [B, W, V'] after tokens [B, W], which extend the beams `parents` [B, W]."""
+        """Return logits [B, W, V'] after tokens [B, W], which extend beams `parents` [B, W]."""
         self._plans.plan(parents)
         _, logits = self._model.call(embeddable(tokens, self._model), self._cache)
         return self._cut(logits)
@@ -135,9 +135,9 @@ class DraftModelLevels(DraftLevels):
 def check_same_tokens(
     own: TokenizerWrapper, target: TokenizerWrapper, common: int, name: str
 ) -> None:
-    """Raise MismatchError unless both tokenizers mean the same by each id below `common`.
+    """Raise MismatchError unless both tokenizers have the same token for each id below `common`.
 
-    Ids that one of them does not use, which pad a vocabulary, are passed over.
+    Ids that one of them does not use, such as vocabulary padding, are skipped.
     """
     theirs = {i: token for token, i in target.get_vocab().items()}
     mine = {i: token for token, i in own.get_vocab().items()}
@@ -150,5 +150,5 @@ def check_same_tokens(
 
 
 def embeddable(tokens: mx.array, model: Target) -> mx.array:
-    """Tokens that the model has an embedding for, its last one in place of others."""
+    """Replace tokens that the model has no embedding for with its last token."""
     return mx.minimum(tokens, model.vocab_size - 1)

@@ -9,11 +9,11 @@ import mlx.core as mx
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """What each output of a drafter stands for.
+    """Maps the outputs of a drafter to tokens.
 
-    size:       V', of its outputs
+    size:       V', number of outputs
     vocab_size: V, of the target
-    tokens:     [V'] int32, the token of each output; None where outputs are token ids
+    tokens:     [V'] int32, the token of each output; None if outputs are token ids
     """
 
     size: int
@@ -21,18 +21,18 @@ class DraftVocabulary:
     tokens: mx.array | None = None
 
     def to_tokens(self, outputs: mx.array) -> mx.array:
-        """Output indices as token ids."""
+        """Map output indices to token ids."""
         return outputs if self.tokens is None else self.tokens[outputs]
 
     def index(self) -> mx.array:
-        """[V] int32: which output each token is, -1 for what cannot be drafted."""
+        """Return [V] int32: the output of each token, -1 for tokens that cannot be drafted."""
         index = mx.full((self.vocab_size,), -1, mx.int32)
         outputs = mx.arange(self.size, dtype=mx.int32)
         index[outputs if self.tokens is None else self.tokens] = outputs
         return index
 
     def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
+        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
         if self.tokens is None:
             missing = [(0, 0)] * (log_probs.ndim - 1) + [(0, self.vocab_size - self.size)]
             return mx.pad(log_probs, missing, constant_values=-mx.inf)
@@ -42,7 +42,7 @@ class DraftVocabulary:
 
 
 class VocabularyLevels:
-    """What levels of drafts over a draft vocabulary have in common; see `beam_search.Levels`."""
+    """Base class of levels of drafts over a draft vocabulary; see `beam_search.Levels`."""
 
     def __init__(self, vocabulary: DraftVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -52,9 +52,9 @@ class VocabularyLevels:
         return self._vocabulary.size
 
     def to_tokens(self, outputs: mx.array) -> mx.array:
-        """Output indices as token ids."""
+        """Map output indices to token ids."""
         return self._vocabulary.to_tokens(outputs)
 
     def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
+        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
         return self._vocabulary.over_vocabulary(log_probs)

@@ -1,7 +1,7 @@
-"""A drafter's folder as it was published, and what a form of drafter makes of it.
+"""A drafter's folder as it was published, and how a form of drafter reads it.
 
-A form is known by the names of the tensors, since a `config.json` often says `LlamaForCausalLM`
-whatever the files hold.
+A form is recognised by the names of its tensors, since a `config.json` often names
+`LlamaForCausalLM` regardless of the contents.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class DrafterFiles:
-    """A drafter's folder, its weights not read yet.
+    """A drafter's folder with unread weights.
 
-    config:  of config.json
-    tensors: what the headers of the weight files say
-    bits:    4 or 8: weights are quantised so once they are read; None leaves them as they are
+    config:  contents of config.json
+    tensors: as described by the headers of the weight files
+    bits:    4 or 8 quantises weights after reading; None leaves them as they are
     """
 
     folder: Path
@@ -49,21 +49,21 @@ class DrafterFiles:
     def integer(
         self, key: str, default: int | None = None, least: int = 1, most: int = 2**31 - 1
     ) -> int:
-        """The integer under a key; without a default the key must be there."""
+        """Return the integer under a key; without a default the key must exist."""
         value = self.config.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.bad_value(key, f"an integer from {least} to {most}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """The positive number under a key; without a default the key must be there."""
+        """Return the positive number under a key; without a default the key must exist."""
         value = self.config.get(key, default)
         if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < 1e30:
             return float(value)
         raise self.bad_value(key, "a number above 0")
 
     def flag(self, key: str, default: bool) -> bool:
-        """Whether a key is true; null counts as missing."""
+        """Whether a key is true; null is treated as missing."""
         value = self.config.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -71,20 +71,20 @@ class DrafterFiles:
         return value
 
     def bad_value(self, key: str, wanted: str) -> DamagedFileError:
-        """An error that names config.json, the key, what is there and what is wanted."""
+        """Return an error that names config.json, the key, its value and the expected value."""
         there = f"is {shown(self.config[key])}" if key in self.config else "is missing"
         return DamagedFileError(f"{self.folder / CONFIG}: {key} {there}; it must be {wanted}")
 
 
 @dataclass(frozen=True)
 class Form:
-    """A published form of drafter: how to know its files, and how to make a drafter of them.
+    """A published form of drafter: how to recognise its files, and how to load a drafter from them.
 
-    name:       as people say it, such as "EAGLE-3"
-    recognises: whether files are of this form, by tensor names, and by config.json where names do
-                not tell
-    load:       the drafter, bound to its target and evaluated. Raises MismatchError, naming both
-                sides, before weights are read, and DamagedFileError
+    name:       for display, such as "EAGLE-3"
+    recognises: whether files are of this form, by tensor names, and by config.json if the names
+                are ambiguous
+    load:       returns the drafter, bound to its target and evaluated. Raises MismatchError, naming
+                both sides, before weights are read, and DamagedFileError
     """
 
     name: str
@@ -93,7 +93,7 @@ class Form:
 
 
 def read_drafter_config(folder: str | Path) -> dict[str, object]:
-    """A drafter's config.json; raises ModelNotFoundError or DamagedFileError in one line."""
+    """Read a drafter's config.json; raises ModelNotFoundError or DamagedFileError in one line."""
     path = Path(folder) / CONFIG
     if not os.path.isdir(folder):
         raise ModelNotFoundError(f"no drafter at {folder}; give a folder that holds {CONFIG}")
@@ -104,7 +104,7 @@ def read_drafter_config(folder: str | Path) -> dict[str, object]:
 
 
 def open_files(folder: str | Path, bits: int | None = None) -> DrafterFiles:
-    """A drafter's folder with its configuration and the headers of its weight files."""
+    """Open a drafter's folder: its configuration and the headers of its weight files."""
     config = read_drafter_config(folder)
     return DrafterFiles(Path(folder), config, open_tensors(Path(folder)), bits)
 
@@ -112,10 +112,10 @@ def open_files(folder: str | Path, bits: int | None = None) -> DrafterFiles:
 def check_trained_for(
     config: Mapping[str, object], folder: str | Path, name: str | None, fingerprint: str | None
 ) -> None:
-    """Raises MismatchError, naming both, if the drafter was trained for another target.
+    """Raise MismatchError, naming both, if the drafter was trained for another target.
 
     config: of the drafter
-    name, fingerprint: of the target that is present; without a fingerprint nothing is known
+    name, fingerprint: of the target at hand; without a fingerprint nothing is checked
     """
     trained_for = config.get("target_fingerprint")
     if isinstance(trained_for, str) and fingerprint is not None and trained_for != fingerprint:
@@ -126,7 +126,7 @@ def check_trained_for(
 
 
 def check_pair(mine: int, theirs: int, what: str) -> None:
-    """Raises MismatchError, naming both, unless a size of the drafter is that of the target."""
+    """Raise MismatchError, naming both, unless a size of the drafter is that of the target."""
     if mine != theirs:
         raise MismatchError(
             f"the drafter's {what} is {mine}, the target's is {theirs}; give a drafter that was "
@@ -135,7 +135,7 @@ def check_pair(mine: int, theirs: int, what: str) -> None:
 
 
 def check_tokens(tokens: mx.array, name: str, vocab_size: int, path: Path) -> None:
-    """Raises DamagedFileError unless a tensor holds token ids, each once."""
+    """Raise DamagedFileError unless a tensor holds distinct token ids."""
     ids = np.array(tokens) if mx.issubdtype(tokens.dtype, mx.integer) else np.zeros(2, int)
     if len(np.unique(ids)) < ids.size:
         raise DamagedFileError(f"{path}: tensor {name} does not hold different token ids")
@@ -150,12 +150,12 @@ def write_drafter(
     dtype: mx.Dtype | None = None,
     weights: str = WEIGHTS,
 ) -> None:
-    """Write a drafter's folder; each file appears whole or not at all, the weights first.
+    """Write a drafter's folder; each file is written atomically, the weights first.
 
-    dtype:   of what is stored in floating point; None stores it as it is
-    weights: the name of their file
+    dtype:   of floating-point tensors in the file; None stores them as they are
+    weights: name of the weights' file
 
-    Raises OSError naming the folder where it cannot be written.
+    Raises OSError naming the folder if it cannot be written.
     """
     stored = {
         name: array if dtype is None or not _is_floating(array) else array.astype(dtype)
@@ -175,11 +175,11 @@ def write_drafter(
 def fill(
     network: nn.Module, tensors: dict[str, mx.array], files: DrafterFiles, dtype: mx.Dtype
 ) -> None:
-    """Put tensors into a network, all of them and no others, ready to draft.
+    """Load tensors into a network, all of them and no others, ready to draft.
 
-    What is floating is cast to `dtype`; weights are quantised where `files.bits` says so.
+    Floating-point tensors are cast to `dtype`; weights are quantised if `files.bits` is set.
 
-    tensors: under the network's own names; emptied, so that what was read is freed once it is cast
+    tensors: under the network's own names; emptied, so that each tensor is freed once it is cast
 
     Raises DamagedFileError naming the tensor that is missing, misshapen, unknown, of another kind
     of number, or not finite in `dtype`.
@@ -220,7 +220,7 @@ def _check_names_and_shapes(
 def _check_finite(network: nn.Module, path: Path) -> None:
     """Evaluate the parameters; raises DamagedFileError for values that are not finite.
 
-    One after the other, so that what each needs meanwhile is free for the next.
+    One at a time, so that the temporary memory of one is free for the next.
     """
     for name, array in parameters_of(network).items():
         mx.eval(array)
@@ -231,7 +231,7 @@ def _check_finite(network: nn.Module, path: Path) -> None:
 
 
 def parameters_of(network: nn.Module) -> dict[str, mx.array]:
-    """All arrays of a network by dotted name."""
+    """Return all arrays of a network by dotted name."""
     return dict(cast("list[tuple[str, mx.array]]", tree_flatten(network.parameters())))
 
 

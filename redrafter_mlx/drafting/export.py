@@ -1,7 +1,7 @@
-"""Drafters that travel: folders as other servers read them, without what only we understand.
+"""Export drafters to folders that other servers read, without our extensions.
 
-What those read is in their code: TensorRT-LLM's `examples/redrafter/convert_checkpoint.py`, the
-authors' `medusa/model/medusa_model.py`, speculators' `Eagle3SpeculatorConfig`, and vLLM's
+The formats follow the readers' code: TensorRT-LLM's `examples/redrafter/convert_checkpoint.py`, the
+Medusa authors' `medusa/model/medusa_model.py`, speculators' `Eagle3SpeculatorConfig`, and vLLM's
 `mlp_speculator` models.
 """
 
@@ -30,7 +30,7 @@ _FORMS: Mapping[ExportFormat, tuple[Form, ...]] = {
     "medusa": (MEDUSA,),
 }
 
-_PAPERS = (
+_PAPER_KEYS = (
     "hidden_size",
     "vocab_size",
     "exit_dim",
@@ -38,17 +38,17 @@ _PAPERS = (
     "num_lookback_tokens",
     "rnn",
 )
-"""The keys of a recurrent drafter that are not extensions of ours."""
+"""Keys of a recurrent drafter that are not our extensions."""
 
-_RECORDS = ("target", "target_fingerprint", "draft_length")
-"""Our keys that say how a drafter was made; nothing is lost without them."""
+_RECORD_KEYS = ("target", "target_fingerprint", "draft_length")
+"""Our keys that record how a drafter was made; the drafter works without them."""
 
 
 def export_drafter(folder: Path, output: Path, form: ExportFormat) -> None:
     """Write the drafter in `folder` into `output`, in float16.
 
-    Raises MismatchError for a form of drafter that the format does not hold, or for an extension
-    that its readers do not know, naming it; and BadInputError for an output that is there already.
+    Raises MismatchError, naming it, for a form of drafter that the format does not hold or for an
+    extension that its readers do not support, and BadInputError if the output exists.
     """
     files = open_files(folder)
     found = find_form(files)
@@ -66,24 +66,24 @@ def export_drafter(folder: Path, output: Path, form: ExportFormat) -> None:
 def _converted(
     files: DrafterFiles, form: ExportFormat
 ) -> tuple[Mapping[str, mx.array], Mapping[str, object], str]:
-    """Tensors, configuration and the name of the weights' file."""
+    """Return tensors, configuration and the name of the weights' file."""
     if form == "trtllm":
-        return *_papers(files), "model.safetensors"
+        return *_for_trtllm(files), "model.safetensors"
     if form == "medusa":
-        return *_authors(files), "medusa_lm_head.safetensors"
+        return *_for_medusa(files), "medusa_lm_head.safetensors"
     if find_form(files) == EAGLE3 and files.config.get("speculators_model_type") != "eagle3":
         raise MismatchError(
             f"{files.folder} is laid out as EAGLE's authors do it, which vLLM reads as it is; "
             f"--format speculators is for drafters that were trained here"
         )
-    config = {key: value for key, value in files.config.items() if key not in _RECORDS}
+    config = {key: value for key, value in files.config.items() if key not in _RECORD_KEYS}
     return files.tensors.read(), config, "model.safetensors"
 
 
-def _authors(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
-    """Medusa heads of any layout under the authors' names.
+def _for_medusa(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
+    """Return Medusa heads of any layout under the authors' names.
 
-    Heads without an output matrix of their own begin with the target's there, too.
+    The authors' code, too, uses the target's output matrix for heads that store none.
     """
     names = own_names(files)
     if TOKEN_MAP in files.tensors.shapes:
@@ -109,16 +109,18 @@ def _authors(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, 
     }
 
 
-def _papers(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
-    """A recurrent drafter under the paper's names, which TensorRT-LLM's converter reads."""
+def _for_trtllm(files: DrafterFiles) -> tuple[Mapping[str, mx.array], Mapping[str, object]]:
+    """Return a recurrent drafter under the paper's names, which TensorRT-LLM's converter reads."""
     config = read_config(files.folder)
-    plain = DrafterConfig(**{name: getattr(config, name) for name in _PAPERS})
+    plain = DrafterConfig(**{name: getattr(config, name) for name in _PAPER_KEYS})
     mine, theirs = config.to_dict(), plain.to_dict()
-    for key in sorted(mine.keys() - _RECORDS):
+    for key in sorted(mine.keys() - _RECORD_KEYS):
         if mine[key] != theirs.get(key):
             raise MismatchError(
                 f"{files.folder} has {key} = {mine[key]}, an extension that TensorRT-LLM does not "
                 f"know; `redrafter-mlx train --recipe paper` makes one without"
             )
     tensors = {own_name(name): array for name, array in files.tensors.read().items()}
-    return tensors, {key: value for key, value in theirs.items() if key in (*_PAPERS, "model_type")}
+    return tensors, {
+        key: value for key, value in theirs.items() if key in (*_PAPER_KEYS, "model_type")
+    }

@@ -1,4 +1,4 @@
-"""The published forms of drafters, and from a folder of files to a drafter of the right form."""
+"""The published forms of drafters, and loading a folder as a drafter of the right form."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ FORMS: tuple[Form, ...] = (RECURRENT, EAGLE3, EAGLE, MEDUSA, MLP_SPECULATOR)
 """In the order in which they are tried."""
 
 _KANGAROO = {"norm.weight", "layers.0.self_attn.q_proj.weight"}
-"""It is a decoder layer and a norm alone, which go on from one of the target's first layers."""
+"""Tensors of a Kangaroo drafter: only a decoder layer and a norm, which continue from one of the
+target's first layers."""
 
 
 @dataclass(frozen=True)
 class DrafterFolder:
-    """A drafter on disk, which is read when its target is known.
+    """A drafter on disk, which is loaded once its target is known.
 
-    target_name, target_fingerprint: of the target that it is to draft for, if they are known
-    bits: 4 or 8, to quantise its weights so; None leaves them as they are
+    target_name, target_fingerprint: of the target that it will draft for, if known
+    bits: 4 or 8 quantises its weights; None leaves them as they are
     """
 
     path: Path
@@ -46,9 +47,9 @@ class DrafterFolder:
     bits: int | None = None
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
-        """The drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
+        """Load the drafter, evaluated, in the target's arithmetic; errors as in `Form.load`.
 
-        One for a target that is known is calibrated.
+        If the target's fingerprint is known, the drafter is calibrated.
         """
         files = open_files(self.path, self.bits)
         drafter = self._load(files, target)
@@ -58,7 +59,7 @@ class DrafterFolder:
         return calibrated(drafter, target, tokenizer, files.tensors, key)
 
     def load(self, target: Target) -> LevelDrafter:
-        """The same as its files say, not calibrated."""
+        """Load the drafter exactly as its files describe it, without calibration."""
         return self._load(open_files(self.path, self.bits), target)
 
     def _load(self, files: DrafterFiles, target: Target) -> LevelDrafter:
@@ -67,7 +68,7 @@ class DrafterFolder:
 
 
 def find_form(files: DrafterFiles) -> Form:
-    """The form of a drafter's files.
+    """Return the form of a drafter's files.
 
     Raises UnsupportedModelError, naming what was found and what is supported.
     """
@@ -89,7 +90,7 @@ def find_form(files: DrafterFiles) -> Form:
 
 
 def _unsupported_form(files: DrafterFiles) -> str | None:
-    """The name of a form that is known and not supported, by the authors' own files."""
+    """Return the name of a known but unsupported form, recognised by its authors' own files."""
     names, config = files.tensors.shapes, files.config
     if "hidden_norm.weight" in names or "dflash_config" in config:
         return "DSpark" if any(name.startswith("markov_") for name in names) else "DFlash"
@@ -103,9 +104,10 @@ def _unsupported_form(files: DrafterFiles) -> str | None:
 
 
 def holds_drafter(folder: Path) -> bool:
-    """Whether a folder is that of a drafter rather than of a language model.
+    """Whether a folder holds a drafter rather than a language model.
 
-    A folder without a readable config counts as a drafter's, and `open_files` says what it lacks.
+    A folder without a readable config is treated as a drafter's; `open_files` then reports what it
+    lacks.
     """
     try:
         config = read_object(folder / CONFIG)
@@ -115,6 +117,6 @@ def holds_drafter(folder: Path) -> bool:
         return True
     try:
         files = open_files(folder)
-    except DamagedFileError:  # what could be a model's weights is left to a model's loader
+    except DamagedFileError:  # possible model weights are left to the model loader
         return not any(folder.glob("model*.safetensors"))
     return _unsupported_form(files) is not None or any(f.recognises(files) for f in FORMS)

@@ -1,4 +1,4 @@
-"""The drafters that there are for a model: on this machine, and published."""
+"""The drafters available for a model: on this machine, and published."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from redrafter_mlx.weights.resolve import find_local
 
 @dataclass(frozen=True)
 class ListedDrafter:
-    """A drafter as `drafters` shows it.
+    """A drafter as the command `drafters` lists it.
 
-    name:    what `--drafter` takes
+    name:    the value for `--drafter`
     form:    such as "EAGLE-3"
     licence: None if unknown
-    size:    bytes on disk, or else to download; None if unknown
+    size:    bytes on disk, or of the download if it is not on this machine; None if unknown
     path:    None if it is not on this machine
     """
 
@@ -40,7 +40,7 @@ class ListedDrafter:
 
 
 def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDrafter]:
-    """The drafters of a model by its name, in the order in which "auto" takes them; no network.
+    """List the drafters of a model, in the order of preference of "auto"; uses no network.
 
     Raises ModelNotFoundError for a name that no model can have, and DamagedFileError.
     """
@@ -59,7 +59,7 @@ def list_drafters(model: str, progress: Progress = no_progress) -> list[ListedDr
 
 
 def _fingerprint_of(model: str, progress: Progress) -> str | None:
-    """What tells a model's files from others, see TargetSource; None if they are not here."""
+    """Return the fingerprint of a model's files, see TargetSource; None if they are not here."""
     if model in REGISTRY and REGISTRY[model].sha256 is not None:
         return f"sha256:{REGISTRY[model].sha256}"
     local = find_local(model, progress=progress)
@@ -71,13 +71,13 @@ def _fingerprint_of(model: str, progress: Progress) -> str | None:
 
 
 def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
-    """The folders of drafters for the target of that fingerprint, the one to take first.
+    """Return the folders of drafters for the target with this fingerprint, the preferred first.
 
-    The user's own, in `drafters/` of our cache, come before those shipped beside the code in
-    `weights/drafters/`; of several there, the one whose weights were written last comes first.
+    The user's own, in `drafters/` of our cache, come before those shipped with the code in
+    `weights/drafters/`. Within each of the two, the most recently written weights come first.
 
     Returns:
-      the folders, and what is wrong with those that could not be looked into
+      the folders, and the errors of folders that could not be read
     """
     found: list[Path] = []
     broken: list[RedrafterError] = []
@@ -88,7 +88,7 @@ def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
                 if _trained_for(folder) == fingerprint:
                     here.append((_written(folder), folder))
             except ModelNotFoundError:
-                continue  # something else
+                continue  # not a drafter
             except RedrafterError as error:
                 broken.append(error)
         found += [folder for _, folder in sorted(here, reverse=True)]
@@ -96,7 +96,7 @@ def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
 
 
 def _trained_for(folder: Path) -> object:
-    """The fingerprint of a drafter's target, None if its files name none."""
+    """Return the fingerprint of a drafter's target, None if its files name none."""
     config = read_drafter_config(folder)
     if "exit_dim" in config:
         return read_config(folder).target_fingerprint
@@ -111,7 +111,7 @@ def _form(folder: Path) -> str:
 
 
 def _licence(folder: Path) -> str | None:
-    """What the card beside a drafter names, None where there is no card."""
+    """Return the licence on a drafter's model card, None if there is none."""
     with contextlib.suppress(OSError, ValueError):
         card = (folder / "README.md").read_text(encoding="utf-8")
         found = re.search(r'^license: "?([\w.-]+)"?$', card, re.MULTILINE)
@@ -130,7 +130,7 @@ def _inside(shelf: Path, broken: list[RedrafterError]) -> list[Path]:
 
 
 def _written(folder: Path) -> float:
-    """When a drafter's weights were written, in seconds since 1970."""
+    """Return the time when a drafter's weights were written, in seconds since 1970."""
     path = folder / WEIGHTS
     try:
         return path.stat().st_mtime

@@ -1,7 +1,7 @@
-"""What a drafter is: the one interface that every form of drafter implements.
+"""The one interface that every form of drafter implements.
 
-To add a form, write one file with a class that derives from `Drafter` and implements `draft`. What
-it needs of the loop it declares; nothing outside of its file asks which form it has.
+To add a form, write one file with a class that derives from `Drafter` and implements `draft`. The
+class declares what it needs from the decoding loop; no code outside its file asks which form it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from redrafter_mlx.speculation.tree import Beams
 from redrafter_mlx.target.model import Target
 
 Memory: TypeAlias = "tuple[mx.array | Memory, ...]"
-"""What a drafter remembers of a batch of sequences: a tree of arrays, () for nothing.
+"""A drafter's state for a batch of sequences: a tree of arrays, () if there is none.
 
 Every array has the batch as its first axis.
 """
@@ -31,12 +31,12 @@ Every array has the batch as its first axis.
 
 @dataclass(frozen=True)
 class Features:
-    """What a drafter reads of the target.
+    """What a drafter reads from the target.
 
     layers:         the target's layers whose inputs it reads, counted from 0
-    hidden:         whether it reads the final norm's output; it comes last in `Seen.features`,
-                    also where only layers are read
-    every_position: whether it must see every position of the text, because it remembers them;
+    hidden:         whether it reads the final norm's output, which is the last part of
+                    `Seen.features` even if only layers are read
+    every_position: whether it must see every position of the text, because its memory covers them;
                     otherwise the newest is enough
     """
 
@@ -46,7 +46,7 @@ class Features:
 
     @property
     def any(self) -> bool:
-        """Whether it reads anything of the target beside the tokens."""
+        """Whether it reads anything from the target in addition to the tokens."""
         return self.hidden or bool(self.layers)
 
 
@@ -55,15 +55,15 @@ class Seen:
     """Committed positions of the text, and the token after them.
 
     Shapes:
-      tokens:   [B, P + 1] int32; tokens[b, i] stands at position[b] + i, and tokens[b, count[b]],
-                the root of the next tree, is the last that means anything
-      features: [B, P, C], the target's features at the first P positions, as `Features` asks for
-                them; None if it asks for none
-      position: [B] int32, where tokens[:, 0] stands in the text
+      tokens:   [B, P + 1] int32; tokens[b, i] is at position[b] + i, and tokens[b, count[b]] is the
+                root of the next tree; undefined after that
+      features: [B, P, C], the target's features at the first P positions, as the drafter's
+                `Features` declare; None if they declare none
+      position: [B] int32, of tokens[:, 0] in the text
       count:    [B] int32, committed positions, at most P
 
-    bound: the most that position + count can be, known on the host
-    start: the position of all sequences, where the host knows it: in prompts; else None
+    bound: upper bound of position + count, known on the host
+    start: the position of all sequences if the host knows it, as in prompts; else None
     """
 
     tokens: mx.array
@@ -75,14 +75,14 @@ class Seen:
 
     @property
     def root(self) -> mx.array:
-        """[B] int32, the token after the committed positions, with which all drafts begin."""
+        """[B] int32, the token after the committed positions; all drafts start with it."""
         if self.tokens.shape[1] == 2:
             return self.tokens[:, 1]
         return mx.take_along_axis(self.tokens, self.count[:, None], axis=1)[:, 0]
 
     @property
     def root_position(self) -> mx.array:
-        """[B] int32, where the root stands in the text."""
+        """[B] int32, the position of the root in the text."""
         return self.position + self.count
 
     @property
@@ -95,7 +95,7 @@ class Seen:
         return mx.take_along_axis(self.features, last, axis=1)[:, 0]
 
     def take(self, index: mx.array) -> Seen:
-        """The same of the batch rows at `index`."""
+        """Return the batch rows at `index`."""
         features = None if self.features is None else self.features[index]
         return replace(
             self,
@@ -107,16 +107,16 @@ class Seen:
 
 
 class Bindable(Protocol):
-    """A drafter, or what becomes one with a target."""
+    """A drafter, or something that becomes one when bound to a target."""
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter: ...
 
 
 class Drafter(ABC):
-    """Guesses what the target will choose next.
+    """Drafts the tokens that the target will choose next.
 
-    What it proposes may depend on the text so far and on nothing that comes later; then any drafts
-    whatever are safe, for the argmax and for draws.
+    Drafts may depend on the text so far, and on nothing that comes later. Then any drafts are safe,
+    for the argmax and for draws.
 
     note: one line for the user on how it drafts, if there is something to say
     """
@@ -124,7 +124,7 @@ class Drafter(ABC):
     note: str | None = None
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
-        """The drafter for this target, which is itself unless it takes something of the target.
+        """Return the drafter for this target: itself, unless it uses parts of the target.
 
         Raises MismatchError, naming what differs, for a target that it does not fit.
         """
@@ -133,53 +133,55 @@ class Drafter(ABC):
 
     @property
     def name(self) -> str:
-        """What it is, in a word or two for people and records."""
+        """Short name for display and records."""
         return "drafter"
 
     @property
     def module(self) -> nn.Module | None:
-        """What holds the parameters that it drafts with, if there are any."""
+        """The module with the parameters that it drafts with, None if there are none."""
         return None
 
     @property
     def features(self) -> Features:
-        """What it reads of the target."""
+        """What it reads from the target."""
         return Features()
 
     @property
     def max_width(self) -> int | None:
-        """The widest beam that it can draft, None without a limit."""
+        """Maximum beam width that it can draft, None without a limit."""
         return None
 
     @property
     def most_length(self) -> int | None:
-        """The longest beam that it can draft, the root included; None without a limit.
+        """Maximum beam length that it can draft, the root included; None without a limit.
 
-        Of a longer one, it drafts so much.
+        Longer beams are cut to this length.
         """
         return None
 
     @property
     def max_length(self) -> int | None:
-        """The longest beam that it was trained for, the root included; None if not known."""
+        """Maximum beam length that it was trained for, the root included; None if not known."""
         return self.most_length
 
     @property
     def tree(self) -> StaticTree | None:
-        """The static tree along which it drafts, in no other shape; None if it drafts any."""
+        """The static tree that is the only shape it drafts; None if it drafts any shape."""
         return None
 
     @property
     def level_cost(self) -> float:
-        """An assumption until drafting was timed: one level of beam search with one beam takes so
-        much of a target call with one query row."""
+        """Cost of one level with one beam, as a share of a target call with one query row.
+
+        An assumption that is used until drafting has been timed.
+        """
         return 0.07
 
     @property
     def timing_key(self) -> str | None:
-        """Equal for drafters that take equal times; None for one that is like no other.
+        """Equal for drafters that take equal times; None if no other drafter does.
 
-        Times are kept on disk under this key, and not at all without one.
+        Times are stored on disk under this key; without a key they are not stored.
         """
         return None
 
@@ -187,31 +189,31 @@ class Drafter(ABC):
     def can_draw(self) -> bool:
         """Whether `draw` is implemented.
 
-        Without it, acceptance by rejection comes down to a draw at each node: a draft that is
-        certain would be kept with the target's own probability of it, and replaced by a draw from
-        the other tokens if not, which together is one draw from the target.
+        Without it, acceptance by rejection reduces to a draw at each node. A draft proposed with
+        certainty would be accepted with the target's own probability of it, and otherwise replaced
+        by a draw from the other tokens, which together is one draw from the target.
         """
         return False
 
     def along(self, tree: StaticTree) -> Drafter:
-        """The same drafter along a static tree; raises BadInputError if it has no such drafts."""
+        """Return the same drafter along a static tree; raise BadInputError if it cannot do that."""
         raise BadInputError(f"{self.name} cannot draft along {tree}")
 
     def untrained(self) -> Bindable | None:
-        """A baseline of the same form and cost that has learned nothing; None if there is none."""
+        """Return an untrained baseline of the same form and cost; None if there is none."""
         return None
 
     def readings(self) -> Mapping[str, Drafter]:
-        """Other drafters that its files may mean, in words; see calibration."""
+        """Return the drafters of other readings of its files, by description; see calibration."""
         return {}
 
     def empty(self, batch: int) -> Memory:
-        """What it remembers of `batch` empty texts."""
+        """Return the memory of `batch` empty texts."""
         del batch
         return ()
 
     def extend(self, memory: Memory, seen: Seen) -> Memory:
-        """Remember committed positions: a chunk of the prompt, or what it missed while parked.
+        """Add committed positions: a chunk of the prompt, or the positions of steps without drafts.
 
         It may return arrays that replace those of `memory`, which is not used again.
         """
@@ -220,11 +222,12 @@ class Drafter(ABC):
 
     @abstractmethod
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
-        """Candidates that start with `seen.root`, and what to remember from now on.
+        """Return candidates that start with `seen.root`, and the new memory.
 
-        seen: the newest committed positions; all before them have been given to `extend` or to
-              `draft` earlier. What is remembered must be of committed positions alone: features
-              computed from guesses would make later drafts worse.
+        The memory must cover committed positions alone: features computed from guesses would make
+        later drafts worse.
+
+        seen: the newest committed positions; all earlier ones were given to `extend` or `draft`
         """
 
     def draw(
@@ -235,7 +238,7 @@ class Drafter(ABC):
         keys: mx.array,
         params: SamplingParams,
     ) -> tuple[SampledDrafts, Memory]:
-        """The same with candidates drawn without replacement, and what they were drawn from.
+        """Draft candidates drawn without replacement; return them with their distributions.
 
         keys: [B, 2] uint32; see `draw_drafts`
         """

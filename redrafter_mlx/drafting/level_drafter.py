@@ -1,6 +1,7 @@
 """Drafters that draft level by level: beam search over them, draws, and static trees.
 
-A form that derives from these implements its distribution, and inherits every way to search it.
+A form that derives from these classes implements its distribution, and inherits every way to search
+it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class DraftLevels(VocabularyLevels, ABC):
 
     @property
     def memory(self) -> Memory:
-        """What the drafter remembers once its levels have been searched."""
+        """The drafter's memory after its levels have been searched."""
         return ()
 
     @abstractmethod
@@ -41,14 +42,14 @@ class DraftLevels(VocabularyLevels, ABC):
 
     @abstractmethod
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
-        """Logits [B, W, V'] float32 after tokens [B, W], which extend the beams `parents`."""
+        """Logits [B, W, V'] float32 after tokens [B, W], which extend beams `parents` [B, W]."""
 
 
 class IndependentLevels(DraftLevels):
-    """Levels that do not depend on the tokens before.
+    """Levels that do not depend on the tokens drafted before.
 
     Shapes:
-      logits: [B, 1, V'] float32, of each level that will be asked for
+      logits: [B, 1, V'] float32, one array for each level that will be used
     """
 
     def __init__(self, vocabulary: DraftVocabulary, logits: Sequence[mx.array]) -> None:
@@ -60,7 +61,7 @@ class IndependentLevels(DraftLevels):
         return self._logits[0]
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
-        """The same for every beam."""
+        """Return the same logits for every beam."""
         del parents
         self._level += 1
         logits = self._logits[self._level]
@@ -75,24 +76,24 @@ class LevelDrafter(Drafter):
     @property
     @abstractmethod
     def vocabulary(self) -> DraftVocabulary:
-        """What it can draft."""
+        """The tokens that it can draft."""
 
     def uncompiled(self) -> LevelDrafter:
-        """The same drafter, whose calls are no compiled graphs: for sizes that come once."""
+        """Return the same drafter without compiled graphs, for sizes that occur once."""
         return self
 
     @abstractmethod
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
-        """Its distribution after `seen.root`, of which `drafts` levels will be asked for."""
+        """Return draft levels after `seen.root`, of which the first `drafts` will be used."""
 
     @property
     def max_width(self) -> int:
-        """As many tokens as there can be after the root."""
+        """The number of tokens that it can draft after the root."""
         return self.vocabulary.size
 
     @property
     def can_draw(self) -> bool:
-        """Draws have no ranks, so along a static tree nothing is drawn."""
+        """False along a static tree, since draws have no ranks."""
         return self._tree is None
 
     @property
@@ -100,7 +101,7 @@ class LevelDrafter(Drafter):
         return self._tree
 
     def along(self: _D, tree: StaticTree) -> _D:
-        """The same drafter along a static tree."""
+        """Return the same drafter along a static tree."""
         if self.most_length is not None and tree.shape.length > self.most_length:
             raise BadInputError(f"{tree}; {self.name} drafts {self.most_length - 1} at most")
         check_width(self.max_width, tree.most_ranks)
@@ -109,7 +110,7 @@ class LevelDrafter(Drafter):
         return drafter
 
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
-        """The likeliest candidates by beam search, or those of the static tree."""
+        """Draft the likeliest candidates by beam search, or those of the static tree."""
         shape = self.drafted(shape)
         levels = self.levels(memory, seen, shape.length - 1)
         return _search(levels, seen.root, shape, self._tree), levels.memory
@@ -122,16 +123,16 @@ class LevelDrafter(Drafter):
         keys: mx.array,
         params: SamplingParams,
     ) -> tuple[SampledDrafts, Memory]:
-        """Candidates drawn from the drafter's distribution; see `draw_drafts`."""
+        """Draw candidates from the drafter's distribution; see `draw_drafts`."""
         shape = self.drafted(shape)
         levels = self.levels(memory, seen, shape.length - 1)
         drafts = draw_drafts(levels, seen.root, seen.root_position, keys, shape, params)
         return drafts, levels.memory
 
     def drafted(self, shape: BeamShape) -> BeamShape:
-        """The shape, no longer than the drafter can draft.
+        """Return the shape, cut to the maximum length that the drafter can draft.
 
-        Raises BadInputError for another shape than a static tree's.
+        Raises BadInputError for a shape other than a static tree's.
         """
         if self._tree is not None and shape != self._tree.shape:
             raise BadInputError(f"the drafter drafts {self._tree}, and no other shape")
@@ -141,7 +142,7 @@ class LevelDrafter(Drafter):
 
 
 class MemorylessDrafter(LevelDrafter):
-    """A drafter that reads the target's newest features alone and remembers nothing.
+    """A drafter without memory, which reads only the target's newest features.
 
     Its search is one compiled graph.
     """
@@ -162,14 +163,14 @@ class MemorylessDrafter(LevelDrafter):
 
     @abstractmethod
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> DraftLevels:
-        """Its distribution after `root` [B], given the target's features [B, C] before it."""
+        """Return draft levels after `root` [B], given the target's features [B, C] before it."""
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         del memory
         return self.levels_of(seen.newest, seen.root, drafts)
 
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
-        """The same search in one compiled graph."""
+        """Run the same search as one compiled graph."""
         shape = self.drafted(shape)
         sizes = (shape.width, shape.length)
         paths = None if self._tree is None else self._tree.paths
@@ -178,7 +179,7 @@ class MemorylessDrafter(LevelDrafter):
 
 
 class HeadsDrafter(MemorylessDrafter):
-    """Heads over the target's last hidden state, one for each draft in a row."""
+    """Heads over the target's last hidden state, one for each draft of a candidate."""
 
     def __init__(
         self, target: Target, vocabulary: DraftVocabulary, heads: int, bytes_of_level: float
@@ -201,7 +202,7 @@ class HeadsDrafter(MemorylessDrafter):
 
     @property
     def level_cost(self) -> float:
-        """Of the bytes that a call of the target reads, those of one head."""
+        """Bytes that one head reads, as a share of those that a target call reads."""
         return self._cost
 
 

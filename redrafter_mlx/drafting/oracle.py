@@ -1,8 +1,9 @@
-"""The oracle drafter: it knows the text, and errs here and there.
+"""The oracle drafter: it knows the text, and makes some errors.
 
-With a good drafter most of a text is accepted, with a bad one almost none. Drafting the text that a
-target is about to generate, wrong at random depths and among random tokens, makes every accepted
-length occur, so that decoding is tried where it could go wrong. It tells nothing of speed.
+With a good drafter most of a text is accepted, with a bad one almost none. The oracle drafts the
+text that a target is about to generate, wrong from random depths on and among random tokens. So
+every accepted length occurs, and decoding is tested where it could go wrong. It does not measure
+speed.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.speculation.tree import Beams
 
 _PERIOD = 1009
-"""Positions after which the pattern of errors repeats; a prime, so that it drifts."""
+"""Number of positions after which the pattern of errors repeats; a prime, so that it drifts."""
 
 
 @dataclass(frozen=True)
 class Oracle(Drafter):
     """A drafter that knows the answer.
 
-    text:  the whole text, prompt included; after its end, token 0 is drafted
-    vocab: wrong tokens are below it
+    text:  the whole text, prompt included; token 0 is drafted after its end
+    vocab: wrong tokens are drawn below it
     """
 
     text: Sequence[int]
@@ -34,7 +35,7 @@ class Oracle(Drafter):
     seed: int = 0
 
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
-        """Candidates for one sequence; at every other position several share a true prefix."""
+        """Draft one sequence; at every other position several candidates share a true prefix."""
         root, position = seen.root, seen.root_position
         W, L = shape.width, shape.length
         rng = random.Random(self.seed)

@@ -1,10 +1,10 @@
-"""Prompt lookup: where the text's last tokens stood before, what followed may follow again.
+"""Prompt lookup: drafts are copied from what followed an earlier n-gram match in the text.
 
     text so far        the cat sat on the mat . then the cat | sat on the
     its last tokens    the cat
-    where they stood   ^^^^^^^ sat on the mat                   -> drafts sat, on, the
+    earlier match      ^^^^^^^ sat on the mat                   -> drafts sat, on, the
 
-Answers that quote (summaries, edits of code, extraction) repeat their question; those that loop
+Answers that quote (summaries, edits of code, extraction) repeat their question; answers that loop
 repeat themselves. The host has read every token of the text before it submits the next
 verification, so it keeps an index of n-grams: a match costs microseconds and no work of the device.
 """
@@ -19,28 +19,28 @@ from typing import NamedTuple, Protocol, TypeVar
 from redrafter_mlx.errors import BadInputError
 
 BESIDE_A_DRAFTER = 3
-"""Tokens that must match where a drafter drafts too: shorter matches are right less often."""
+"""Minimum match length when a drafter drafts too: shorter matches are right less often."""
 
 _WORD, _SUFFIX = "lookup", "+lookup"
 
 _PRIOR_TRIALS = 4.0
-"""The rates of `Lookup.accepted` weigh as much as so many matches of the text at hand."""
+"""Weight of the rates in `Lookup.accepted`, as a number of matches in the text at hand."""
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """What counts as a match, and how much to trust it.
+    """Minimum length and acceptance rates of n-gram matches.
 
-    shortest: fewer matching tokens are no match
-    accepted: how often the token after 1, 2, ... matching tokens is the target's; the last for all
-              longer ones, and matches are compared up to that length. An index begins with these
-              rates and learns those of its own text
-    second:   how much less often that is so for the next candidate than for the one before
+    shortest: minimum number of matching tokens
+    accepted: acceptance rates of the draft after 1, 2, ... matching tokens. The last is for all
+              longer matches too, and matches are compared up to that length. An index starts with
+              these rates and learns those of its own text
+    second:   factor of the acceptance rate from each candidate to the next
 
-    The rates are those counted on 34 answers of SmolLM2-135M-Instruct to MT-Bench's questions and
-    to questions that ask for quotations; of one token, on short questions.
+    The rates were counted on 34 answers of SmolLM2-135M-Instruct to MT-Bench's questions and to
+    questions that ask for quotations; the rate after one token, on short questions.
     """
 
     shortest: int = 2
@@ -62,7 +62,7 @@ class Copy(NamedTuple):
 
     tokens:    the drafts after the root
     log_probs: of the same prefixes, cumulative
-    matched:   how many tokens matched, as far as they were compared
+    matched:   match length, up to the length that is compared
     """
 
     tokens: tuple[int, ...]
@@ -71,18 +71,18 @@ class Copy(NamedTuple):
 
     @property
     def expected(self) -> float:
-        """How many of the drafts are expected to be accepted."""
+        """Expected number of accepted drafts."""
         return sum(math.exp(p) for p in self.log_probs)
 
 
 class CopySource(Protocol):
-    """What copies come from: the text so far, see `TextIndex.copies`."""
+    """A source of copies of the text so far, see `TextIndex.copies`."""
 
     def copies(self, width: int, length: int) -> list[Copy]: ...
 
 
 class TextIndex:
-    """The text of one sequence, and where each n-gram of it stood.
+    """The text of one sequence, with an index of its n-grams.
 
     tokens: the text so far
     """
@@ -90,44 +90,44 @@ class TextIndex:
     def __init__(self, lookup: Lookup, tokens: Sequence[int]) -> None:
         self.tokens: list[int] = []
         self._lookup = lookup
-        self._ends: dict[tuple[int, ...], list[int]] = {}  # where an n-gram ended, rising
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # where each n-gram ends, ascending
         self._hits = [_PRIOR_TRIALS * rate for rate in lookup.accepted]
         self._trials = [_PRIOR_TRIALS] * len(lookup.accepted)
         for token in tokens:
             self._append(token)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append what was emitted; each token also tells how good the match before it was."""
+        """Append emitted tokens; each also updates the acceptance rate of the match before it."""
         for token in tokens:
             matches = self._matches(1, 1)
             if matches:
-                ((place, length),) = matches
+                ((position, length),) = matches
                 self._trials[length - 1] += 1
-                self._hits[length - 1] += self.tokens[place + 1] == token
+                self._hits[length - 1] += self.tokens[position + 1] == token
             self._append(token)
 
     def copies(self, width: int, length: int) -> list[Copy]:
-        """Up to `width` candidates of `length` drafts, the most trusted first.
+        """Return up to `width` candidates of `length` drafts, the best first.
 
-        Longer matches come first, and of equally long ones the latest. Occurrences that were
-        followed by the same tokens count once.
+        Longer matches come first, and among equally long ones the latest. Matches with the same
+        continuation give one candidate.
         """
         found = []
-        for number, (place, matched) in enumerate(self._matches(width, length)):
+        for number, (position, matched) in enumerate(self._matches(width, length)):
             scores = [number * math.log(self._lookup.second)]
             for i in range(length):
                 scores.append(scores[-1] + math.log(self._rate(matched + i)))
-            found.append(Copy(tuple(self._after(place, length)), tuple(scores[1:]), matched))
+            found.append(Copy(tuple(self._after(position, length)), tuple(scores[1:]), matched))
         return found
 
     def _matches(self, width: int, length: int) -> list[tuple[int, int]]:
-        """Where the best matches end, and how many tokens match; all continue differently."""
-        places = self._ends.get(self._last_gram(), ())
+        """Return end and length of the best matches, all with different continuations."""
+        positions = self._ends.get(self._last_gram(), ())
         best: list[tuple[int, int]] = []
-        for place in reversed(places):
-            if place < len(self.tokens) - 1:
-                best.append((place, self._matched(place)))
-        best.sort(key=lambda match: -match[1])  # stable: the latest of equals stays first
+        for position in reversed(positions):
+            if position < len(self.tokens) - 1:
+                best.append((position, self._matched(position)))
+        best.sort(key=lambda match: -match[1])  # stable: among equals, the latest stays first
         chosen: dict[tuple[int, ...], tuple[int, int]] = {}
         for match in best:
             chosen.setdefault(tuple(self._after(match[0], length)), match)
@@ -135,25 +135,25 @@ class TextIndex:
                 break
         return list(chosen.values())
 
-    def _matched(self, place: int) -> int:
-        """How many tokens up to `place` are also the text's last ones, as far as compared."""
-        most, end = min(len(self._lookup.accepted), place + 1), len(self.tokens) - 1
+    def _matched(self, position: int) -> int:
+        """Return the length of the match that ends at `position`, up to the compared length."""
+        most, end = min(len(self._lookup.accepted), position + 1), len(self.tokens) - 1
         length = self._lookup.shortest
-        while length < most and self.tokens[place - length] == self.tokens[end - length]:
+        while length < most and self.tokens[position - length] == self.tokens[end - length]:
             length += 1
         return length
 
-    def _after(self, place: int, count: int) -> list[int]:
-        """The `count` tokens after a place, continued past the end of the text.
+    def _after(self, position: int, count: int) -> list[int]:
+        """Return the `count` tokens after `position`, continued past the end of the text.
 
-        A text that ends d places after a match repeats itself every d tokens if the match is
-        right, so past its end the same d tokens come again: a loop is drafted to any length.
+        If the text ends d tokens after a match and the match is right, the text repeats itself
+        every d tokens. So past its end the same d tokens repeat: a loop is drafted to any length.
         """
-        period = len(self.tokens) - 1 - place
-        return [self.tokens[place + 1 + i % period] for i in range(count)]
+        period = len(self.tokens) - 1 - position
+        return [self.tokens[position + 1 + i % period] for i in range(count)]
 
     def _rate(self, matched: int) -> float:
-        """The chance of the next token after so many that match."""
+        """Return the acceptance rate of the draft after `matched` matching tokens."""
         i = min(matched, len(self._trials)) - 1
         return self._hits[i] / self._trials[i]
 
@@ -167,9 +167,10 @@ class TextIndex:
 
 
 def split_lookup(drafter: _T | str) -> tuple[_T | str | None, bool]:
-    """What names the drafter itself, and whether the text is looked up (as well).
+    """Split off prompt lookup: return the drafter itself and whether prompt lookup is used.
 
-    "lookup" is prompt lookup alone, "FOLDER+lookup" a drafter and lookup; anything else is itself.
+    "lookup" is prompt lookup alone, "FOLDER+lookup" a drafter and prompt lookup; anything else is
+    returned unchanged.
     """
     if not isinstance(drafter, str):
         return drafter, False

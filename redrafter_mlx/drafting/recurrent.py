@@ -1,4 +1,4 @@
-"""The drafter: a small recurrent head that guesses ahead from the target's last hidden state.
+"""The ReDrafter drafter: a small recurrent head that reads the target's last hidden state.
 
 Paper, section 3.1: s' = silu(W e + U s + b) over the target's own token embeddings, then residual
 blocks over [context, s'] and an output layer. Parameter names are those of the paper's code, so
@@ -36,7 +36,7 @@ class ResidualBlock(nn.Module):
 
 
 class RecurrentNetwork(nn.Module):
-    """The drafter's own parameters; `bind` joins them with a target's tables."""
+    """The drafter's own parameters; `bind` adds the target's embedding and output layer."""
 
     def __init__(self, config: DrafterConfig) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class RecurrentNetwork(nn.Module):
         D, E = config.hidden_size, config.exit_dim
         if config.context_layers:
             self.context_scale = mx.ones((config.context_size,))
-            self.freeze(recurse=False, keys=["context_scale"])  # it comes from the corpus
+            self.freeze(recurse=False, keys=["context_scale"])  # computed from the corpus
             self.context_proj = nn.Linear(config.context_size, D)
         if 2 * D != E:
             self.input_proj = nn.Linear(2 * D, E)
@@ -65,7 +65,7 @@ class RecurrentNetwork(nn.Module):
 
     @classmethod
     def fresh(cls, config: DrafterConfig, seed: int) -> RecurrentNetwork:
-        """An untrained one: linear layers as mlx.nn draws them, but from a key of their own."""
+        """Return an untrained network: linear layers drawn as by mlx.nn, but from `seed` alone."""
         drafter = cls(config)
         layers = [m for _, m in sorted(drafter.named_modules()) if isinstance(m, nn.Linear)]
         keys = mx.random.split(mx.random.key(seed), 2 * len(layers))
@@ -78,35 +78,35 @@ class RecurrentNetwork(nn.Module):
 
     @classmethod
     def stored_as(cls, config: DrafterConfig) -> RecurrentNetwork:
-        """With weights to be replaced, quantised where the config says that its file is."""
+        """Return a network to load weights into, quantised if the config says its file is."""
         network = cls(config)
         if config.bits is not None and config.group_size is not None:
             nn.quantize(network, group_size=config.group_size, bits=config.bits)
         return network
 
     def read(self, context: mx.array) -> mx.array:
-        """The target's hidden states [..., C] as what drafts are conditioned on [..., D]."""
+        """Map the target's hidden states [..., C] to the context of drafts [..., D]."""
         if not self.config.context_layers:
             return context
         read: mx.array = self.context_proj(context * self.context_scale)
         return read
 
     def advance(self, state: mx.array, embedding: mx.array) -> mx.array:
-        """The next recurrent state, from the last one and the last token's embedding [..., D]."""
+        """Return the next recurrent state, from the last state and token embedding [..., D]."""
         if not self.config.rnn:
             return state + embedding
         return nn.silu(self.rnn_w(embedding) + self.rnn_u(state))
 
     def begin(self, embedding: mx.array) -> mx.array:
-        """The recurrent state after the root's embedding [..., D]."""
+        """Return the recurrent state after the root's embedding [..., D]."""
         if self.config.first_state == "embedding":
             return embedding
         return self.advance(mx.zeros_like(embedding), embedding)
 
     def features(self, context: mx.array, state: mx.array) -> mx.array:
-        """What the output layer reads: [..., D] twice -> [..., E], [..., D] for a tied head.
+        """Return the output layer's input: [..., D] twice -> [..., E], [..., D] for a tied head.
 
-        context: as `read` gives it
+        context: as returned by `read`
         """
         x = mx.concatenate([context, state], axis=-1)
         if 2 * self.config.hidden_size != self.config.exit_dim:
@@ -121,9 +121,9 @@ class RecurrentNetwork(nn.Module):
         return normed
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper | None = None) -> RecurrentDrafter:
-        """This drafter with the target's embedding and, if tied, its output layer.
+        """Return the drafter with the target's embedding and, if tied, its output layer.
 
-        Raises MismatchError when hidden size or vocabulary differ.
+        Raises MismatchError if hidden size or vocabulary differ.
         """
         del tokenizer  # it was trained on the target's own tokens
         check_target(self.config, target.hidden_size, target.vocab_size)
@@ -136,7 +136,7 @@ class RecurrentNetwork(nn.Module):
 class BoundNetwork:
     """A drafter's own parameters, the target's embedding, and an output layer.
 
-    tokens: [V'] int32, the token of each output; None when outputs are tokens
+    tokens: [V'] int32, the token of each output; None if outputs are token ids
     dtype:  of the target's hidden states
     """
 
@@ -147,7 +147,7 @@ class BoundNetwork:
     dtype: mx.Dtype
 
     def read(self, features: mx.array) -> mx.array:
-        """The target's features [..., C] as the context [..., D] of drafts."""
+        """Map the target's features [..., C] to the context [..., D] of drafts."""
         return self.drafter.read(features)
 
     def begin(self, roots: mx.array) -> mx.array:
@@ -168,7 +168,7 @@ class BoundNetwork:
         return DraftVocabulary(config.output_size, config.vocab_size, self.tokens)
 
     def levels(self, context: mx.array, root: mx.array) -> RecurrentLevels:
-        """What it drafts after `root` [B], given the context [B, D]."""
+        """Return draft levels after `root` [B], given the context [B, D]."""
         return RecurrentLevels(self, context, root)
 
 
@@ -191,7 +191,7 @@ class RecurrentLevels(DraftLevels):
 
 
 class RecurrentDrafter(MemorylessDrafter):
-    """The recurrent form of a drafter: it reads the newest hidden state and remembers nothing."""
+    """The recurrent form of a drafter: it reads only the newest features and has no memory."""
 
     def __init__(self, bound: BoundNetwork) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a drafter's `config.json` says, and which targets it fits."""
+"""The `config.json` of a recurrent drafter, and which targets it fits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from redrafter_mlx.errors import BadInputError, MismatchError
 Head = Literal["own", "tied"]
 
 FirstState = Literal["recurrent", "embedding"]
-"""The state s after the root e: silu(W e + b), as in the paper's code, or e, as in its text."""
+"""State after the root's embedding e: silu(W e + b), as in the paper's code, or e, as in its
+text."""
 
 MAX_SIZE = 2**22
-"""Of a hidden state, a layer or a vocabulary."""
+"""Maximum size of a hidden state, a layer or a vocabulary."""
 
 MAX_LAYERS = 128
-"""Of residual blocks."""
+"""Maximum number of residual blocks."""
 
 _BITS = (2, 3, 4, 5, 6, 8)
 _GROUP_SIZES = (32, 64, 128)
@@ -38,28 +39,28 @@ _TRANSFORMERS_KEYS = (
     "torch_dtype",
     "transformers_version",
 )
-"""Bookkeeping that transformers writes beside the paper's keys; it says nothing of the drafter."""
+"""Bookkeeping keys that transformers adds to the paper's; they do not describe the drafter."""
 
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """What a drafter's `config.json` says; the first six keys are the paper's.
+    """The contents of a drafter's `config.json`; the first six keys are the paper's.
 
     hidden_size:      D of the target
     vocab_size:       V of the target
-    exit_dim:         width of the residual blocks; other than 2 D, an input projection leads there
-    num_draft_layers: residual blocks
+    exit_dim:         width of the residual blocks; unless it is 2 D, an input projection maps to it
+    num_draft_layers: number of residual blocks
     rnn:              False replaces the recurrence by s' = s + e
     num_lookback_tokens: kept for the paper's code, unused
-    context_layers:   layers of the target, counted from 0, whose inputs the drafter reads beside
-                      the last hidden state, through a projection; see Target.reading
-    head:             `own` output matrix, or `tied` to the target's; then, after the blocks, come
-                      an output projection, if exit_dim is not D, and a norm
-    draft_vocab_size: only so many tokens can be drafted; None drafts all
+    context_layers:   layers of the target, counted from 0, whose inputs the drafter reads together
+                      with the last hidden state, through a projection; see Target.reading
+    head:             `own` output matrix, or `tied` to the target's; if tied, an output projection
+                      (if exit_dim is not D) and a norm follow the blocks
+    draft_vocab_size: number of tokens that can be drafted; None is all
     bits, group_size: quantisation of the stored weights, None if not quantised
-    target, target_fingerprint: what it was trained for
-    draft_length:    drafts in a row that it was trained for, None if that is not known
-    first_state:     an extension; without `rnn` both are the embedding
+    target, target_fingerprint: the target that it was trained for
+    draft_length:     number of successive drafts that it was trained for, None if not known
+    first_state:      an extension; without `rnn` both values mean the embedding
     """
 
     hidden_size: int
@@ -79,7 +80,7 @@ class DrafterConfig:
     first_state: FirstState = "recurrent"
 
     def __post_init__(self) -> None:
-        """Raises BadInputError for a value of the wrong type or out of range, naming its key."""
+        """Raise BadInputError for a value of the wrong type or out of range, naming its key."""
         for name in ("hidden_size", "vocab_size", "exit_dim"):
             check_int(name, getattr(self, name), 1, MAX_SIZE)
         check_int("num_draft_layers", self.num_draft_layers, 0, MAX_LAYERS)
@@ -124,7 +125,7 @@ class DrafterConfig:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, object]) -> DrafterConfig:
-        """Raises BadInputError for a missing or unknown key, naming it."""
+        """Read a configuration; raise BadInputError for a missing or unknown key, naming it."""
         known = [f.name for f in fields(cls)]
         own = {k: v for k, v in given.items() if k not in _TRANSFORMERS_KEYS}
         refuse_unknown_keys(own, known, "drafter key")
@@ -138,7 +139,7 @@ class DrafterConfig:
         return cls(**own)  # type: ignore[arg-type]
 
     def to_dict(self) -> dict[str, object]:
-        """The keys to store; extensions that are not used are left out."""
+        """Return the keys to store, without unused extensions."""
         stored = {"model_type": "recurrent_drafting_drafter", **asdict(self)}
         stored["context_layers"] = list(self.context_layers) or None
         if self.first_state == "recurrent":
@@ -147,17 +148,17 @@ class DrafterConfig:
 
     @property
     def context_size(self) -> int:
-        """C, what is read of the target at each token."""
+        """C, the size of the target's features at each token."""
         return self.hidden_size * (len(self.context_layers) + 1)
 
     @property
     def output_size(self) -> int:
-        """V', how many tokens can be drafted."""
+        """V', the number of tokens that can be drafted."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
 
 def check_target(config: DrafterConfig, hidden_size: int, vocab_size: int) -> None:
-    """Raises MismatchError, naming both sides, unless the drafter fits the target's sizes."""
+    """Raise MismatchError, naming both sides, unless the drafter fits the target's sizes."""
     for what, mine, theirs in (
         ("hidden size", config.hidden_size, hidden_size),
         ("vocabulary", config.vocab_size, vocab_size),

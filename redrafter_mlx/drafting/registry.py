@@ -1,4 +1,4 @@
-"""From what a caller names to what drafts: a drafter, prompt lookup, both, or nothing."""
+"""Resolves what a caller names: a drafter, prompt lookup, both, or nothing."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from redrafter_mlx.target.source import TargetSource
 
 @dataclass(frozen=True)
 class Drafting:
-    """What drafts for one target.
+    """The drafter and the prompt lookup of one target.
 
-    drafter: drafts on the device; None if nothing does
-    lookup:  adds copies of the text; None if it is not looked up
+    drafter: drafts on the device; None without one
+    lookup:  adds copies of the text; None without prompt lookup
     """
 
     drafter: Drafter | None
@@ -28,7 +28,7 @@ class Drafting:
 
     @property
     def words(self) -> str | None:
-        """The same for people and records; None if nothing drafts."""
+        """Description for display and records; None if nothing drafts."""
         names = []
         if self.drafter is not None:
             tree = self.drafter.tree
@@ -46,9 +46,9 @@ def find_drafting(
     *,
     looks_up: bool = False,
 ) -> Drafting:
-    """What `drafter` stands for: itself, the path of its folder, or a word of `split_lookup`.
+    """Resolve `drafter`: an object, the path of a folder, or a word of `split_lookup`.
 
-    looks_up: add prompt lookup to it
+    looks_up: add prompt lookup
 
     Raises MismatchError for a drafter of another target.
     """

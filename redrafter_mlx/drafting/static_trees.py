@@ -1,4 +1,4 @@
-"""Static trees by name, as their authors chose them, and a drafter along one of them."""
+"""Published static trees by name, and a drafter along one of them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _PUBLISHED = {
         0 1 2 3 00 01 02 10 11 20 21 30 000 001 002 010 011 020 021 100 0000 0001 0002
         00000 00001""",
 }
-"""Each word is a path, a digit for each rank. The sources are FasterDecoding/Medusa,
+"""Each word is a path, with one digit per rank. The sources are FasterDecoding/Medusa,
 medusa/model/medusa_choices.py, and SafeAILab/EAGLE, eagle/model/choices.py; mc_sim_7b_63 is the
 default of both."""
 
@@ -66,12 +66,12 @@ class AlongTree:
     tree: StaticTree
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
-        """Raises BadInputError for a drafter that has no ranks to go by."""
+        """Bind the drafter; raise BadInputError if it cannot draft along a static tree."""
         return self.drafter.bind(target, tokenizer).along(self.tree)
 
 
 def split_tree(drafter: str) -> tuple[str, StaticTree | None]:
-    """What names the drafter itself, and the tree in "DRAFTER+tree:NAME".
+    """Split "DRAFTER+tree:NAME" into the drafter's name and the tree, None without a tree.
 
     Raises BadInputError for a tree that is neither published nor a file.
     """
@@ -80,7 +80,7 @@ def split_tree(drafter: str) -> tuple[str, StaticTree | None]:
 
 
 def find_tree(name: str) -> StaticTree:
-    """A published tree by its name, or the paths in a JSON file: [[0], [1], [0, 0]]."""
+    """Return a published tree by name, or the paths in a JSON file: [[0], [1], [0, 0]]."""
     if name in _PUBLISHED:
         paths = [tuple(map(int, path)) for path in _PUBLISHED[name].split()]
         return StaticTree(tuple(paths), name)

@@ -1,4 +1,4 @@
-"""A baseline for any network: the same form and cost, knowing nothing."""
+"""An untrained baseline for any network, with the same form and cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _N = TypeVar("_N", bound=nn.Module)
 
 
 def shuffled(network: _N) -> _N:
-    """A copy whose parameters, quantised ones too, have their rows in a random order."""
+    """Return a copy whose parameters, quantised ones too, have their rows in a random order."""
     mixed = copy.deepcopy(network)
     key = mx.random.key(0)
     mixed.update(tree_map(lambda a: mx.random.permutation(a, key=key), network.parameters()))

@@ -1,13 +1,12 @@
 """Which drafts are accepted.
 
-`accept` walks from the root along the target's own choices. Every node carries one token that
-the target chose to follow it. A draft is right if it is that token; the path ends at the first
-node none of whose children is, and that node's choice is the bonus token. Whatever the drafts, each
-emitted token is the target's own choice given the tokens before it, so this is lossless, for the
-argmax and for draws alike.
+`accept` walks from the root along the target's own choices. After every node the target chooses one
+token, and a child with that token is accepted. The path ends at the first node that has no such
+child, and that node's choice is the bonus token. Each emitted token is therefore the target's own
+choice given the tokens before it, for any drafts: this is lossless, for the argmax and for draws.
 
-`accept_typical` takes drafts that are likely enough, which changes the distribution. Rejection
-sampling has a module of its own.
+`accept_typical` accepts drafts that are likely enough, which changes the distribution. Rejection
+sampling is in `rejection.py`.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ class Acceptance(NamedTuple):
     """The outcome of one verification.
 
     Shapes:
-      path:       [B, L] int32 nodes, root first; 0 after the accepted ones
+      path:       [B, L] int32 nodes, root first; 0 after the accepted nodes
       n_accepted: [B] int32, drafts accepted (the root not counted)
       last:       [B] int32, the deepest accepted node
-      emitted:    [B, L] int32, the tokens that follow the root: the accepted drafts and, at
-                  index n_accepted, the bonus token; what comes after it means nothing
+      emitted:    [B, L] int32, the tokens after the root: the accepted drafts and, at index
+                  n_accepted, the bonus token; undefined after that
       bonus:      [B] int32, the target's choice at the deepest accepted node
     """
 
@@ -39,10 +38,10 @@ class Acceptance(NamedTuple):
 
 
 def accept(tree: TokenTree, choices: mx.array) -> Acceptance:
-    """Walk from the root to the child with the chosen token, as far as there is one.
+    """Accept the path from the root along the target's choices.
 
-    Siblings differ in their token, so at most one child is right and the accepted nodes are one
-    path.
+    Siblings have different tokens, so at most one child of a node is right, and the accepted nodes
+    form one path.
 
     Shapes:
       choices: [B, N] int32, the target's token after each node
@@ -59,15 +58,14 @@ def accept(tree: TokenTree, choices: mx.array) -> Acceptance:
 def accept_typical(
     tree: TokenTree, log_probs: mx.array, choices: mx.array, epsilon: float, delta: float
 ) -> Acceptance:
-    """Take the longest path of drafts x with p(x) > min(epsilon, delta * exp(-H(p))).
+    """Accept the longest path of drafts x with p(x) > min(epsilon, delta * exp(-H(p))).
 
     Typical acceptance (Medusa, arXiv 2401.10774, section 2.3.1), with H the entropy in nats. It
-    changes the distribution of the output. Of several longest paths, the one that was drafted
-    as likelier is taken.
+    changes the distribution of the output. Ties go to the path that the drafter scored as likelier.
 
     Shapes:
       log_probs: [B, N, V], the target's distribution after each node
-      choices:   [B, N] int32, its draw, for the bonus token
+      choices:   [B, N] int32, the target's draw after each node, for the bonus token
     """
     B, N, V = log_probs.shape
     probs = mx.exp(log_probs)
@@ -83,7 +81,7 @@ def accept_typical(
 
 
 def up_to(tree: TokenTree, last: mx.array, bonus: mx.array) -> Acceptance:
-    """The acceptance whose deepest node is `last` [B], followed by `bonus` [B]."""
+    """Return the acceptance of the path to node `last` [B], with bonus token `bonus` [B]."""
     N = tree.tokens.shape[1]
     last = last.astype(mx.int32)
     n_accepted = mx.take_along_axis(tree.depths, last[:, None], axis=1)
@@ -103,7 +101,7 @@ def up_to(tree: TokenTree, last: mx.array, bonus: mx.array) -> Acceptance:
 
 
 def _accept_chain(tree: TokenTree, choices: mx.array) -> Acceptance:
-    """The same for one candidate: accepted up to the first draft that was not chosen."""
+    """`accept` for a chain: accept the drafts before the first that was not chosen."""
     node = mx.arange(tree.tokens.shape[1])[None]
     right = (tree.tokens[:, 1:] == choices[:, :-1]) & (tree.parents[:, 1:] >= 0)
     n_accepted = mx.sum(mx.cumprod(right.astype(mx.int32), axis=1), axis=1)
@@ -117,6 +115,6 @@ def _accept_chain(tree: TokenTree, choices: mx.array) -> Acceptance:
 
 
 def _with_ancestors(tree: TokenTree, right: mx.array) -> mx.array:
-    """The nodes [B, N] that are right together with all their ancestors; the root always is."""
+    """Whether each node [B, N] and all its ancestors are right; the root always is."""
     right = right | (mx.arange(right.shape[1])[None] == 0)
     return mx.all(mx.logical_not(tree.mask) | right[:, None, :], axis=2) & tree.valid

@@ -11,13 +11,13 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.sampling import log_softmax
 from redrafter_mlx.speculation.tree import Beams
 
-_FEW = 4
-"""Up to this many are found by one argmax each: on Metal a partition is a full sort, and on a CPU
-it is no faster (49152 values, k = 4: 0.4 ms against 0.6 to 2.4)."""
+_MAX_ARGMAX_K = 4
+"""Largest k for which `top_k` uses k argmax operations instead of a partition. On Metal a partition
+is a full sort, and on a CPU it is no faster (49152 values, k = 4: 0.6 to 2.4 ms against 0.4)."""
 
 
 class Levels(Protocol):
-    """A drafter's distribution, one level of beams after the other, after one text.
+    """A drafter's distribution after one text, level by level.
 
     Shapes: V' is the number of tokens that can be drafted, `output_size`.
     """
@@ -32,25 +32,25 @@ class Levels(Protocol):
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """Logits [B, W, V'] float32 after `tokens` [B, W], which extend the last level's beams.
 
-        parents: [B, W] int32, which beam of the last level each of them extends
+        parents: [B, W] int32, the beam of the last level that each token extends
         """
         ...
 
     def to_tokens(self, outputs: mx.array) -> mx.array:
-        """Indices into V' as token ids."""
+        """Map indices into V' to token ids."""
         ...
 
 
 def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
-    """The W likeliest prefixes of each length up to L that start with the root.
+    """Return the W likeliest prefixes of each length up to L that start with the root.
 
-    Those of length L are the candidates of the paper; the shorter prefixes that no candidate
-    begins with are drafts as well.
+    The prefixes of length L are the candidates of the paper. Shorter prefixes that no candidate
+    extends are drafts as well.
 
     Shapes:
       root: [B] int32
     Returns:
-      Beams with W = shape.width and L = shape.length, the likeliest of each length first
+      Beams with W = shape.width and L = shape.length, the likeliest first at each length
     """
     W, L = shape.width, shape.length
     check_width(levels.output_size, W)
@@ -59,7 +59,7 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
     scores = [mx.zeros((B, W), mx.float32)]
     parents = [mx.zeros((B, W), mx.int32)]
     for level in range(1, L):
-        if level == 1:  # all beams hold the root alone: search one
+        if level == 1:  # every beam is the root alone: extend one
             logits, live = levels.first(), 1
         else:
             logits, live = levels.following(parents[-1], tokens[-1]), W
@@ -73,7 +73,7 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
 
 
 def draft_log_probs(logits: mx.array) -> mx.array:
-    """Log-probabilities at most 0 in spite of rounding, and never NaN.
+    """Return log-probabilities that are at most 0 despite rounding, and never NaN.
 
     So no child is likelier than its parent.
     """
@@ -82,9 +82,9 @@ def draft_log_probs(logits: mx.array) -> mx.array:
 
 
 def top_k(x: mx.array, k: int) -> tuple[mx.array, mx.array]:
-    """The k largest of [B, M], largest first: values [B, k] and int32 indices [B, k]."""
-    if k <= _FEW:
-        left = mx.maximum(x, mx.finfo(x.dtype).min)  # -inf is for those that were taken
+    """Return the k largest of [B, M], largest first: values [B, k] and int32 indices [B, k]."""
+    if k <= _MAX_ARGMAX_K:
+        left = mx.maximum(x, mx.finfo(x.dtype).min)  # -inf marks values already taken
         taken: list[mx.array] = []
         for _ in range(k):
             if taken:
@@ -107,7 +107,7 @@ def check_width(output_size: int, width: int) -> None:
 
 
 def select(x: mx.array, beams: mx.array) -> mx.array:
-    """x [B, W', D] at `beams` [B, W]."""
-    if x.shape[1] == 1:  # all of them are that one
+    """Gather x [B, W', D] at `beams` [B, W]."""
+    if x.shape[1] == 1:  # no need to gather
         return mx.broadcast_to(x, (*beams.shape, x.shape[2]))
     return mx.take_along_axis(x, beams[:, :, None], axis=1)

@@ -1,7 +1,7 @@
 """Penalties and biases: logits that depend on the text before them, at every node of a tree.
 
-The repetition penalty is mlx-lm's: it looks at a window of the text, prompt included. Frequency and
-presence penalties are OpenAI's: they look at all that was emitted, and not at the prompt.
+The repetition penalty is mlx-lm's: it covers a window of the last tokens, prompt included. The
+frequency and presence penalties are OpenAI's: they cover all emitted tokens, but not the prompt.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from redrafter_mlx.speculation.tree import TokenTree
 
 
 class Past(NamedTuple):
-    """What penalties look at: of batch rows before their roots, or of nodes, themselves included.
+    """The history that penalties use: of batch rows before their roots, or of nodes.
 
-    Shapes, with B, N for nodes:
+    The history of a node includes its own token.
+
+    Shapes, with B, N in place of B for nodes:
       window: [B, C] int32, the last tokens; None without a repetition penalty
       counts: [B, V] int32, how often each token was emitted; None without the other penalties
     """
@@ -29,9 +31,9 @@ class Past(NamedTuple):
 
 
 def first_past(prompt: Sequence[int], params: SamplingParams, vocab_size: int) -> Past | None:
-    """What there is to look at before a prompt's last token, one row; None without penalties.
+    """Return the history before a prompt's last token, one batch row; None without penalties.
 
-    That token is the root of the first tree and was not emitted: its count is one too few.
+    That token is the root of the first tree but was not emitted, so its count starts at -1.
     """
     window = counts = None
     if params.repetition_penalty != 1.0:
@@ -43,7 +45,7 @@ def first_past(prompt: Sequence[int], params: SamplingParams, vocab_size: int) -
 
 
 def past_at_nodes(rows: Sequence[Past], tree: TokenTree) -> Past:
-    """What each node of the rows' trees [B, N] looks at; the rows have the same penalties."""
+    """Return the history of each node [B, N]; all batch rows have the same penalties."""
     windows = [row.window for row in rows if row.window is not None]
     counts = [row.counts for row in rows if row.counts is not None]
     return Past(
@@ -53,7 +55,7 @@ def past_at_nodes(rows: Sequence[Past], tree: TokenTree) -> Past:
 
 
 def past_after(nodes: Past, last: mx.array) -> list[Past]:
-    """What is before the next roots, row by row: what the nodes `last` [B] look at."""
+    """Return the history before the next roots, one per batch row: that of nodes `last` [B]."""
     at = last[:, None, None]
     window, counts = (
         None if part is None else mx.take_along_axis(part, at, axis=1)[:, 0] for part in nodes
@@ -65,7 +67,7 @@ def past_after(nodes: Past, last: mx.array) -> list[Past]:
 
 
 def penalised(logits: mx.array, nodes: Past | None, params: SamplingParams) -> mx.array:
-    """Logits [B, N, V] with biases and penalties, each node by what it looks at itself."""
+    """Apply biases and penalties to logits [B, N, V], each node with its own history."""
     logits = _processed(logits, None if nodes is None else nodes.window, params)
     if nodes is None or nodes.counts is None:
         return logits
@@ -75,15 +77,15 @@ def penalised(logits: mx.array, nodes: Past | None, params: SamplingParams) -> m
 
 
 def changes_logits(params: SamplingParams) -> bool:
-    """Whether tokens are chosen from other logits than the target's own."""
+    """Whether biases or penalties change the target's logits."""
     penalties = params.frequency_penalty, params.presence_penalty, params.repetition_penalty != 1.0
     return any(penalties) or bool(params.logit_bias)
 
 
 def path_windows(history: mx.array, tree: TokenTree) -> mx.array:
-    """The last C tokens up to and including each node, on the node's own path.
+    """Return the last C tokens up to and including each node, along the node's own path.
 
-    With history a b c and a root r whose child is x, C = 3: the root sees b c r, the child c r x.
+    With history a b c, a root r with child x, and C = 3: the root sees b c r, the child c r x.
 
     Shapes:
       history: [B, C] int32, the tokens before the root
@@ -101,7 +103,7 @@ def path_windows(history: mx.array, tree: TokenTree) -> mx.array:
 
 
 def path_counts(counts: mx.array, tree: TokenTree) -> mx.array:
-    """How often each token occurred up to and including each node, on the node's own path.
+    """Count each token up to and including each node, along the node's own path.
 
     Shapes:
       counts: [B, V] int32, before the root
@@ -115,16 +117,16 @@ def path_counts(counts: mx.array, tree: TokenTree) -> mx.array:
 
 
 def first_window(tokens: list[int], size: int) -> list[int]:
-    """The last `size` of `tokens`; short texts are filled by repeating their first token.
+    """Return the last `size` of `tokens`; short texts are padded with their first token.
 
-    Repeating changes nothing: a token is penalised once, however often it occurs.
+    The padding changes nothing: a token is penalised once, however often it occurs.
     """
     missing = size - len(tokens)
     return tokens[-size:] if missing <= 0 else [tokens[0]] * missing + tokens
 
 
 def _processed(logits: mx.array, windows: mx.array | None, params: SamplingParams) -> mx.array:
-    """Logits [B, N, V] after mlx-lm's own processors, each node with its window [B, N, C]."""
+    """Apply mlx-lm's processors to logits [B, N, V], each node with its window [B, N, C]."""
     processors = make_logits_processors(
         logit_bias=dict(params.logit_bias) or None,
         repetition_penalty=None if windows is None else params.repetition_penalty,

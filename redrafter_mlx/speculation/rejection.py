@@ -1,16 +1,17 @@
-"""Rejection sampling on a tree: drafts are drawn, tested and, if refused, corrected for.
+"""Rejection sampling on a tree: drafts are drawn, tested and, if rejected, corrected for.
 
-One beam is the algorithm of Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv 2302.01318):
-a draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)), and instead of a refused
-one the next token is drawn from the residual, max(p - q, 0) normalised. If a node has several
-children, drawn without replacement, the next one is tested against that residual, and q is
-normalised without those refused (recursive rejection sampling, Jeon et al., arXiv 2402.14160).
+With one beam, this is the algorithm of Leviathan et al. (arXiv 2211.17192) and Chen et al. (arXiv
+2302.01318). A draft x, drawn from q, is accepted with probability min(1, p(x) / q(x)). If it is
+rejected, the next token is drawn from the residual, max(p - q, 0) normalised. If a node has several
+children, drawn without replacement, the next child is tested against that residual, and q is
+normalised without the rejected children (recursive rejection sampling, Jeon et al., arXiv
+2402.14160).
 
 Candidates are drawn by stochastic beam search (Kool et al., arXiv 1903.06059): the sequences with
-the largest scores after adding Gumbel noise are a draw without replacement. In the order of their
-scores so are the children of each node, those that the search did not extend included. Their ranks
-depend on the noise alone, never on the tokens, so dropping the lowest scores, at each length and at
-the tree's capacity, keeps the distribution.
+the largest scores after adding Gumbel noise are a sample without replacement. In score order, the
+children of each node are such a sample too, including those that the search did not extend. Their
+ranks depend on the noise alone, never on the tokens. So dropping the lowest scores, at each length
+and at the tree's capacity, keeps the distribution.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_with_sources
 
 
 class SampledDrafts(NamedTuple):
-    """A tree of drawn drafts and what they were drawn from.
+    """A tree of drawn drafts and the distributions that they were drawn from.
 
     Shapes:
       tree:      siblings are in the order in which they were drawn
-      log_probs: [B, N, V] float32, the distribution of the children of each node
+      log_probs: [B, N, V] float32, the distribution that the children of each node come from
     """
 
     tree: TokenTree
@@ -46,10 +47,10 @@ class SampledDrafts(NamedTuple):
 
 
 class SampledLevels(Levels, Protocol):
-    """What stochastic beam search asks of a drafter."""
+    """What stochastic beam search needs from a drafter."""
 
     def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Log-probabilities [..., V'] as [..., V], -inf for what cannot be drafted."""
+        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
         ...
 
 
@@ -61,20 +62,20 @@ def draw_drafts(
     shape: BeamShape,
     params: SamplingParams,
 ) -> SampledDrafts:
-    """W prefixes of each length drawn without replacement from the drafter, as a tree.
+    """Draw W prefixes of each length without replacement from the drafter, as a tree.
 
-    The drafter's distribution goes through the same temperature and filters as the target's.
+    The drafter's distribution gets the same temperature and filters as the target's.
 
     Shapes:
       root:     [B] int32
-      position: [B] int32, of the root; never the same twice in one answer
+      position: [B] int32, of the root; it never repeats within one answer
       keys:     [B, 2] uint32
     """
     check_width(levels.output_size, shape.width)
     W, L = shape.width, shape.length
     B = root.shape[0]
     tokens = [mx.broadcast_to(root[:, None], (B, W))]
-    scores = [mx.zeros((B, W))]  # perturbed log-probabilities; the root's is 0 and certain
+    scores = [mx.zeros((B, W))]  # perturbed log-probabilities; 0 at the root, which is certain
     parents = [mx.zeros((B, W), mx.int32)]
     likelihood = mx.zeros((B, 1))
     distributions = []
@@ -114,7 +115,7 @@ def accept_rejection(
     """
     tree = drafts.tree
     B, _, V = log_probs.shape
-    children = _children(tree, width)  # [B, N, W], -1 where there are fewer
+    children = _children(tree, width)  # [B, N, W], padded with -1
     node = mx.zeros((B,), mx.int32)
     active = mx.ones((B,), mx.bool_)
     residual = mx.exp(_at_node(log_probs, node))
@@ -146,25 +147,25 @@ def accept_rejection(
 
 
 def _with_maximum(perturbed: mx.array, maximum: mx.array) -> mx.array:
-    """Gumbel-perturbed scores [B, W, V] shifted so that each beam's largest is `maximum` [B, W, 1].
+    """Shift Gumbel-perturbed scores [B, W, V]: each beam's largest becomes `maximum` [B, W, 1].
 
-    -log(exp(-T) - exp(-Z) + exp(-G)) with T the maximum, Z the beam's own and G a score, computed
-    as in Kool et al., appendix B.3.
+    -log(exp(-T) - exp(-Z) + exp(-G)) with T the given maximum, Z the beam's own maximum and G a
+    score, computed as in Kool et al., appendix B.3.
     """
     own = mx.max(perturbed, axis=-1, keepdims=True)
     v = maximum - perturbed + mx.log1p(-mx.exp(mx.minimum(perturbed - own, 0)))
     shifted = maximum - mx.maximum(v, 0) - mx.log1p(mx.exp(-mx.abs(v)))
-    # For the largest itself, log1p(-1) is -inf; scores of -inf stay as they are.
+    # For the largest score, log1p(-1) is -inf; scores of -inf stay as they are.
     shifted = mx.where(perturbed == own, maximum, shifted)
     return mx.where((perturbed == -mx.inf) | mx.isnan(shifted), -mx.inf, shifted)
 
 
 def _at_nodes(levels: list[mx.array], sources: mx.array) -> mx.array:
-    """The draft distribution [B, N, V'] after each node; any after the deepest.
+    """Return the draft distribution [B, N, V'] after each node; undefined at the deepest nodes.
 
     Shapes:
-      levels:  L - 1 times [B, W, V'], after the prefixes of each length
-      sources: [B, N], of each node, depth * W + the prefix's index
+      levels:  L - 1 arrays [B, W, V'], after the prefixes of each length
+      sources: [B, N], the prefix that each node came from, as depth * W + index
     """
     stacked = mx.concatenate(levels, axis=1)  # [B, (L - 1) * W, V']
     index = mx.minimum(sources, stacked.shape[1] - 1)
@@ -172,7 +173,7 @@ def _at_nodes(levels: list[mx.array], sources: mx.array) -> mx.array:
 
 
 def _children(tree: TokenTree, width: int) -> mx.array:
-    """The children [B, N, W] of each node in tree order, then -1."""
+    """Return the children [B, N, W] of each node in tree order, padded with -1."""
     N = tree.tokens.shape[1]
     node = mx.arange(N)
     mine = tree.parents[:, None, :] == node[None, :, None]  # [B, N, N]
@@ -183,12 +184,12 @@ def _children(tree: TokenTree, width: int) -> mx.array:
 
 
 def _at_node(x: mx.array, node: mx.array) -> mx.array:
-    """x [B, N, ...] at node [B]."""
+    """Gather x [B, N, ...] at node [B]."""
     index = node.reshape(-1, *[1] * (x.ndim - 1))
     return mx.take_along_axis(x, index, axis=1)[:, 0]
 
 
 def _normalised(weights: mx.array, otherwise: mx.array) -> mx.array:
-    """Weights [B, V] to sum 1; where they are all 0, which only rounding causes, `otherwise`."""
+    """Normalise weights [B, V]; `otherwise` where all are 0, which only rounding causes."""
     total = mx.sum(weights, axis=-1, keepdims=True)
     return mx.where(total > 0, weights / mx.maximum(total, 1e-30), otherwise)

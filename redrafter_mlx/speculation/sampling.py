@@ -1,9 +1,10 @@
 """The target's own choice after every node: the argmax, or one draw from its distribution.
 
-The randomness of a draw belongs to the token's position in the text, not to the step that made the
-draw: every node that could become token p uses the noise of p. With `--accept sample` a seed
-therefore gives the same text with drafts and without, for every beam shape. Every draw is still
-one from the target's distribution, because only one node of a depth is on the accepted path.
+The noise of a draw belongs to the token's position in the text, not to the step that makes the
+draw: every node that could become the token at position p uses the noise of p. With `--accept
+sample`, a seed therefore gives the same text with drafts and without, for every beam shape. The
+emitted tokens are still draws from the target's distribution, because only one node of each depth
+is on the accepted path.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 from redrafter_mlx.config import SamplingParams
 
 CHOICE, TRIAL, DRAFT = 0, 1, 2
-"""Purposes of noise, each independent of the others. Level l of drafting has DRAFT + l."""
+"""Purposes of noise, independent of each other. Level l of drafting uses DRAFT + l."""
 
 
 def sequence_keys(seed: int, batch: int = 1) -> mx.array:
-    """One random key for each batch row: [B, 2] uint32."""
+    """Return one random key per batch row: [B, 2] uint32."""
     return mx.random.split(mx.random.key(seed), batch)
 
 
 def log_softmax(logits: mx.array) -> mx.array:
-    """Log-probabilities [..., V] float32."""
+    """Return log-probabilities [..., V] float32."""
     logits = logits.astype(mx.float32)
     return logits - mx.logsumexp(logits, axis=-1, keepdims=True)
 
 
 def filtered_logits(logits: mx.array, params: SamplingParams) -> mx.array:
-    """What is left after mlx-lm's filters, in the order of its `make_sampler`.
+    """Apply mlx-lm's filters, in the order of its `make_sampler`, and the temperature.
 
-    Filters by probability need log-probabilities; a draw does not.
+    Only the filters by probability need log-probabilities; a draw does not.
 
     Shapes:
       logits: [..., V]
@@ -52,7 +53,7 @@ def filtered_logits(logits: mx.array, params: SamplingParams) -> mx.array:
 
 
 def sampled_log_probs(logits: mx.array, params: SamplingParams) -> mx.array:
-    """The log-probabilities [..., V] that tokens are drawn with: filtered, normalised."""
+    """Return the filtered, normalised log-probabilities [..., V] that tokens are drawn from."""
     return log_softmax(filtered_logits(logits, params))
 
 
@@ -64,7 +65,7 @@ def choose(
     params: SamplingParams,
     max_depth: int,
 ) -> mx.array:
-    """The target's token after every node.
+    """Choose the target's token after every node.
 
     Shapes:
       logits:   [B, N, V]
@@ -86,12 +87,12 @@ def choose(
 
 
 def gumbel_at(keys: mx.array, positions: mx.array, size: int, purpose: int) -> mx.array:
-    """Gumbel noise [B, P, size] that depends on key, position [B, P] and purpose alone."""
+    """Return Gumbel noise [B, P, size] that depends only on key, position [B, P] and purpose."""
     return _noise_at(keys, positions, purpose, lambda key: mx.random.gumbel((size,), key=key))
 
 
 def uniform_at(keys: mx.array, positions: mx.array, size: int, purpose: int) -> mx.array:
-    """Uniform noise [B, P, size] in [0, 1), as `gumbel_at`."""
+    """Return uniform noise [B, P, size] in [0, 1); see `gumbel_at`."""
     return _noise_at(
         keys, positions, purpose, lambda key: mx.random.uniform(shape=(size,), key=key)
     )

@@ -1,4 +1,4 @@
-"""Candidates that are verified separately, shared prefixes and all: what merging is compared with.
+"""Packing without merging, as a baseline for merging: each candidate has its own nodes.
 
 candidates         merged                    separate
 Mars is a   red    Mars - is - a --- red     Mars -+- is - a ---- red
@@ -13,13 +13,13 @@ from redrafter_mlx.speculation.tree import Beams, TokenTree
 
 
 def pack_separately(beams: Beams) -> TokenTree:
-    """Each candidate of full length as a branch of its own from the root, which all share.
+    """Pack each candidate of full length as a separate branch from the shared root.
 
-    Siblings may bear the same token here. Where several paths are accepted, they bear the same
-    tokens, so the text is that of the merged tree.
+    Siblings may have the same token here. If several paths are accepted, their tokens are the same,
+    so the text is that of the merged tree.
 
     Returns:
-      a tree of N = W (L - 1) + 1 nodes; those of candidates that ended early are padding
+      a tree of N = W (L - 1) + 1 nodes; nodes after the end of a candidate are padding
     """
     B, W, L = beams.tokens.shape
     D, N = L - 1, W * (L - 1) + 1
@@ -35,7 +35,7 @@ def pack_separately(beams: Beams) -> TokenTree:
     order = mx.argsort(mx.where(valid, node, node + N), axis=1)  # padding last
     rank = mx.argsort(order, axis=1)
     valid = mx.take_along_axis(valid, order, axis=1)
-    before = mx.where(depth > 1, node - 1, 0)[order]  # [B, N] the parent, by its first index
+    before = mx.where(depth > 1, node - 1, 0)[order]  # [B, N], the parent's index before reordering
     parents = mx.take_along_axis(rank, before, axis=1).astype(mx.int32)
     depths = depth[order].astype(mx.int32)
     ancestors = mx.take_along_axis(
@@ -54,7 +54,7 @@ def pack_separately(beams: Beams) -> TokenTree:
 
 
 def _candidates(beams: Beams) -> tuple[mx.array, mx.array]:
-    """The drafts of each candidate, and whether there are any: [B, W, L - 1] twice."""
+    """Return the drafts of each candidate and whether each exists: [B, W, L - 1] twice."""
     B, W, L = beams.tokens.shape
     index = mx.broadcast_to(mx.arange(W)[None], (B, W))
     tokens, scores = [], []

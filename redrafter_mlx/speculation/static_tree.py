@@ -1,4 +1,4 @@
-"""Static trees: drafts along a fixed list of rank paths, whatever their scores.
+"""Static trees: drafts along a fixed list of rank paths, regardless of their scores.
 
 Medusa (arXiv 2401.10774, section 2.1.2) and EAGLE-1 (arXiv 2401.15077) choose a tree once, from the
 accuracy of each rank at each depth, and draft along it at every step:
@@ -38,14 +38,14 @@ RankPath = tuple[int, ...]
 class StaticTree:
     """Paths of ranks from the root: (0, 2) is the third likeliest token after the likeliest one.
 
-    name: for people; None without one
+    name: for display; None without one
     """
 
     paths: tuple[RankPath, ...]
     name: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        """Raises BadInputError, naming the path, for a list that is not a tree."""
+        """Raise BadInputError, naming the path, for a list that is not a tree."""
         for path in self.paths:
             check_int("depth of a static tree", len(path), 1, MAX_BEAM_LENGTH - 1)
             for rank in path:
@@ -61,26 +61,26 @@ class StaticTree:
 
     @property
     def depth(self) -> int:
-        """Drafts in its longest path."""
+        """Number of drafts in the longest path."""
         return max(map(len, self.paths))
 
     @property
     def most_ranks(self) -> int:
-        """The most tokens that are ranked after a node."""
+        """Maximum number of ranked tokens needed after a node."""
         return max(path[-1] for path in self.paths) + 1
 
     def level(self, depth: int) -> list[RankPath]:
-        """The paths of one depth, in order; the root's is empty."""
+        """Return the sorted paths of one depth; the root's path is empty."""
         return sorted(path for path in self.paths if len(path) == depth) if depth else [()]
 
     @cached_property
     def shape(self) -> BeamShape:
-        """What it is as a shape: W nodes at its widest depth, L = depth + 1, and its nodes."""
+        """The beam shape: W nodes at the widest depth, L = depth + 1, and the number of nodes."""
         widest = max(len(self.level(depth)) for depth in range(1, self.depth + 1))
         return BeamShape(widest, self.depth + 1, len(self.paths) + 1)
 
     def shape_for(self, options: GenerationOptions) -> BeamShape:
-        """The same; raises BadInputError for options that ask for another shape."""
+        """Return `shape`; raise BadInputError for options that ask for another shape."""
         for name, asked, own in (
             ("beam_width", options.beam_width, self.shape.width),
             ("beam_length", options.beam_length, self.shape.length),
@@ -100,19 +100,19 @@ class StaticTree:
 
 
 def static_tree(levels: Levels, root: mx.array, tree: StaticTree) -> Beams:
-    """The drafts along the tree's paths; only nodes that have children are extended.
+    """Draft along the tree's paths; only nodes that have children are extended.
 
     Shapes:
       root: [B] int32
     Returns:
-      Beams of the tree's shape: at each length its nodes in the order of their paths, then padding
+      Beams of the tree's shape: at each length, the nodes sorted by path, then padding
     """
     W, L = tree.shape.width, tree.shape.length
     B = root.shape[0]
     tokens = [mx.broadcast_to(root[:, None], (B, W))]
     scores = [mx.zeros((B, W), mx.float32)]
     parents = [mx.zeros((B, W), mx.int32)]
-    asked: list[RankPath] = []  # the nodes that the last logits follow
+    asked: list[RankPath] = []  # the nodes that the last logits are for
     for depth in range(1, L):
         above, here = tree.level(depth - 1), tree.level(depth)
         extended = sorted({path[:-1] for path in here})
@@ -138,6 +138,6 @@ def static_tree(levels: Levels, root: mx.array, tree: StaticTree) -> Beams:
 
 
 def _indices(among: Sequence[RankPath], paths: Sequence[RankPath], batch: int) -> mx.array:
-    """Where `paths` stand in a list, [B, len(paths)] int32."""
+    """Return the indices of `paths` in `among`, [B, len(paths)] int32."""
     index = mx.array([among.index(path) for path in paths], mx.int32)
     return mx.broadcast_to(index, (batch, len(paths)))

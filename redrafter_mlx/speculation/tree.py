@@ -5,12 +5,12 @@
     Mars is red when    0 0 1 1                 |- red ----- when
     Mars is dark red    0 0 2 2                 `- dark ---- red
 
-A beam search gives more than its last candidates: every prefix among the W likeliest of its length
-is a node, even if no candidate extends it. Verifying it costs a node that merging has left free,
-and can be what the target chooses. The paper verifies the last candidates alone:
+A beam search yields more than its final candidates: every prefix among the W likeliest of its
+length becomes a node, even if no candidate extends it. Such a node uses capacity that merging has
+freed, and the target may choose it. The paper verifies only the final candidates: see
 `final_candidates`.
 
-Every operation keeps its shapes whatever the data, and none reads a value on the host.
+All shapes are static, independent of the data, and no operation reads a value on the host.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ class Beams(NamedTuple):
     """W prefixes of each length up to L, all starting with the same root.
 
     Shapes:
-      tokens:    [B, W, L] int32, tokens[b, w, l] ends prefix w of l + 1 tokens; the root at l = 0
+      tokens:    [B, W, L] int32, tokens[b, w, l] is the last token of prefix w of l + 1 tokens; the
+                 root at l = 0
       log_probs: [B, W, L] float32, of those prefixes; 0 at the root and never above the parent's;
-                 -inf where there is no prefix, with any token
-      parents:   [B, W, L] int32, the parent's index among the prefixes of one token less, any at
-                 l = 0; None if every parent has index w too, so that tokens[b, w] is a candidate
+                 -inf where there is no prefix: its token is undefined
+      parents:   [B, W, L] int32, the parent's index among the prefixes that are one token shorter;
+                 undefined at l = 0; None if every parent has index w too, so that tokens[b, w] is a
+                 candidate
     """
 
     tokens: mx.array
@@ -37,7 +39,7 @@ class Beams(NamedTuple):
 
     @property
     def parent_indices(self) -> mx.array:
-        """[B, W, L] int32: `parents`, spelled out where it is None."""
+        """[B, W, L] int32: `parents`, or index w everywhere if it is None."""
         if self.parents is not None:
             return self.parents
         return mx.broadcast_to(mx.arange(self.tokens.shape[1])[None, :, None], self.tokens.shape)
@@ -54,8 +56,8 @@ class TokenTree(NamedTuple):
              index of a prefix on its path; undefined at padding
       mask:    [B, N, N] bool, True = node i may attend to node j: j is i or its ancestor
 
-    max_depth: static bound of the depths
-    is_chain:  static; every node but padding is the child of the one before it, as with one beam
+    max_depth: static upper bound of the depths
+    is_chain:  static; every node but padding is the child of the node before it, as with one beam
     """
 
     tokens: mx.array
@@ -73,7 +75,7 @@ class TokenTree(NamedTuple):
 
 
 def dedup_prefix(tokens: mx.array) -> mx.array:
-    """For each prefix of each candidate, the first candidate that has the same prefix.
+    """Return, for each prefix of each candidate, the first candidate that has the same prefix.
 
     Shapes:
       tokens: [B, W, L] int32
@@ -85,7 +87,7 @@ def dedup_prefix(tokens: mx.array) -> mx.array:
 
 
 def join_beams(first: Beams, second: Beams) -> Beams:
-    """The prefixes of two drafters; one that both propose has the better score.
+    """Join the prefixes of two drafters; a prefix that both propose gets the better score.
 
     So a parent is never less likely than its child, even if the drafters disagree on both.
     """
@@ -104,7 +106,7 @@ def join_beams(first: Beams, second: Beams) -> Beams:
 
 
 def likelier_candidate(first: Beams, second: Beams) -> Beams:
-    """Of two beams [B, 1, L], the one of which more drafts are expected to be accepted."""
+    """Return, per batch row, the beam [B, 1, L] with more drafts expected to be accepted."""
     first, second = _equally_long(first, second)
     expected = [mx.sum(mx.exp(beams.log_probs[:, :, 1:]), axis=2) for beams in (first, second)]
     better = (expected[1] > expected[0])[:, :, None]
@@ -115,7 +117,7 @@ def likelier_candidate(first: Beams, second: Beams) -> Beams:
 
 
 def _equally_long(first: Beams, second: Beams) -> tuple[Beams, Beams]:
-    """The same prefixes, the shorter ones padded to the length of the others."""
+    """Pad the shorter of two beams to the length of the other."""
     length = max(first.tokens.shape[2], second.tokens.shape[2])
     return _lengthened(first, length), _lengthened(second, length)
 
@@ -132,7 +134,7 @@ def _lengthened(beams: Beams, length: int) -> Beams:
 
 
 def final_candidates(beams: Beams) -> Beams:
-    """Only the prefixes of candidates of full length, as in the paper.
+    """Keep only the prefixes of candidates of full length, as in the paper.
 
         search, W = 2            all its prefixes           of the final candidates
         length 2    length 3
@@ -140,17 +142,17 @@ def final_candidates(beams: Beams) -> Beams:
         red         is dark            |      `- dark                    `- dark
                                        `- red
 
-    `red` was among the two likeliest of its length, and no candidate extends it. A tree of
-    these beams has as many nodes as merging leaves, so their number depends on the data; with every
-    prefix it is W (L - 1) + 1 at each step. A candidate that ended early counts as one of full
-    length if it is its own parent at the later lengths.
+    `red` was among the two likeliest of its length, but no candidate extends it. The number of
+    nodes after merging these beams depends on the data; with every prefix it is W (L - 1) + 1 at
+    each step. A candidate that ended early is treated as one of full length if it is its own parent
+    at the later lengths.
 
     Returns:
-      the same tokens and parents, log_probs -inf for the other prefixes
+      the same tokens and parents; log_probs is -inf for all other prefixes
     """
     B, W, L = beams.tokens.shape
     index, every = mx.arange(W), mx.ones((B, W), mx.bool_)
-    extended = every  # [B, W], which prefixes of a length some candidate begins with
+    extended = every  # [B, W], which prefixes of a length belong to a final candidate
     levels = [extended]
     for level in range(L - 1, 1, -1):
         is_parent = beams.parent_indices[:, :, level, None] == index  # [B, W, W]
@@ -168,16 +170,16 @@ def pack_beam(beams: Beams, max_nodes: int) -> TokenTree:
 
 
 def pack_with_sources(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array]:
-    """The packed tree, likeliest nodes first, and the prefix that each node came from.
+    """Return the packed tree, likeliest nodes first, and the prefix that each node came from.
 
-    A parent is never less likely than its child and wins a tie, so the likeliest nodes are a tree.
-    A prefix of log-probability -inf is no node.
+    A parent is never less likely than its child and wins ties, so the likeliest nodes form a tree.
+    A prefix with log-probability -inf does not become a node.
 
     Args:
-      max_nodes: N, the node capacity; nodes that are not needed are padding, which no valid node
-                 attends to and which is never accepted
+      max_nodes: N, the node capacity; unused nodes are padding, which no valid node attends to and
+                 which is never accepted
     Returns:
-      sources: [B, N] int32, depth * W + the prefix's index, of each node
+      sources: [B, N] int32, the prefix that each node came from, as depth * W + index
     """
     B, W, L = beams.tokens.shape
     if W == 1:
@@ -192,7 +194,7 @@ def pack_with_sources(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array
     rank = _best_first(scores, distinct)
 
     slot = mx.arange(N)
-    at_slot = rank[:, None, :] == slot[None, :, None]  # [B, N, M], one True a row
+    at_slot = rank[:, None, :] == slot[None, :, None]  # [B, N, M], one True per row
     chosen = mx.sum(mx.where(at_slot, mx.arange(M)[None, None], 0), axis=2)  # [B, N]
     valid = mx.take_along_axis(distinct, chosen, axis=1)
 
@@ -222,7 +224,7 @@ def pack_with_sources(beams: Beams, max_nodes: int) -> tuple[TokenTree, mx.array
 
 
 def _chain(tokens: mx.array, log_probs: mx.array) -> TokenTree:
-    """One candidate [B, N] as a tree without branches."""
+    """Return one candidate [B, N] as a tree without branches."""
     B, N = tokens.shape
     node = mx.arange(N)
     return TokenTree(
@@ -237,15 +239,15 @@ def _chain(tokens: mx.array, log_probs: mx.array) -> TokenTree:
 
 
 def _lineages(beams: Beams) -> mx.array:
-    """The path to each prefix, as the first index of the same tokens at each length.
+    """Return the path to each prefix, as the first index of the same tokens at each length.
 
     Returns:
-      [B, W, L, L] int32; [b, w, l, k] is the least v whose prefix of k + 1 tokens is that of prefix
-      w of l + 1 tokens, for k <= l; 0 after
+      [B, W, L, L] int32; [b, w, l, k] is the least v whose prefix of k + 1 tokens starts prefix w
+      of l + 1 tokens, for k <= l; 0 for k > l
     """
     B, W, L = beams.tokens.shape
     index = mx.arange(W)
-    # Where there is no prefix, the token equals no other.
+    # Where there is no prefix, use a token that equals no other.
     tokens = mx.where(beams.log_probs > -mx.inf, beams.tokens, -1 - index[None, :, None])
     parents = beams.parent_indices
     path = mx.zeros((B, W, 1), mx.int32)
@@ -261,21 +263,21 @@ def _lineages(beams: Beams) -> mx.array:
 
 
 def _owners(lineages: mx.array) -> mx.array:
-    """[B, W, L], the first index of the same tokens as each prefix."""
+    """Return [B, W, L]: for each prefix, the first index that has the same tokens."""
     L = lineages.shape[2]
     last = mx.broadcast_to(mx.arange(L)[None, None, :, None], (*lineages.shape[:3], 1))
     return mx.take_along_axis(lineages, last, axis=3)[..., 0]
 
 
 def _depth_major(x: mx.array) -> mx.array:
-    """[B, W, L] as [B, L * W]."""
+    """Reorder [B, W, L] to [B, L * W]."""
     return x.swapaxes(1, 2).reshape(x.shape[0], -1)
 
 
 def _best_first(scores: mx.array, distinct: mx.array) -> mx.array:
-    """The rank of every candidate: distinct ones first, then by score, then by index.
+    """Return the rank of every prefix: distinct ones first, then by score, then by index.
 
-    Counts the candidates before each one instead of sorting: exact on ties, on every backend.
+    Counts the prefixes ahead of each one instead of sorting: exact on ties, on every backend.
 
     Shapes:
       scores:   [B, M] float32

@@ -1,7 +1,7 @@
 """Finds the parts of an mlx-lm model: its layers, embedding, output layer and rotary embeddings.
 
-mlx-lm's architectures name their parts differently and share no base class. A part that is missing
-raises an error of one line.
+mlx-lm's architectures name their parts differently and share no base class. A missing part raises
+a one-line error.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ROPE_TYPES = (nn.RoPE, Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE)
 
 
 class _HiddenAsInput:
-    """Replaces the backbone where the input is the hidden state already."""
+    """Replaces the backbone if the input is already the hidden state."""
 
     def __init__(self, backbone: nn.Module) -> None:
         self._backbone = backbone
@@ -52,21 +52,21 @@ class _LayerRecorder:
         return getattr(self._layer, name)
 
     def take(self) -> mx.array:
-        """The last input, which is then forgotten."""
+        """Return the last input and drop it."""
         seen, self._seen = self._seen, None
         assert seen is not None, "the layer was not called"
         return seen
 
 
 def unsupported(model_type: str, why: str) -> UnsupportedModelError:
-    """One line for a model that cannot be drafted for."""
+    """Return the one-line error for a model that cannot be drafted for."""
     return UnsupportedModelError(
         f"{model_type} cannot be drafted for: {why}; mlx_lm.generate runs it undrafted"
     )
 
 
 def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
-    """The name and the module of the layers with their norms, without the output layer."""
+    """Return the name and module of the layers with their norms, without the output layer."""
     for name in _BACKBONE_NAMES:
         backbone = model.get(name)
         if isinstance(backbone, nn.Module):
@@ -75,7 +75,7 @@ def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
 
 
 def check_cache(model: nn.Module, model_type: str) -> None:
-    """Raise UnsupportedModelError unless the model keeps plain keys and values in all layers."""
+    """Raise UnsupportedModelError unless all layers use plain key/value caches."""
     kinds = {type(c) for c in make_prompt_cache(model)}
     args = getattr(model, "args", None)
     latent = getattr(args, "kv_lora_rank", None)
@@ -92,7 +92,7 @@ def _layers_name(backbone: nn.Module) -> str:
 
 
 def layers_of(backbone: nn.Module, model_type: str) -> Sequence[Callable[..., mx.array]]:
-    """The layers, first to last."""
+    """Return the layers, first to last."""
     layers = backbone.get(_layers_name(backbone))
     if not isinstance(layers, (list, tuple)):
         raise unsupported(model_type, "its layers are not a list that a drafter could read from")
@@ -102,7 +102,7 @@ def layers_of(backbone: nn.Module, model_type: str) -> Sequence[Callable[..., mx
 def recording(
     backbone: nn.Module, indices: Sequence[int], model_type: str
 ) -> Callable[..., tuple[list[mx.array], mx.array]]:
-    """The backbone as a function that also returns the inputs of the layers at `indices`."""
+    """Return the backbone as a function that also returns the inputs of layers `indices`."""
     view = copy.copy(backbone)
     layers = list(layers_of(view, model_type))
     recorders = [_LayerRecorder(layers[i]) for i in indices]
@@ -118,12 +118,12 @@ def recording(
 
 
 def find_head(model: nn.Module) -> nn.Module | None:
-    """The output layer, None if it is tied to the embedding."""
+    """Return the output layer, None if it is tied to the embedding."""
     return next((head for name in _HEAD_NAMES if (head := model.get(name)) is not None), None)
 
 
 def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
-    """The token embedding."""
+    """Return the token embedding."""
     for child in backbone.children().values():
         if isinstance(child, (nn.Embedding, nn.QuantizedEmbedding)):
             return child
@@ -131,7 +131,7 @@ def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
 
 
 def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
-    """A copy of the modules that shares all arrays and whose rotary embeddings take node positions.
+    """Copy the modules, sharing all arrays, with rotary embeddings that take node positions.
 
     Returns the copy and the rotary embeddings in it.
     """
@@ -159,7 +159,7 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
 
 
 def restricted_to(layer: nn.Module, tokens: mx.array | None) -> nn.Module:
-    """An embedding or linear layer, quantised or not, for `tokens` [V'] only; None is all."""
+    """Restrict an embedding or linear layer, quantised or not, to `tokens` [V']; None keeps all."""
     if tokens is None:
         return layer
     view = copy.copy(layer)
@@ -171,9 +171,9 @@ def restricted_to(layer: nn.Module, tokens: mx.array | None) -> nn.Module:
 
 
 def head_of(model: nn.Module, model_type: str, tokens: mx.array | None = None) -> nn.Module:
-    """The model without its layers: hidden states in, logits out, of `tokens` [V'] only if given.
+    """Return the model without its layers: hidden states in, logits of `tokens` [V'] or all out.
 
-    What the model does to its logits (scaling, soft caps) is done by the model's own code.
+    The model's own code applies its scaling and soft caps to the logits.
     """
     name, backbone = find_backbone(model, model_type)
     backbone = copy.copy(backbone)

@@ -1,4 +1,4 @@
-"""Slots of key and value buffers: gathered, written, and given room to grow."""
+"""Gathers, writes and allocates the slots of key and value buffers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import mlx.core as mx
 
 
 def gather_slots(buffer: mx.array, index: mx.array) -> mx.array:
-    """Slots of [B, K, M, head size] at `index` [B, R], giving [B, K, R, head size]."""
+    """Gather slots `index` [B, R] of [B, K, M, head size], giving [B, K, R, head size]."""
     if buffer.shape[0] == 1:
         return mx.take(buffer, index[0], axis=2)
     B, K, _, size = buffer.shape
@@ -17,7 +17,7 @@ def gather_slots(buffer: mx.array, index: mx.array) -> mx.array:
 
 
 def write_slots(buffer: mx.array, new: mx.array, start: mx.array) -> mx.array:
-    """`buffer` [B, K, T, head size] with `new` [B, K, R, head size] from slot `start` [B] on."""
+    """Write `new` [B, K, R, head size] to `buffer` [B, K, T, head size] from slot `start` [B]."""
     if buffer.shape[0] == 1:
         return mx.slice_update(buffer, new, start, axes=(2,))
     slots = start[:, None] + mx.arange(new.shape[2])[None]
@@ -26,7 +26,7 @@ def write_slots(buffer: mx.array, new: mx.array, start: mx.array) -> mx.array:
 
 
 def with_capacity(buffer: mx.array | None, new: mx.array, capacity: int) -> mx.array:
-    """The buffer with at least `capacity` slots of the form of `new`, zeros after what it holds."""
+    """Grow the buffer with zeros to at least `capacity` slots, in the shape and type of `new`."""
     B, K, _, size = new.shape
     if buffer is None:
         return mx.zeros((B, K, capacity, size), new.dtype)
@@ -37,12 +37,12 @@ def with_capacity(buffer: mx.array | None, new: mx.array, capacity: int) -> mx.a
 
 
 def round_up(n: int, step: int) -> int:
-    """The least multiple of `step` that is no less than `n`."""
+    """Round `n` up to a multiple of `step`."""
     return -(-n // step) * step
 
 
 def concatenate_padded(arrays: Sequence[mx.array]) -> mx.array:
-    """Arrays [B, ...] one after the other along the batch, zeros up to the largest other sizes."""
+    """Concatenate arrays [B, ...] along the batch; zeros pad the other axes to equal sizes."""
     largest = [max(sizes) for sizes in zip(*(a.shape[1:] for a in arrays), strict=True)]
     return mx.concatenate(
         [

@@ -1,11 +1,11 @@
-"""Compiled graphs, one for each size.
+"""Compiled graphs, one for each input size.
 
 An mlx-lm model builds its graph in Python, module by module, at every call, and so does a drafter.
-Compiling spares that and fuses elementwise operations; the results stay the same.
+Compiling avoids that and fuses elementwise operations; the results stay the same.
 
-A compiled graph holds the weights it was compiled with, and MLX keeps compiled graphs by thread:
-after a target is deleted, a thread that called it, but not last, holds its weights until the thread
-ends.
+A compiled graph holds the weights that it was compiled with, and MLX keeps compiled graphs per
+thread. So after a target is deleted, a thread that called it, but was not the last to call it,
+holds its weights until the thread ends.
 """
 
 from __future__ import annotations
@@ -25,26 +25,27 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 Inputs: TypeAlias = "mx.array | tuple[mx.array, mx.array]"
-"""Tokens [B, N] of a tree, or a pair of them and something else of each node."""
+"""Tokens [B, N] of a tree, or a pair: the tokens and another array with a value for each node."""
 
-_FEW = 4
-"""Compiling takes about as much longer than building as so many compiled calls save."""
+_CALLS_BEFORE_COMPILING = 4
+"""Number of calls of a size before it is compiled: compiling costs about as much extra time as this
+many compiled calls save."""
 
 MOST_GRAPHS = 96
-"""Of one function; beyond, those go that were not used for longest. Batches of every size, over
-trees of every size and texts of every length, would be thousands."""
+"""Maximum number of graphs of one function; the least recently used ones are dropped. Batches of
+every size, over trees of every size and texts of every length, would be thousands."""
 
 
 class CompiledGraphs(Generic[_P, _R]):
-    """A function, compiled once for each size of its arguments, a bounded number of sizes.
+    """A function compiled once for each size of its arguments, for a bounded number of sizes.
 
-    compiled: how many sizes were, those included that were dropped since
+    compiled: number of sizes compiled so far, including those dropped since
     """
 
     def __init__(self, build: Callable[_P, _R]) -> None:
         self._build = build
         self.compiled = 0
-        self._graphs: dict[Hashable, Callable[_P, _R]] = {}  # the least recently used first
+        self._graphs: dict[Hashable, Callable[_P, _R]] = {}  # least recently used first
 
     def __len__(self) -> int:
         return len(self._graphs)
@@ -53,7 +54,7 @@ class CompiledGraphs(Generic[_P, _R]):
         return size in self._graphs
 
     def call(self, size: Hashable, *given: _P.args, **named: _P.kwargs) -> _R:
-        """The function's result; `size` differs where shapes or other arguments do."""
+        """Return the function's result; `size` differs if shapes or other arguments do."""
         graph = self._graphs.pop(size, None)
         if graph is None:
             graph = _compile(self._build)
@@ -67,7 +68,7 @@ class CompiledGraphs(Generic[_P, _R]):
 class TreeCall:
     """The backbone and the output layer as one call on a planned cache.
 
-    Inputs of the tree that the cache is planned for -> hidden [B, N, C], logits [B, N, V].
+    Maps inputs for the planned tree to hidden [B, N, C] and logits [B, N, V].
     """
 
     def __init__(
@@ -88,14 +89,14 @@ class TreeCall:
 
         self.graphs = CompiledGraphs(build)
         self._backbone, self._head = backbone, head
-        self._uses: Counter[Hashable] = Counter()  # of sizes that are not compiled
+        self._uses: Counter[Hashable] = Counter()  # of sizes that are not compiled yet
 
     def __call__(
         self, inputs: Inputs, cache: TreeCache, compiled: bool = True
     ) -> tuple[mx.array, mx.array]:
-        """`compiled`: at once; otherwise when the size has been used a few times.
+        """Call the model. `compiled` compiles at once, else after a few calls of the same size.
 
-        A size that is rarely used is built faster than compiled.
+        For a rarely used size, building the graph is faster than compiling it.
         """
         plan = cache.plan
         assert isinstance(plan, TreePlan)
@@ -105,7 +106,7 @@ class TreeCall:
         size = (tokens.shape, plan.offset.shape, plan.mask.shape, *sizes, *shapes)
         if not compiled and size not in self.graphs:
             self._uses[size] += 1
-            if self._uses[size] <= _FEW:
+            if self._uses[size] <= _CALLS_BEFORE_COMPILING:
                 hidden = self._backbone(inputs, cache=cache.layers)
                 return hidden, self._head(hidden)
             del self._uses[size]
@@ -116,10 +117,10 @@ class TreeCall:
 
 
 def _compile(build: Callable[_P, _R]) -> Callable[_P, _R]:
-    """The function, compiled.
+    """Compile the function.
 
-    MLX looks graphs up by a function's address, and may keep those of a deleted function. A random
-    number in every call keeps them from being used for the next function at that address.
+    MLX looks up graphs by a function's address, and may keep the graphs of a deleted function. A
+    random number in every call keeps the next function at that address from using them.
     """
 
     def numbered(_: int, *given: _P.args, **named: _P.kwargs) -> _R:

@@ -1,4 +1,4 @@
-"""What the time of a model depends on."""
+"""A model's tensor shapes and sizes, on which its timing depends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def shapes_hash(module: nn.Module) -> str:
 
 
 def nbytes_of(module: nn.Module) -> int:
-    """Bytes of a module's parameters, which a call of one row reads once."""
+    """Return the bytes of a module's parameters, which a call with one query row reads once."""
     leaves = cast(list[tuple[str, mx.array]], tree_flatten(module.parameters()))
     return sum(array.nbytes for _, array in leaves)
 
 
 def trainable_size(module: nn.Module) -> int:
-    """How many numbers of a module are trained; none of them is computed."""
+    """Count a module's trainable parameters, without evaluating them."""
     leaves = cast(list[tuple[str, mx.array]], tree_flatten(module.trainable_parameters()))
     return sum(array.size for _, array in leaves)

@@ -1,10 +1,10 @@
-"""The KV cache: a tree of drafts is verified in it, and one path of the tree committed.
+"""The KV cache: it holds a tree of drafts during verification, and commits one path of the tree.
 
 Every array operation here is lazy: lengths live on the device, and the host knows only an upper
-bound of them. A step writes each buffer once, before attention reads it: the path that the step
-before accepted, followed by the new tree, in one slice update. MLX updates in place only a buffer
-that nothing in flight still reads; a second write in the same step, to move the path to its slots
-at once, would copy every buffer whole.
+bound of them. A step writes each buffer once, before attention reads it. One slice update holds the
+path that the previous step accepted, followed by the new tree. MLX updates a buffer in place only
+if nothing in flight still reads it. A second write in the same step, to move the path to its slots
+at once, would copy every buffer in full.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from redrafter_mlx.target.layer_cache import (
 from redrafter_mlx.target.masks import attention_mask, chain_mask
 
 CAPACITY_STEP = 256
-"""Buffers grow by this many slots, so that growing copies rarely."""
+"""Buffers grow in steps of this many slots, so that they are rarely copied."""
 
 EXTENT_STEP = 32
-"""Attention reads the buffers up to the length's bound, rounded up to this many slots or, in long
-texts, to an eighth more: each extent has a compiled graph of its own."""
+"""Attention reads the buffers up to the bound of the length, rounded up to a multiple of this many
+slots, or in long texts by up to an eighth: each extent needs its own compiled graph."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The cache's references at one moment."""
+    """The cache's references to arrays at one moment."""
 
     layer_buffers: Sequence[LayerBuffers]
     pending: Pending | None
 
 
 class TreeCache:
-    """The KV cache of a batch of sequences, over all layers of a target."""
+    """The KV cache of a batch of sequences, for all layers of a target."""
 
     def __init__(self, n_layers: int) -> None:
         self._call = NextCall(PromptSpan(0, 0, 0))
@@ -52,7 +52,7 @@ class TreeCache:
 
     @classmethod
     def of(cls, buffers: Sequence[LayerBuffers], plan: TreePlan) -> TreeCache:
-        """A cache of these buffers, for one call."""
+        """Return a cache of these buffers, for one call."""
         cache = cls(len(buffers))
         cache.layer_buffers, cache.plan = buffers, plan
         return cache
@@ -69,7 +69,7 @@ class TreeCache:
 
     @property
     def plan(self) -> PromptSpan | TreePlan:
-        """What the next call does."""
+        """The plan of the next call."""
         return self._call.plan
 
     @plan.setter
@@ -77,12 +77,12 @@ class TreeCache:
         self._call.plan = plan
 
     def plan_prompt(self, start: int, count: int) -> None:
-        """The next call appends `count` prompt tokens at slot `start`."""
+        """Plan a call that appends `count` prompt tokens at slot `start`."""
         assert self.pending is None, "flush() first"
         self.plan = PromptSpan(start, count, round_up(start + count, CAPACITY_STEP))
 
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
-        """The next call verifies `tree` after the committed `length` [B], at most `bound`."""
+        """Plan a call that verifies `tree` after the committed `length` [B], at most `bound`."""
         N = tree.tokens.shape[1]
         extent = _extent(bound + N)
         slack = 0 if self.pending is None else self.pending.path.shape[1]
@@ -97,17 +97,17 @@ class TreeCache:
         else:
             mask = attention_mask(tree.mask, length, extent)
         if mask.shape[0] == 1:
-            mask = mask[0, 0]  # every attention of mlx-lm broadcasts a mask without batch axes
+            mask = mask[0, 0]  # all mlx-lm attention broadcasts a mask without batch axes
         self.plan = TreePlan(
             offset, mask, write_at, gather, extent, capacity, keep=not tree.is_chain
         )
 
     def plan_level(self, mask: mx.array, depth: int, length: mx.array, bound: int) -> None:
-        """The next call appends W nodes of one depth to a tree of M - W nodes after the text.
+        """Plan a call that appends W nodes of one depth to a tree of M - W nodes after the text.
 
         Shapes:
           mask:   [B, W, M] bool, True = may attend; the new nodes come last
-          length: [B] int32, committed, at most `bound`; a node of depth 0 stands there
+          length: [B] int32, committed, at most `bound`; the position of nodes of depth 0
         """
         _, W, M = mask.shape
         extent = _extent(bound + M)
@@ -123,11 +123,11 @@ class TreeCache:
         )
 
     def plan_forks(self, positions: mx.array, ahead: int, length: int) -> None:
-        """The next call appends one token to each of N forks of a text of `length` tokens.
+        """Plan a call that appends one token to each of N forks of a text of `length` tokens.
 
-        A fork starts at its position [N] int32 in the text and has `ahead` tokens already; it sees
-        the text before that position and itself. The slots after the text hold one token of each
-        fork in turn.
+        A fork starts at its position [N] int32 in the text and already has `ahead` tokens. It sees
+        the text before that position and its own tokens. The slots after the text hold one token of
+        each fork in turn.
 
         With positions 1 and 3 in a text of 4, ahead 1:
 
@@ -149,9 +149,9 @@ class TreeCache:
     def commit(
         self, tree: TokenTree, path: mx.array, n_accepted: mx.array, length: mx.array
     ) -> mx.array:
-        """Commit the accepted path of `tree`; returns the new length [B].
+        """Commit the accepted path of `tree`; return the new length [B].
 
-        A chain's nodes are in their slots already. A tree's path is moved to its slots by the next
+        A chain's nodes are already in their slots. A tree's path is moved to its slots by the next
         step's write, or by `flush`.
         """
         self.pending = None if tree.is_chain else Pending(path, n_accepted, length)
@@ -167,7 +167,7 @@ class TreeCache:
             layer.tree_keys = layer.tree_values = None
 
     def take(self, index: mx.array) -> TreeCache:
-        """The cache of the batch rows at `index`, which is a copy."""
+        """Return a copy of the cache with the batch rows at `index`."""
         self.flush()
         taken = TreeCache(len(self.layers))
         for layer, mine in zip(taken.layers, self.layers, strict=True):
@@ -177,7 +177,7 @@ class TreeCache:
 
     @classmethod
     def joined(cls, caches: Sequence[TreeCache]) -> TreeCache:
-        """The rows of several caches that hold something, as one batch."""
+        """Join the batch rows of several caches that are not empty into one batch."""
         whole = cls(len(caches[0].layers))
         for cache in caches:
             cache.flush()
@@ -190,14 +190,14 @@ class TreeCache:
         return whole
 
     def shared(self) -> TreeCache:
-        """A flushed cache with the same buffers; whoever writes first has them copied."""
+        """Return a flushed cache that shares the buffers; the first write to either copies them."""
         assert self.pending is None, "flush() first"
         cache = TreeCache(len(self.layers))
         cache.layer_buffers = self.layer_buffers
         return cache
 
     def trimmed(self, slots: int) -> TreeCache:
-        """A flushed cache's first slots, without much room after them."""
+        """Return the first slots of a flushed cache, with little spare capacity after them."""
         cache, most = self.shared(), round_up(slots, EXTENT_STEP)
         for layer in cache.layers:
             if layer.keys is not None and layer.values is not None:
@@ -206,14 +206,14 @@ class TreeCache:
         return cache
 
     def snapshot(self) -> Snapshot:
-        """What a step that is only built, not submitted, would have changed.
+        """Return the state to restore if a step is built but not submitted.
 
-        Drop it before submitting: a buffer with two references is copied whole when written.
+        Drop it before submitting: a buffer with two references is copied in full when written.
         """
         return Snapshot(self.layer_buffers, self.pending)
 
     def restore(self, before: Snapshot) -> None:
-        """Forget a step that was built and not submitted."""
+        """Undo a step that was built but not submitted."""
         self.layer_buffers, self.pending = before.layer_buffers, before.pending
 
     @property
@@ -223,7 +223,7 @@ class TreeCache:
 
     @property
     def capacity(self) -> int:
-        """T, slots of each sequence."""
+        """T, the number of slots of each sequence."""
         keys = self.layers[0].keys
         return 0 if keys is None else keys.shape[2]
 
@@ -237,7 +237,7 @@ def _extent(slots: int) -> int:
 
 
 def _gather_index(pending: Pending, n_old: int, n_new: int) -> mx.array:
-    """The node for each slot: the accepted path first, the new tree straight after it.
+    """Return the node for each slot: the accepted path, then directly the new tree.
 
     With path 0-2, one draft accepted, 3 old and 2 new nodes: [0, 2, 3, 4, ...].
     """

@@ -1,4 +1,4 @@
-"""One layer's keys and values, under the names that mlx-lm's attention asks for."""
+"""One layer's keys and values, with the interface that mlx-lm's attention uses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redrafter_mlx.target.cache_slots import gather_slots, with_capacity, write_
 
 
 class AttentionCache(Protocol):
-    """What an attention layer asks of its cache; see `LayerCache`."""
+    """What an attention layer needs from its cache; see `LayerCache`."""
 
     @property
     def offset(self) -> int | mx.array: ...
@@ -26,7 +26,7 @@ class AttentionCache(Protocol):
 class PromptSpan:
     """A run of prompt tokens in slots that the host knows; slices and mask as in mlx-lm's KVCache.
 
-    capacity: slots that the buffers have from then on
+    capacity: slots that the buffers have after the call
     """
 
     start: int
@@ -42,8 +42,8 @@ class TreePlan:
       offset:   [B] for a chain, else [B, N] int32: rotary positions
       mask:     [B, 1, N, extent] bool, [N, extent] if B = 1; True = may attend
       write_at: [B] int32, first slot written
-      gather:   [B, R] int32 over (previous tree's nodes, this tree's nodes), or None when the
-                previous path is in its slots already
+      gather:   [B, R] int32 over (previous tree's nodes, this tree's nodes), or None if the
+                previous path is already in its slots
       keep:     whether the next step may have to move this tree's path to its slots
     """
 
@@ -77,19 +77,19 @@ LayerBuffers = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array
 
 @dataclass
 class NextCall:
-    """What the next call does; all layers look here. (If they referred to their cache, only
-    the garbage collector would free it, some time later.)"""
+    """The plan of the next call, shared by all layers. (If layers referred to their cache instead,
+    only the garbage collector would free it, some time later.)"""
 
     plan: PromptSpan | TreePlan
 
 
 class LayerCache:
-    """One layer's buffers, under the three names that an mlx-lm attention layer uses.
+    """One layer's buffers, with the three members that an mlx-lm attention layer uses.
 
     Shapes:
       keys, values: [B, K, T, head size], slots below the committed length are valid
       tree_keys, tree_values: [B, K, N, head size], the last tree's nodes in tree order; None
-                     after a chain, whose nodes are in their slots already
+                     after a chain, whose nodes are already in their slots
     """
 
     def __init__(self, call: NextCall) -> None:
@@ -108,7 +108,7 @@ class LayerCache:
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """The mask of this call, as mlx-lm's `create_attention_mask` asks for it."""
+        """Return the mask of this call, as mlx-lm's `create_attention_mask` expects it."""
         if window_size is not None:
             raise UnsupportedModelError("sliding-window attention cannot verify a tree of drafts")
         plan = self._call.plan
@@ -122,7 +122,7 @@ class LayerCache:
         return "causal"
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Write keys and values [B, K, n, head size] of this call; return all it may attend to."""
+        """Write this call's keys and values [B, K, n, head size]; return all it may attend to."""
         plan = self._call.plan
         if isinstance(plan, PromptSpan):
             return self._append(plan, keys, values)
@@ -158,7 +158,7 @@ class LayerCache:
         self.keys = with_capacity(self.keys, keys, plan.capacity)
         self.values = with_capacity(self.values, values, plan.capacity)
         at = mx.array([plan.start])
-        # Not `self.keys[...] = keys`: that changes the very array which a snapshot holds.
+        # Not `self.keys[...] = keys`: that would change the array that a snapshot holds.
         self.keys = mx.slice_update(self.keys, keys, at, axes=(2,))
         self.values = mx.slice_update(self.values, values, at, axes=(2,))
         return self.keys[:, :, :end], self.values[:, :, :end]

@@ -1,4 +1,4 @@
-"""What each node of a tree may attend to, as masks of static shape."""
+"""Attention masks of static shape for the nodes of a tree."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mlx.core as mx
 
 
 def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.array:
-    """What each node may attend to: all committed slots, and its own ancestors after them.
+    """Return what each node may attend to: all committed slots, and its own path in the tree.
 
     With two committed slots and a root with two children, `extent` 6:
 
@@ -16,8 +16,8 @@ def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.arr
           1 1     1 0 1      0        second child
 
     Shapes:
-      tree_mask: [B, N, M] bool, which of a tree's M nodes each of N attends to; all, in a call
-                 on the whole tree
+      tree_mask: [B, N, M] bool, which of a tree's M nodes each of N nodes may attend to; N = M in
+                 a call on the whole tree
       length:    [B] int32
     Returns:
       [B, 1, N, extent] bool, True = may attend
@@ -31,6 +31,6 @@ def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.arr
 
 
 def chain_mask(length: mx.array, nodes: int, extent: int) -> mx.array:
-    """`attention_mask` [B, 1, N, extent] of one candidate: slots up to and including its own."""
+    """Return `attention_mask` [B, 1, N, extent] of a chain: slots up to each node's own."""
     own = length[:, None] + mx.arange(nodes)[None]
     return (mx.arange(extent)[None, None] <= own[:, :, None])[:, None]

@@ -1,8 +1,8 @@
 """The target: an unmodified mlx-lm model, called on prompts and on trees of drafts.
 
-An mlx-lm attention layer asks three things of its cache: rotary positions (`offset`), a mask
-(`make_mask`), and keys and values (`update_and_fetch`). `TreeCache` answers all three for a tree,
-so the layers run as they are. Only rotary embedding needs help (`target/rotary.py`).
+An mlx-lm attention layer needs three things from its cache: rotary positions (`offset`), a mask
+(`make_mask`), and keys and values (`update_and_fetch`). `TreeCache` provides all three for a tree,
+so the layers run unchanged. Only rotary embeddings need a wrapper (`target/rotary.py`).
 
 The caller's model object is never changed: `Target` works on a copy of its module tree that
 shares every array.
@@ -37,7 +37,7 @@ from redrafter_mlx.target.compiled import TreeCall
 from redrafter_mlx.target.kv_cache import TreeCache
 
 PREFILL_CHUNK = 2048
-"""Prompt tokens a call, as in mlx-lm."""
+"""Prompt tokens per call, as in mlx-lm."""
 
 
 class Target:
@@ -45,18 +45,19 @@ class Target:
 
     model_type:  mlx-lm's name of the architecture
     hidden_size: D, of the final norm's output
-    context_layers: whose inputs are read besides the final norm's output; see `reading`
+    context_layers: layers whose inputs are read in addition to the final norm's output; see
+                 `reading`
     vocab_size:  V, of the logits
-    n_layers:    of keys and values
+    n_layers:    number of layers with keys and values
     model:       the caller's own, or the language model in it
-    plain:       the same for mlx-lm's own loops on its own caches
+    plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
     builds_ahead: whether a call may be built and dropped
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """Raises UnsupportedModelError, naming the model, for state that a tree cannot share."""
+        """Raise UnsupportedModelError, naming the model, for state that a tree cannot share."""
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
         _, backbone = find_backbone(whole, self.model_type)
@@ -85,11 +86,12 @@ class Target:
         self.vocab_size = int(self._head(sample).shape[-1])
 
     def reading(self, layers: Sequence[int]) -> Target:
-        """The same model, whose hidden states hold the inputs of these layers too.
+        """Return the same model with hidden states that include the inputs of these layers.
 
         Hidden states [..., D] become [..., C], C = (len(layers) + 1) * D: the layers' inputs in
-        the order given, and the final norm's output last. A layer late in the model, but not the
-        last, knows more of the token after next (EAGLE-3, arXiv 2503.01840, reads three).
+        the given order, then the final norm's output. A layer late in the model, but not the last,
+        carries more information about the token after next (EAGLE-3, arXiv 2503.01840, reads three
+        layers).
 
         Raises MismatchError, naming the layer, for one that the model does not have.
         """
@@ -102,7 +104,7 @@ class Target:
         head, size = (
             self._head,
             self.hidden_size,
-        )  # not the view, which holds the graph
+        )  # captured instead of the view, which holds the graph
         if layers:
             record = recording(self._backbone, layers, self.model_type)
 
@@ -116,32 +118,32 @@ class Target:
 
     @property
     def context_size(self) -> int:
-        """C, of the hidden states."""
+        """C, the size of the hidden states."""
         return self.hidden_size * (len(self.context_layers) + 1)
 
     @property
     def graphs(self) -> Sized:
-        """The compiled graphs of its calls on trees."""
+        """The compiled graphs of calls on trees."""
         return self._tree_call.graphs
 
     @property
     def compiled(self) -> int:
-        """How many of them were compiled so far, those included that were dropped since."""
+        """Number of graphs compiled so far, including those dropped since."""
         return self._tree_call.graphs.compiled
 
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_layers)
 
     def append(self, tokens: mx.array, cache: TreeCache, start: int) -> mx.array:
-        """Append prompt tokens [B, P] at position `start`; their hidden states [B, P, C]."""
+        """Append prompt tokens [B, P] at position `start`; return hidden states [B, P, C]."""
         cache.plan_prompt(start, tokens.shape[1])
         return self.hidden(tokens, cache.layers)
 
     def prefill(self, tokens: mx.array, cache: TreeCache, start: int, last: list[int]) -> mx.array:
-        """Append prompt tokens [B, P] at position `start`; the hidden states at `last[b]` of each.
+        """Append prompt tokens [B, P] at position `start`; return hidden states at `last[b]`.
 
-        Works in chunks of PREFILL_CHUNK tokens, each evaluated before the next one starts, so
-        that memory stays bounded.
+        Works in chunks of PREFILL_CHUNK tokens. Each chunk is evaluated before the next one starts,
+        so that memory stays bounded.
 
         Returns:
           [B, 1, C]
@@ -167,10 +169,10 @@ class Target:
         bound: int,
         compiled: bool = True,
     ) -> tuple[mx.array, mx.array]:
-        """One call on all nodes of a tree, each seeing the committed text and its ancestors.
+        """Call the model once on all nodes; each sees the committed text and its ancestors.
 
         Shapes:
-          length: [B] int32, committed; `bound` is the most that it can be
+          length: [B] int32, committed, at most `bound`
         Returns:
           hidden: [B, N, C], logits: [B, N, V]
         """
@@ -180,30 +182,30 @@ class Target:
     def call(
         self, tokens: mx.array, cache: TreeCache, compiled: bool = True
     ) -> tuple[mx.array, mx.array]:
-        """One call on tokens [B, N] that the cache is planned for: hidden states and logits."""
+        """Return hidden states and logits of tokens [B, N] that the cache is planned for."""
         return self._tree_call(tokens, cache, compiled)
 
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
-        """Hidden states [B, N, C] of a plain call on mlx-lm's own caches, one per layer."""
+        """Return hidden states [B, N, C] of a plain call on mlx-lm's own caches, one per layer."""
         return self._read(tokens, cache=cache)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """The model's own head (with its scaling and soft caps) on hidden states [B, N, C]."""
+        """Apply the model's own head, with scaling and soft caps, to hidden states [B, N, C]."""
         out: mx.array = self._head(hidden[..., -self.hidden_size :])
         return out
 
     def logits_of(self, tokens: mx.array | None) -> Callable[[mx.array], mx.array]:
-        """`logits` of `tokens` [V'] only (None is all), as a map [B, N, C] -> [B, N, V']."""
+        """Return a map [B, N, C] -> [B, N, V'] to the `logits` of `tokens` [V']; None is all."""
         if tokens is None:
             return self.logits
         head, size = head_of(self.model, self.model_type, tokens), self.hidden_size
         return lambda hidden: head(hidden[..., -size:])
 
     def output_rows(self, tokens: mx.array | None = None) -> Callable[[mx.array], mx.array]:
-        """The output layer restricted to `tokens` [V'], as a map [..., D] -> [..., V'].
+        """Return the output layer restricted to `tokens` [V'], as a map [..., D] -> [..., V'].
 
-        For drafters to share. Scaling and soft caps are left out: these are not the target's
-        logits, which `logits_of` gives.
+        Drafters share it. It leaves out scaling and soft caps, so the results are not the target's
+        logits; use `logits_of` for those.
         """
         layer = find_head(self.model)
         if layer is not None:
@@ -212,7 +214,7 @@ class Target:
         return shared
 
     def _check_layers(self, indices: Sequence[int]) -> None:
-        """Raises MismatchError, naming the layer, for one that the model does not have."""
+        """Raise MismatchError, naming the layer, for one that the model does not have."""
         count = len(layers_of(self._backbone, self.model_type))
         for i in indices:
             if i >= count:

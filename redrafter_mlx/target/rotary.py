@@ -1,9 +1,9 @@
 """Rotary embeddings that take one position per node, and share cosines and sines on a CPU.
 
-MLX's kernel for GPUs turns a vector in one go. Its CPU backend computes the cosines and sines of
-all positions anew in every layer, once for queries and once for keys, one number at a time. Here
-they are computed once a call, by the model's own rotary embedding, and applied in the same
-arithmetic: the results are the same bits.
+MLX's GPU kernel rotates a vector in one operation. Its CPU backend recomputes the cosines and sines
+of all positions in every layer, once for queries and once for keys, one number at a time. Here they
+are computed once per call, by the model's own rotary embedding, and applied in the same arithmetic:
+the results are bit-identical.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class _Turn(NamedTuple):
-    """By how much the vectors of one call are turned.
+class _CosSin(NamedTuple):
+    """Cosines and sines that rotate the vectors of one call.
 
     Shapes:
       cos, sin: [B or 1, 1, N, dims / 2]
 
-    offset: that they were computed for
+    offset: the offset that they were computed for
     """
 
     offset: int | mx.array
@@ -39,22 +39,22 @@ class _Turn(NamedTuple):
 class Rotations:
     """The rotary embeddings of one network.
 
-    count: how many there are
+    count: number of rotary embeddings
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self._turns: dict[Hashable, _Turn] | None = None  # None outside a call that shares them
+        self._cos_sins: dict[Hashable, _CosSin] | None = None  # None if no call shares them
 
     def wrap(self, rope: nn.Module) -> NodeRope:
-        """The rotary embedding as one that takes positions of nodes."""
+        """Wrap a rotary embedding so that it takes node positions."""
         self.count += 1
         return NodeRope(rope, self)
 
     def sharing(self, call: Callable[_P, _R]) -> Callable[_P, _R]:
-        """A call of the network in which equal embeddings turn by the same cosines and sines.
+        """Return a call of the network in which equal embeddings share cosines and sines.
 
-        All of them must be asked for the same positions.
+        All of them must be given the same positions.
         """
 
         def shared(*given: _P.args, **named: _P.kwargs) -> _R:
@@ -65,27 +65,27 @@ class Rotations:
 
     @contextmanager
     def _shared(self) -> Iterator[None]:
-        self._turns = {}
+        self._cos_sins = {}
         try:
             yield
         finally:
-            self._turns = None
+            self._cos_sins = None
 
     def turn(self, rope: NodeRope, x: mx.array, offset: int | mx.array) -> mx.array | None:
-        """x [B, H, N, size], turned; None where nothing is shared."""
-        if self._turns is None or rope.key is None:
+        """Rotate x [B, H, N, size]; return None if nothing is shared."""
+        if self._cos_sins is None or rope.key is None:
             return None
         key = rope.key, x.dtype, x.shape[2], offset if isinstance(offset, int) else id(offset)
-        turn = self._turns.get(key)
-        if turn is None:
-            turn = self._turns[key] = _turn_of(rope, x, offset)
-        return _turned(x, turn, rope.traditional)
+        cos_sin = self._cos_sins.get(key)
+        if cos_sin is None:
+            cos_sin = self._cos_sins[key] = _cos_sin_of(rope, x, offset)
+        return _rotated(x, cos_sin, rope.traditional)
 
 
 class NodeRope:
     """A rotary embedding that also takes one position per node: offset [B, N].
 
-    key: equal in embeddings that turn alike; None where more is done than turning
+    key: equal for embeddings that rotate alike; None if the embedding does more than rotate
     """
 
     def __init__(self, rope: nn.Module, rotations: Rotations) -> None:
@@ -98,45 +98,45 @@ class NodeRope:
             self.key = type(rope), self.dims, self.traditional, how
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        turned = self._rotations.turn(self, x, offset)
-        return self.alone(x, offset) if turned is None else turned
+        rotated = self._rotations.turn(self, x, offset)
+        return self.alone(x, offset) if rotated is None else rotated
 
     def alone(self, x: mx.array, offset: int | mx.array) -> mx.array:
-        """x [B, H, N, size], turned by the model's own embedding.
+        """Rotate x [B, H, N, size] with the model's own embedding.
 
-        MLX's takes one position per batch row, so nodes of different depth are folded into the
-        batch axis for it.
+        MLX's embedding takes one position per batch row, so nodes of different depth are folded
+        into the batch axis.
         """
         if not isinstance(offset, mx.array) or offset.ndim < 2:
             plain: mx.array = self._rope(x, offset=offset)
             return plain
         B, H, N, size = x.shape
         folded = x.swapaxes(1, 2).reshape(B * N, H, 1, size)
-        turned: mx.array = self._rope(folded, offset=offset.reshape(-1))
-        return turned.reshape(B, N, H, size).swapaxes(1, 2)
+        rotated: mx.array = self._rope(folded, offset=offset.reshape(-1))
+        return rotated.reshape(B, N, H, size).swapaxes(1, 2)
 
 
-def _turn_of(rope: NodeRope, x: mx.array, offset: int | mx.array) -> _Turn:
-    """What turns x [B, H, N, size]: the embedding makes (cos, sin) of the vector (1, 0)."""
+def _cos_sin_of(rope: NodeRope, x: mx.array, offset: int | mx.array) -> _CosSin:
+    """Return cosines and sines for x [B, H, N, size]: the embedding of the vector (1, 0)."""
     rows = offset.shape[0] if isinstance(offset, mx.array) and offset.ndim else 1
     index = mx.arange(rope.dims)
     first = index % 2 == 0 if rope.traditional else index < rope.dims // 2
     unit = mx.broadcast_to(first.astype(x.dtype), (rows, 1, x.shape[2], rope.dims))
-    return _Turn(offset, *_pairs(rope.alone(unit, offset), rope.dims, rope.traditional))
+    return _CosSin(offset, *_pairs(rope.alone(unit, offset), rope.dims, rope.traditional))
 
 
-def _turned(x: mx.array, turn: _Turn, traditional: bool) -> mx.array:
-    """x [B, H, N, size], the first `dims` of which are turned, in the arithmetic of MLX's own."""
-    dims = 2 * turn.cos.shape[-1]
+def _rotated(x: mx.array, cos_sin: _CosSin, traditional: bool) -> mx.array:
+    """Rotate the first `dims` of x [B, H, N, size], in the same arithmetic as MLX."""
+    dims = 2 * cos_sin.cos.shape[-1]
     one, other = _pairs(x, dims, traditional)
-    turned = [one * turn.cos - other * turn.sin, one * turn.sin + other * turn.cos]
+    rotated = [one * cos_sin.cos - other * cos_sin.sin, one * cos_sin.sin + other * cos_sin.cos]
     if traditional:
-        turned = [mx.flatten(mx.stack(turned, axis=-1), -2)]
-    return mx.concatenate([*turned, x[..., dims:]], axis=-1)
+        rotated = [mx.flatten(mx.stack(rotated, axis=-1), -2)]
+    return mx.concatenate([*rotated, x[..., dims:]], axis=-1)
 
 
 def _pairs(x: mx.array, dims: int, traditional: bool) -> tuple[mx.array, mx.array]:
-    """The two numbers of each pair that is turned: neighbours, or one in each half."""
+    """Return the two numbers of each rotated pair: neighbours, or one from each half."""
     if traditional:
         return x[..., 0:dims:2], x[..., 1:dims:2]
     return x[..., : dims // 2], x[..., dims // 2 : dims]

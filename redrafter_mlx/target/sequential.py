@@ -10,10 +10,10 @@ from redrafter_mlx.speculation.sampling import log_softmax
 
 
 def sequential_log_probs(model: nn.Module, text: list[int], start: int, rows: int) -> mx.array:
-    """Log-probabilities [P, V] after each token of `text` from `start` - 1 on.
+    """Return log-probabilities [P, V] after each token of `text` from `start` - 1 on.
 
-    The tokens before are read in one call, those P in calls of `rows` query rows. How the result
-    differs between row counts is the noise of the arithmetic: kernels for one query row and for
+    The tokens before are read in one call, these P tokens in calls of `rows` query rows. The
+    difference between row counts is the noise of the arithmetic: kernels for one query row and for
     several round differently.
     """
     cache = make_prompt_cache(model)

@@ -10,15 +10,15 @@ from pathlib import Path
 class TargetSource:
     """Where a target's weights came from, and what is in memory.
 
-    name:        what the user asked for
+    name:        as the user gave it
     path:        the file or folder on disk
-    fingerprint: "sha256:..." of a GGUF file; of config.json and the safetensors' names, sizes and
-                 headers of a folder
+    fingerprint: "sha256:..." of a GGUF file; for a folder, of config.json and the safetensors'
+                 names, sizes and headers
     model_type:  mlx-lm's name of the architecture
     dtype:       the arithmetic, such as "float32"
-    bits:        of a quantised weight in memory, None if not quantised
-    licence:     as the registry or the file names it, None if neither does
-    context_length: tokens of prompt and answer together, None if the files name no limit
+    bits:        of quantised weights in memory, None if not quantised
+    licence:     as the registry or the file states it, None if neither does
+    context_length: maximum tokens of prompt and answer together, None if the files state no limit
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""A check, made when a model is loaded, that its trees are exact."""
+"""A check at load time that a model is exact on trees."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ from redrafter_mlx.speculation.tree import Beams, pack_beam
 from redrafter_mlx.target.adapter import unsupported
 from redrafter_mlx.target.model import Target
 
-_NOISES = 4.0
-"""Errors up to this many times the noise count as rounding: three texts show only a part of it.
-Defects are hundreds of times as large."""
+_NOISE_FACTOR = 4.0
+"""Errors up to this multiple of the noise are treated as rounding: three texts show only part of
+the noise. Defects are hundreds of times as large."""
 
 _FAILURES = (TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError)
-"""What a model raises whose code was not written for trees."""
+"""Exceptions of models whose code does not work on trees."""
 
 
 def check_trees(target: Target) -> float:
     """Compare the leaves of a small tree with mlx-lm's own sequential calls.
 
-    The yardstick is the noise between mlx-lm's own calls of one query row a text and of several, so
-    half precision and TF32 need no tolerance of their own. All takes five calls of the model.
+    The yardstick is the noise between mlx-lm's own calls with one query row per text and with
+    several, so half precision and TF32 need no tolerance of their own. The check takes five calls
+    of the model.
 
     Returns:
-      by how much the leaves' log-probabilities differ, as a share of their spread
+      the difference of the leaves' log-probabilities, as a share of their spread
     Raises:
       UnsupportedModelError: they differ by more than the noise, or the model fails on a tree,
         as an architecture whose attention works differently would
@@ -42,7 +43,7 @@ def check_trees(target: Target) -> float:
     single, several = (
         _last_log_probs(target.plain, texts, known) for known in (texts.shape[1] - 1, 0)
     )
-    spread = _size(single - mx.mean(single, axis=-1, keepdims=True))
+    spread = _rms(single - mx.mean(single, axis=-1, keepdims=True))
     if not mx.all(mx.isfinite(spread)).item():
         raise BadInputError(
             f"{target.model_type}'s logits are not finite in {str(target.dtype).split('.')[-1]}: "
@@ -51,15 +52,15 @@ def check_trees(target: Target) -> float:
     try:
         leaves = _leaves(target, prompt, candidates)
         mx.eval(leaves)
-    except _FAILURES as failure:  # on texts that the model itself has just read
+    except _FAILURES as failure:  # the model itself has just read these texts
         reason = " ".join(f"{type(failure).__name__}: {failure}".split())
         raise unsupported(target.model_type, f"it fails on a tree ({reason})") from failure
-    # The median: experts that are nearly tied can swap in one leaf; a defect is in all of them.
-    error = mx.median(_size(leaves - single) / spread).item()
-    noise = mx.max(_size(several - single) / spread).item()
+    # The median: nearly tied experts can swap in one leaf, but a defect affects all leaves.
+    error = mx.median(_rms(leaves - single) / spread).item()
+    noise = mx.max(_rms(several - single) / spread).item()
     assert isinstance(error, float)
     assert isinstance(noise, float)
-    allowed = _NOISES * (noise + mx.finfo(target.dtype).eps)
+    allowed = _NOISE_FACTOR * (noise + mx.finfo(target.dtype).eps)
     if not error <= allowed:
         raise unsupported(
             target.model_type,
@@ -70,9 +71,9 @@ def check_trees(target: Target) -> float:
 
 
 def _last_log_probs(model: nn.Module, texts: mx.array, known: int) -> mx.array:
-    """Log-probabilities [W, V] after texts [W, P], by mlx-lm's own model and cache.
+    """Return log-probabilities [W, V] after texts [W, P], from mlx-lm's own model and cache.
 
-    Their first `known` tokens are read in one call, the others in another one.
+    The first `known` tokens are read in one call, the others in a second call.
     """
     cache = make_prompt_cache(model)
     if known:
@@ -83,7 +84,7 @@ def _last_log_probs(model: nn.Module, texts: mx.array, known: int) -> mx.array:
 
 
 def _leaves(target: Target, prompt: list[int], candidates: list[list[int]]) -> mx.array:
-    """Log-probabilities [W, V] after a prompt and each candidate [W, L], from one tree."""
+    """Return log-probabilities [W, V] after a prompt and each candidate [W, L], from one tree."""
     W, L = len(candidates), len(candidates[0])
     scores = -mx.arange(L) - 0.1 * mx.arange(W)[:, None]
     tree = pack_beam(Beams(mx.array([candidates]), scores[None]), W * (L - 1) + 1)
@@ -98,6 +99,6 @@ def _leaves(target: Target, prompt: list[int], candidates: list[list[int]]) -> m
     return log_softmax(logits[0])[mx.array([paths.index(c) for c in candidates])]
 
 
-def _size(x: mx.array) -> mx.array:
-    """The root mean square of each row."""
+def _rms(x: mx.array) -> mx.array:
+    """Return the root mean square of each row."""
     return mx.sqrt(mx.mean(mx.square(x), axis=-1))

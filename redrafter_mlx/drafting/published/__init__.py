@@ -1,1 +1,1 @@
-"""Drafters as others have published them, a file for each form, and how their files are read."""
+"""Drafters as others have published them, one file per form, and how their files are read."""

@@ -1,8 +1,8 @@
-"""Tries a published drafter once, because what its files get wrong does not fail.
+"""Calibrates a published drafter on first use, because errors in its files raise no error.
 
-Layers counted one off, another rotary base, a residual on the wrong side of a norm: drafts are only
-accepted less. So on first use the drafter reads a few built-in answers, and so do the readings of
-its files that its form declares. The best is used, and kept for the next time.
+Layers off by one, another rotary base, a residual on the wrong side of a norm: these only lower the
+acceptance rate. So on first use, the drafter drafts along a few built-in answers, as do the other
+readings of its files that its form declares. The best reading is used, and stored for next time.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from redrafter_mlx.weights.files.tensors import StoredTensors
 
 AS_STORED = "as its files say"
 
-_BETTER = 0.05
-"""By what share of positions another reading has to be better, beyond chance."""
+_MIN_GAIN = 0.05
+"""How much higher the acceptance rate of another reading must be, to exclude chance."""
 
-_LOW = 0.3
-"""EAGLE-3 heads guess 60 to 80% of the next tokens; wrong layers gave 1 to 10% (vLLM issues 43671
-and 50170)."""
+_LOW_ACCEPTANCE = 0.3
+"""Acceptance rate below which the user gets a note. EAGLE-3 heads guess 60 to 80% of the next
+tokens; wrong layers gave 1 to 10% (vLLM issues 43671 and 50170)."""
 
 _ANSWERS = (
     (
@@ -50,29 +50,29 @@ _ANSWERS = (
         "It goes through the list, checks whether each number is even, and adds it to the total.",
     ),
 )
-"""Questions and plain answers, half of whose tokens are read before the first is guessed."""
+"""Questions and plain answers; half of the tokens of each pair are read before the first guess."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """How the readings of a drafter's files fared.
+    """Acceptance rates of the readings of a drafter's files.
 
-    accepted: by reading, the share of positions where its first draft is the target's choice
+    accepted: for each reading, the share of positions where its first draft is the target's choice
     """
 
     accepted: Mapping[str, float]
 
     @property
     def best(self) -> str:
-        """The reading to draft with: another one has to be clearly better than the files'."""
+        """The reading to draft with: another one must be clearly better than the files' own."""
         stored = self.accepted[AS_STORED]
         best = max(self.accepted, key=lambda reading: self.accepted[reading])
-        return best if self.accepted[best] >= stored + _BETTER else AS_STORED
+        return best if self.accepted[best] >= stored + _MIN_GAIN else AS_STORED
 
     def note(self, name: str) -> str | None:
-        """One line for the user; None if there is nothing to say."""
+        """Return one line for the user; None if there is nothing to report."""
         best = self.accepted[self.best]
-        if best < _LOW:
+        if best < _LOW_ACCEPTANCE:
             return (
                 f"{name} guesses {best:.0%} of the next tokens where 60% is usual: it was made for "
                 f"another model, or its files do not say how it reads this one"
@@ -88,9 +88,9 @@ class Calibration:
 def calibrated(
     drafter: Drafter, target: Target, tokenizer: TokenizerWrapper, files: StoredTensors, key: str
 ) -> Drafter:
-    """The drafter, or the reading of its files that is accepted clearly more.
+    """Return the drafter, or the reading of its files with a clearly higher acceptance rate.
 
-    key: names the target, as far as the results depend on it
+    key: identifies everything about the target that the results depend on
     """
     readings = {AS_STORED: drafter, **drafter.readings()}
     if len(readings) == 1:
@@ -110,9 +110,9 @@ def calibrated(
 
 
 def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> float:
-    """The share of positions in the second half of each text whose first draft is right.
+    """Return the share of positions in the second half of each text whose first draft is right.
 
-    That is, where it is the target's likeliest token.
+    A draft is right if it is the target's likeliest token.
     """
     reading = target.reading(drafter.features.layers)
     right, shape = [], BeamShape(1, 2)
@@ -132,7 +132,7 @@ def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> floa
 
 
 def _seen(tokens: mx.array, features: mx.array | None, at: int, count: int) -> Seen:
-    """`count` positions of one text from `at` on."""
+    """Return `count` positions of one text from `at` on."""
     return Seen(
         tokens[:, at : at + count + 1].astype(mx.int32),
         None if features is None else features[:, at : at + count],
@@ -153,14 +153,14 @@ def _encoded(tokenizer: TokenizerWrapper, question: str, answer: str, vocab_size
 
 
 def _path(files: StoredTensors, key: str) -> Path:
-    """The file of a calibration: of this target, and of these files as they are now."""
+    """Return the path of a calibration, for this target and the current state of the files."""
     stats = [(str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns) for f in files.files]
     digest = hashlib.sha256(json.dumps([key, stats]).encode()).hexdigest()
     return cache_dir() / "calibration" / f"{digest[:32]}.json"
 
 
 def _stored(path: Path, readings: Mapping[str, Drafter]) -> Calibration | None:
-    """What was found before; None if nothing was, or if it was of other readings."""
+    """Read a stored calibration; None if there is none, or if it has other readings."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         accepted = {str(name): float(share) for name, share in stored.items()}

@@ -1,14 +1,14 @@
-"""EAGLE: a layer or two that continue the target's own features, over a cache of their own.
+"""EAGLE: one or two layers that continue the target's own features, with their own KV cache.
 
 EAGLE-1 and 2 (Li et al., arXiv 2401.15077, 2406.16858) read the target's last hidden state, EAGLE-3
-(arXiv 2503.01840) the inputs of a few of its layers. Beam search gives EAGLE-2's dynamic tree: the
+(arXiv 2503.01840) the inputs of a few of its layers. Beam search yields EAGLE-2's dynamic tree: the
 likeliest nodes by the product of probabilities along their paths, within a budget. Its authors'
 defaults (top_k 10, depth 7, total_token 60) are a beam width of 10, a beam length of 9 (the root
-and 8 drafts) and 60 nodes; a level has no more nodes here than the beam is wide.
+and 8 drafts) and 60 nodes. Here, a level has no more nodes than the beam is wide.
 
-The cache keeps rows of committed positions with the target's true features. Rows of drafts, whose
-features are the drafter's own guesses, stand after them for one step: kept, they would cost 8 to
-15% of what is accepted (vLLM issue 14649).
+The cache keeps rows of committed positions, with the target's true features. Rows of drafts, whose
+features are the drafter's own guesses, follow them for one step only: keeping them would cost 8 to
+15% of the accepted drafts (vLLM issue 14649).
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from redrafter_mlx.target.model import Target
 
 
 class EagleDrafter(LevelDrafter):
-    """An EAGLE network with its target's embedding and, where it has none, its output layer.
+    """An EAGLE network, with the target's embedding and output layer where it has none of its own.
 
-    It remembers keys and values of every committed position: a pair for each of its layers.
+    Its memory is the keys and values of every committed position: a pair for each of its layers.
     """
 
     def __init__(
         self, name: str, network: EagleNetwork, target: Target, vocabulary: DraftVocabulary
     ) -> None:
-        """Raises UnsupportedModelError for a rotary embedding that takes no position of a node."""
+        """Raise UnsupportedModelError for a rotary embedding that takes no node positions."""
         config = network.config
         view, rotations = with_node_positions(network)
         if rotations.count < config.n_layers:
@@ -91,7 +91,7 @@ class EagleDrafter(LevelDrafter):
 
     @property
     def level_cost(self) -> float:
-        """Of the bytes that a call of the target reads, those that a level does."""
+        """Bytes that one level reads, as a share of those that a target call reads."""
         read = nbytes_of(self._network)
         if self.config.own_embedding:
             read -= nbytes_of(self._network.embed_tokens)
@@ -104,7 +104,7 @@ class EagleDrafter(LevelDrafter):
         return f"{self._name} {shapes_hash(self._network)}"
 
     def readings(self) -> dict[str, EagleDrafter]:
-        """Of what published files have got wrong: layers, the rotary base, the residual's norm."""
+        """Readings that correct known errors of files: layers, rotary base, the residual's norm."""
         config, last = self.config, self._target.n_layers - 1
         changed = {}
         if config.rope_base != ROPE_BASE:
@@ -128,7 +128,7 @@ class EagleDrafter(LevelDrafter):
         return EagleDrafter(self._name, network, self._target, self.rows.vocabulary)
 
     def extend(self, memory: Memory, seen: Seen) -> Memory:
-        """Keys and values of the committed positions, from one call."""
+        """Append the keys and values of the committed positions, in one call."""
         cache = self._cache(memory)
         if seen.start is None:
             cache.plan_tree(chain(seen.tokens[:, 1:]), seen.position, seen.bound)
@@ -152,7 +152,7 @@ class EagleDrafter(LevelDrafter):
 
 
 class EagleRows:
-    """Rows of an EAGLE network: pairs of a token and what is known of the position before it.
+    """Runs an EAGLE network on rows: pairs of a token and the context of the position before it.
 
     Shapes:
       tokens: [B, N] int32, context: [B, N, H]
@@ -179,14 +179,14 @@ class EagleRows:
         self._call = TreeCall(run, logits)
 
     def context(self, seen: Seen) -> mx.array:
-        """What the network reads of committed positions beside tokens, [B, P, H]."""
+        """Return what the network reads of committed positions besides tokens, [B, P, H]."""
         assert seen.features is not None, "a drafter reads what its `features` declare"
         return self.network.fuse(seen.features[..., : self.network.config.context_size])
 
     def call(
         self, tokens: mx.array, context: mx.array, cache: TreeCache
     ) -> tuple[mx.array, mx.array]:
-        """`run`, on a cache that is planned for it, and `logits`, in one graph."""
+        """Return the results of `run`, on a planned cache, and of `logits`, from one graph."""
         if self.compiled:
             return self._call((tokens, context), cache, True)
         hidden = self.run((tokens, context), cache.layers)
@@ -196,23 +196,23 @@ class EagleRows:
 class EagleLevels(DraftLevels):
     """An EAGLE drafter's distribution after one root; see `DraftLevels`.
 
-    The row of the root's token is that of the last committed position; so the first level of drafts
-    stands at the root's own position.
+    The row with the root's token has the last committed position, so the first level of drafts has
+    the root's position.
     """
 
     def __init__(self, rows: EagleRows, cache: TreeCache, seen: Seen) -> None:
         super().__init__(rows.vocabulary)
         self._rows, self._cache, self._seen = rows, cache, seen
         self._plans = LevelPlans(cache, seen.root_position, seen.bound)
-        self._context = mx.array(0)  # [B, W, H], of the rows that extend the last level's beams
+        self._context = mx.array(0)  # [B, W, H], for rows that extend the last level's beams
 
     @property
     def memory(self) -> Memory:
-        """With the committed positions once `first` was called."""
+        """The drafter's memory, including the committed positions once `first` was called."""
         return memory_of(self._cache)
 
     def first(self) -> mx.array:
-        """Logits [B, 1, V'] after the root; reads what was committed since the last step."""
+        """Read positions committed since the last step; return logits [B, 1, V'] after the root."""
         seen, tokens = self._seen, self._seen.tokens[:, 1:]
         self._cache.plan_tree(chain(tokens), seen.position, seen.bound)
         hidden, _ = self._rows.call(tokens, self._rows.context(seen), self._cache)
@@ -222,7 +222,7 @@ class EagleLevels(DraftLevels):
         return self._rows.logits(at_root)
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
-        """Logits [B, W, V'] after tokens [B, W], which extend the beams `parents` [B, W]."""
+        """Return logits [B, W, V'] after tokens [B, W], which extend beams `parents` [B, W]."""
         self._plans.plan(parents)
         hidden, logits = self._rows.call(tokens, select(self._context, parents), self._cache)
         self._context = self._rows.network.feedback(hidden)
@@ -240,7 +240,7 @@ def load_eagle_three(files: DrafterFiles, target: Target) -> EagleDrafter:
 
 
 def _load(name: str, files: DrafterFiles, target: Target, network: EagleNetwork) -> EagleDrafter:
-    """The drafter with what its files hold; DamagedFileError names what they lack."""
+    """Load the drafter from its files; DamagedFileError names what they lack."""
     stored = {network_name(n): array for n, array in files.tensors.read().items()}
     vocabulary = _vocabulary(network.config, stored, files)
     own = {n: array for n, array in stored.items() if of_network(n, network.config)}
@@ -251,7 +251,7 @@ def _load(name: str, files: DrafterFiles, target: Target, network: EagleNetwork)
 def _vocabulary(
     config: EagleConfig, stored: dict[str, mx.array], files: DrafterFiles
 ) -> DraftVocabulary:
-    """The tokens of its outputs: d2t holds how much larger a token's id is than its index."""
+    """Return the tokens of its outputs: d2t holds each token's id minus its output index."""
     size, vocab_size = config.output_size, config.vocab_size
     if size == vocab_size:
         return DraftVocabulary(size, vocab_size)

@@ -1,7 +1,7 @@
-"""What an EAGLE drafter's files say of it: sizes from the tensors, switches from config.json.
+"""The configuration of an EAGLE drafter: sizes from its tensors, switches from its config.json.
 
-Configurations are often wrong about sizes (a head size of 80 beside tensors of 128) and always
-right about what no tensor shows, so tensors come first. Published layouts: the authors'
+Published config.json files are often wrong about sizes (a head size of 80, with tensors of 128) and
+always right about what no tensor shows, so tensors take precedence. Published layouts: the authors'
 (`midlayer.*`), speculators' and DeepSpec's (`layers.0.*`), and that of EAGLE-1 and 2.
 """
 
@@ -18,31 +18,32 @@ from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedMod
 from redrafter_mlx.target.model import Target
 
 _SECTIONS = ("eagle_config", "transformer_layer_config")
-"""Keys of config.json under which other keys are kept."""
+"""Keys of config.json whose values are objects with further keys."""
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 _NOT_OF_THE_NETWORK = ("verifier_", "t2d", "d2t")
-"""Tensors of the target, and tables of the vocabulary."""
+"""Name prefixes of the target's tensors and of vocabulary tables."""
 
 ROPE_BASE = 10000.0
-"""Where config.json has none: the authors' files for Llama 3.1 were trained so."""
+"""Rotary base if config.json has none: the authors' files for Llama 3.1 were trained with it."""
 
 
 @dataclass(frozen=True)
 class EagleConfig:
-    """The form of one EAGLE drafter.
+    """The configuration of one EAGLE drafter.
 
-    stored:       names of its tensors, as its network calls them; a bias or a norm that may be
-                  missing exists where its tensor does
-    layers:       the target's layers whose inputs it reads, rising; () for EAGLE-1 and 2, which
+    stored:       names of its tensors, as its network calls them; an optional bias or norm exists
+                  if its tensor does
+    layers:       the target's layers whose inputs it reads, ascending; () for EAGLE-1 and 2, which
                   read the final norm's output
-    context_size: C, of what it reads at each position
+    context_size: C, size of the features that it reads at each position
     hidden_size:  H
-    output_size:  V', of its outputs; `own_head` if it has an output layer of its own
+    output_size:  V', number of outputs
     vocab_size:   V, of the target
+    own_head:     whether it has an output layer of its own
     own_embedding: whether it has a token embedding of its own
-    max_positions: as its rope scaling asks for
+    max_positions: used by rope scaling
     norm_before_residual, norm_before_fc, fc_norm, norm_output: of EAGLE-3, see `DecoderLayer` and
                   `EagleThreeNetwork`
     """
@@ -70,12 +71,12 @@ class EagleConfig:
     norm_output: bool = False
 
     def has(self, name: str) -> bool:
-        """Whether there is a tensor of that name."""
+        """Whether there is a tensor with that name."""
         return name in self.stored
 
 
 def is_eagle_one(files: DrafterFiles) -> bool:
-    """Whether files are an EAGLE-1 or EAGLE-2 drafter's; their networks are the same."""
+    """Whether the files are an EAGLE-1 or EAGLE-2 drafter's; their networks are the same."""
     names = stored_shapes(files)
     first = "layers.0.self_attn.q_proj.weight" in names and "fc.weight" in names
     norms = ("norm.weight", "layers.0.hidden_norm.weight", "layers.0.input_layernorm.weight")
@@ -83,43 +84,43 @@ def is_eagle_one(files: DrafterFiles) -> bool:
 
 
 def is_eagle_three(files: DrafterFiles) -> bool:
-    """Whether files are an EAGLE-3 drafter's."""
+    """Whether the files are an EAGLE-3 drafter's."""
     names = stored_shapes(files)
     kind = files.config.get("speculators_model_type", "eagle3")  # P-EAGLE's tensors look the same
     return "layers.0.hidden_norm.weight" in names and "fc.weight" in names and kind == "eagle3"
 
 
 def stored_shapes(files: DrafterFiles) -> dict[str, tuple[int, ...]]:
-    """The shapes of tensors by the network's own names, and of t2d, d2t and the target's."""
+    """Return tensor shapes by the network's own names, including t2d, d2t and the target's."""
     return {network_name(name): shape for name, shape in files.tensors.shapes.items()}
 
 
 def network_name(name: str) -> str:
-    """What the network calls a tensor of the files."""
+    """Return the network's own name for a tensor of the files."""
     name = name.removeprefix("model.")
     return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
 
 
 def of_network(name: str, config: EagleConfig) -> bool:
-    """Whether a tensor belongs in the network, which may use the target's embedding."""
+    """Whether a tensor belongs to the network, which may use the target's embedding instead."""
     shared = name == "embed_tokens.weight" and not config.own_embedding
     return not shared and not name.startswith(_NOT_OF_THE_NETWORK)
 
 
 def read_eagle_one(files: DrafterFiles, target: Target) -> EagleConfig:
-    """The form of an EAGLE-1 or 2 drafter; raises as `read_eagle_three`."""
+    """Read the configuration of an EAGLE-1 or 2 drafter; raises as `read_eagle_three`."""
     files = _flattened(files)
     check_pair(_shape(files, "fc.weight")[0], target.hidden_size, "hidden size")
     return _read(files, target, (), target.hidden_size)
 
 
 def read_eagle_three(files: DrafterFiles, target: Target) -> EagleConfig:
-    """The form of an EAGLE-3 drafter for this target; no weights are read.
+    """Read the configuration of an EAGLE-3 drafter for this target, without its weights.
 
     Raises:
-      MismatchError: naming both sides, where sizes, vocabularies or layers do not fit
+      MismatchError: naming both sides, if sizes, vocabularies or layers do not fit
       DamagedFileError: naming the tensor or the key that is missing or cannot be used
-      UnsupportedModelError: naming what this drafter does and none here can do
+      UnsupportedModelError: naming what this drafter needs and this project does not implement
     """
     of_speculators = "speculators_model_type" in files.config
     files = _flattened(files)
@@ -147,7 +148,7 @@ def read_eagle_three(files: DrafterFiles, target: Target) -> EagleConfig:
 
 
 def _flattened(files: DrafterFiles) -> DrafterFiles:
-    """The same files, keys of nested sections among the others and null ones left out."""
+    """Return the files with nested sections of config.json merged in and null keys left out."""
     config = dict(files.config)
     for section in _SECTIONS:
         nested = config.pop(section, None)
@@ -158,7 +159,7 @@ def _flattened(files: DrafterFiles) -> DrafterFiles:
 def _read(
     files: DrafterFiles, target: Target, layers: tuple[int, ...], context_size: int
 ) -> EagleConfig:
-    """What both forms have in common."""
+    """Read what both forms have in common."""
     vocab_size = files.integer("vocab_size", target.vocab_size)
     check_pair(vocab_size, target.vocab_size, "vocabulary")
     if files.config.get("hidden_act", "silu") != "silu":
@@ -196,7 +197,7 @@ def _read(
 
 
 def _heads(files: DrafterFiles) -> tuple[int, int, int]:
-    """Query heads, key/value heads and the head size; the tensors say, for the number of heads."""
+    """Return query heads, key/value heads and head size, from tensors and the number of heads."""
     heads = files.integer("num_attention_heads")
     queries = _shape(files, "layers.0.self_attn.q_proj.weight")[0]
     keys = _shape(files, "layers.0.self_attn.k_proj.weight")[0]
@@ -211,10 +212,11 @@ def _heads(files: DrafterFiles) -> tuple[int, int, int]:
 
 
 def _layers(files: DrafterFiles, target: Target) -> tuple[int, ...]:
-    """The target's layers whose inputs are read.
+    """Return the target's layers whose inputs are read.
 
-    Listed ids count layers whose inputs are read, or, if the first is 1 and in DeepSpec's files,
-    layers whose outputs are. Without a list they are the authors': 2, n // 2 and n - 3.
+    Listed ids are layers whose inputs are read. If the first id is 1, and in DeepSpec's files, they
+    are layers whose outputs are read. Without a list, the authors' defaults are used: 2, n // 2 and
+    n - 3.
     """
     n = target.n_layers
     key = "target_layer_ids" if "target_layer_ids" in files.config else _LAYER_IDS
@@ -232,7 +234,7 @@ def _layers(files: DrafterFiles, target: Target) -> tuple[int, ...]:
 
 
 def _rope(files: DrafterFiles) -> tuple[float, Mapping[str, object] | None]:
-    """The base of rotary embedding and its scaling, under the names of old and new files."""
+    """Return the rotary base and scaling, under the key names of old or new files."""
     nested = files.config.get("rope_parameters")
     if isinstance(nested, dict):
         given = {key: value for key, value in nested.items() if value is not None}
@@ -247,7 +249,7 @@ def _rope(files: DrafterFiles) -> tuple[float, Mapping[str, object] | None]:
 def _check_rope(files: DrafterFiles, config: EagleConfig) -> None:
     try:
         rope_of(config)
-    except Exception as error:  # mlx-lm checks nothing, and fails in any way
+    except Exception as error:  # mlx-lm checks nothing, and can raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise DamagedFileError(
             f"{files.folder / CONFIG}: rotary embedding as it says cannot be made ({reason:.100})"
@@ -255,14 +257,14 @@ def _check_rope(files: DrafterFiles, config: EagleConfig) -> None:
 
 
 def rope_of(config: EagleConfig) -> nn.Module:
-    """The rotary embedding of its attention."""
+    """Return the rotary embedding of its attention."""
     return initialize_rope(
         config.head_size, config.rope_base, False, config.rope_scaling, config.max_positions
     )
 
 
 def _shape(files: DrafterFiles, name: str) -> tuple[int, int]:
-    """The shape of a matrix; raises DamagedFileError where it is missing or is no matrix."""
+    """Return the shape of a matrix; raise DamagedFileError if it is missing or not a matrix."""
     shape = stored_shapes(files).get(name)
     if shape is None:
         raise DamagedFileError(f"{files.tensors.path} lacks tensor {name}")

@@ -13,7 +13,7 @@ from redrafter_mlx.drafting.published.eagle_config import EagleConfig
 from redrafter_mlx.drafting.published.eagle_network import EagleNetwork
 
 LAYER_CONFIG = "transformer_layer_config"
-"""The key under which the decoder layer's own are kept."""
+"""Key of config.json that holds the decoder layer's keys."""
 
 
 def save_eagle(
@@ -23,9 +23,9 @@ def save_eagle(
     draft_length: int,
     record: Mapping[str, object],
 ) -> None:
-    """Write a drafter in float16; a token's embedding is the target's.
+    """Write a drafter in float16; its token embedding is the target's.
 
-    draft_length: drafts in a row that `speculators` makes by default
+    draft_length: number of successive drafts that `speculators` makes by default
     record:       further keys of config.json
     """
     tensors = parameters_of(network)
@@ -44,7 +44,7 @@ def save_eagle(
 
 
 def speculators_config(config: EagleConfig) -> dict[str, object]:
-    """The form of a drafter as `Eagle3SpeculatorConfig` has it."""
+    """Return the configuration in the layout of `Eagle3SpeculatorConfig`."""
     return {
         "architectures": ["Eagle3Speculator"],
         "speculators_model_type": "eagle3",

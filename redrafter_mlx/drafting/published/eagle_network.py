@@ -1,8 +1,8 @@
-"""The networks of EAGLE drafters: one or a few Llama layers between fused features and an output.
+"""The networks of EAGLE drafters: one or a few Llama layers between features and an output layer.
 
-EAGLE-1 and 2 (arXiv 2401.15077, 2406.16858) and EAGLE-3 (arXiv 2503.01840) have the same frame. A
-row pairs the target's features at position i with the token at i + 1; its output predicts the token
-at i + 2, and stands in for the features of the row after it where the target has not been yet.
+EAGLE-1 and 2 (arXiv 2401.15077, 2406.16858) and EAGLE-3 (arXiv 2503.01840) have the same structure.
+A row pairs the target's features at position i with the token at i + 1. Its output predicts the
+token at i + 2, and replaces the features of the next row where the target has computed none yet.
 Parameter names are those of the published files.
 """
 
@@ -37,7 +37,7 @@ class Attention(nn.Module):
         self.rope = rope_of(config)
 
     def __call__(self, x: mx.array, cache: AttentionCache) -> mx.array:
-        """[B, N, H], of rows whose positions and mask are the cache's."""
+        """Return [B, N, H]; positions and mask of the rows come from the cache."""
         B, N, _ = x.shape
         queries, keys, values = (
             part.reshape(B, N, -1, self._size)
@@ -56,7 +56,7 @@ class Attention(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Llama's: down(silu(gate(x)) * up(x))."""
+    """Llama's MLP: down(silu(gate(x)) * up(x))."""
 
     def __init__(self, config: EagleConfig, name: str) -> None:
         super().__init__()
@@ -71,9 +71,9 @@ class GatedMLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A Llama layer, which in EAGLE-3 attends over the token's embedding beside its input.
+    """A Llama layer; in EAGLE-3 its attention reads the token's embedding joined with its input.
 
-    The first layer of EAGLE-1 and 2 has no norm at its input.
+    The first layer of EAGLE-1 and 2 has no input norm.
     """
 
     def __init__(self, config: EagleConfig, name: str) -> None:
@@ -90,7 +90,7 @@ class DecoderLayer(nn.Module):
         self.mlp = GatedMLP(config, f"{name}.mlp")
 
     def __call__(self, x: mx.array, embedding: mx.array, cache: AttentionCache) -> mx.array:
-        """[B, N, H], from the input and the embeddings of the same shape."""
+        """Return [B, N, H], from the input and the embeddings of the same shape."""
         inner = x
         if "hidden_norm" in self:
             normed = self.hidden_norm(x)
@@ -105,8 +105,8 @@ class DecoderLayer(nn.Module):
 class EagleNetwork(nn.Module):
     """What both forms have in common.
 
-    A row's context is what it reads beside the embedding of its token: the target's features after
-    `fuse`, or `feedback` of the row before.
+    A row's context is what it reads in addition to the embedding of its token: the target's
+    features after `fuse`, or the `feedback` of the previous row.
     """
 
     def __init__(self, config: EagleConfig) -> None:
@@ -119,7 +119,7 @@ class EagleNetwork(nn.Module):
             self.lm_head = nn.Linear(config.hidden_size, config.output_size, bias=False)
 
     def changed(self, config: EagleConfig) -> EagleNetwork:
-        """The same weights, read in another way."""
+        """Return a network with the same weights and another configuration."""
         network = type(self)(config)
         leaves = cast(
             "list[tuple[str, nn.Module]]",
@@ -132,20 +132,20 @@ class EagleNetwork(nn.Module):
 
     @abstractmethod
     def fuse(self, features: mx.array) -> mx.array:
-        """The target's features [B, N, C] as context."""
+        """Map the target's features [B, N, C] to context."""
 
     @abstractmethod
     def forward(
         self, embedding: mx.array, context: mx.array, cache: Sequence[AttentionCache]
     ) -> mx.array:
-        """[B, N, H], the output of each row before the final norm."""
+        """Return [B, N, H], the output of each row before the final norm."""
 
     def feedback(self, hidden: mx.array) -> mx.array:
-        """Outputs of rows as the context of the rows after them."""
+        """Map outputs of rows to the context of the rows after them."""
         return hidden
 
     def normed(self, hidden: mx.array) -> mx.array:
-        """Outputs of rows as the output layer reads them."""
+        """Map outputs of rows to the input of the output layer."""
         return hidden
 
     def _through_layers(
@@ -175,9 +175,10 @@ class EagleOneNetwork(EagleNetwork):
 
 
 class EagleThreeNetwork(EagleNetwork):
-    """EAGLE-3: fc joins the inputs of a few of the target's layers, its output is what comes back.
+    """EAGLE-3: fc fuses the inputs of a few of the target's layers; the output is fed back.
 
-    Of "EAGLE 3.1" (arXiv 2605.09992): a norm of each part before fc, a normed output fed back.
+    "EAGLE 3.1" (arXiv 2605.09992) adds a norm of each part before fc, and normalises the output
+    that is fed back.
     """
 
     def __init__(self, config: EagleConfig) -> None:

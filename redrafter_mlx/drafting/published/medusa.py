@@ -1,12 +1,12 @@
 """Medusa: heads that each predict the token at one distance, all from one hidden state.
 
 Cai et al. (arXiv 2401.10774, section 2.1): head k reads the final norm's output h at position t and
-predicts token t + 2 + k, since the model itself predicts t + 1. Here that one is known when drafts
-are made, as the root, so head 0 drafts the token after the root. A head is
+predicts token t + 2 + k, since the model itself predicts token t + 1. Here token t + 1 is already
+known when drafting: it is the root. So head 0 drafts the token after the root. A head is
 
     h <- h + silu(W h + b), for each of its layers       logits = L h
 
-The heads do not see each other's tokens, so a path's score is the sum of its tokens' own.
+The heads do not see each other's tokens, so a path's score is the sum of its tokens' own scores.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.model import Target
 
 _IN_MODEL = re.compile(r"^medusa_heads?\.")
-"""Before the heads' names in a Medusa-2 model, whose trunk's tensors stand beside them."""
+"""Prefix of the heads' names in a Medusa-2 model, whose files hold the trunk's tensors too."""
 
 Names: TypeAlias = "tuple[tuple[re.Pattern[str], str], ...]"
 
@@ -50,7 +50,7 @@ _OWN_NAMES: Names = (
     (re.compile(r"lm_heads\.(\d+)\.weight"), r"heads.\1.output.weight"),
     (re.compile(r"lm_head\.weight"), r"output.weight"),
 )
-"""The authors' and text-generation-inference's names, then vLLM's, as the network's own."""
+"""Maps the names of the authors and text-generation-inference, then vLLM's, to the network's."""
 
 _AUTHORS_NAMES: Names = (
     (re.compile(r"heads\.(\d+)\.blocks\.(\d+)\.linear\.(weight|bias)"), r"\1.\2.linear.\3"),
@@ -60,25 +60,25 @@ _VLLMS_NAMES: Names = (
     (re.compile(r"heads\.(\d+)\.blocks\.(\d+)\.linear\.(.*)"), r"blocks.\1.layers.\2.\3"),
     (re.compile(r"heads\.(\d+)\.output\.weight"), r"lm_heads.\1.weight"),
 )
-"""And the way back, for heads of one layer."""
+"""The inverse mappings, for heads with one layer."""
 
 _BLOCK = re.compile(r"heads\.(\d+)\.blocks\.(\d+)\.")
 
 TOKEN_MAP = "token_map"
-"""vLLM's: the token of each output, where the heads draft only some."""
+"""vLLM's name for the tokens of the outputs, if the heads draft only some tokens."""
 
 
 Outputs = Literal["own", "shared", "target"]
-"""An output matrix in each head, one for all, or the target's."""
+"""One output matrix per head, one for all heads, or the target's."""
 
 
 @dataclass(frozen=True)
 class MedusaConfig:
-    """What the tensors say of the heads.
+    """The configuration of the heads, from their tensors.
 
-    heads, layers: heads, and residual blocks in each
-    biases:        whether blocks have them
-    output_size:   V', how many tokens can be drafted: all, or those of a token map
+    heads, layers: number of heads, and of residual blocks in each
+    biases:        whether blocks have biases
+    output_size:   V', number of tokens that can be drafted: all, or those of a token map
     """
 
     hidden_size: int
@@ -91,7 +91,7 @@ class MedusaConfig:
 
 
 class MedusaHead(nn.Module):
-    """Residual blocks and, if it has one of its own, the output matrix."""
+    """Residual blocks and, if the head has its own, the output matrix."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -101,14 +101,14 @@ class MedusaHead(nn.Module):
             self.output = nn.Linear(D, config.output_size, bias=False)
 
     def __call__(self, hidden: mx.array) -> mx.array:
-        """Hidden states [..., D] as its output matrix reads them."""
+        """Map hidden states [..., D] to the input of the output matrix."""
         for block in self.blocks:
             hidden = block(hidden)
         return hidden
 
 
 class MedusaNetwork(nn.Module):
-    """The heads and, if they share one that is not the target's, the output matrix."""
+    """The heads and, if they share one that is not the target's, their output matrix."""
 
     def __init__(self, config: MedusaConfig) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class MedusaNetwork(nn.Module):
 
 
 class MedusaDrafter(HeadsDrafter):
-    """Medusa heads with their target's output layer, where they have none."""
+    """Medusa heads, with the target's output layer if they have none."""
 
     def __init__(self, network: MedusaNetwork, target: Target) -> None:
         read, heads = nbytes_of(network), network.config.heads
@@ -153,7 +153,7 @@ class MedusaDrafter(HeadsDrafter):
         return f"Medusa {shapes_hash(self._network)}"
 
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> IndependentLevels:
-        """All heads at once, so that an output matrix which they share is read once."""
+        """Run all heads at once, so that a shared output matrix is read once."""
         del root
         outputs, heads = self._network.config.outputs, self._network.heads[:drafts]
         hidden = [head(features[:, None]) for head in heads]
@@ -166,7 +166,7 @@ class MedusaDrafter(HeadsDrafter):
 
 
 def load_medusa(files: DrafterFiles, target: Target) -> MedusaDrafter:
-    """The heads, bound to their target; errors as in `Form.load`."""
+    """Load the heads, bound to their target; errors as in `Form.load`."""
     names = own_names(files)
     config = _config(files, names, target.hidden_size, target.vocab_size)
     stored = files.tensors.read()
@@ -183,7 +183,7 @@ def load_medusa(files: DrafterFiles, target: Target) -> MedusaDrafter:
 
 
 def medusa_config(files: DrafterFiles, hidden_size: int, vocab_size: int) -> MedusaConfig:
-    """What the shapes say of heads for a target of these sizes.
+    """Read the configuration of heads for a target of these sizes from tensor shapes.
 
     Raises MismatchError, naming both sides, for heads of another target, and DamagedFileError.
     """
@@ -191,7 +191,7 @@ def medusa_config(files: DrafterFiles, hidden_size: int, vocab_size: int) -> Med
 
 
 def save_medusa(network: MedusaNetwork, folder: Path, record: Mapping[str, object]) -> None:
-    """Write the heads in half precision as the authors do, or, with a token map, as vLLM does.
+    """Write the heads in half precision, in the authors' layout or, with a token map, in vLLM's.
 
     record: further keys of config.json
     """
@@ -215,16 +215,16 @@ def save_medusa(network: MedusaNetwork, folder: Path, record: Mapping[str, objec
 
 
 def authors_name(own: str) -> str:
-    """What the authors call a tensor of ours."""
+    """Return the authors' name for one of our tensors."""
     return _renamed(own, _AUTHORS_NAMES)
 
 
 def _config(
     files: DrafterFiles, own_names: Mapping[str, str], hidden_size: int, vocab_size: int
 ) -> MedusaConfig:
-    """What the shapes say.
+    """Read the configuration from tensor shapes.
 
-    The heads are counted: config.json of the authors' Vicuna-7B says 2, and its file holds 5.
+    The heads are counted: config.json of the authors' Vicuna-7B states 2, but its file holds 5.
     """
     shapes = {own: files.tensors.shapes[name] for name, own in own_names.items()}
     matrix = shapes.get("heads.0.blocks.0.linear.weight", ())
@@ -251,14 +251,14 @@ def _config(
 
 
 def own_names(files: DrafterFiles) -> dict[str, str]:
-    """The network's own name of each tensor of the heads; others stay as they are.
+    """Return the network's own name of each of the heads' tensors; unknown names are kept.
 
-    Of a Medusa-2 model's folder, which holds the trunk too, only the heads are taken.
+    From a Medusa-2 model's folder, which also holds the trunk, only the heads are taken.
     """
     names = [name for name in files.tensors.shapes if name != TOKEN_MAP]
     inside = [name for name in names if _IN_MODEL.match(name)]
     own = {name: _own_name(_IN_MODEL.sub("", name)) for name in inside or names}
-    if files.flag("original_lm_head", False):  # vLLM's: one matrix, stored as the first head's
+    if files.flag("original_lm_head", False):  # vLLM's key: one matrix, stored as the first head's
         first, shared = "heads.0.output.weight", "output.weight"
         own = {name: shared if mine == first else mine for name, mine in own.items()}
     return own
@@ -282,5 +282,5 @@ MEDUSA = Form(
     ),
     load=load_medusa,
 )
-"""Heads of Medusa-1 as the authors, text-generation-inference and vLLM write them, and those in a
-Medusa-2 model, whose trunk must be the target."""
+"""Heads of Medusa-1 as the authors, text-generation-inference and vLLM write them, and the heads of
+a Medusa-2 model, whose trunk must be the target."""

@@ -8,7 +8,7 @@ output before the root and t_0 the root, for i = 0, 1, ...
 The norm divides by the root mean square, without subtracting the mean, and has a scale and a shift.
 c weighs embeddings so that the first state still makes up half of the last one:
 
-    w = 0.5 ^ (0.5 / n),  c = sqrt((1 - w^2) D / 2) / w     for n heads, however many are used
+    w = 0.5 ^ (0.5 / n),  c = sqrt((1 - w^2) D / 2) / w     for n heads, even if fewer are used
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ _EPS = 1e-6
 _PREFIX = "speculator."
 
 _CANDIDATES = 5
-"""And tokens of the first head, fewer of each later one: what other engines draft by default."""
+"""Number of candidates, and of tokens of the first head; each later head has one token fewer, at
+least 1. Other engines draft this many by default."""
 
 _COPY_OF_TIED = re.compile(r"((emb|head|ln)\.[1-9]\d?|proj\.([2-9]|[1-3]\d))\.")
-"""Where weights are tied, files may hold them once or under the name of each head."""
+"""Names of copies: if weights are tied, files hold them once or under the name of each head."""
 
 
 @dataclass(frozen=True)
 class SpeculatorConfig:
-    """hidden_size: of the target; inner_size: D; heads: n; the rest as in config.json."""
+    """hidden_size: of the target; inner_size: D; heads: n; other fields as in config.json."""
 
     hidden_size: int
     inner_size: int
@@ -61,7 +62,7 @@ class SpeculatorConfig:
 
     @property
     def embedding_weight(self) -> float:
-        """c: how much an embedding weighs beside the state before it."""
+        """c: the weight of an embedding relative to the previous state."""
         state = 0.5 ** (0.5 / self.heads)
         return math.sqrt((1 - state**2) * self.inner_size / 2) / state
 
@@ -79,7 +80,7 @@ class ShiftedRMSNorm(nn.Module):
 
 
 class SpeculatorNetwork(nn.Module):
-    """The speculator's parameters under their published names; tied ones are there once."""
+    """The speculator's parameters under their published names; tied ones are stored once."""
 
     def __init__(self, config: SpeculatorConfig) -> None:
         super().__init__()
@@ -93,30 +94,30 @@ class SpeculatorNetwork(nn.Module):
         self.ln = [ShiftedRMSNorm(D) for _ in once]
 
     def initial_state(self, hidden: mx.array) -> mx.array:
-        """The target's hidden states [..., H] as the first head reads them."""
+        """Map the target's hidden states [..., H] to the input of the first head."""
         if not self.config.scale_input:
             return hidden
         return mx.fast.rms_norm(hidden, None, _EPS) / math.sqrt(2)
 
     def advance(self, head: int, state: mx.array, tokens: mx.array) -> mx.array:
-        """The state [B, W, D] of one head, from that of the head before and the tokens [B, W]."""
+        """Return a head's state [B, W, D], from the previous head's state and tokens [B, W]."""
         i = 0 if self.config.tie_weights else head
         z = self.proj[min(head, len(self.proj) - 1)](state)
         z = z + self.config.embedding_weight * self.emb[i](tokens).astype(z.dtype)
         return nn.gelu(self.ln[i](z))
 
     def logits(self, head: int, state: mx.array) -> mx.array:
-        """Logits [B, W, V] float32 of one head."""
+        """Return logits [B, W, V] float32 of one head."""
         out: mx.array = self.head[0 if self.config.tie_weights else head](state)
         return out.astype(mx.float32)
 
 
 class SpeculatorDrafter(HeadsDrafter):
-    """An MLP speculator: it reads the newest hidden state and remembers nothing."""
+    """An MLP speculator: it reads only the newest hidden state and has no memory."""
 
     def __init__(self, network: SpeculatorNetwork, target: Target) -> None:
         V, heads = network.config.vocab_size, network.config.heads
-        # Of an embedding, one row for each beam is read.
+        # Embeddings are left out: only one of their rows per beam is read.
         read = nbytes_of(network) - sum(nbytes_of(table) for table in network.emb)
         levels = 1 if network.config.tie_weights else heads
         super().__init__(target, DraftVocabulary(V, V), heads, read / levels)
@@ -143,7 +144,7 @@ class SpeculatorDrafter(HeadsDrafter):
 
 
 class SpeculatorLevels(DraftLevels):
-    """A state for each beam, which passes from head to head; see `DraftLevels`."""
+    """A state for each beam, passed from head to head; see `DraftLevels`."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class SpeculatorLevels(DraftLevels):
 
 
 def load_speculator(files: DrafterFiles, target: Target) -> SpeculatorDrafter:
-    """The speculator, bound to its target; errors as in `Form.load`."""
+    """Load the speculator, bound to its target; errors as in `Form.load`."""
     config = speculator_config(files)
     check_pair(config.hidden_size, target.hidden_size, "hidden size")
     check_pair(config.vocab_size, target.vocab_size, "vocabulary")
@@ -182,7 +183,7 @@ def load_speculator(files: DrafterFiles, target: Target) -> SpeculatorDrafter:
 
 
 def save_speculator(network: SpeculatorNetwork, folder: Path, record: Mapping[str, object]) -> None:
-    """Write the speculator in half precision as fms-extras does for transformers.
+    """Write the speculator in half precision, in fms-extras' layout for transformers.
 
     record: further keys of config.json
     """
@@ -199,7 +200,7 @@ def save_speculator(network: SpeculatorNetwork, folder: Path, record: Mapping[st
 
 
 def speculator_config(files: DrafterFiles) -> SpeculatorConfig:
-    """What config.json says; raises DamagedFileError naming a key."""
+    """Read config.json; raises DamagedFileError naming a key."""
     hidden_size = files.integer("emb_dim")
     return SpeculatorConfig(
         hidden_size=hidden_size,
@@ -219,4 +220,4 @@ MLP_SPECULATOR = Form(
     ),
     load=load_speculator,
 )
-"""fms-extras' own files and those for transformers, whose names have a prefix."""
+"""fms-extras' own files, and those for transformers, whose tensor names have a prefix."""

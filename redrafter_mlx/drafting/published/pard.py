@@ -1,14 +1,14 @@
 """PARD: a draft language model that drafts all its tokens in one call.
 
-An et al. (arXiv 2504.18583): a small language model is trained further to read mask tokens, and to
-predict at each of them what stands there after the text. So the call that reads what was committed
-reads masks after it too, and each of those gives a level of drafts:
+An et al. (arXiv 2504.18583): a small language model is trained further to read mask tokens in place
+of unknown tokens, and to predict the token after each mask. So the call that reads the committed
+positions and the root reads masks after them too. The root and each mask give one level of drafts:
 
     reads      ... the  sky  [mask] [mask]        sky is the root
     drafts               is   blue   today
 
-The levels do not depend on each other's tokens. What the masks leave in the cache stands after the
-root, where the next step writes over it.
+The levels do not depend on each other's tokens. The masks' cache slots come after the root's, and
+the next step overwrites them.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 MASK_KEY = "pard_token"
-"""The mask token's key in config.json."""
+"""Key of the mask token in config.json."""
 
 _USUAL_LEVELS = 4
-"""Of a step, which share its one call; see `level_cost`."""
+"""Usual number of levels of a step, which share its one call; see `level_cost`."""
 
 
 class Pard(DraftModel):
-    """A PARD model; it remembers what a draft language model does."""
+    """A PARD model; its memory is that of a draft language model."""
 
     def __init__(
         self, model: nn.Module, tokenizer: TokenizerWrapper, mask_token: int, name: str = "PARD"
     ) -> None:
-        """Raises BadInputError for a mask token that the model has no embedding for."""
+        """Raise BadInputError for a mask token that the model has no embedding for."""
         super().__init__(model, tokenizer, name)
         check_int(MASK_KEY, mask_token, 0, self._model.vocab_size - 1)
         self._mask_token = mask_token
@@ -82,5 +82,5 @@ class PardLevels(IndependentLevels):
 
     @property
     def memory(self) -> Memory:
-        """With the committed positions and the root; the masks' are written over."""
+        """Includes the committed positions and the root; the masks' slots are overwritten."""
         return memory_of(self._cache)
