@@ -115,7 +115,7 @@ class SamplingParams:
 
     @property
     def method(self) -> AcceptMethod:
-        """The acceptance method in force."""
+        """The acceptance method that applies: `accept`, or the first that fits the temperature."""
         return self.accept or ("greedy" if self.greedy else "sample")
 
     @property
@@ -208,7 +208,7 @@ class GenerationOptions(SamplingParams):
         return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
 
     def updated(self, overrides: Mapping[str, object]) -> GenerationOptions:
-        """A copy with `overrides`; raises BadInputError for a key that does not exist."""
+        """Return a copy with `overrides`; raises BadInputError for a key that does not exist."""
         refuse_unknown_keys(overrides, [f.name for f in fields(self)], "option")
         return replace(self, **overrides)  # type: ignore[arg-type]
 

@@ -111,7 +111,7 @@ class Redrafter:
 
     @property
     def beam_shape(self) -> BeamShape:
-        """The shape expected to be best on such a machine, in every run; PLAIN without drafts."""
+        """Best assumed shape for this kind of machine, equal in every run; PLAIN without drafts."""
         if self._tree is not None:
             return self._tree.shape
         return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
