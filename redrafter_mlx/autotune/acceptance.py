@@ -34,7 +34,7 @@ from redrafter_mlx.decoding.step_result import StepResult
 
 Array = NDArray[np.float64]
 
-_KEPT = 0.94
+_DECAY = 0.94
 """Share of older evidence that is left after a step: half of it after 11 steps."""
 
 _PRIOR = 2.0
@@ -68,8 +68,8 @@ class CopyStatistics:
 
         `cost` is its time as a share of a drafted step's; NaN if it was not measured.
         """
-        self._expected = _KEPT * self._expected + expected
-        self._accepted = _KEPT * self._accepted + accepted
+        self._expected = _DECAY * self._expected + expected
+        self._accepted = _DECAY * self._accepted + accepted
         if not math.isnan(cost):
             self._costs.append(cost)
 
@@ -121,8 +121,8 @@ class AcceptanceStatistics:
 
     def learn(self, *rows: StepResult) -> None:
         """Record one drafted step, with the result of each batch row."""
-        self._by_depth *= _KEPT
-        self._by_shape *= _KEPT
+        self._by_depth *= _DECAY
+        self._by_shape *= _DECAY
         for row in rows:
             self._count(row)
 
@@ -130,16 +130,16 @@ class AcceptanceStatistics:
         W, _ = self._by_depth.shape[1:]
         beams = np.array(step.beams)
         reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1  # [W, 1]
-        told = (self._depth <= reached + 1) & (self._width < step.shape.width)  # [W, D]
+        covered = (self._depth <= reached + 1) & (self._width < step.shape.width)  # [W, D]
         if _is_cut(step):
             deepest = np.zeros(max(W, step.shape.width), np.int64)
             np.maximum.at(deepest, beams, step.depths)
-            told &= self._depth <= np.minimum.accumulate(deepest)[:W, None]
+            covered &= self._depth <= np.minimum.accumulate(deepest)[:W, None]
         else:
-            told &= self._depth < step.shape.length
-        self._by_depth += told & (self._depth <= reached), told
-        told, accepted = accepted_within(step, self._bounds)
-        self._by_shape += told * accepted, told
+            covered &= self._depth < step.shape.length
+        self._by_depth += covered & (self._depth <= reached), covered
+        covered, accepted = accepted_within(step, self._bounds)
+        self._by_shape += covered * accepted, covered
 
     def chances(self) -> Array:
         """Return [W, D], the chance that depth d + 1 is accepted if d was, with w + 1 beams."""
@@ -243,17 +243,17 @@ def accepted_within(
     """Return what a step shows about other shapes, [3, S, 1] as from `bounds`.
 
     Returns:
-      told:     [S], whether the step is evidence about the shape
+      covered:  [S], whether the step is evidence about the shape
       accepted: [S], the number of drafts that the shape would have had accepted
     """
     width, length, nodes = shapes
     inside = (np.array(step.beams) < width) & (np.array(step.depths) < length)  # [S, N]
     rank = inside.cumsum(axis=1)
     accepted = (inside & (rank <= nodes))[:, step.path].sum(axis=1) - 1
-    told = (width <= step.shape.width) & (length <= step.shape.length)
+    covered = (width <= step.shape.width) & (length <= step.shape.length)
     if _is_cut(step):
-        told &= rank[:, -1:] >= nodes
-    return told[:, 0], accepted
+        covered &= rank[:, -1:] >= nodes
+    return covered[:, 0], accepted
 
 
 def _reached(chances: Array) -> Array:

@@ -48,7 +48,7 @@ change for the worse, it is at most 2%."""
 _MOST_PROBES = 3
 """Maximum number of probes that the budget can hold: one failed probe does not end a series."""
 
-_UNTIMED = 1.2
+_UNTIMED_FACTOR = 1.2
 """Factor on the modelled cost of a batch's drafted steps until some of them are timed. The cost
 model adds up calls that were timed for one tree, so such steps are probed, not chosen for a small
 gain."""
@@ -232,12 +232,12 @@ class BatchPolicy:
         if not known[self._best]:
             self._best = 0
         sure = self._timed()
-        sure[self._best] = True  # a change of shape compiles anew: only for a clear gain
-        safe = paces / np.where(sure, 1.0, _UNTIMED)
+        sure[self._best] = True  # a change of shape costs a compilation: only for a clear gain
+        safe = paces / np.where(sure, 1.0, _UNTIMED_FACTOR)
         best = int(np.argmax(np.where(known, safe, 0.0)))
         if safe[best] > safe[self._best] * (1 + _MARGIN):
             self._best = best
-        promised = np.where(sure, paces, paces / _UNTIMED)
+        promised = np.where(sure, paces, paces / _UNTIMED_FACTOR)
         promised[self._probed] = paces[self._probed]
         self._probed = int(np.argmax(promised))
         if paces[self._probed] <= paces[self._best] * (1 + _MARGIN):
@@ -273,8 +273,8 @@ class BatchPolicy:
         if best == PLAIN:
             return True  # nothing is drafted, or it is a probe, which was paid for
         drafting, pace = self._drafting(best, self._batch), self._pace(self._best)
-        dearer = float(self._seconds[self._best] - self._seconds[0]) - drafting
-        gain = self._expected(best) - 1 - pace * dearer
+        extra = float(self._seconds[self._best] - self._seconds[0]) - drafting
+        gain = self._expected(best) - 1 - pace * extra
         return (1 - sum(holds) / len(holds)) * gain > pace * drafting
 
     def _verification(self, nodes: int, width: int) -> float:

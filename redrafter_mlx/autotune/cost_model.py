@@ -66,7 +66,7 @@ OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
 """Assumed cost of the rest of a step, as a share of a one-row call, by the shape that it is timed
 with: plain, one beam, several beams."""
 
-_CLEAR = 0.1
+_LEAST_RISE = 0.1
 """Minimum relative rise of a cliff."""
 
 Case = tuple[str, int, int]
@@ -209,7 +209,7 @@ class CostModel:
 
         Each maps to the relative rise of the call's time at the short context.
         """
-        least = max(_CLEAR, 2 * self.spread)
+        least = max(_LEAST_RISE, 2 * self.spread)
         of_trees = [pair for pair in self.short if pair[0] <= MOST_NODES]
         jumps = {r: after / before - 1 for (r, before), (_, after) in pairwise(of_trees)}
         return {rows: jump for rows, jump in jumps.items() if jump > least}

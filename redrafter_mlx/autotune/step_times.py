@@ -13,7 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-_LATELY = 15
+_RECENT = 15
 """Number of steps whose median is the machine's current slowness."""
 
 _ENOUGH, _MOST = 5, 9
@@ -27,7 +27,7 @@ class StepTimes:
     """Step times relative to their predictions, separately for each number of batch rows."""
 
     def __init__(self) -> None:
-        self._lately: dict[int, deque[float]] = {}
+        self._recent: dict[int, deque[float]] = {}
         self._by_rows: dict[tuple[int, int], deque[float]] = {}
         self._drafted: dict[int, deque[float]] = {}  # of steps with drafts, any query rows
 
@@ -41,8 +41,8 @@ class StepTimes:
             return
         slowness = self.slowness(batch)
         if batch == 1 or rows == 1 or self.known(rows, batch):
-            lately = self._lately.setdefault(batch, deque(maxlen=_LATELY))
-            lately.append(seconds / (predicted * self.correction(rows, batch)))
+            recent = self._recent.setdefault(batch, deque(maxlen=_RECENT))
+            recent.append(seconds / (predicted * self.correction(rows, batch)))
         if not math.isnan(slowness):
             ratio = seconds / (predicted * slowness)
             self._by_rows.setdefault((batch, rows), deque(maxlen=_MOST)).append(ratio)
@@ -51,7 +51,7 @@ class StepTimes:
 
     def slowness(self, batch: int = 1) -> float:
         """Return the recent ratio of measured to corrected seconds; NaN before the first step."""
-        return statistics.median(self._lately.get(batch) or [math.nan])
+        return statistics.median(self._recent.get(batch) or [math.nan])
 
     def known(self, rows: int, batch: int = 1) -> bool:
         """Whether enough steps with `rows` query rows were recorded to correct their cost."""

@@ -108,7 +108,7 @@ class Batch:
 
     @property
     def nbytes(self) -> int:
-        """Size of the caches."""
+        """Size of the caches in bytes."""
         return sum(part.state.cache.nbytes for part in self._parts)
 
     def first_shape(self, row: Row, size: int) -> BeamShape:
@@ -174,7 +174,7 @@ class Batch:
         self, shape: BeamShape, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
     ) -> _Next | None:
         """Build the next step of the rows that continue, after reading; None if none continues."""
-        rows, states = self._going_on(plans, results)
+        rows, states = self._continuing(plans, results)
         if not rows:
             return None
         if all(row in plans and not plans[row].draft_after for row in rows):
@@ -216,20 +216,20 @@ class Batch:
 
     def _plan_copies(self) -> dict[Row, CopyPlan]:
         """Plan the copies to verify next, for the rows that have any."""
-        going_on = [
+        continuing = [
             (row, drafts)
             for part in self._parts
             for row, drafts in zip(part.rows, part.state.drafts.rows, strict=True)
             if not row.done
         ]
-        if not going_on:
+        if not continuing:
             return {}
-        rows, drafts = zip(*going_on, strict=True)
+        rows, drafts = zip(*continuing, strict=True)
         shapes, drawn = [d.shape for d in drafts], [d.drawn for d in drafts]
         plans = self._shapes.plan_copies(rows, shapes, drawn)
         return {row: plan for row, plan in zip(rows, plans, strict=True) if plan is not None}
 
-    def _going_on(
+    def _continuing(
         self, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
     ) -> tuple[list[Row], list[DecodeState]]:
         """Return the rows that are not done and their states, with the planned copies."""

@@ -169,16 +169,16 @@ def joined(missed: Sequence[Seen]) -> list[Seen]:
     for seen in missed:
         single = seen.tokens.shape[1] == 2
         if run and (not single or len(run) == _MOST_JOINED):
-            pieces.append(_one(run))
+            pieces.append(_merged(run))
             run = []
         if single:
             run.append(seen)
         else:
             pieces.append(seen)
-    return pieces + ([_one(run)] if run else [])
+    return pieces + ([_merged(run)] if run else [])
 
 
-def _one(run: Sequence[Seen]) -> Seen:
+def _merged(run: Sequence[Seen]) -> Seen:
     """Merge consecutive single positions into one piece."""
     first, last = run[0], run[-1]
     features = None

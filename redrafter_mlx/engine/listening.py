@@ -15,7 +15,7 @@ from redrafter_mlx.response import Response
 MakeJob = Callable[[Tell], Job]
 """Makes a job, given the function that sends its events to the caller."""
 
-_PATIENCE = 1.0
+_CHECK_SECONDS = 1.0
 """Seconds without an event after which the caller checks that the engine's thread is alive."""
 
 
@@ -84,7 +84,7 @@ def _next(events: SimpleQueue[tuple[int, Event]], worker: Worker) -> tuple[int, 
     """Wait for the next event; raises EngineFailedError if the engine's thread has died."""
     while True:
         try:
-            return events.get(timeout=_PATIENCE)
+            return events.get(timeout=_CHECK_SECONDS)
         except Empty:
             if not worker.alive and events.empty():
                 raise EngineFailedError(

@@ -15,10 +15,10 @@ from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS
 
-_ALONE = 512
+_MOST_TOKENS = 512
 """Prompt tokens read in a round while nothing is being decoded; no round reads more."""
 
-_LEAST = 32
+_LEAST_TOKENS = 32
 """Minimum number of prompt tokens read in a round; used until the prefill speed is measured."""
 
 
@@ -66,7 +66,7 @@ class PromptReader:
 
     def read(self, alone: bool) -> Chunks:
         """Submit a chunk of each prompt, up to the round's limit of tokens."""
-        began, room = time.perf_counter(), _ALONE if alone else self._affordable
+        began, room = time.perf_counter(), _MOST_TOKENS if alone else self._affordable
         read: list[Reading] = []
         tokens = 0
         if self.reading:
@@ -87,7 +87,7 @@ class PromptReader:
         unfinished = [reading for reading in sound if reading.prefill.left]
         for reading in unfinished:
             reading.prefill.wait()
-        if unfinished and chunks.tokens >= _LEAST:
+        if unfinished and chunks.tokens >= _LEAST_TOKENS:
             self._speed = chunks.tokens / (time.perf_counter() - chunks.began)
         for reading in sound:
             prefill = reading.prefill
@@ -100,7 +100,7 @@ class PromptReader:
     def _affordable(self) -> int:
         """Number of prompt tokens that running answers can wait for."""
         tokens = int(self._speed * self._seconds)
-        return max(_LEAST, min(1 << tokens.bit_length() >> 1, _ALONE))
+        return max(_LEAST_TOKENS, min(1 << tokens.bit_length() >> 1, _MOST_TOKENS))
 
     def _next(self, read: Sequence[Reading]) -> Reading | None:
         """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.

@@ -81,7 +81,7 @@ class Answer:
             self.tally.count(result)
             for token in result.tokens:
                 text = self.text.add(token)
-                self._say(Event(self.tally.response(text, self.text.finish_reason)))
+                self._send(Event(self.tally.response(text, self.text.finish_reason)))
                 if self.text.finish_reason is not None:
                     break
         except Exception as error:  # from a grammar or a tokenizer, which the caller may provide
@@ -100,9 +100,9 @@ class Answer:
         """Tell the caller, once, that the answer has ended."""
         if not self._ended:
             self._ended = True
-            self._say(Event(None, error or self.error))
+            self._send(Event(None, error or self.error))
 
-    def _say(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         try:
             self._tell(event)
         except RuntimeError:  # the caller's event loop is closed

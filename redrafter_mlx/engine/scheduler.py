@@ -158,8 +158,8 @@ class Scheduler:
             answer.constraint,
             learns=answer.constraint is None and not changes_logits(options),
         )
-        beside = min(self.running + len(self._waiting), self._options.max_batch - 1)
-        shape = group.batch.first_shape(row, 1 + beside)
+        others = min(self.running + len(self._waiting), self._options.max_batch - 1)
+        shape = group.batch.first_shape(row, 1 + others)
         found = self._prefixes.take(prompt, decoder.drafter) if options.cache_prompt else None
         cache, start = found or (decoder.new_cache(), 0)
         parked = shape == PLAIN
