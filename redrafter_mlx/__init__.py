@@ -5,8 +5,8 @@
     for response in model.stream("Why is the sky blue?"):
         print(response.text, end="", flush=True)
 
-Importing the package loads an optimised BLAS on Linux CPUs and nothing else: MLX itself is
-imported with the first name that needs it.
+Importing the package loads an optimised BLAS on Linux CPUs and nothing else. MLX itself is imported
+with the first name that needs it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import the module that holds `name` when it is first asked for (PEP 562)."""
+    """Import the module that holds `name` at its first use (PEP 562)."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

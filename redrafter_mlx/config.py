@@ -16,11 +16,11 @@ DType = Literal["auto", "float16", "bfloat16", "float32"]
 AcceptMethod = Literal["greedy", "sample", "rejection", "typical"]
 
 Prefixes = Literal["all", "final", "separate"]
-"""Which prefixes of a beam search are verified: all of them; as in the paper, those that its final
-candidates begin with; or its final candidates separately, shared prefixes once for each."""
+"""Which prefixes of a beam search are verified: "all"; "final", as in the paper: those of its final
+candidates; "separate": its final candidates without merging, each with its own prefixes."""
 
 LEAST_TEMPERATURE = 1e-4
-"""The lowest but 0: below it, log-probabilities divided by it swamp a draw's noise in float32."""
+"""Lowest temperature but 0: log-probabilities divided by less swamp a draw's noise in float32."""
 
 MAX_BEAM_WIDTH = 70
 MAX_BEAM_LENGTH = 32
@@ -52,7 +52,7 @@ class BeamShape:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How a token is chosen from the target's distribution; the meaning of each is mlx-lm's.
+    """How a token is chosen from the target's distribution; fields mean the same as in mlx-lm.
 
     temperature: 0 takes the likeliest token; sampling needs at least LEAST_TEMPERATURE
     accept: how drafts are accepted. `greedy` at temperature 0; above it `sample` (one draw from the
@@ -62,8 +62,8 @@ class SamplingParams:
     epsilon, delta: thresholds of typical acceptance, see accept.accept_typical; the defaults are
       those of Medusa's code, where they are called posterior_threshold and posterior_alpha
     repetition_penalty: divides the logits of the last `repetition_context` tokens; 1 is none
-    frequency_penalty, presence_penalty: OpenAI's, over all emitted tokens and not the prompt: taken
-      from a token's logit each time that it was emitted, and once if it was; 0 is none
+    frequency_penalty, presence_penalty: OpenAI's, counted over emitted tokens without the prompt;
+      subtracted from a token's logit for each occurrence, and once if it occurred; 0 is none
     logit_bias: (token id, value added to its logit) pairs, or a mapping
     """
 
@@ -115,7 +115,7 @@ class SamplingParams:
 
     @property
     def method(self) -> AcceptMethod:
-        """The acceptance method in force."""
+        """The acceptance method that applies: `accept`, or the first that fits the temperature."""
         return self.accept or ("greedy" if self.greedy else "sample")
 
     @property
@@ -129,20 +129,20 @@ class GenerationOptions(SamplingParams):
     """The options of one answer: how tokens are chosen, when it ends, how it is drafted.
 
     `stop` strings end the answer before the string itself. Without `beam_width`, `beam_length` and
-    `max_nodes` the shape is chosen step by step from costs and acceptance. With one of them it is
-    fixed for the answer, and the others are what promises most on this machine.
-    `draft=False` decodes auto-regressively. `seed` None draws a fresh one. `prefixes="final"` is
-    the paper's packing, and "separate" none at all, for comparison: they need a fixed shape, and
-    not rejection, which draws a tree of its own. With `logprobs`, each response holds the
-    log-probabilities of its token.
+    `max_nodes` the shape is chosen step by step from costs and acceptance. If one of them is given,
+    the shape is fixed for the answer, and the others are chosen to be fastest on this machine.
+    `draft=False` decodes plainly. `seed=None` draws a new seed. `prefixes="final"` is the paper's
+    packing, and "separate" packs nothing, for comparison: both need a fixed shape, and exclude
+    rejection, which draws its own tree. With `logprobs`, each response holds the log-probabilities
+    of its token.
 
-    What a seed gives: with `greedy` (which needs none) and `sample` the same text for every
-    drafter and every shape, with drafts or without, because each draw belongs to a position of the
-    text. With `rejection` and `typical` draws belong to drafts too: the same text for the same
-    drafter and shape; without a shape, one is taken that does not depend on measured times. All
-    this is exact in float32. In float16, bfloat16 and with quantised weights it holds up to
-    near-ties, which a call with another number of query rows may round the other way; a fixed
-    shape makes those repeatable as well.
+    Reproducibility: with `greedy` (which needs no seed) and `sample`, a seed gives the same text
+    for every drafter and every shape, with drafts or without, because each draw belongs to a
+    position of the text. With `rejection` and `typical`, draws also belong to drafts: a seed gives
+    the same text for the same drafter and shape; if no shape is given, one is chosen that does not
+    depend on measured times. All of this is exact in float32. In float16, bfloat16 and with
+    quantised weights it holds up to near-ties, which a call with another number of query rows may
+    round the other way; a fixed shape makes those repeatable as well.
     """
 
     max_tokens: int = 256
@@ -204,11 +204,11 @@ class GenerationOptions(SamplingParams):
 
     @property
     def sampling(self) -> SamplingParams:
-        """How tokens are chosen, without the rest."""
+        """The sampling parameters alone."""
         return SamplingParams(**{f.name: getattr(self, f.name) for f in fields(SamplingParams)})
 
     def updated(self, overrides: Mapping[str, object]) -> GenerationOptions:
-        """A copy with `overrides`; raises BadInputError for a key that does not exist."""
+        """Return a copy with `overrides`; raises BadInputError for a key that does not exist."""
         refuse_unknown_keys(overrides, [f.name for f in fields(self)], "option")
         return replace(self, **overrides)  # type: ignore[arg-type]
 
@@ -260,7 +260,7 @@ def check_number(
 
 
 def shown(value: object) -> str:
-    """A value for a message, in 80 characters at most."""
+    """Return a value as text for a message, at most 80 characters."""
     try:
         return f"{value!r:.80}"
     except ValueError:  # Python prints no integer of more than 4,300 digits

@@ -1,4 +1,4 @@
-"""Errors that a user can cause: one line each, which says what was wrong and what to do.
+"""Errors that a user can cause: one line each, on what was wrong and what to do.
 
 The command line prints that line and exits non-zero; a library caller catches `RedrafterError`.
 Any other exception that escapes is a bug of this package.
@@ -38,15 +38,15 @@ class UnsupportedModelError(RedrafterError):
 
 
 class ServerError(RedrafterError):
-    """A server that was asked could not be reached, or did not answer as its API says."""
+    """A server could not be reached, or did not answer according to its API."""
 
 
 class BusyError(RedrafterError):
-    """A request for which there is no room."""
+    """A request for which there is not enough memory."""
 
 
 class EngineFailedError(RedrafterError):
-    """The engine failed while it answered, or was closed; the next request finds a new one."""
+    """The engine failed while it answered, or was closed; after a failure a new one replaces it."""
 
 
 class TooLargeError(RedrafterError):

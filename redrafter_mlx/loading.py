@@ -1,4 +1,4 @@
-"""From a name to a model in memory: the target, and the drafter that belongs to it."""
+"""From a name to a model in memory: the target and its drafter."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import LocalModel, find_local, is_repo, resolve
 
 _CLASS = re.compile(r".+\.py:\w+")
-"""A drafter's class in a file of the user's own."""
+"""A drafter's class in a user's own file."""
 
 _TRAINED = "trained"
 """The name of the drafter that was trained for the target."""
@@ -64,7 +64,7 @@ _TRAINED = "trained"
 class LoadedTarget:
     """An mlx-lm model with its parameters evaluated, and its tokenizer.
 
-    mirror: tells the other ranks of the target's calls; None where this process runs alone
+    mirror: sends the target's calls to the other ranks; None if this process runs alone
     """
 
     model: nn.Module
@@ -84,22 +84,22 @@ def load(
     progress: Progress | None = None,
     engine: EngineOptions | None = None,
 ) -> Redrafter:
-    """A target with its drafter, in memory, warmed up and ready to answer.
+    """Load a target with its drafter, warmed up and ready to answer.
 
-    Under `mlx.launch` all ranks share the target. Rank 0 gets it; on the others this never returns:
-    they repeat rank 0's calls, and end with it.
+    Under `mlx.launch` all ranks share the target. Rank 0 returns it. On the other ranks this never
+    returns: they repeat rank 0's calls, and end with it.
 
     Args:
-      drafter: what drafts. "trained": the drafter that was trained for this very target; a
-        drafter's folder or Hub repository; the name of a smaller model with the same tokenizer;
-        "FILE.py:CLASS" or an object: a drafter of one's own; "lookup": copies of the text;
-        "A+B": both; "A+tree:NAME": along a static tree; "auto": lookup, with the trained drafter or
-        else a published one of those that are on this machine; None or "none" decodes plainly
-      drafter_bits: 4 or 8 bits, to quantise the drafter's weights so; None leaves them as they are
+      drafter: "trained": the drafter that was trained for this target; a drafter's folder or Hub
+        repository; the name of a smaller model with the same tokenizer; "FILE.py:CLASS" or an
+        object: the caller's own drafter; "lookup": copies of the text; "A+B": both;
+        "A+tree:NAME": along a static tree; "auto": lookup, together with the trained drafter or
+        else a published one, if there is one on this machine; None or "none" decodes plainly
+      drafter_bits: quantise the drafter's weights to 4 or 8 bits; None leaves them as they are
       model, dtype, quantize, offline, progress: as in `load_target`
       engine: how many answers share the device, and how they take turns
     Raises:
-      RedrafterError: in one line, for whatever a user can cause
+      RedrafterError: in one line, for every error that a user can cause
     """
     named = parse_drafter(drafter, drafter_bits)
     ranks = join_ranks()
@@ -115,13 +115,13 @@ def load(
 
 @dataclass(frozen=True)
 class NamedDrafter:
-    """What a caller names as the drafter, checked as far as that goes without a target.
+    """The drafter that a caller names, checked as far as that is possible without a target.
 
     parts:    drafters, or their names; two of them draft together
-    looks_up: prompt lookup is added
-    any_here: "auto": a published drafter takes the place of a trained one, and lookup that of both
-    bits:     that the drafters' weights are quantised to; None leaves them as they are
-    tree:     a static tree to draft along; None: beams
+    looks_up: whether prompt lookup is added
+    any_here: "auto": a published drafter replaces a missing trained one, and lookup alone both
+    bits:     bits that the drafters' weights are quantised to; None leaves them as they are
+    tree:     a static tree to draft along; None drafts beams
     """
 
     parts: tuple[str | Bindable, ...]
@@ -134,9 +134,9 @@ class NamedDrafter:
 def parse_drafter(
     drafter: str | Path | Bindable | None, drafter_bits: int | None = None
 ) -> NamedDrafter:
-    """Refuse, before a target is loaded, what cannot be a drafter; arguments as in `load`.
+    """Check a drafter before a target is loaded; arguments as in `load`.
 
-    Raises RedrafterError for a name that stands for none, or a folder that holds none.
+    Raises RedrafterError for a name that is not a drafter's, or a folder that holds no drafter.
     """
     check_quantize(drafter_bits, "drafter_bits")
     drafter = None if drafter == "none" else drafter
@@ -164,7 +164,7 @@ def draft_with(
     progress: Progress | None = None,
     engine: EngineOptions | None = None,
 ) -> Redrafter:
-    """What `load` does with a target in memory: find the drafter, and warm up."""
+    """Find the drafter for a target in memory, and warm up: the second half of `load`."""
     parts: list[Bindable] = []
     note = None
     for part in drafter.parts:
@@ -193,7 +193,7 @@ def draft_with(
 
 
 def _parts(drafter: str | Path) -> list[str]:
-    """The names of the drafters in "A" or "A+B"; a name that exists on disk is one."""
+    """Return the drafters' names in "A" or "A+B"; a name that exists on disk is not split."""
     name = str(drafter)
     names = [name] if Path(name).exists() else name.split("+")
     if len(names) > 2 or not all(names):
@@ -202,7 +202,7 @@ def _parts(drafter: str | Path) -> list[str]:
 
 
 def _checked(name: str) -> str | Bindable:
-    """A drafter's name, or the drafter that "FILE.py:CLASS" makes."""
+    """Check a drafter's name and return it, or the drafter that "FILE.py:CLASS" makes."""
     if name == "auto":
         raise BadInputError(
             f"auto is {_TRAINED}+lookup, and two drafters at most draft together; "
@@ -221,7 +221,7 @@ def _checked(name: str) -> str | Bindable:
 
 
 def _names_model(name: str) -> bool:
-    """Whether a name is that of a language model, and not of a drafter's folder."""
+    """Whether a name belongs to a language model rather than to a drafter's folder."""
     path = Path(name)
     if path.is_dir():
         return not holds_drafter(path)
@@ -231,7 +231,7 @@ def _names_model(name: str) -> bool:
 def _open(
     name: str, bits: int | None, target: TargetSource, offline: bool, progress: Progress | None
 ) -> Bindable:
-    """A drafter by its name: a folder, a model's name, or a Hub repository of either."""
+    """Open a drafter by its name: a folder, a model's name, or a Hub repository of either."""
     path = Path(name)
     if _names_model(name):
         path = resolve(name, offline=offline, progress=progress).path
@@ -242,7 +242,7 @@ def _open(
 
 
 def _language_model(draft: LoadedTarget) -> Bindable:
-    """A language model as a drafter; what its config.json names tells a PARD model."""
+    """Make a drafter of a language model; a mask token in its config.json marks a PARD model."""
     name, path = draft.source.name, draft.source.path
     mask = read_object(path / "config.json").get(MASK_KEY) if path.is_dir() else None
     if mask is None:
@@ -251,7 +251,7 @@ def _language_model(draft: LoadedTarget) -> Bindable:
 
 
 def _from_file(name: str) -> Bindable:
-    """A drafter of the class that "FILE.py:CLASS" names, made without arguments."""
+    """Make a drafter of the class that "FILE.py:CLASS" names, without arguments."""
     path, _, wanted = name.rpartition(":")
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
     assert spec is not None
@@ -262,7 +262,7 @@ def _from_file(name: str) -> Bindable:
         made: object = getattr(module, wanted)()
     except FileNotFoundError:
         raise ModelNotFoundError(f"no drafter at {path}; there is no such file") from None
-    except Exception as error:  # whatever the user's own code raises
+    except Exception as error:  # the user's own code may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInputError(f"{name} makes no drafter: {reason}") from error
     if not isinstance(made, Drafter):
@@ -271,17 +271,17 @@ def _from_file(name: str) -> Bindable:
 
 
 def loadable_forms() -> tuple[str, ...]:
-    """The names of the forms of published drafters that can be loaded."""
+    """Return the names of the forms of published drafters that can be loaded."""
     return (*(form.name for form in FORMS), "PARD")  # which is a language model
 
 
 def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter | None, str | None]:
-    """The first drafter for this target that is on this machine and can be loaded.
+    """Find the first drafter for this target that is on this machine and can be loaded.
 
     Returns:
-      the drafter, or None where "auto" finds none; a line that says what was passed over, and which
-      was taken of several
-    Raises ModelNotFoundError where there is none and one is needed.
+      the drafter, or None if "auto" finds none; a line on which drafters were skipped, and which of
+      several was taken
+    Raises ModelNotFoundError if there is none and one is needed.
     """
     source = loaded.source
     target = _target(loaded)
@@ -312,7 +312,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
 
 
 def _target(loaded: LoadedTarget) -> Target:
-    """For drafters to read."""
+    """Return the target that drafters bind to."""
     if loaded.mirror is None:
         return Target(loaded.model)
     return MirroredTarget(loaded.model, loaded.mirror)
@@ -327,16 +327,16 @@ def load_target(
     progress: Progress | None = None,
     ranks: Ranks | None = None,
 ) -> LoadedTarget:
-    """Bring a target into memory, fetching its files first where they are not here.
+    """Load a target, downloading its files first if they are missing.
 
     Args:
-      name: of the registry, a Hub repository, a folder or a GGUF file; None is the default model
+      name: a registry name, a Hub repository, a folder or a GGUF file; None is the default model
       dtype: the arithmetic, see weights/precision.py; auto is as stored on a GPU and float32 on
         a CPU
-      quantize: 4 or 8 bits; a model that is quantised to as many already stays as it is
-      offline: use what is on this machine
-      progress: told of downloads and of checksums
-      ranks: that share the target; None has it whole in this process
+      quantize: 4 or 8 bits; a model that is already quantised to that many stays as it is
+      offline: use only files on this machine
+      progress: reports downloads and checksums
+      ranks: the ranks that share the target; None keeps all of it in this process
     Raises:
       RedrafterError: in one line: no such model, cannot be fetched, damaged, or not supported
     """

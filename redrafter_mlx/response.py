@@ -1,4 +1,4 @@
-"""What a caller gets: one response per token, or a whole answer."""
+"""What a caller receives: one response per token, or a whole answer."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class Response:
     source:            "model" for the target's own choice, "drafter" or "lookup" for an accepted
                        draft
     prompt_tps:        prompt tokens read per second (cached ones not counted)
-    cached_tokens:     prompt tokens that did not have to be read, because a text began alike
+    cached_tokens:     prompt tokens that were in the prefix cache and did not have to be read
     generation_tps:    tokens per second, counted from the first one
     peak_memory:       GB
     finish_reason:     "stop" or "length" on the last response, else None
     steps:             target calls after the prompt so far
-    tokens_per_step:   tokens from those calls divided by them; 1.0 for auto-regression
-    usual_shape:       of most steps so far, where it is chosen step by step; else None
+    tokens_per_step:   number of tokens per target call after the prompt; 1.0 for plain decoding
+    usual_shape:       shape of most steps so far, if it is chosen step by step; else None
     usual_nodes:       mean number of nodes verified in those steps; None as above
     step:              the step that emitted this token
-    index:             of this token among those of the step
+    index:             index of this token in the step
     """
 
     text: str
@@ -54,7 +54,7 @@ class Response:
     def logprobs(self) -> mx.array | None:
         """The target's log-probabilities [V] float32 that this token was chosen from.
 
-        None unless GenerationOptions.logprobs asked for them.
+        None unless GenerationOptions.logprobs is set.
         """
         return None if self.step.log_probs is None else self.step.log_probs[self.index]
 
@@ -63,7 +63,7 @@ class Response:
 class Completion:
     """A whole answer; `token_ids` holds the ending token too, `text` does not.
 
-    shapes: of the drafts in each step after the prompt
+    shapes: shape of the drafts in each step after the prompt
     """
 
     prompt_ids: list[int]
@@ -79,7 +79,7 @@ class Completion:
 
     @classmethod
     def of(cls, prompt_ids: list[int], responses: Sequence[Response]) -> Completion:
-        """The answer whose responses these are, all of them."""
+        """Build the answer from all of its responses."""
         last = responses[-1]
         assert last.finish_reason is not None, "the answer has ended"
         return cls(
@@ -99,13 +99,13 @@ class Completion:
 class Tally:
     """Statistics of one answer while it is generated.
 
-    tokens: responses so far
+    tokens: number of responses so far
     """
 
     def __init__(self, prompt_tokens: int, cached: int, automatic: bool) -> None:
-        """Starts the clock: the prompt is read now, but for `cached` tokens.
+        """Start the clock: the prompt is read now, except for `cached` tokens.
 
-        automatic: the shape is chosen step by step, and reported
+        automatic: whether the shape is chosen step by step, and reported
         """
         self.tokens = 0
         self._prompt_tokens = prompt_tokens
@@ -120,16 +120,16 @@ class Tally:
 
     @property
     def steps(self) -> int:
-        """Target calls after the prompt."""
+        """Number of target calls after the prompt."""
         return max(self._steps, 0)
 
     @property
     def decode_seconds(self) -> float:
-        """From the first token to the last that was read."""
+        """Seconds from the first token to the last one read."""
         return self._now - self._first
 
     def count(self, result: StepResult) -> None:
-        """Count a step that was read; the first is the prompt's."""
+        """Count a step's result; the first one is the prompt's."""
         self._now = time.perf_counter()
         self._steps += 1
         self._index, self._result = 0, result
@@ -140,7 +140,7 @@ class Tally:
             self._first = self._now
 
     def response(self, text: str, finish_reason: str | None) -> Response:
-        """The response for the next token of the step that was counted last."""
+        """Build the response for the next token of the step that was counted last."""
         assert self._result is not None
         steps, index, result = self._steps, self._index, self._result
         self._index += 1
@@ -168,7 +168,7 @@ class Tally:
 
 
 def _usual(shapes: Counter[BeamShape]) -> BeamShape | None:
-    """Plain decoding if most steps were plain, else the shape used most often."""
+    """Return PLAIN if most steps were plain, else the most frequent other shape."""
     drafted = Counter({shape: n for shape, n in shapes.items() if shape != PLAIN})
     if 2 * shapes[PLAIN] > shapes.total() or not drafted:
         return PLAIN if shapes else None

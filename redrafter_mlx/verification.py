@@ -1,10 +1,10 @@
-"""Verification: are drafted tokens those of mlx-lm's own loop, and is rounding why some are not.
+"""Verification: whether drafted tokens equal those of mlx-lm's own loop, or differ by rounding.
 
 Greedy drafted decoding is compared with `mlx_lm.generate.generate_step` on the same model, which
-shares nothing with our loop. Where a token differs, the target's margin between the two tokens is
-compared with rounding: by how much mlx-lm's own logits for that very text differ between calls of
-one query row and calls of as many rows as a tree has. That noise is measured without a tree, a mask
-or a cache of ours, so a defect in those cannot excuse itself.
+shares nothing with our loop. If a token differs, the target's margin between the two tokens is
+compared with rounding noise: by how much mlx-lm's own logits for that text differ between calls of
+one query row and calls of as many rows as a tree has. The noise is measured without our trees,
+masks or caches, so a defect in those cannot excuse itself.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.sequential import sequential_log_probs
 
 _WATCHED = 8
-"""Noise is measured in this many of the likeliest tokens; the others are never chosen."""
+"""Number of likeliest tokens in which noise is measured; the others are never chosen."""
 
 
 @dataclass(frozen=True)
 class Difference:
     """The first difference of an answer from mlx-lm's; later tokens cannot be compared.
 
-    question:  its index, from 0
+    question:  index of the question, from 0
     position:  index of the token in the answer, from 0
     expected, got: mlx-lm's token and ours
     margin:    by how much the target prefers mlx-lm's token, in nats
-    noise:     how far rounding alone moves a log-probability on this text, in nats
+    noise:     by how much rounding alone changes a log-probability on this text, in nats
     """
 
     question: int
@@ -50,7 +50,7 @@ class Difference:
 
     @property
     def explained(self) -> bool:
-        """Two tokens can swap if rounding moves each by half of their margin."""
+        """Whether rounding explains it: two tokens can swap if each moves by half of the margin."""
         return self.margin <= 2 * self.noise
 
 
@@ -58,9 +58,9 @@ class Difference:
 class VerificationReport:
     """What was compared, and the differences.
 
-    tokens, agreeing: compared, and equal; after a difference nothing is compared
+    tokens, agreeing: number of tokens compared, and equal; nothing is compared after a difference
     drafter:          described in words; "oracle" drafts from mlx-lm's own answer, with errors
-    nodes:            mean number verified in a step, padding left out
+    nodes:            mean number of nodes verified in a step, without padding
     tokens_per_step:  of all answers together; measures a drafter only if there is one
     """
 
@@ -84,11 +84,11 @@ class VerificationReport:
 
     @property
     def explained(self) -> bool:
-        """Whether every difference lies within rounding."""
+        """Whether rounding explains every difference."""
         return all(d.explained for d in self.differences)
 
     def to_dict(self) -> dict[str, object]:
-        """The report as JSON holds it, with the verdicts."""
+        """Return the report as a dictionary for JSON, with the verdicts."""
         differences = [{**asdict(d), "explained": d.explained} for d in self.differences]
         verdict = {"exact": self.exact, "explained": self.explained}
         return {**asdict(self), "differences": differences, **verdict}
@@ -107,14 +107,14 @@ def verify(
 
     Args:
       prompts: token ids
-      shape: the drafter's own if None
+      shape: beam shape; None uses the drafter's own
       oracle: draft from mlx-lm's own answer, with errors, so that every accepted length occurs;
-        also done where there is no drafter
+        also done if there is no drafter
       done: called with the number of finished prompts
     """
     MLX_PROCESS.check()
     shape = shape or redrafter.beam_shape
-    if shape == PLAIN:  # there is no drafter; the oracle's drafts make the harder test
+    if shape == PLAIN:  # there is no drafter; the oracle's drafts are the harder test
         shape = DEFAULT_BEAM_SHAPE
     source = redrafter.source
     compared = agreeing = emitted = 0
@@ -162,7 +162,7 @@ def verify(
 def _drafted(
     decoder: Decoder, prompt: list[int], expected: list[int]
 ) -> tuple[list[int], list[int]]:
-    """As many tokens as were expected, end-of-text or not, and the nodes of each target call."""
+    """Decode as many tokens as expected, past end-of-text too; also return each call's nodes."""
     emitted: list[int] = []
 
     def finished(result: StepResult) -> bool:
@@ -176,9 +176,9 @@ def _drafted(
 def _margin_and_noise(
     model: nn.Module, text: list[int], start: int, expected: int, got: int, rows: int
 ) -> tuple[float, float]:
-    """The target's margin after `text`, and the noise between one-row and N-row calls before it.
+    """Measure the target's margin after `text`, and the noise of N-row calls against one-row calls.
 
-    Both from mlx-lm's own model and cache. The prompt, up to `start`, is read as mlx-lm reads it.
+    Both use mlx-lm's own model and cache. The prompt, up to `start`, is read as mlx-lm reads it.
     """
     single = sequential_log_probs(model, text, start, 1)
     several = sequential_log_probs(model, text, start, max(rows, 2))

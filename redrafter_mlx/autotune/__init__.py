@@ -1,1 +1,1 @@
-"""What steps cost on this machine, what is accepted, and which beam shape pays."""
+"""Auto-tuning: step costs on this machine, acceptance statistics, and the choice of beam shapes."""

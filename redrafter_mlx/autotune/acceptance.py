@@ -1,20 +1,20 @@
 """Acceptance statistics: how likely drafts are to be accepted, learned from the steps taken.
 
-The tree that a step verified holds the trees of all smaller shapes, or nearly: with fewer beams the
-search would have continued from fewer prefixes, and now and then have kept one that more beams
-drop. A node's `beam` is the smallest width that contains it, minus one, and nodes are in order of
-likelihood, so a shape of width w, length l and n nodes would have had the first n of the nodes
-whose beam is below w and whose depth is below l:
+A verified tree holds the trees of all smaller shapes, or nearly: a search with fewer beams
+continues from fewer prefixes, and now and then keeps one that more beams drop. A node's `beam` is
+the smallest beam width that contains it, minus one. Nodes are sorted by likelihood. So a shape of
+width w, length l and n nodes would have had the first n nodes whose beam is below w and whose depth
+is below l:
 
     root -+- is -+- a -+- red     beam 0, beam 1     W = 1, L = 3 would have had   is, a
           |      |     `- small   beam 1             W = 1, L = 4                  is, a, red
           |      `- dark          beam 1             W = 2, L = 3                  is, red, a, dark
           `- red                  beam 1
 
-So one step tells how many drafts each smaller shape would have got accepted. For larger shapes the
-chances by width and depth are extrapolated: a depth not seen lately is as good as the depth above
-it, and a further beam catches a share of what the narrower ones missed. Evidence is forgotten
-exponentially, so these guesses return, and are probed when they promise enough.
+So one step shows how many accepted drafts each smaller shape would have had. For larger shapes the
+acceptance rates by width and depth are extrapolated: a depth without recent evidence is as good as
+the depth before it, and a further beam catches a share of what the narrower ones missed. Evidence
+decays exponentially, so these guesses return, and are probed when they promise enough.
 """
 
 from __future__ import annotations
@@ -34,77 +34,77 @@ from redrafter_mlx.decoding.step_result import StepResult
 
 Array = NDArray[np.float64]
 
-_KEPT = 0.94
-"""The share of older evidence that is left after a step: half of it after 11 steps."""
+_DECAY = 0.94
+"""Share of older evidence that is left after a step: half of it after 11 steps."""
 
 _PRIOR = 2.0
-"""A guess from a neighbouring depth or width weighs as much as so many steps."""
+"""Weight, in steps, of a guess from a neighbouring depth or width."""
 
 _FIRST_CHANCE = 0.6
-"""Assumed acceptance of an unknown drafter's first draft; such drafters are worth a try."""
+"""Assumed acceptance rate of an unknown drafter's first draft; such drafters are worth a try."""
 
 _RESCUE = 0.35
-"""One more beam is assumed to catch this share of the misses, times the narrower beams' own
-chance: a drafter whose first guesses are worth nothing has no better second ones."""
+"""Share of the misses that one more beam is assumed to catch, times the narrower beams' own
+acceptance rate: a drafter whose first guesses are worthless has no better second ones."""
 
 _COPY_PRIOR = 6.0
-"""Copied drafts of an unknown text that are taken to have been accepted as expected."""
+"""Weight, in copied drafts, of the assumption that copies are accepted as often as expected."""
 
 _COPY_COST = 1.3
-"""Of a copied step, as a share of a drafted one with as many rows: its call is seldom
-compiled, and the host builds it while the device waits. Counted on two CPU cores; learned from
-steps."""
+"""Assumed time of a step with copies, as a share of a drafted step with as many query rows: its
+call is seldom compiled, and the host builds it while the device waits. Measured on two CPU cores;
+then learned from steps."""
 
 
 class CopyStatistics:
-    """How copies of the text fare: how many are accepted, and what their steps cost."""
+    """Statistics of copies of the text: how many are accepted, and what their steps cost."""
 
     def __init__(self) -> None:
         self._expected = self._accepted = _COPY_PRIOR
-        self._costs = deque([_COPY_COST] * 3, maxlen=9)  # of the last steps; the median counts
+        self._costs = deque([_COPY_COST] * 3, maxlen=9)  # of the last steps; the median is used
 
     def learn(self, expected: float, accepted: int, cost: float) -> None:
-        """Count one step with a copy of which so many drafts were expected to be accepted.
+        """Record a step with copies: the expected and the actual number of accepted drafts.
 
         `cost` is its time as a share of a drafted step's; NaN if it was not measured.
         """
-        self._expected = _KEPT * self._expected + expected
-        self._accepted = _KEPT * self._accepted + accepted
+        self._expected = _DECAY * self._expected + expected
+        self._accepted = _DECAY * self._accepted + accepted
         if not math.isnan(cost):
             self._costs.append(cost)
 
     @property
     def trust(self) -> float:
-        """The share of the expected copied drafts that was accepted lately, 1 at most."""
+        """Recently accepted copied drafts as a share of the expected ones, at most 1."""
         return min(self._accepted / self._expected, 1.0)
 
     @property
     def cost(self) -> float:
-        """Time of a step with copies, as a share of a drafted one with as many rows."""
+        """Time of a step with copies, as a share of a drafted step with as many query rows."""
         return statistics.median(self._costs)
 
     def to_record(self) -> list[float]:
-        """For a file: `from_record` makes the same of it."""
+        """Return a record for a file; `from_record` is the inverse."""
         return [self._expected, self._accepted, *self._costs]
 
     @classmethod
     def from_record(cls, record: Sequence[float]) -> CopyStatistics:
-        """Raises ValueError for numbers that no statistics can be."""
+        """Read a record; raises ValueError for numbers that cannot be statistics."""
         known = cls()
         known._expected, known._accepted, *costs = map(measured, record)
         known._costs.extend(costs)
         return known
 
     def begin_answer(self) -> None:
-        """Move the cost towards the assumed one: if it was too high, copies are tried again."""
+        """Move the cost towards the assumed one, so that expensive copies are tried again."""
         self._costs.append(_COPY_COST)
 
 
 class AcceptanceStatistics:
-    """The chance of acceptance by width and depth, and accepted drafts by shape.
+    """Acceptance rates by width and depth, and accepted drafts by shape.
 
-    shapes: those that expected tokens are given for, in the order of all arrays [S]
-    copies: the same of copies
+    shapes: the shapes to estimate, in the order of all arrays [S]
+    copies: the statistics of copies
     """
 
     def __init__(self, shapes: Iterable[BeamShape]) -> None:
@@ -114,15 +114,15 @@ class AcceptanceStatistics:
         W = max((s.width for s in self.shapes), default=1)
         D = max((s.length for s in self.shapes), default=2) - 1
         self._width, self._depth = np.arange(W)[:, None], np.arange(1, D + 1)
-        # Hits and trials of depth d + 1 with w + 1 beams, in steps where depth d was accepted, and
-        # accepted drafts and steps of each shape.
+        # By depth: hits and trials of depth d + 1 with w + 1 beams, in steps where depth d was
+        # accepted. By shape: accepted drafts and steps.
         self._by_depth, self._by_shape = np.zeros((2, W, D)), np.zeros((2, len(self.shapes)))
         self._by_depth[:, 0, 0] = _PRIOR * _FIRST_CHANCE, _PRIOR
 
     def learn(self, *rows: StepResult) -> None:
-        """Count one drafted step, with the result of each row of a batch."""
-        self._by_depth *= _KEPT
-        self._by_shape *= _KEPT
+        """Record one drafted step, with the result of each batch row."""
+        self._by_depth *= _DECAY
+        self._by_shape *= _DECAY
         for row in rows:
             self._count(row)
 
@@ -130,19 +130,19 @@ class AcceptanceStatistics:
         W, _ = self._by_depth.shape[1:]
         beams = np.array(step.beams)
         reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1  # [W, 1]
-        told = (self._depth <= reached + 1) & (self._width < step.shape.width)  # [W, D]
+        covered = (self._depth <= reached + 1) & (self._width < step.shape.width)  # [W, D]
         if _is_cut(step):
             deepest = np.zeros(max(W, step.shape.width), np.int64)
             np.maximum.at(deepest, beams, step.depths)
-            told &= self._depth <= np.minimum.accumulate(deepest)[:W, None]
+            covered &= self._depth <= np.minimum.accumulate(deepest)[:W, None]
         else:
-            told &= self._depth < step.shape.length
-        self._by_depth += told & (self._depth <= reached), told
-        told, accepted = accepted_within(step, self._bounds)
-        self._by_shape += told * accepted, told
+            covered &= self._depth < step.shape.length
+        self._by_depth += covered & (self._depth <= reached), covered
+        covered, accepted = accepted_within(step, self._bounds)
+        self._by_shape += covered * accepted, covered
 
     def chances(self) -> Array:
-        """[W, D], of depth d + 1 being accepted with w + 1 beams, given that depth d was."""
+        """Return [W, D], the chance that depth d + 1 is accepted if d was, with w + 1 beams."""
         rows: list[list[float]] = []
         for all_hits, all_trials in zip(*self._by_depth.tolist(), strict=True):
             row: list[float] = []
@@ -157,26 +157,26 @@ class AcceptanceStatistics:
         return np.array(rows)
 
     def tokens(self) -> Array:
-        """[S], expected tokens of a step of each shape, the bonus token included."""
+        """Return [S], the expected tokens of a step of each shape, the bonus token included."""
         accepted, steps = self._by_shape
         guess = expected_drafts(self.chances(), self._bounds)
         return 1 + (accepted + _PRIOR * guess) / (steps + _PRIOR)
 
     def steps(self) -> Array:
-        """[S], how many steps have told of each shape, older ones counting less."""
+        """Return [S], the number of steps with evidence about each shape; older ones weigh less."""
         return self._by_shape[1]
 
     def accepted_by_depth(self, shape: BeamShape) -> list[float]:
-        """The chance that a draft of each depth is accepted, of a shape whose nodes all fit."""
+        """Return the chance that a draft of each depth is accepted, for a shape that is not cut."""
         of_width: list[float] = _reached(self.chances())[shape.width - 1].tolist()
         return of_width[: shape.length - 1]
 
     def continued(self, shapes: Iterable[BeamShape]) -> AcceptanceStatistics:
-        """For the next answer, with half of the evidence; `shapes` as for new ones."""
+        """Return statistics of `shapes` for the next answer, with half of this evidence."""
         other = AcceptanceStatistics(shapes)
         _, W, D = np.minimum(self._by_depth.shape, other._by_depth.shape)
         other._by_depth[:, :W, :D] = self._by_depth[:, :W, :D] / 2
-        # The first chance has no neighbour to be guessed from: its evidence never fades away.
+        # The first chance has no neighbour to be guessed from, so its evidence never fades away.
         other._by_depth[:, 0, 0] *= max(1.0, _PRIOR / other._by_depth[1, 0, 0])
         known = {shape: i for i, shape in enumerate(self.shapes)}
         for i, shape in enumerate(other.shapes):
@@ -187,7 +187,7 @@ class AcceptanceStatistics:
         return other
 
     def to_record(self) -> dict[str, object]:
-        """For a file: `from_record` makes the same of it."""
+        """Return a record for a file; `from_record` is the inverse."""
         shapes = [[s.width, s.length, s.nodes] for s in self.shapes]
         return {
             "shapes": shapes,
@@ -198,7 +198,7 @@ class AcceptanceStatistics:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> AcceptanceStatistics:
-        """Raises ValueError, TypeError or KeyError for what no statistics can be."""
+        """Read a record; raises ValueError, TypeError or KeyError if it cannot be statistics."""
         known = cls(BeamShape(w, n, nodes) for w, n, nodes in record["shapes"])
         for counts, stored in (
             (known._by_shape, np.array(record["by_shape"], float)),
@@ -212,22 +212,22 @@ class AcceptanceStatistics:
 
 
 def bounds(shapes: Sequence[BeamShape]) -> NDArray[np.int64]:
-    """[3, S, 1]: width, length and nodes of each shape."""
+    """Return [3, S, 1]: width, length and nodes of each shape."""
     each = [(s.width, s.length, s.nodes) for s in shapes]
     return np.array(each, np.int64).reshape(-1, 3).T[:, :, None]
 
 
 def expected_drafts(chances: Array, shapes: NDArray[np.int64]) -> Array:
-    """Expected accepted drafts of shapes: the sum over their likeliest nodes, without the root.
+    """Return the expected accepted drafts of shapes: a sum over their likeliest nodes but the root.
 
     Shapes:
-      chances: [W, D], of depth d + 1 being accepted with w + 1 beams, given that depth d was
+      chances: [W, D], the chance that depth d + 1 is accepted if d was, with w + 1 beams
       shapes:  [3, S, 1], see `bounds`
     Returns:
       [S]
     """
     values = _reached(chances)
-    values[1:] -= values[:-1].copy()  # the node of beam w adds what w + 1 beams reach and w do not
+    values[1:] -= values[:-1].copy()  # beam w adds what w + 1 beams reach and w beams do not
     order = values.ravel().argsort()[::-1]
     beam, depth = order // values.shape[1], order % values.shape[1]
     width, length, nodes = shapes
@@ -240,29 +240,29 @@ def expected_drafts(chances: Array, shapes: NDArray[np.int64]) -> Array:
 def accepted_within(
     step: StepResult, shapes: NDArray[np.int64]
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """What a step tells of other shapes, [3, S, 1] as from `bounds`.
+    """Return what a step shows about other shapes, [3, S, 1] as from `bounds`.
 
     Returns:
-      told:     [S], whether it tells of the shape at all
-      accepted: [S], the drafts that the shape would have got accepted
+      covered:  [S], whether the step is evidence about the shape
+      accepted: [S], the number of drafts that the shape would have had accepted
     """
     width, length, nodes = shapes
     inside = (np.array(step.beams) < width) & (np.array(step.depths) < length)  # [S, N]
     rank = inside.cumsum(axis=1)
     accepted = (inside & (rank <= nodes))[:, step.path].sum(axis=1) - 1
-    told = (width <= step.shape.width) & (length <= step.shape.length)
+    covered = (width <= step.shape.width) & (length <= step.shape.length)
     if _is_cut(step):
-        told &= rank[:, -1:] >= nodes
-    return told[:, 0], accepted
+        covered &= rank[:, -1:] >= nodes
+    return covered[:, 0], accepted
 
 
 def _reached(chances: Array) -> Array:
-    """[W, D], the chance that depth d + 1 is accepted with w + 1 beams."""
+    """Return [W, D], the chance that depth d + 1 is accepted with w + 1 beams."""
     reached: Array = np.maximum.accumulate(chances.cumprod(axis=1), axis=0)
     return reached
 
 
 def _is_cut(step: StepResult) -> bool:
-    """Whether nodes of the beams may have found no room."""
+    """Whether the node capacity may have cut nodes of the beams."""
     full = step.shape.width * (step.shape.length - 1) + 1
     return len(step.beams) == step.shape.nodes < full

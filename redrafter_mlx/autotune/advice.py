@@ -1,7 +1,7 @@
-"""What drafts would bring on a machine, from its measured times and the acceptance of a kind.
+"""The speedup to expect from a kind of drafter, from measured times and typical acceptance rates.
 
-A chain of drafts is assumed. A tree brings more, and is chosen step by step once there is a
-drafter.
+A chain of drafts is assumed. A tree brings more; once there is a drafter, its shape is chosen step
+by step.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from redrafter_mlx.config import PLAIN
 
 @dataclass(frozen=True)
 class Kind:
-    """Drafters of a kind, as they usually fare in chats.
+    """A kind of drafter, with its usual acceptance rates in chats.
 
-    chances:    by depth, that a draft is accepted where those before it were; the last one goes on
-    level_cost: of drafting one token, as a share of the target's one-row call
-    share:      of the steps, those that draft at all
+    chances:    by depth, the chance that a draft is accepted if those before it were; the last one
+                holds for all further depths
+    level_cost: cost of drafting one token, as a share of the target's one-row call
+    share:      share of the steps that draft at all
     """
 
     chances: tuple[float, ...]
@@ -38,18 +39,18 @@ TRAINED = Kind((0.52, 0.56), level_cost=LEVEL_COST)
 """1.98 tokens/step at width 1 and length 4: the drafter that ships, on our questions, README.md."""
 
 _PUBLISHED = (0.68, 0.68)
-"""Assumed of an EAGLE-3 head: 2.5 tokens/step for a chain of three drafts. Its paper
-(arXiv 2503.01840) has 4 to 6 in trees of 60 nodes."""
+"""Assumed for an EAGLE-3 head: 2.5 tokens/step for a chain of three drafts. Its paper
+(arXiv 2503.01840) reports 4 to 6 for trees of 60 nodes."""
 
 
 def published(drafter_bytes: int, weight_bytes: int) -> Kind:
-    """A published head that reads so many bytes for a draft, beside the target's weights."""
+    """Return a published head that reads `drafter_bytes` per draft; the target `weight_bytes`."""
     return Kind(_PUBLISHED, level_cost=drafter_bytes / max(1, weight_bytes))
 
 
 @dataclass(frozen=True)
 class Promise:
-    """What a kind of drafter promises: its best length, 1 where plain decoding is faster."""
+    """Expected speed of a kind of drafter at its best length, 1 if plain decoding is faster."""
 
     length: int
     tokens_per_step: float
@@ -60,7 +61,7 @@ class Promise:
 def promise(
     kind: Kind, costs: CostModel, context: int, lengths: Sequence[int] = (1, *LENGTHS)
 ) -> Promise:
-    """The length of most tokens a second after so many tokens of text."""
+    """Return the length with the most tokens per second after `context` tokens of text."""
     plain = costs.step(PLAIN, context)
 
     def of_length(length: int) -> Promise:

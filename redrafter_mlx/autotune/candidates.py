@@ -1,4 +1,4 @@
-"""Candidates: the few beam shapes that are worth a choice on a machine."""
+"""Candidates: the few beam shapes that are worth considering on a machine."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from redrafter_mlx.config import BeamShape
 
 WIDEST = 4
 LENGTHS = (2, 3, 4, 5, 6, 8)
-"""Only these shapes are chosen automatically."""
+"""Maximum width, and the lengths, of shapes that are chosen automatically."""
 
 _NODES = (6, 8, 10, 13, 16, 20, 24, 28)
-"""Trees are cut to these sizes, each about a quarter more than the one before, and at cliffs."""
+"""Node counts that trees are cut to, besides those at cliffs; each is about a quarter larger than
+the one before."""
 
 
 def candidates(
@@ -23,11 +24,11 @@ def candidates(
     longest: int = LENGTHS[-1],
     batches: Sequence[int] = (1,),
 ) -> tuple[BeamShape, ...]:
-    """Every shape that may promise most in batches of so many rows, plain decoding aside.
+    """Return every shape that may be best in batches of any of these sizes, except plain decoding.
 
-    Every width and length whose drafting has a cost, whole, and cut to a ladder of row counts and
-    at cliffs, with room for a draft of each beam: a beam that no node is left for only costs. A
-    shape is left out when a larger one costs no more at either context: it would never be better.
+    Those are all widths and lengths with a known drafting cost: whole, and cut to a ladder of row
+    counts and at cliffs. Each beam keeps room for a draft: a beam without a node only costs. A
+    shape is left out if a larger one costs no more at either context: it would never be better.
     """
     widest = min(widest, WIDEST, max((w for w, *_ in costs.draft), default=0))
     longest = min(longest, max((n for _, n, _ in costs.draft), default=0))
@@ -41,7 +42,7 @@ def candidates(
                     found.add(BeamShape(width, length, nodes))
     shapes = sorted(found, key=lambda s: (s.nodes, s.length, s.width))
     cases = [(c, b) for c in (costs.short_context, costs.long_context) for b in batches]
-    # What a larger shape has more of is positive here, and what it costs less of too.
+    # In every column more is better: sizes, and costs with the sign reversed.
     sizes = np.array(
         [(s.width, s.length, s.nodes, *(-costs.step(s, c, b) for c, b in cases)) for s in shapes]
     ).reshape(-1, 3 + len(cases))

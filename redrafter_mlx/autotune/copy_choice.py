@@ -1,4 +1,4 @@
-"""Copies of the texts that gain most time over the trees as they were drafted."""
+"""Choice of the copies of the text that gain most time over the trees as they were drafted."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.drafting.prompt_lookup import Copy
 
 _COPY_LENGTHS = (1, 3, 7, 15, 31)
-"""Few, because each row count is a compiled graph of its own."""
+"""Numbers of copied drafts; few, because each row count needs its own compiled graph."""
 
 _LONG_MATCH = 8
-"""Shorter matches are copied for twice their length at most, however well others have held."""
+"""Shorter matches are copied for at most twice their length, however well others were accepted."""
 
 _COPY_MARGIN = 0.1
-"""Tokens that a copy must promise more than the tree as it was drafted."""
+"""Minimum number of tokens that a copy must promise beyond the tree as it was drafted."""
 
 _BESIDE_COPY = 0.7
-"""How good a drafter's branches are where the copy beside them is wrong, as a share of how good
-they are otherwise. Assumed: both tend to fail at the same positions."""
+"""Acceptance rate of a drafter's branches where the copy next to them is wrong, as a share of their
+usual rate. Assumed: both tend to fail at the same positions."""
 
 
 @dataclass(frozen=True)
 class Drafted:
     """What copies may replace or join in one row.
 
-    match:    the best one of the row's text; None if there is none
-    shape:    of the tree as it was drafted
-    branches: the chance that a draft of each depth is accepted; empty where no copy may join them
-    tokens:   expected of the tree as it was drafted
+    match:    the best n-gram match of the row's text; None if there is none
+    shape:    shape of the tree as it was drafted
+    branches: the chance that a draft of each depth is accepted; empty if no copy may join them
+    tokens:   expected tokens of the tree as it was drafted
     """
 
     match: Copy | None
@@ -46,11 +46,11 @@ class Drafted:
 class CopyChoice:
     """The copies of a step.
 
-    copies:  of each row; None where the text has no match and what was drafted stays
-    shapes:  of the trees of all rows
-    joined:  of each row, whether the drafter's branches stay beside its copy
-    holds:   the chance of each row's copy to be accepted throughout, 0 without one
-    seconds: predicted for the step
+    copies:  of each row; None if the text has no match, so that the drafts stay
+    shapes:  shape of each row's tree
+    joined:  of each row, whether the drafter's branches stay next to its copy
+    holds:   the chance that each row's copy is accepted in full, 0 without a copy
+    seconds: predicted seconds of the step
     """
 
     copies: Sequence[Copy | None]
@@ -60,7 +60,7 @@ class CopyChoice:
     seconds: float
 
     def plans(self, draft_after: bool) -> list[CopyPlan | None]:
-        """For the loop; `draft_after` holds where copies stand alone."""
+        """Return the plans for the loop; `draft_after` applies to copies without branches."""
         return [
             None if copy is None else CopyPlan([copy], shape, joined, joined or draft_after)
             for copy, shape, joined in zip(self.copies, self.shapes, self.joined, strict=True)
@@ -75,12 +75,12 @@ def best_copies(
     seconds_of: Callable[[int, int], float],
     most_nodes: int,
 ) -> CopyChoice | None:
-    """The copies whose verification gains most; None if they gain nothing.
+    """Return the copies whose verification gains most; None if no copies gain anything.
 
     Args:
-      pace: tokens a second of a row otherwise
-      drafted_seconds: of the step with the trees as they were drafted, the drafting left out
-      seconds_of: the same by the nodes and the width of the largest tree
+      pace: tokens per second of a row in steps without copies
+      drafted_seconds: seconds of the step with the trees as they were drafted, without drafting
+      seconds_of: the same as a function of the nodes and the width of the largest tree
     """
     trust = statistics.trust
     best = sum(row.tokens for row in rows) / len(rows) - pace * drafted_seconds + _COPY_MARGIN
@@ -110,7 +110,7 @@ def best_copies(
 
 @dataclass(frozen=True)
 class _Tree:
-    """The tree of one row with a copy of some length in it, or as it was drafted."""
+    """The tree of one row, with a copy of some length in it, or as it was drafted."""
 
     copy: Copy | None
     shape: BeamShape
@@ -120,7 +120,7 @@ class _Tree:
 
     @classmethod
     def of(cls, row: Drafted, longest: int, joined: bool, trust: float) -> _Tree:
-        """With as many drafts as the row's match allows, `longest` at most."""
+        """Copy as many drafts as the row's match allows, at most `longest`."""
         most = min(longest, _most_copied(row.match))
         count = max((n for n in _COPY_LENGTHS if n <= most), default=0)
         if row.match is None or count == 0:
@@ -137,7 +137,7 @@ class _Tree:
 
 
 def _most_copied(copy: Copy | None) -> int:
-    """Drafts that may be copied of a match."""
+    """Return the number of drafts that may be copied from a match."""
     if copy is None:
         return 0
     drafts = len(copy.log_probs)
@@ -145,6 +145,6 @@ def _most_copied(copy: Copy | None) -> int:
 
 
 def _accepted(holds: Sequence[float], branches: Sequence[float]) -> float:
-    """Expected accepted drafts of a copy and of the drafter's branches in one tree."""
+    """Return the expected accepted drafts of a copy and the drafter's branches in one tree."""
     both = zip_longest(holds, branches, fillvalue=0.0)
     return sum(hold + (1 - hold) * _BESIDE_COPY * branch for hold, branch in both)

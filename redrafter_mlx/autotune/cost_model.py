@@ -1,11 +1,11 @@
 """Cost model: seconds of a step by query rows, by context length and by beam shape.
 
 Kernels change at certain row counts, so the time of a target's call is a staircase in its query
-rows, not a line: one row more can cost nothing, or double the call. The model keeps the stairs:
+rows, not a line: one more row can cost nothing, or double the call. The model keeps the stairs:
 nothing is smoothed, and a row count between two measured ones costs as much as the upper one.
 
-What has not been measured yet is assumed, as ratios of a one-row call. The ratios are rough: with
-them the first answers draft with a shape that is safe on such a machine, and nobody waits.
+Unmeasured costs are assumed, as ratios of a one-row call. The ratios are rough: with them the first
+answers draft with a shape that is safe on this kind of machine, and do not wait for measurements.
 """
 
 from __future__ import annotations
@@ -26,47 +26,48 @@ from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 
 SHORT_CONTEXT, LONG_CONTEXT = 128, 2048
-"""Committed tokens at which calls are timed; attention is linear in between and beyond."""
+"""Committed tokens at which calls are timed; attention is linear between and beyond them."""
 
 ROWS = (*range(1, 18), 20, 24, 28, 32)
 LONG_ROWS = (1, 8, 16, 32)
-"""Query rows of the calls that are timed; what context adds comes from attention alone."""
+"""Query rows of the timed calls at the two contexts; only attention depends on the context."""
 
 MOST_NODES = ROWS[-1]
-"""Of the tree of one sequence."""
+"""Maximum number of nodes of one sequence's tree."""
 
 BATCH_ROWS = (40, 48, 64, 96, 128)
-"""Query rows that only batches have. Products do not tell nodes of a tree from batch rows."""
+"""Query rows that only batches reach. Matrix products treat tree nodes and batch rows alike."""
 
 FEW_ROWS = (1, 2, 3, 4, 5, 6, 8, 10, 13, 16, 24, 32)
-"""Those whose cost is assumed until it is measured."""
+"""Query rows whose cost is assumed until it is measured."""
 
 DRAFT_LENGTHS = (2, 4, 8)
-"""Beam lengths at which drafting is timed; each further level is the same work again."""
+"""Beam lengths at which drafting is timed; each further level repeats the same work."""
 
 BATCHES, BATCH_LENGTHS = (2, 4, 8), (2, 4)
-"""Batch rows and beam lengths at which drafting the widest beams for a batch is timed."""
+"""Batch rows and beam lengths at which batched drafting with the widest beams is timed."""
 
 LEVEL_COST = 0.07
-"""A level of beam search with one beam, as a share of a one-row call: a recurrent drafter's."""
+"""Cost of a level of a recurrent drafter's one-beam search, as a share of a one-row call."""
 
 _CALL = {
     # Two threads of an AMD EPYC with MKL or OpenBLAS, float32: products of 2 to 16 rows.
     "cpu": (1.0, 1.0, 1.5, 1.55, 1.65, 1.75, 1.9, 2.1, 2.3, 2.5, 3.0, 3.6),
     # The authors of arXiv 2403.09919 on an M1 Max and an M2 Ultra, float16: 2 to 15 drafted nodes
-    # cost 1.5 to 2.2 of a plain step, 16 cost 2.7 to 3.3.
+    # cost as much as 1.5 to 2.2 plain steps, 16 as much as 2.7 to 3.3.
     "apple": (1.0, 1.3, 1.35, 1.4, 1.45, 1.5, 1.7, 1.8, 2.0, 2.8, 3.6, 4.5),
-    # Weights are read once for so many rows.
+    # Weights are read once for all of these rows.
     "cuda": (1.0, 1.02, 1.03, 1.04, 1.05, 1.06, 1.1, 1.12, 1.15, 1.2, 1.3, 1.4),
 }
 _LONGER, _FURTHER_BEAM = 0.15, 0.1
-"""What the long context adds to a call, and a further beam to a level of beam search."""
+"""Shares that the long context adds to a call, and a further beam to a level of beam search."""
 
 OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
-"""The rest of a step, by the shape it is timed with: plain, one beam, several beams."""
+"""Assumed cost of the rest of a step, as a share of a one-row call, by the shape that it is timed
+with: plain, one beam, several beams."""
 
-_CLEAR = 0.1
-"""A smaller rise is no cliff."""
+_LEAST_RISE = 0.1
+"""Minimum relative rise of a cliff."""
 
 Case = tuple[str, int, int]
 """What is timed: ("call", query rows, context), ("draft", B * W, L) or ("overhead", W, L)."""
@@ -74,12 +75,12 @@ Case = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Setup:
-    """What was measured, on what; times are used again only where all of it is the same.
+    """The models and the machine that were measured; times are reused only if all fields are equal.
 
     chip:    the device's name
     model:   fingerprint of the target's tensors: names, shapes and types
-    drafter: the same of the drafter, or its kind where it has no tensors
-    dtype:   of the target's hidden states
+    drafter: the same of the drafter, or its kind if it has no tensors
+    dtype:   type of the target's hidden states
     mlx:     MLX's version
     blas:    the library of matrix products on a CPU
     """
@@ -93,7 +94,7 @@ class Setup:
 
     @property
     def path(self) -> Path:
-        """The file of its times."""
+        """The file that holds its times."""
         key = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return cache_dir() / "costs" / f"{key[:32]}.json"
 
@@ -102,8 +103,8 @@ class Setup:
 class Timings:
     """Times measured on one setup.
 
-    seconds:  medians, by case
-    spread:   by how large a share two measurements of one case differ, typically
+    seconds:  measured seconds, by case
+    spread:   typical relative difference of two measurements of one case
     complete: whether everything was measured together, so that nothing needs to be assumed
     budget:   seconds that may be spent on further measurements
     """
@@ -115,14 +116,14 @@ class Timings:
     budget: float = 0.0
 
     def save(self) -> None:
-        """Keep them for other processes; a cache that cannot be written is no error."""
+        """Save them for other processes; a cache that cannot be written is no error."""
         record = {**asdict(self), "seconds": [[*case, s] for case, s in self.seconds.items()]}
         with contextlib.suppress(OSError):
             write_private_text(self.setup.path, json.dumps(record))
 
 
 def saved_timings(setup: Setup) -> Timings:
-    """What was measured before on this very setup; nothing if the file is missing or damaged."""
+    """Load the times measured on this setup; no times if the file is missing or damaged."""
     try:
         stored = json.loads(setup.path.read_text(encoding="utf-8"))
         seconds = {(str(k), int(a), int(b)): float(s) for k, a, b, s in stored.pop("seconds")}
@@ -140,14 +141,14 @@ def saved_timings(setup: Setup) -> Timings:
 class CostModel:
     """Seconds of a step's parts.
 
-    short_context, long_context: committed tokens at the two curves
+    short_context, long_context: committed tokens of the two curves
     short, long:    pairs of query rows and seconds of the target's call, from one row on
     draft:          triples of beams, length and seconds of drafting and packing; more beams than
-                    the drafter's widest are those of a batch
+                    the drafter's maximum width are those of a batch
     plain_overhead: the rest of a plain step: choosing, committing, reading the report
     chain_overhead: the same with one beam, whose accepted path needs no reordering in the cache
     tree_overhead:  the same with several beams
-    spread:         by how large a share two measurements of one case differ, typically
+    spread:         typical relative difference of two measurements of one case
     """
 
     setup: Setup
@@ -163,26 +164,26 @@ class CostModel:
 
     @property
     def most_nodes(self) -> int:
-        """Of the tree of one sequence."""
+        """Maximum number of nodes of one sequence's tree."""
         return min(self.short[-1][0], MOST_NODES)
 
     def verify(self, nodes: int, context: int, batch: int = 1) -> float:
-        """Seconds of the target's call over `batch` trees, the longest after `context` tokens.
+        """Return the seconds of the target's call on `batch` trees after at most `context` tokens.
 
-        Products take as long as those of one tree with as many nodes; attention reads as many
-        tokens for each row as for the longest.
+        Matrix products take as long as those of one tree with as many nodes; attention reads as
+        many tokens for each batch row as for the longest.
         """
         like = self.long[min(bisect_left(self.long, (nodes,)), len(self.long) - 1)][0]
-        # More context never makes a call cheaper; where it seems so, that is noise.
+        # More context never makes a call cheaper: measurements that say so are noise.
         longer = max(_at(self.long, like) - _at(self.short, like), 0.0)
         share = (context - self.short_context) / (self.long_context - self.short_context)
         return _at(self.short, batch * nodes) + batch * longer * max(share, 0.0)
 
     def drafting(self, width: int, length: int, batch: int = 1) -> float:
-        """Seconds of drafting `width` beams of `length` tokens for each row, packed.
+        """Return the seconds of drafting and packing `width` beams of `length` tokens for each row.
 
-        A number of beams that was not measured costs what the next larger one does; lengths lie on
-        straight lines.
+        A number of beams that was not measured costs as much as the next larger one; lengths are
+        interpolated linearly.
         """
         beams = width * batch
         measured = sorted({w for w, *_ in self.draft})
@@ -193,22 +194,22 @@ class CostModel:
         return _on_line(line, length) * max(1.0, beams / w)
 
     def overhead(self, width: int) -> float:
-        """Seconds of a drafted step beside its call and its drafting."""
+        """Return the seconds of a drafted step without its call and its drafting."""
         return self.chain_overhead if width == 1 else self.tree_overhead
 
     def step(self, shape: BeamShape, context: int, batch: int = 1) -> float:
-        """Seconds of a whole step; length 1 is plain decoding."""
+        """Return the seconds of a whole step; length 1 is plain decoding."""
         if shape.length == 1:
             return self.verify(1, context, batch) + self.plain_overhead
         drafting = self.drafting(shape.width, shape.length, batch)
         return self.verify(shape.nodes, context, batch) + drafting + self.overhead(shape.width)
 
     def cliffs(self) -> dict[int, float]:
-        """Row counts of one tree after which one row more costs more than measurements scatter.
+        """Return the row counts of one tree after which one more row costs more than noise.
 
-        With the share by which the call becomes longer, at the short context.
+        Each maps to the relative rise of the call's time at the short context.
         """
-        least = max(_CLEAR, 2 * self.spread)
+        least = max(_LEAST_RISE, 2 * self.spread)
         of_trees = [pair for pair in self.short if pair[0] <= MOST_NODES]
         jumps = {r: after / before - 1 for (r, before), (_, after) in pairwise(of_trees)}
         return {rows: jump for rows, jump in jumps.items() if jump > least}
@@ -217,17 +218,17 @@ class CostModel:
 def cost_model(
     timings: Timings, backend: str, widest: int, level_cost: float = LEVEL_COST
 ) -> CostModel:
-    """The cost model of what was measured; unless that is complete, the rest is assumed.
+    """Return the cost model of measured times; unless they are complete, the others are assumed.
 
     Args:
-      backend: "cpu", "apple" or "cuda"; another one counts as "cuda"
-      widest: most beams that the drafter can give, 0 without a drafter
-      level_cost: a drafter's level with one beam, as a share of a one-row call
+      backend: "cpu", "apple" or "cuda"; another one is treated as "cuda"
+      widest: maximum number of the drafter's beams, 0 without a drafter
+      level_cost: cost of the drafter's level with one beam, as a share of a one-row call
     Raises:
       ValueError: complete timings without a one-row call
     """
     timed = timings.seconds
-    # Without a measured call, seconds are in units of it.
+    # Without a measured one-row call, all seconds are in units of it.
     unit = timed.get(("call", 1, SHORT_CONTEXT), 1.0)
 
     def measured(kind: str) -> dict[tuple[int, int], float]:
@@ -242,7 +243,7 @@ def cost_model(
     if not timings.complete:
         ratios = zip(FEW_ROWS, _CALL.get(backend, _CALL["cuda"]), strict=True)
         short = {rows: unit * ratio for rows, ratio in ratios} | short
-        # The rest of drafting is as much dearer than assumed as what was measured of it.
+        # Unmeasured drafting is scaled like measured drafting, relative to the assumed ratios.
         ratio = statistics.median([s / draft_ratio(*case) for case, s in draft.items()] or [unit])
         grid = [(w, n) for w in range(1, widest + 1) for n in DRAFT_LENGTHS]
         draft = {case: draft_ratio(*case) * ratio for case in grid} | draft
@@ -266,7 +267,7 @@ def cost_model(
 
 
 def _at(curve: Sequence[tuple[int, float]], rows: int) -> float:
-    """Seconds of the next measured row count; in proportion after the last."""
+    """Return the seconds of the next measured row count; proportional to rows after the last."""
     upper = bisect_left(curve, (rows,))
     if upper < len(curve):
         return curve[upper][1]
@@ -275,7 +276,7 @@ def _at(curve: Sequence[tuple[int, float]], rows: int) -> float:
 
 
 def _on_line(line: Sequence[tuple[int, float]], x: int) -> float:
-    """Straight lines between points and on from the last two; from 0 at length 1 to the first."""
+    """Interpolate linearly, from 0 at length 1 on, and extrapolate from the last two points."""
     points = [(1, 0.0), *line]
     upper = next((i for i, (at, _) in enumerate(points) if at >= x), len(points) - 1)
     (x0, y0), (x1, y1) = points[upper - 1], points[upper]

@@ -1,4 +1,4 @@
-"""What answers taught, on disk: a process begins with what those of earlier ones learned."""
+"""What answers have taught, on disk: a process starts with what earlier processes learned."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from redrafter_mlx.runtime.paths import cache_dir
 
 @dataclass
 class Learned:
-    """Acceptance statistics of each method, and what steps took."""
+    """Acceptance statistics of each acceptance method, and measured step times."""
 
     acceptance: dict[AcceptMethod, AcceptanceStatistics] = field(default_factory=dict)
     times: StepTimes = field(default_factory=StepTimes)
 
 
 def save_learned(setup: Setup, learned: Learned) -> None:
-    """Keep it for other processes; a cache that cannot be written is no error."""
+    """Save it for other processes; a cache that cannot be written is no error."""
     acceptance = {method: known.to_record() for method, known in learned.acceptance.items()}
     record = {"acceptance": acceptance, "times": learned.times.to_record()}
     with contextlib.suppress(OSError):
@@ -34,7 +34,7 @@ def save_learned(setup: Setup, learned: Learned) -> None:
 
 
 def saved_learned(setup: Setup) -> Learned:
-    """What was learned on this very setup; nothing if the file is missing or damaged."""
+    """Load what was learned on this setup; nothing if the file is missing or damaged."""
     try:
         stored = json.loads(_path(setup).read_text(encoding="utf-8"))
         acceptance, times = stored["acceptance"], StepTimes.from_record(stored["times"])

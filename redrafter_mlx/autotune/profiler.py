@@ -1,11 +1,11 @@
 """Profiler: times the target's calls and the drafting on this machine.
 
-Nobody waits for it: one small measurement is taken after an answer, now and then, each paid for by
-a small share of the time that answers took. `measure_all` takes all of them at once instead, with
-repeats interleaved, so that a machine that becomes slower or busier does so for all of them.
+No answer waits for it: now and then one small measurement is taken after an answer, paid for by a
+small share of the time that answers took. `measure_all` takes all of them at once instead, with
+interleaved repeats, so that a machine that becomes slower or busier does so for all of them.
 
-As in the decoding loop, several calls are submitted at once, so that what a single call waits for
-the host is not counted.
+As in the decoding loop, several calls are submitted at once, so that the time that a single call
+waits for the host is not counted.
 """
 
 from __future__ import annotations
@@ -49,39 +49,40 @@ from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 SHARE = 0.02
-"""Of the time that answers take, how much measuring may take."""
+"""Share of the answers' time that measuring may take."""
 
 _REPEATS = 3
 _PRICE = 2 * (_REPEATS + 1)
-"""Steps that one measurement takes at most: its first call compiles."""
+"""Maximum cost of one measurement, in steps: its first call compiles."""
 
 _BUDGET = 6.0
-"""Seconds for a first call of everything, again for repeats, and again for overheads."""
+"""Seconds for the first call of every case, again for repeats, and again for overheads."""
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
-"""Repeats of everything. The shortest counts: what other work on the machine does only adds."""
+"""Limits of the repeats of every case. The shortest is used: other work on the machine only adds
+time."""
 
 _BURST, _MOST_CALLS = 0.02, 8
-"""Seconds of calls submitted at once, so far as they are short; and the most of them."""
+"""Seconds of short calls that are submitted at once, and their maximum number."""
 
 
 class Profiler:
-    """Times of one target and its drafter.
+    """Measures the times of one target and its drafter.
 
-    timings: what has been measured so far
-    batch:   most sequences that were decoded at once; what only batches cost is measured for those
+    timings: the times measured so far
+    batch:   largest batch decoded so far; the cases of batches are measured up to its size
     """
 
     def __init__(
         self, target: Target, drafter: Drafter | None, timings: Timings, widest: int
     ) -> None:
-        """`widest`: most beams that are drafted for a sequence, 0 without a drafter."""
+        """`widest`: maximum number of beams drafted for a sequence, 0 without a drafter."""
         self.timings = timings
         self.batch = 1
         self._target, self._drafter, self._widest = target, drafter, widest
 
     def cases(self) -> list[Case]:
-        """What is measured, the most telling first."""
+        """Return the cases to measure, the most informative first."""
         calls: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in FEW_ROWS]
         more: list[Case] = [("call", rows, SHORT_CONTEXT) for rows in ROWS if rows not in FEW_ROWS]
         long: list[Case] = [("call", rows, LONG_CONTEXT) for rows in LONG_ROWS]
@@ -92,7 +93,7 @@ class Profiler:
         return [*alone, *self._batch_cases()]
 
     def _batch_cases(self) -> list[Case]:
-        """What only batches cost."""
+        """Return the cases that only batches need."""
         if self.batch == 1:
             return []
         rows = [rows for rows in BATCH_ROWS if rows <= MOST_NODES * self.batch]
@@ -107,10 +108,10 @@ class Profiler:
         return self._next() is None
 
     def after_answer(self, seconds: float, step: float) -> bool:
-        """Take one measurement at most, if there is budget for it; returns whether it did.
+        """Take at most one measurement, if the budget allows it; return whether it was taken.
 
         Args:
-          seconds: of the answer that has just ended
+          seconds: seconds of the answer that has just ended
           step: seconds of one of its steps
         """
         case = self._next()
@@ -132,10 +133,10 @@ class Profiler:
     def measure_all(
         self, done: Callable[[float], None] | None = None, budget: float = _BUDGET
     ) -> Timings:
-        """Measure everything now; on a slow machine, the most telling half of it.
+        """Measure all cases now; on a slow machine, the most informative half of them.
 
         Args:
-          done: told the finished share now and then
+          done: called now and then with the finished share
           budget: seconds for first calls, again for repeats, and again for overheads
         """
         tell = done or (lambda _: None)
@@ -154,7 +155,7 @@ class Profiler:
         return next((c for c in cases if c not in self.timings.seconds), None)
 
     def _call(self, case: Case, caches: dict[int, TreeCache]) -> Call:
-        """A call to time; those at one context share a cache."""
+        """Return a call to time; calls at one context share a cache."""
         kind, first, second = case
         if kind == "draft":
             assert self._drafter is not None
@@ -166,7 +167,7 @@ class Profiler:
         return verification_call(self._target, caches[second], first, second)
 
     def _times(self, tell: Callable[[float], None], budget: float) -> dict[Case, list[float]]:
-        """Seconds of each case, interleaved."""
+        """Measure the seconds of each case, interleaved."""
         calls: dict[Case, Call] = {}
         times: dict[Case, list[float]] = {}
         caches: dict[int, TreeCache] = {}
@@ -179,7 +180,7 @@ class Profiler:
             times[case] = [seconds_of(self._target, calls[case], 1)]
             tell(i / len(cases) / 2)
         if time.perf_counter() - began > 2 * budget:
-            return times  # nobody waits minutes: the first calls are the measurement
+            return times  # repeats would take minutes: the first calls are the measurement
         began = time.perf_counter()
         for done in range(1, _MOST_ROUNDS + 1):
             for case, call in calls.items():
@@ -191,12 +192,12 @@ class Profiler:
         return {case: t[1:] for case, t in times.items()}  # the first one compiled kernels
 
     def _overheads(self, timings: Timings, budget: float) -> dict[Case, float]:
-        """What a step of the loop takes beyond its parts: plain, with one beam and with several.
+        """Measure a step's overhead beyond its parts: plain, with one beam and with several.
 
         A step and its parts are measured in turn, and compared within each round: the overhead is
-        small, and the difference of times from different moments would be what the machine did
-        meanwhile. Whatever noise says, a plain step has least and one with several beams most, and
-        none has more than a one-row call.
+        small, and a difference of times from different moments would show what else the machine did
+        meanwhile. Despite noise, a plain step gets the smallest overhead and a step with several
+        beams the largest, and no overhead exceeds a one-row call.
         """
         caches: dict[int, TreeCache] = {}
         parts: dict[BeamShape, list[Call]] = {}
@@ -222,7 +223,7 @@ class Profiler:
 
 
 def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
-    """What times hold for; `drafter` is equal for drafters that take equal times."""
+    """Return the setup that times hold for; `drafter` is equal for drafters with equal times."""
     return Setup(
         chip=f"{mx.default_device().type.name} {chip_name()}",
         model=f"{target.model_type} {shapes_hash(model)}",
@@ -234,7 +235,7 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
 
 
 def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
-    """The median time of `steps` steps of the decoding loop after a prompt."""
+    """Measure the median time of `steps` steps of the decoding loop after a prompt."""
     read: list[float] = []
 
     def finished(_: StepResult) -> bool:
@@ -247,11 +248,11 @@ def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
 
 
 def _at_once(seconds: float) -> int:
-    """How many calls of so many seconds are submitted together."""
+    """Return how many calls that take `seconds` each are submitted together."""
     return max(1, min(_MOST_CALLS, int(_BURST / max(seconds, 1e-9))))
 
 
 def _usual_seconds(target: Target, call: Call) -> float:
-    """The median of some measurements, after one that warms up."""
+    """Return the median of some measurements, after one that warms up."""
     times = _at_once(seconds_of(target, call, 1))
     return statistics.median(seconds_of(target, call, times) for _ in range(_REPEATS))

@@ -1,4 +1,4 @@
-"""The calls that are timed, on texts and trees that are none."""
+"""The calls that the profiler times, on made-up texts and trees."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Call = Callable[[], Sequence[mx.array]]
 
 
 def random_tree(rows: int, vocab: int) -> TokenTree:
-    """A tree of `rows` nodes with random tokens that branches where it can; two are a chain."""
+    """Return a tree of `rows` random tokens that branches where it can; two nodes are a chain."""
     if rows <= 2:
         tokens = mx.array([[[1 % vocab, 2 % vocab][:rows]]], mx.int32)
         return pack_beam(Beams(tokens, -mx.arange(rows, dtype=mx.float32)[None, None]), rows)
     W, L = 4, 2 + rows // 2
     tokens = mx.random.randint(0, vocab, (1, W, L), key=mx.random.key(rows))
     tokens = mx.where(mx.arange(L) == 0, tokens[:, :1, :1], tokens)
-    # Four branches that share nothing but the root, however few tokens there are.
+    # Four branches that share nothing but the root, even with a small vocabulary.
     tokens = mx.where(mx.arange(L) == 1, mx.arange(W)[None, :, None] % vocab, tokens)
     scores = -mx.broadcast_to(mx.arange(L).astype(mx.float32), (1, W, L))
     return pack_beam(Beams(tokens.astype(mx.int32), scores), rows)
 
 
 def verification_call(target: Target, cache: TreeCache, rows: int, context: int) -> Call:
-    """The target's call on a tree of `rows` nodes after `context` tokens, none of them real."""
+    """Return the target's call on a tree of `rows` nodes after `context` tokens, all made up."""
     tree, length = random_tree(rows, target.vocab_size), mx.array([context])
 
     def call() -> Sequence[mx.array]:
@@ -45,7 +45,7 @@ def verification_call(target: Target, cache: TreeCache, rows: int, context: int)
 
 
 def drafting_call(target: Target, drafter: Drafter, shape: BeamShape, batch: int = 1) -> Call:
-    """Drafting and packing of one shape after texts of SHORT_CONTEXT tokens, none of them real."""
+    """Return a call that drafts and packs one shape after made-up texts of SHORT_CONTEXT tokens."""
     B, P, wanted = batch, SHORT_CONTEXT, drafter.features
     C = target.context_size if wanted.any else 0
     features = mx.random.normal((B, P, C), key=mx.random.key(0)).astype(target.dtype)
@@ -71,7 +71,7 @@ def drafting_call(target: Target, drafter: Drafter, shape: BeamShape, batch: int
 
 
 def seconds_of(target: Target, call: Call, times: int) -> float:
-    """Seconds of one of `times` calls that are submitted together."""
+    """Return the seconds per call of `times` calls that are submitted together."""
     with target.lock:
         mx.synchronize()
         began = time.perf_counter()

@@ -28,22 +28,23 @@ from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.target.model import Target
 
 _COPIES_ALONE = BeamShape(1, 8)
-"""Eight rows stay with every Metal kernel for few rows, as long as no heads share keys."""
+"""Shape of copies without a drafter. Eight query rows stay within every Metal kernel for few rows,
+as long as no heads share keys."""
 
 
 class Tuner:
     """Chooses beam shapes for one model and drafter.
 
-    Nobody waits for a measurement. Answers begin with costs that are assumed for such a machine;
-    small measurements after answers replace them bit by bit, and `measure` replaces them at once.
+    No answer waits for a measurement. Answers begin with costs that are assumed for this kind of
+    machine; small measurements after answers replace them one by one, and `measure` replaces all.
 
-    setup:  what the costs hold for
-    costs:  to choose shapes by: measured, so far as that was done
-    widest: most beams that are chosen automatically, 0 without a drafter
+    setup:  the setup that the costs hold for
+    costs:  the cost model that shapes are chosen by; measured as far as measurements exist
+    widest: maximum width that is chosen automatically, 0 without a drafter
     """
 
     def __init__(self, model: nn.Module, target: Target, drafter: Drafter | None) -> None:
-        """Without a drafter only copies are drafted, on the host."""
+        """Without a drafter, only copies are drafted, on the host."""
         key = "lookup" if drafter is None else drafter.timing_key
         self.setup = setup_of(model, target, key or "one of its own")
         self.widest, self._longest, self._level_cost = 0, LENGTHS[-1], LEVEL_COST
@@ -67,16 +68,16 @@ class Tuner:
         return self._profiler.timings.complete
 
     def measured_for(self, batch: int) -> bool:
-        """Whether nothing is left to measure of what batches of so many rows cost, either."""
+        """Whether all costs are measured, those of batches of `batch` rows included."""
         self._expect_batches(batch)
         return self._profiler.timings.complete and self._profiler.finished
 
     def measure(self, done: Callable[[float], None] | None = None, batch: int = 1) -> None:
-        """Measure everything now, which takes some seconds, and keep it.
+        """Measure all costs now, which takes some seconds, and save them.
 
         Args:
-          done: told the finished share, now and then
-          batch: measure what batches of so many rows cost, too
+          done: called now and then with the finished share
+          batch: measure the costs of batches of this many rows, too
         """
         with self._lock:
             self._profiler.batch = max(self._profiler.batch, batch)
@@ -94,10 +95,10 @@ class Tuner:
         context: int = 0,
         by_clock: bool = True,
     ) -> BeamShape:
-        """The shape that promises most among those that have what was asked for.
+        """Return the most promising shape among those with the requested width, length and nodes.
 
-        Without `by_clock` neither measured times nor acceptance decide, but what is assumed of
-        such a machine: the same shape in every run.
+        Without `by_clock` the choice uses what is assumed for this kind of machine, and neither
+        measured times nor acceptance statistics: the same shape in every run.
         """
         if not self.widest:
             W, L = width or _COPIES_ALONE.width, length or _COPIES_ALONE.length
@@ -113,7 +114,7 @@ class Tuner:
         return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
 
     def policy(self, method: AcceptMethod) -> BatchPolicy:
-        """The policy of a new batch; it begins with what earlier ones by this method learned."""
+        """Return the policy of a new batch, with what earlier ones learned by this method."""
         with self._lock:
             self._answering += 1
             known = self._learned.acceptance.get(method, self.statistics()).continued(
@@ -123,15 +124,15 @@ class Tuner:
             return BatchPolicy(self.costs, known, self._learned.times)
 
     def statistics(self) -> AcceptanceStatistics:
-        """Acceptance statistics of the candidate shapes, with nothing learned."""
+        """Return acceptance statistics of the candidate shapes, with nothing learned."""
         return AcceptanceStatistics(self._candidates)
 
     def record(self, method: AcceptMethod, policy: BatchPolicy, seconds: float, steps: int) -> None:
-        """Remember what a batch has learned, and measure what its time allows for.
+        """Record what a batch has learned, and measure as much as its time allows.
 
         Args:
-          seconds: of its steps
-          steps: after the prompts'; 0 where nothing may be measured now
+          seconds: total seconds of its steps
+          steps: number of steps after the prompts; 0 if nothing may be measured now
         """
         with self._lock:
             self._learned.acceptance[method] = policy.acceptance
@@ -141,7 +142,7 @@ class Tuner:
             if alone and self._on_disk:
                 save_learned(self.setup, self._learned)
             idle = alone and not self._profiler.finished
-        # No other answer waits for it.
+        # Outside the lock, so that no other answer waits for the measurement.
         if idle and steps and self._measuring.acquire(blocking=False):
             try:
                 if self._profiler.after_answer(seconds, seconds / steps):
@@ -151,13 +152,13 @@ class Tuner:
                 self._measuring.release()
 
     def _expect_batches(self, rows: int) -> None:
-        """From the first batch of so many rows on, what it costs is measured and chosen from."""
+        """Measure batches of up to `rows` rows from now on, and choose shapes for them."""
         if rows > self._profiler.batch:
             self._profiler.batch = rows
             self._find_candidates()
 
     def _use_timings(self) -> None:
-        """Choose by what was measured just now, of which no step has told yet."""
+        """Choose by the new measurements, and drop the corrections of the old ones."""
         self._learned.times = StepTimes()
         self._find_costs()
 

@@ -1,8 +1,8 @@
-"""A batch of sequences that are decoded together, and that join and leave between steps.
+"""Batched decoding: sequences that share each step, and join or leave between steps.
 
-The graph of the next step is built while the device works on this one, and submitted once this
-one's results are read. Where that has to change what is verified (an answer ended, one joined,
-copies of the text were found), the built graph is dropped and another one built in its place.
+The graph of the next step is built while the device computes the current one. It is submitted once
+the current step's results are read. If those change what must be verified (an answer ended, one
+joined, copies of the text were found), the graph is dropped and built again.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.tree import TokenTree
 
 _CLEAR_EVERY = 256
-"""Steps between returns of unused memory to the system, as in mlx-lm's loop."""
+"""Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""
 
 
 class Steps(Protocol):
-    """What a batch asks of the decoder."""
+    """The part of the decoder that a batch uses."""
 
     @property
     def remembers(self) -> bool:
-        """Whether the drafter has a memory of the text."""
+        """Whether the drafter keeps a memory of the text."""
         ...
 
     @property
     def builds_ahead(self) -> bool:
-        """Whether a step may be built and dropped."""
+        """Whether a step may be built and then dropped instead of submitted."""
         ...
 
     @property
     def compiled(self) -> int:
-        """Graphs of the target's call that were compiled so far."""
+        """Number of graphs compiled so far for the target's call."""
         ...
 
     def step(
@@ -60,10 +60,10 @@ class Steps(Protocol):
 
 
 class Advanced(NamedTuple):
-    """What a step of a batch brought.
+    """The outcome of one step of a batch.
 
-    results: of every row that was in it, and of those that joined, their prompt's
-    ended:   rows that are no longer in the batch, with their caches, ready for `flush`
+    results: the step's result of each row in it; of rows that joined, their prompt's result
+    ended:   rows that have left the batch, with their caches, ready for `flush`
     """
 
     results: dict[Row, StepResult]
@@ -71,9 +71,9 @@ class Advanced(NamedTuple):
 
 
 class _Part(NamedTuple):
-    """Rows with one state, whose last results are not read yet.
+    """Rows that share one state and whose last results are unread.
 
-    unread: tokens that those results may add to what is committed
+    unread: maximum number of tokens that those results add to the committed text
     """
 
     rows: list[Row]
@@ -83,7 +83,7 @@ class _Part(NamedTuple):
 
 
 class _Next(NamedTuple):
-    """The next step of some rows, built and not submitted, and the trees that it verifies."""
+    """The next step of some rows, built but not submitted, and the trees that it verifies."""
 
     rows: list[Row]
     verified: TokenTree
@@ -92,47 +92,50 @@ class _Next(NamedTuple):
 
 
 class Batch:
-    """Sequences that take their steps together."""
+    """Sequences that are decoded together, step by step."""
 
     def __init__(self, decoder: Steps, shapes: BatchShapes) -> None:
         self._decoder, self._shapes = decoder, shapes
         self._parts: list[_Part] = []
-        self._shape = PLAIN  # chosen last
+        self._shape = PLAIN  # the latest choice
         self._read_at = math.nan
         self._steps = 0
 
     @property
     def rows(self) -> list[Row]:
-        """The sequences in it, newcomers last."""
+        """The sequences in the batch, the newest last."""
         return [row for part in self._parts for row in part.rows]
 
     @property
     def nbytes(self) -> int:
-        """Of its caches."""
+        """Size of the caches in bytes."""
         return sum(part.state.cache.nbytes for part in self._parts)
 
     def first_shape(self, row: Row, size: int) -> BeamShape:
-        """The shape of the drafts with which a row should join a batch of `size` rows like it."""
+        """Return the shape of a joining row's first drafts.
+
+        An empty batch chooses it for `size` rows like this one; otherwise it is the current shape.
+        """
         if not self._parts:
             self._shape = self._shapes.next_shape([row] * size)
         return self._shape
 
     def join(self, row: Row, state: DecodeState, output: StepOutput) -> None:
-        """Take a sequence in from the next step on; `state` and `output` are of its prompt."""
+        """Add a sequence, which takes part from the next step on, with its prompt's results."""
         submit(state, output)
         self._parts.append(_Part([row], state, output, 0))
 
     def pause(self) -> None:
-        """The step that is under way tells nothing of costs: it did not have the machine alone."""
+        """Do not time the current step: it does not have the machine to itself."""
         self._read_at = math.nan
 
     def advance(self) -> Advanced:
-        """Read what every row has emitted, and submit the next step of those that go on."""
+        """Read what every row has emitted, and submit the next step of the rows that continue."""
         shape = self._shape = self._shapes.next_shape(self.rows)
         drafted, compiled = [part.state.drafts for part in self._parts], self._decoder.compiled
         before, following = self._build_ahead(shape)
         if self._decoder.compiled > compiled:
-            self.pause()  # the host reads late
+            self.pause()  # compiling delayed the host's reading
         stepped = [row for row in self.rows if not row.fresh]
         results = self._read()
         plans = self._plan_copies()
@@ -142,9 +145,9 @@ class Batch:
                 self._parts[0].state.cache.restore(before)
             ended = _caches_of_ended(self._parts)
             following = self._build(shape, plans, results)
-        del before  # a second reference to the buffers would have them copied
+        del before  # MLX would copy buffers that have a second reference
         if self._decoder.compiled > compiled:
-            self.pause()  # the step begins late, and what it runs for the first time takes longer
+            self.pause()  # the step starts late, and new graphs are slow the first time
         self._parts = []
         if following is not None:
             self._submit(following, drafted)
@@ -153,10 +156,10 @@ class Batch:
         return Advanced(results, ended)
 
     def _build_ahead(self, shape: BeamShape) -> tuple[SequenceSnapshot | None, _Next | None]:
-        """The next step, built before the last one's results are read, and the cache without it.
+        """Build the next step before the last results are read; return the cache before it, too.
 
-        None where that cannot be: rows that come or go change the batch, and masks follow from what
-        was accepted.
+        None where that is impossible: rows that join or leave change the batch, and a constraint's
+        masks depend on what was accepted.
         """
         constrained = any(row.constraint is not None for row in self.rows)
         fixed = self._decoder.builds_ahead and len(self._parts) == 1 and not constrained
@@ -170,8 +173,8 @@ class Batch:
     def _build(
         self, shape: BeamShape, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
     ) -> _Next | None:
-        """The next step of the rows that go on, whose results were read; None if none does."""
-        rows, states = self._going_on(plans, results)
+        """Build the next step of the rows that continue, after reading; None if none continues."""
+        rows, states = self._continuing(plans, results)
         if not rows:
             return None
         if all(row in plans and not plans[row].draft_after for row in rows):
@@ -182,7 +185,7 @@ class Batch:
         return _Next(rows, state.drafts.tree, *following)
 
     def _submit(self, following: _Next, drafted: Sequence[Drafts]) -> None:
-        """Submit the step of all rows; `drafted` is what is verified in the one under way."""
+        """Submit the next step of all rows; `drafted` are the drafts made in the current step."""
         rows, verified, state, output = following
         self._parts = [_Part(rows, state, output, verified.max_depth + 1)]
         BLAS.prepare_for(verified.tokens.size)
@@ -192,7 +195,7 @@ class Batch:
             mx.clear_cache()
 
     def _read(self) -> dict[Row, StepResult]:
-        """What every row has emitted, told to those that were not done before."""
+        """Read what every row has emitted, and pass it to the rows that are not done."""
         results = {}
         for part in self._parts:
             read = read_report(part.output)
@@ -203,7 +206,7 @@ class Batch:
                 seconds = math.nan if row.fresh else now - self._read_at
                 results[row] = replace(result, seconds=seconds)
                 row.done = row.finished(results[row])
-                # The prompt's result adds nothing: its token is the root of the first tree.
+                # The prompt's result commits no token: it emits the root of the first tree.
                 row.committed += 0 if row.fresh else len(result.tokens)
                 row.fresh = False
                 if row.text is not None:
@@ -212,24 +215,24 @@ class Batch:
         return results
 
     def _plan_copies(self) -> dict[Row, CopyPlan]:
-        """The copies to verify next, of the rows that have some."""
-        going_on = [
+        """Plan the copies to verify next, for the rows that have any."""
+        continuing = [
             (row, drafts)
             for part in self._parts
             for row, drafts in zip(part.rows, part.state.drafts.rows, strict=True)
             if not row.done
         ]
-        if not going_on:
+        if not continuing:
             return {}
-        rows, drafts = zip(*going_on, strict=True)
+        rows, drafts = zip(*continuing, strict=True)
         shapes, drawn = [d.shape for d in drafts], [d.drawn for d in drafts]
         plans = self._shapes.plan_copies(rows, shapes, drawn)
         return {row: plan for row, plan in zip(rows, plans, strict=True) if plan is not None}
 
-    def _going_on(
+    def _continuing(
         self, plans: Mapping[Row, CopyPlan], results: Mapping[Row, StepResult]
     ) -> tuple[list[Row], list[DecodeState]]:
-        """The rows that are not done and their states, with copies where there is a plan."""
+        """Return the rows that are not done and their states, with the planned copies."""
         rows: list[Row] = []
         states = []
         for part in self._parts:
@@ -255,9 +258,9 @@ class Batch:
 def submit(state: DecodeState, output: StepOutput, drafted: Sequence[Drafts] = ()) -> None:
     """Start computing: first what the host will read, then the drafts for the next step.
 
-    `drafted` are the drafts of the step before, of a drafter that remembers. It writes into its
-    buffers in place only when its last call has ended; the host waits for that while the target
-    computes.
+    `drafted` are the previous step's drafts, from a drafter that remembers. Such a drafter writes
+    its buffers in place only if its previous call has ended. The host waits for that while the
+    target computes.
     """
     cache = state.cache
     history = [past for past in state.history if past is not None]
@@ -270,12 +273,12 @@ def submit(state: DecodeState, output: StepOutput, drafted: Sequence[Drafts] = (
 
 
 def _committed(rows: Sequence[Row]) -> int:
-    """The most tokens that a row has in the cache."""
+    """Return the largest number of tokens that a row has in the cache."""
     return max(row.committed for row in rows)
 
 
 def _caches_of_ended(parts: Sequence[_Part]) -> list[tuple[Row, SequenceCache]]:
-    """The caches of the rows that are done, each alone."""
+    """Return the rows that are done, each with a cache for it alone."""
     ended = []
     for part in parts:
         for b, row in enumerate(part.rows):

@@ -1,13 +1,13 @@
 """Constraints: which tokens may come next, at every node of a tree.
 
-A grammar masks the target's logits after each node by the text on that node's own path, so drafts
-stay on and every acceptance method stays exact for the constrained target: what is chosen after a
-node is what would be chosen there without drafts. The masks follow from the drafted tokens, which
-the host must read: one more transfer a step, while the target verifies.
+A grammar masks the target's logits after each node by the text on that node's path. So drafts stay
+on, and every acceptance method stays exact for the constrained target: the token chosen after a
+node is the one that would be chosen there without drafts. The masks depend on the drafted tokens,
+which the host must read: one more transfer a step, while the target verifies.
 
     grammar   { "a": 1 }  or  { "b": 2 }         forced drafts   {  "
     tree      { -+- "a   allowed after it  "     after  { "      a, b
-                 `- x    the grammar has no x: never chosen, whatever follows is not looked at
+                 `- x    not in the grammar: never chosen, and nothing after it is checked
 """
 
 from __future__ import annotations
@@ -24,35 +24,34 @@ from redrafter_mlx.drafting.prompt_lookup import Copy, CopySource
 from redrafter_mlx.speculation.tree import TokenTree
 
 WORD = 32
-"""Tokens in one integer of a mask."""
+"""Number of tokens per integer of a mask."""
 
 Masks = NDArray[np.int32]
 
 
 class Constraint(Protocol):
-    """The grammar of one answer and how far the answer has come; used by one thread at a time."""
+    """The grammar of one answer and its current state; used by one thread at a time."""
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks | None:
-        """The tokens that are allowed after each node of a tree.
+        """Return the tokens that are allowed after each node of a tree.
 
         Shapes:
-          tokens:  [N]; node 0 is the root, which was emitted, or is the prompt's last token
+          tokens:  [N]; node 0 is the root: the last token emitted, or the prompt's last token
           parents: [N], parents[i] < i; -1 at the root and at padding
         Returns:
-          [N, ceil(V / 32)] int32, bit t % 32 of integer t // 32 is token t; any where the path is
-          not in the grammar or ends where nothing may follow, and at padding. None allows
-          everything
+          [N, ceil(V / 32)] int32, bit t % 32 of integer t // 32 is token t; undefined at padding
+          and where the path is not in the grammar or nothing may follow it. None allows everything
         Raises:
           BadInputError: if no token may follow the root
         """
         ...
 
     def forced(self) -> Sequence[int]:
-        """The tokens that must come next, as far as there is one way only; a hint for drafting."""
+        """Return the tokens that must come next, up to the first choice; a hint for drafting."""
         ...
 
     def advance(self, token: int) -> None:
-        """Take note of a token that was emitted.
+        """Record a token that was emitted.
 
         Raises BadInputError if it is not in the grammar: nothing could follow the token before it.
         """
@@ -60,16 +59,16 @@ class Constraint(Protocol):
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete, and nothing but its end could follow."""
+        """Whether the answer is complete, so that only its end may follow."""
         ...
 
 
 def allowed_tokens(
     constraints: Sequence[Constraint | None], tree: TokenTree, vocab_size: int
 ) -> mx.array | None:
-    """The masks [B, N, ceil(V / 32)] of each batch row's constraint; None if all is allowed.
+    """Return each batch row's masks [B, N, ceil(V / 32)]; None if every token is allowed.
 
-    Reads the tree: the one transfer that constraints cost.
+    Reads the tree on the host: the one transfer that constraints cost.
     """
     B, N = tree.tokens.shape
     masks = np.full((B, N, -(-vocab_size // WORD)), -1, np.int32)
@@ -83,7 +82,7 @@ def allowed_tokens(
 
 
 def constrained(logits: mx.array, masks: mx.array | None) -> mx.array:
-    """Logits [B, N, V], -inf where a mask [B, N, ceil(V / 32)] has no bit."""
+    """Return the logits [B, N, V], with -inf where a mask [B, N, ceil(V / 32)] has no bit."""
     if masks is None:
         return logits
     B, N, V = logits.shape
@@ -92,13 +91,13 @@ def constrained(logits: mx.array, masks: mx.array | None) -> mx.array:
 
 
 class ForcedCopies:
-    """What a grammar forces as a draft that is certain, continued by the text's own copy."""
+    """Tokens that a grammar forces, as drafts of probability 1, continued by a copy of the text."""
 
     def __init__(self, constraint: Constraint, text: CopySource | None) -> None:
         self._constraint, self._text = constraint, text
 
     def copies(self, width: int, length: int) -> list[Copy]:
-        """As `TextIndex.copies`; where tokens are forced, the one candidate that has them."""
+        """As `TextIndex.copies`; if tokens are forced, the one candidate that starts with them."""
         found = [] if self._text is None else self._text.copies(width, length)
         forced = tuple(self._constraint.forced()[:length])
         if not forced:

@@ -1,10 +1,10 @@
-"""Prompt-lookup copies in the tree: instead of the drafter's branches, or beside them.
+"""Prompt-lookup copies in the tree: instead of the drafter's branches, or next to them.
 
 The drafter works on the device while the host reads what was accepted. The copies that prompt
 lookup finds then join the tree, before its verification is submitted. Copies depend on nothing but
-the text so far, so every acceptance method stays exact. A copy has probability 1: rejection would
-accept it with the target's own probability and draw again otherwise, which is one draw of the
-target. So a tree of copies is accepted like any other (`accept.accept`).
+the text so far, so every acceptance method stays exact. A copy has draft probability 1: rejection
+would accept it with the target's own probability and otherwise draw another token, which together
+is one draw from the target. So a tree of copies is accepted like any other (`accept.accept`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from redrafter_mlx.speculation.tree import (
 )
 
 _MOST_COPIES = 2
-"""Copies beside the drafter's branches: further occurrences are seldom right."""
+"""Maximum number of copies next to the drafter's branches: further ones are seldom right."""
 
 
 @dataclass(frozen=True)
 class CopyPlan:
-    """Which copies to verify in this step.
+    """The copies to verify in this step.
 
     copies:      candidates of one length, the most trusted first
-    shape:       of the tree: its beams, the longest candidate, the node capacity
-    joined:      with the drafter's branches in one tree; otherwise only the copies
+    shape:       shape of the tree: beams, length of the longest candidate, node capacity
+    joined:      whether the tree also holds the drafter's branches
     draft_after: whether the drafter drafts for the step after this one
     """
 
@@ -49,40 +49,40 @@ class CopyPlan:
 
 
 class Shapes(Protocol):
-    """Chooses the shape of the drafts step by step, from the results that were read."""
+    """Chooses the shape of the drafts step by step, from the results read so far."""
 
     def next_shape(self, length: int) -> BeamShape:
-        """The shape to draft with, after about `length` tokens."""
+        """Return the shape to draft with after about `length` tokens."""
         ...
 
     def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
-        """The copies to verify now; None leaves the tree as it was drafted.
+        """Return the copies to verify now; None leaves the tree as it was drafted.
 
         Args:
-          source: what is copied from
+          source: finds the copies
           drafted: the shape of the drafted tree, PLAIN if nothing was drafted
           drawn: whether its drafts were sampled for rejection, so that no copy may join them
         """
         ...
 
     def learn(self, step: StepResult) -> None:
-        """Take note of a step that was read."""
+        """Record the result of a step."""
         ...
 
 
 class FixedShape:
-    """One shape for every step, whatever it costs."""
+    """The same shape in every step, regardless of its cost."""
 
     def __init__(self, shape: BeamShape) -> None:
         self._shape = shape
-        self._steps, self._accepted = 1.0, 1.0  # without copies
+        self._steps, self._accepted = 1.0, 1.0  # of steps without copies
 
     def next_shape(self, length: int) -> BeamShape:
         del length
         return self._shape
 
     def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
-        """Copies within the shape's own width, length and nodes."""
+        """Plan copies within the shape's own width, length and nodes."""
         W, L = self._shape.width, self._shape.length
         if L == 1:
             return None
@@ -99,7 +99,7 @@ class FixedShape:
 
 
 def copy_beams(copies: Sequence[Sequence[Copy]], roots: Sequence[int], shape: BeamShape) -> Beams:
-    """The copies of each batch row as beams [B, W, L]; missing ones have log-probability -inf."""
+    """Return each batch row's copies as beams [B, W, L]; missing ones have log-probability -inf."""
     W, L = max(map(len, copies)), shape.length
     nothing = Copy((0,) * (L - 1), (-math.inf,) * (L - 1))
     full = [[_padded(copy, L - 1) for copy in row] + [nothing] * (W - len(row)) for row in copies]
@@ -112,12 +112,12 @@ def copy_beams(copies: Sequence[Sequence[Copy]], roots: Sequence[int], shape: Be
 def tree_of_copies(
     copies: Beams, shape: BeamShape, drafted: Beams | None
 ) -> tuple[TokenTree, mx.array]:
-    """The tree of the copies, joined with the drafter's beams [B, W, L] if there are any.
+    """Return the tree of the copies, joined with the drafter's beams [B, W, L] if there are any.
 
-    A tree with one beam holds the one of the two with more expected accepted drafts.
+    A tree with one beam holds only the candidate with more expected accepted drafts.
 
     Returns:
-      copied: [B, N] bool, the nodes that the drafter does not propose; padding any
+      copied: [B, N] bool, the nodes that the drafter does not propose; undefined at padding
     """
     if drafted is None:
         tree = pack_beam(copies, shape.nodes)
@@ -136,7 +136,7 @@ def tree_of_copies(
 
 
 def _padded(copy: Copy, drafts: int) -> Copy:
-    """The copy with so many drafts, cut or padded."""
+    """Return the copy with exactly `drafts` tokens, cut or padded."""
     missing = drafts - len(copy.tokens)
     return Copy(
         copy.tokens[:drafts] + (0,) * missing, copy.log_probs[:drafts] + (-math.inf,) * missing

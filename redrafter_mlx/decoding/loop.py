@@ -1,4 +1,4 @@
-"""The decoding loop: verify, accept, commit, draft, pack; one call of the target a step.
+"""The decoding loop: verify, accept, commit, draft, pack; one call of the target per step.
 
     state: cache, committed length, tree (drafted in the step before), random keys
 
@@ -9,9 +9,9 @@
       pack     merge shared prefixes                       -> the next step's tree
 
 A step is a lazy graph that reads nothing on the host. Verification and drafting are submitted
-apart, so that the host reads what was accepted, and submits the next verification, while the
-drafter is still running: the device is never without work, and the cache is updated in place,
-which MLX does only when no submitted call still reads it.
+separately: the host reads what was accepted, and submits the next verification, while the drafter
+still runs. So the device always has work, and the cache is updated in place, which MLX does only
+when no submitted call still reads it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from redrafter_mlx.target.model import PREFILL_CHUNK, Target
 
 @dataclass(frozen=True)
 class Decoder:
-    """A target and its drafter, with the choice of tokens fixed.
+    """A target and its drafter, with fixed sampling parameters.
 
-    drafter:    None decodes auto-regressively, the same loop with a tree of one node
-    shape:      of the drafts where nothing else is said
-    prefixes:   of the beams that are packed; drafts that are drawn for rejection are always whole
+    drafter:    None decodes plainly: the same loop with a tree of one node
+    shape:      default shape of the drafts
+    prefixes:   which prefixes of the beams are packed; drafts drawn for rejection keep all
     logprobs:   whether results hold the log-probabilities that each token was chosen from
-    lookup:     adds copies of the text to the drafts; None leaves them out
+    lookup:     adds copies of the text to the drafts; None adds none
     """
 
     target: Target
@@ -67,7 +67,7 @@ class Decoder:
     lookup: Lookup | None = None
 
     def new_cache(self, batch: int = 1) -> SequenceCache:
-        """An empty cache for so many sequences."""
+        """Return an empty cache for `batch` sequences."""
         memory = () if self.drafter is None else self.drafter.empty(batch)
         return SequenceCache(self.target.new_cache(), memory, batch)
 
@@ -80,9 +80,9 @@ class Decoder:
         shape: BeamShape | None = None,
         constraints: Sequence[Constraint | None] = (),
     ) -> tuple[DecodeState, StepOutput]:
-        """Read the prompts' tokens from position `start` on and choose the first token.
+        """Prefill the prompts from position `start` on and choose the first token.
 
-        Prompts of a batch may differ in length; shorter ones are padded on the right.
+        The prompts of a batch may differ in length; shorter ones are padded on the right.
         `constraints` as in `step`.
         """
         shape = shape or self.shape
@@ -101,7 +101,7 @@ class Decoder:
         shape: BeamShape,
         constraints: Sequence[Constraint | None] = (),
     ) -> tuple[DecodeState, StepOutput]:
-        """Choose the first token after prompts that were read; `constraints` as in `step`."""
+        """Choose the first token after a finished prefill; `constraints` as in `step`."""
         hidden = prefill.context
         length = mx.array([len(prompt) for prompt in prompts], mx.int32)
         only = root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
@@ -123,10 +123,11 @@ class Decoder:
         shape: BeamShape | None = None,
         constraints: Sequence[Constraint | None] = (),
     ) -> tuple[DecodeState, StepOutput]:
-        """One call of the target; `bound` is the most that the committed length can be.
+        """Call the target once; `bound` is an upper bound of the committed length.
 
-        The trees are verified as they were drafted; `shape` is that of the next ones.
-        `constraints`, of each batch row, have advanced to the root; without any, nothing is read.
+        The trees are verified as they were drafted; `shape` is the shape of the next ones.
+        `constraints` are those of the batch rows, advanced to the root. Without any, the host reads
+        nothing.
         """
         drafts, target = state.drafts, state.cache.target
         hidden, logits = self.target.verify(
@@ -147,14 +148,14 @@ class Decoder:
         shapes: Shapes | None = None,
         constraint: Constraint | None = None,
     ) -> Generator[StepResult, None, None]:
-        """Decode one sequence, `start` of whose prompt's tokens are in the cache already.
+        """Decode one sequence; the cache already holds the first `start` tokens of its prompt.
 
-        Gives the prompt's result first, then one a step, until `finished`: nothing is computed
-        after its end. Nothing is held across a yield; closing the iterator leaves the cache ready
-        for `flush`.
+        Yield the prompt's result, then one result per step, until `finished` returns True; nothing
+        is computed after that. The target's lock is not held across a yield. Closing the iterator
+        leaves the cache ready for `flush`.
 
-        `shapes` chooses the shape of each step's drafts from the results read by then; without it
-        all have the decoder's own. `finished` advances the `constraint`.
+        `shapes` chooses the shape of each step's drafts from the results read so far; by default
+        all steps have the decoder's own shape. `finished` advances the `constraint`.
         """
         shapes = shapes or FixedShape(self.shape)
         index = None if self.lookup is None else TextIndex(self.lookup, prompt)
@@ -170,23 +171,23 @@ class Decoder:
                 yield advanced.results[row]
 
     def catch_up(self, cache: SequenceCache) -> None:
-        """Show the drafter what it missed of the text."""
+        """Give the drafter the positions that it missed."""
         if self.drafter is not None:
             cache.catch_up(self.drafter)
 
     @property
     def compiled(self) -> int:
-        """Graphs of the target's call that were compiled so far."""
+        """Number of graphs compiled so far for the target's call."""
         return self.target.compiled
 
     @property
     def builds_ahead(self) -> bool:
-        """Whether a step may be built and dropped."""
+        """Whether a step may be built and then dropped instead of submitted."""
         return self.target.builds_ahead
 
     @property
     def remembers(self) -> bool:
-        """Whether the drafter has a memory of the text."""
+        """Whether the drafter keeps a memory of the text."""
         return self._features.every_position
 
     def _following(
@@ -198,7 +199,7 @@ class Decoder:
         bound: int,
         shape: BeamShape,
     ) -> tuple[DecodeState, StepOutput]:
-        """The state after a verdict, with the drafts for the next step, and the report."""
+        """Return the state after a verdict, with the drafts for the next step, and the report."""
         accepted, history, logits = verdict
         seen = newest_positions(state, hidden, accepted, bound, self._features)
         drafts = self._draft(state.cache, seen, state.keys, shape)
@@ -209,7 +210,7 @@ class Decoder:
     def _masks(
         self, state: DecodeState, constraints: Sequence[Constraint | None], verified: mx.array
     ) -> mx.array | None:
-        """The masks of the trees, made on the host while the device computes `verified`."""
+        """Compute the trees' masks on the host while the device computes `verified`."""
         if all(constraint is None for constraint in constraints):
             return None
         mx.async_eval(verified, *state.cache.target.buffers)
@@ -220,7 +221,7 @@ class Decoder:
         return Features() if self.drafter is None else self.drafter.features
 
     def _draft(self, cache: SequenceCache, seen: Seen, keys: mx.array, shape: BeamShape) -> Drafts:
-        """What to verify in the next step, after the bonus tokens `seen.root`."""
+        """Draft what the next step verifies, after the bonus tokens `seen.root`."""
         drafter, B = self.drafter, keys.shape[0]
         if drafter is None or shape.length == 1:
             if drafter is not None and self.remembers:
@@ -242,7 +243,7 @@ class Decoder:
 
     @property
     def draws(self) -> bool:
-        """Whether drafts are drawn, for rejection: then all rows have the same parameters."""
+        """Whether drafts are drawn for rejection; then all rows have the same parameters."""
         return (
             self.drafter is not None
             and self.drafter.can_draw

@@ -1,4 +1,4 @@
-"""Reading prompts chunk by chunk, so that other answers can go on in between."""
+"""Prefill in chunks, so that other answers are decoded in between."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from redrafter_mlx.target.model import Target
 
 
 class Prefill:
-    """The prompts of a batch, read from position `start` on.
+    """The prefill of a batch of prompts, from position `start` on.
 
     Prompts may differ in length; shorter ones are padded on the right.
 
-    left:     tokens of the longest prompt that are not read yet
-    position: up to which it was read
+    left:     number of unread tokens of the longest prompt
+    position: position of the first unread token
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Prefill:
         prompts: Sequence[Sequence[int]],
         parked: bool = False,
     ) -> None:
-        """`parked`: nothing is drafted after the prompt, so the drafter may be shown it later."""
+        """`parked`: nothing is drafted after the prompt, so the drafter may read it later."""
         fresh = [list(prompt[start:]) for prompt in prompts]
         width = max(map(len, fresh))
         self.cache, self.left = cache, width
@@ -40,7 +40,7 @@ class Prefill:
         self._context: dict[int, mx.array] = {}
 
     def read(self, most: int) -> None:
-        """Submit the next chunk, of `most` tokens at most."""
+        """Submit the next chunk, at most `most` tokens."""
         at, P = self._read, min(most, self.left)
         hidden = self._target.append(
             self._padded[:, at : at + P], self.cache.target, self._start + at
@@ -54,7 +54,7 @@ class Prefill:
         self.left -= P
 
     def wait(self) -> None:
-        """Return once the chunks read so far are computed, and their working memory is free."""
+        """Wait until the chunks read so far are computed, and free their working memory."""
         mx.eval(self.cache.target.buffers, self.cache.of_drafter)
         mx.clear_cache()
 
@@ -64,7 +64,7 @@ class Prefill:
 
     @property
     def context(self) -> mx.array:
-        """Hidden states [B, 1, C] at each prompt's last token, once all is read."""
+        """Hidden states [B, 1, C] at each prompt's last token, once all prompts are read."""
         return mx.stack([self._context[b] for b in range(len(self._lengths))])[:, None]
 
     def _show(self, at: int, hidden: mx.array) -> None:

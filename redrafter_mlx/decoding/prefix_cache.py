@@ -1,4 +1,4 @@
-"""What is kept of texts that were read: a prompt that begins like one of them is not read anew."""
+"""Caches of earlier texts: a prompt that shares a prefix with one need not read it again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Tokens = NDArray[np.int64]
 class _Entry:
     """A text and the cache of its positions, whose arrays are shared and never written.
 
-    remembered: positions that the drafter's memory holds
+    remembered: number of positions that the drafter's memory holds
     """
 
     tokens: Tokens
@@ -27,17 +27,17 @@ class _Entry:
     remembered: int
 
     def covers(self, other: _Entry) -> bool:
-        """Whether nothing is lost without the other one."""
+        """Whether this entry makes the other one redundant."""
         n = len(other.tokens)
         shared = common_prefix(self.tokens, other.tokens)
         return shared == n and self.remembered >= min(other.remembered, n)
 
 
 class PrefixCache:
-    """Caches of texts, the least recently used first, bounded in bytes.
+    """Caches of texts, the least recently used first, limited in bytes.
 
-    Target's and drafter's state are kept together. What is handed out shares the entry's arrays
-    until it is written to: MLX copies a buffer to which there is another reference.
+    The target's and the drafter's state are kept together. A cache that is handed out shares the
+    entry's arrays until it is written to: MLX copies a buffer that has another reference.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -51,10 +51,10 @@ class PrefixCache:
     def take(
         self, prompt: Sequence[int], drafter: Drafter | None
     ) -> tuple[SequenceCache, int] | None:
-        """A cache for `prompt` and how many of its first tokens need not be read again.
+        """Return a cache for `prompt` and the length of the prefix that it already holds.
 
-        The last token is always read: the first choice follows from its hidden state. None where
-        no text begins like the prompt.
+        The last token is always read: the first choice needs its hidden state. None if no text
+        shares a prefix with the prompt.
         """
         wanted = np.array(prompt[:-1], np.int64)
         reads = drafter is not None and drafter.features.every_position and drafter.features.any
@@ -71,7 +71,7 @@ class PrefixCache:
         return best.cache.reused(prompt[:most], drafter), most
 
     def keep(self, cache: SequenceCache, tokens: Sequence[int]) -> None:
-        """Keep a cache, flushed, whose first positions are those of `tokens`."""
+        """Keep a flushed cache whose first positions are those of `tokens`."""
         text = np.array(tokens, np.int64)
         remembered = min(cast(int, cache.remembered.item()), len(text))
         entry = _Entry(text, cache.trimmed(len(text)), remembered)
@@ -82,13 +82,13 @@ class PrefixCache:
         self.shrink(self._most_bytes)
 
     def shrink(self, most_bytes: int) -> None:
-        """Let go of texts until the rest takes so many bytes at most."""
+        """Drop the least recently used texts until the others take at most `most_bytes`."""
         while self._entries and self.nbytes > most_bytes:
             self._entries.pop(0)
 
 
 def common_prefix(a: Sequence[int] | Tokens, b: Sequence[int] | Tokens) -> int:
-    """How many first elements are the same in both."""
+    """Return the length of the common prefix."""
     n = min(len(a), len(b))
     differ = np.asarray(a[:n]) != np.asarray(b[:n])
     return int(differ.argmax()) if differ.any() else n

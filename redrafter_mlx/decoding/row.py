@@ -1,4 +1,4 @@
-"""One sequence of a batch, as the host knows it, and who chooses what is drafted for it."""
+"""One sequence of a batch, as the host sees it, and the policies that choose its drafts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from redrafter_mlx.drafting.prompt_lookup import CopySource, TextIndex
 
 @dataclass(eq=False)
 class Row:
-    """One sequence of a batch, as the host knows it.
+    """One sequence of a batch, as the host sees it.
 
-    finished:  told each result once; True ends the sequence
-    committed: tokens in the cache
-    text:      for prompt lookup; None without it
-    shapes:    chooses for this row alone; None where the batch's policy does
-    constraint: what may come next; `finished` advances it
-    learns:    whether acceptance statistics may learn from it
-    fresh:     the result of its prompt was not read yet
-    done:      it has ended, or was told to
+    finished:   called once with each result; True ends the sequence
+    committed:  number of tokens in the cache
+    text:       index of its text for prompt lookup; None without prompt lookup
+    shapes:     chooses shapes for this row alone; None if the batch's policy does
+    constraint: which tokens may come next; `finished` advances it
+    learns:     whether acceptance statistics may learn from it
+    fresh:      whether its prompt's result is unread
+    done:       whether it has ended, or is to be removed
     """
 
     finished: Callable[[StepResult], bool]
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def index(self) -> CopySource | None:
-        """What copies come from; None without them."""
+        """Source of copies, forced tokens included; None if there is none."""
         return self.text if self.constraint is None else ForcedCopies(self.constraint, self.text)
 
 
@@ -46,22 +46,22 @@ class BatchShapes(Protocol):
     """Chooses the shape of the drafts step by step, for all rows of a batch."""
 
     def next_shape(self, rows: Sequence[Row]) -> BeamShape:
-        """The shape to draft with, the same for all rows."""
+        """Return the shape to draft with, the same for all rows."""
         ...
 
     def plan_copies(
         self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
     ) -> Sequence[CopyPlan | None]:
-        """The copies to verify now in each row; see `Shapes.plan_copies`."""
+        """Return the copies to verify now in each row; see `Shapes.plan_copies`."""
         ...
 
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
-        """Take note of a step that was read; seconds are NaN where something else ran meanwhile."""
+        """Record the results of a step; seconds are NaN if other work ran at the same time."""
         ...
 
 
 class OwnShapes:
-    """Each row plans its own copies; the first row's shape is that of all."""
+    """Each row plans its own copies; all rows draft with the first row's shape."""
 
     def next_shape(self, rows: Sequence[Row]) -> BeamShape:
         shape = PLAIN

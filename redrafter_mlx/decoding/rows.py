@@ -1,4 +1,4 @@
-"""Rows of a batch: some of them taken, others joined, trees padded to one size."""
+"""Operations on batch rows: take some, join several, pad trees to one size."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrafter_mlx.speculation.tree import Beams, TokenTree
 
 
 def take_states(state: DecodeState, rows: Sequence[int]) -> DecodeState:
-    """Some of the rows; the cache of fewer than all is a copy."""
+    """Return some of the rows; the cache is a copy unless all rows are taken."""
     if list(rows) == list(range(len(state.options))):
         return state
     index = mx.array(list(rows))
@@ -28,7 +28,7 @@ def take_states(state: DecodeState, rows: Sequence[int]) -> DecodeState:
 
 
 def join_states(states: Sequence[DecodeState]) -> DecodeState:
-    """The rows of several states as one batch; their drafters have missed nothing."""
+    """Join the rows of several states into one batch; their drafters must have caught up."""
     if len(states) == 1:
         return states[0]
     return DecodeState(
@@ -42,9 +42,10 @@ def join_states(states: Sequence[DecodeState]) -> DecodeState:
 
 
 def with_copies(drafts: Drafts, plans: Sequence[CopyPlan | None], roots: Sequence[int]) -> Drafts:
-    """Drafts in which copies of the text take the place of what was drafted, or join it.
+    """Return drafts in which copies of the text replace or join what was drafted.
 
-    plans: of each row, None to leave it as it is; `roots` are the rows' last tokens
+    plans: one per row, None to leave the row as it is
+    roots: the last token of each row
     """
     rows = []
     for b, (plan, root) in enumerate(zip(plans, roots, strict=True)):
@@ -58,7 +59,7 @@ def with_copies(drafts: Drafts, plans: Sequence[CopyPlan | None], roots: Sequenc
 
 
 def take_tree(tree: TokenTree, rows: slice | mx.array) -> TokenTree:
-    """The trees of some rows."""
+    """Return the trees of some rows."""
     return tree._replace(
         tokens=tree.tokens[rows],
         parents=tree.parents[rows],
@@ -69,7 +70,7 @@ def take_tree(tree: TokenTree, rows: slice | mx.array) -> TokenTree:
 
 
 def take_drafts(drafts: Drafts, rows: Sequence[int]) -> Drafts:
-    """The drafts of some rows."""
+    """Return the drafts of some rows."""
     if len(rows) == len(drafts.rows):
         return drafts
     index, beams = mx.array(list(rows)), drafts.beams
@@ -86,9 +87,9 @@ def take_drafts(drafts: Drafts, rows: Sequence[int]) -> Drafts:
 
 
 def join_drafts(parts: Sequence[Drafts]) -> Drafts:
-    """The drafts of several batches, padded to the size of the largest tree.
+    """Join the drafts of several batches, padded to the size of the largest tree.
 
-    Nothing can join the result: its beams are not kept.
+    No copies can join the result: its beams are not kept.
     """
     if len(parts) == 1:
         return parts[0]
@@ -104,7 +105,7 @@ def join_drafts(parts: Sequence[Drafts]) -> Drafts:
 
 
 def join_trees(trees: Sequence[TokenTree]) -> TokenTree:
-    """The trees of several batches; the smaller ones have more padding."""
+    """Join the trees of several batches; the smaller ones are padded."""
     N = max(tree.tokens.shape[1] for tree in trees)
     padded = [_padded(tree, N) for tree in trees]
     return TokenTree(
@@ -119,7 +120,7 @@ def join_trees(trees: Sequence[TokenTree]) -> TokenTree:
 
 
 def _padded(tree: TokenTree, nodes: int) -> TokenTree:
-    """The tree with so many nodes; padding attends to itself alone."""
+    """Return the tree padded to `nodes` nodes; padding attends to itself alone."""
     more = nodes - tree.tokens.shape[1]
     if not more:
         return tree
@@ -137,7 +138,7 @@ def _padded(tree: TokenTree, nodes: int) -> TokenTree:
 def _joined(
     arrays: Sequence[mx.array | None], parts: Sequence[Drafts], nodes: int
 ) -> mx.array | None:
-    """Arrays [B, N, ...] of several drafts as one, zeros where there is none; None without any."""
+    """Join arrays [B, N, ...] of several drafts; zeros replace missing ones, None if all are."""
     known = next((array for array in arrays if array is not None), None)
     if known is None:
         return None

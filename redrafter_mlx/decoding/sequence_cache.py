@@ -1,4 +1,4 @@
-"""What is kept of the text: the target's keys and values, and the drafter's memory."""
+"""The cache of a batch: the target's keys and values, and the drafter's memory."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from redrafter_mlx.target.cache_slots import concatenate_padded
 from redrafter_mlx.target.kv_cache import Snapshot, TreeCache
 
 _MOST_JOINED = 512
-"""Missed positions that a drafter is given in one call."""
+"""Maximum number of missed positions that a drafter is given in one call."""
 
 _MOST_MISSED = 512
-"""Steps, or positions of one, whose features are kept for a drafter that is parked."""
+"""Number of steps, or of positions in one, whose features are kept for a parked drafter."""
 
 
 @dataclass(frozen=True)
 class SequenceSnapshot:
-    """The references of a `SequenceCache` at one moment."""
+    """The arrays that a `SequenceCache` held at one moment."""
 
     target: Snapshot
     memory: Memory
@@ -30,12 +30,12 @@ class SequenceSnapshot:
 
 
 class SequenceCache:
-    """The cache of a batch of sequences: of the target, and of its drafter if that remembers.
+    """The cache of a batch of sequences: the target's, and the drafter's memory if it keeps one.
 
     Shapes:
-      remembered: [B] int32, positions from the first on that `memory` holds
+      remembered: [B] int32, number of positions, from the first on, that `memory` holds
 
-    missed: positions after those, which the drafter is given before it drafts again
+    missed: the positions after those, which the drafter is given before it drafts again
     """
 
     def __init__(self, target: TreeCache, memory: Memory, batch: int) -> None:
@@ -45,36 +45,37 @@ class SequenceCache:
         self.missed: tuple[Seen, ...] = ()
 
     def snapshot(self) -> SequenceSnapshot:
-        """What a step that is only built, not submitted, would have changed.
+        """Return what `restore` needs to undo a step that was built but not submitted.
 
-        Drop it before submitting: a buffer with two references is copied whole when written.
+        Drop it before submitting: MLX copies a whole buffer when it is written while it has a
+        second reference.
         """
         return SequenceSnapshot(self.target.snapshot(), self.memory, self.remembered, self.missed)
 
     def restore(self, before: SequenceSnapshot) -> None:
-        """Forget a step that was built and not submitted."""
+        """Undo a step that was built but not submitted."""
         self.target.restore(before.target)
         self.memory, self.remembered = before.memory, before.remembered
         self.missed = before.missed
 
     def flush(self) -> None:
-        """Make the cache ready to be kept: all that it holds is computed."""
+        """Compute all that the cache holds, so that it can be kept."""
         self.target.flush()
         mx.eval(self.target.buffers, self.of_drafter)
 
     @property
     def of_drafter(self) -> list[Memory | mx.array]:
-        """All arrays that are kept for the drafter, for evaluation."""
+        """All unevaluated arrays that are kept for the drafter."""
         kept: list[Memory | mx.array] = [self.memory, self.remembered]
-        for seen in self.missed[-1:]:  # those before it were evaluated when they were the last
+        for seen in self.missed[-1:]:  # earlier ones were evaluated when they were the last
             kept += [seen.tokens, seen.position, seen.count]
             kept += [] if seen.features is None else [seen.features]
         return kept
 
     def show(self, seen: Seen, drafter: Drafter, parked: bool) -> None:
-        """Let the drafter remember committed positions, now or when it drafts again.
+        """Give the drafter committed positions: now, or if it is parked, before it drafts again.
 
-        The target's features are large: before many are kept for a parked drafter, it reads them.
+        The target's features are large, so a parked drafter reads them before too many are kept.
         """
         self.missed += (seen,)
         many = max(len(self.missed), seen.tokens.shape[1]) >= _MOST_MISSED
@@ -82,14 +83,14 @@ class SequenceCache:
             self.catch_up(drafter)
 
     def catch_up(self, drafter: Drafter) -> None:
-        """Give the drafter what it missed."""
+        """Give the drafter the positions that it missed."""
         for seen in joined(self.missed):
             self.memory = drafter.extend(self.memory, seen)
             self.remembered = seen.root_position
         self.missed = ()
 
     def take(self, rows: Sequence[int]) -> SequenceCache:
-        """The cache of some of the batch's rows, which is a copy."""
+        """Return a copy of the cache with some of the batch's rows."""
         index = mx.array(list(rows))
         taken = SequenceCache(self.target.take(index), take_rows(self.memory, index), len(rows))
         taken.remembered = self.remembered[index]
@@ -98,7 +99,7 @@ class SequenceCache:
 
     @classmethod
     def joined(cls, caches: Sequence[SequenceCache]) -> SequenceCache:
-        """The rows of several caches as one batch; their drafters have missed nothing."""
+        """Join the rows of several caches into one batch; their drafters must have caught up."""
         assert not any(cache.missed for cache in caches), "catch up first"
         target = type(caches[0].target).joined([cache.target for cache in caches])
         memory = join_rows([cache.memory for cache in caches])
@@ -108,24 +109,24 @@ class SequenceCache:
         return whole
 
     def trimmed(self, length: int) -> SequenceCache:
-        """The first positions of one text, computed, in target buffers without room to spare."""
+        """Return the first positions of one text, computed, in target buffers of just that size."""
         kept = SequenceCache(self.target.trimmed(length), self.memory, 1)
         kept.remembered = mx.minimum(self.remembered, length)
         mx.eval(kept.target.buffers, kept.of_drafter)
         return kept
 
     def reused(self, tokens: Sequence[int], drafter: Drafter | None) -> SequenceCache:
-        """A cache for a text that begins with `tokens`, whose positions are all here.
+        """Return a cache for a text that begins with `tokens`; this cache holds their positions.
 
-        It shares this one's arrays. A drafter that reads the target's features must remember them
-        already; one that remembers the tokens alone is given those that it missed.
+        It shares this cache's arrays. A drafter that reads the target's features must already
+        remember these positions; one that remembers only tokens is given those that it missed.
         """
         cache = SequenceCache(self.target.shared(), (), 1)
         if drafter is None or not drafter.features.every_position:
             return cache
         known = min(cast(int, self.remembered.item()), len(tokens))
         cache.memory = self.memory or drafter.empty(1)
-        cache.remembered = mx.array([known], mx.int32)  # what came after it is of another text
+        cache.remembered = mx.array([known], mx.int32)  # later positions belong to another text
         if known < len(tokens):
             assert not drafter.features.any, "it must have seen all that is reused"
             cache.missed = (_of_text(tokens, known),)
@@ -137,12 +138,12 @@ class SequenceCache:
 
 
 def take_rows(memory: Memory, index: mx.array) -> Memory:
-    """What a drafter remembers of some of the batch's rows."""
+    """Return a drafter's memory of some of the batch's rows."""
     return tuple(a[index] if isinstance(a, mx.array) else take_rows(a, index) for a in memory)
 
 
 def join_rows(memories: Sequence[Memory]) -> Memory:
-    """What it remembers of several batches, as one; zeros fill arrays up to the largest."""
+    """Join a drafter's memories of several batches; zeros pad arrays to the largest size."""
 
     def join(*each: mx.array | Memory) -> mx.array | Memory:
         arrays = [a for a in each if isinstance(a, mx.array)]
@@ -162,23 +163,23 @@ def _arrays(memory: Memory) -> Iterator[mx.array]:
 
 
 def joined(missed: Sequence[Seen]) -> list[Seen]:
-    """The same positions in fewer pieces: those of single positions follow each other."""
+    """Return the same positions in fewer pieces: consecutive single positions are merged."""
     pieces: list[Seen] = []
     run: list[Seen] = []
     for seen in missed:
         single = seen.tokens.shape[1] == 2
         if run and (not single or len(run) == _MOST_JOINED):
-            pieces.append(_one(run))
+            pieces.append(_merged(run))
             run = []
         if single:
             run.append(seen)
         else:
             pieces.append(seen)
-    return pieces + ([_one(run)] if run else [])
+    return pieces + ([_merged(run)] if run else [])
 
 
-def _one(run: Sequence[Seen]) -> Seen:
-    """Single positions, each after the one before, as one piece."""
+def _merged(run: Sequence[Seen]) -> Seen:
+    """Merge consecutive single positions into one piece."""
     first, last = run[0], run[-1]
     features = None
     if first.features is not None:
@@ -189,7 +190,7 @@ def _one(run: Sequence[Seen]) -> Seen:
 
 
 def _of_text(tokens: Sequence[int], start: int) -> Seen:
-    """The positions of one text from `start` on, whose features nobody reads."""
+    """Return the positions of one text from `start` on, without features."""
     count = len(tokens) - start
     return Seen(
         mx.array([[*tokens[start:], 0]], mx.int32),

@@ -1,4 +1,4 @@
-"""What goes from step to step, and what a drafter sees of each."""
+"""The state that passes from step to step, and what a drafter sees of each step."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 class RowDrafts(NamedTuple):
     """How the drafts of one batch row were made.
 
-    shape:  what they were drafted with, PLAIN if nothing was drafted
-    drawn:  whether they were drawn, for rejection
+    shape:  shape that they were drafted with, PLAIN if nothing was drafted
+    drawn:  whether they were drawn for rejection
     copied: whether copies of the text are among them
     """
 
@@ -29,14 +29,14 @@ class RowDrafts(NamedTuple):
 
 
 class Drafts(NamedTuple):
-    """The trees of a batch and, for rejection, what they were drawn from.
+    """The trees of a batch and, for rejection, the distributions they were drawn from.
 
-    rows:      B of them
-    log_probs: [B, N, V], the distribution of each node's children, any in rows that were not drawn;
-               None if none was
-    beams:     what the trees were packed from, for copies to join; None if nothing was drafted
-    copied:    [B, N] bool, the nodes that only a copy of the text proposes, padding any; None if
-               no copies are in the trees
+    rows:      one per batch row
+    log_probs: [B, N, V], the distribution of each node's children, undefined in rows that were not
+               drawn; None if no row was
+    beams:     what the trees were packed from, so that copies can join; None if nothing was drafted
+    copied:    [B, N] bool, the nodes that only a copy of the text proposes, undefined at padding;
+               None if the trees hold no copies
     """
 
     tree: TokenTree
@@ -59,13 +59,13 @@ class RowOptions:
 
 @dataclass
 class DecodeState:
-    """All that a batch of sequences needs to go on.
+    """All state that a batch of sequences carries from step to step.
 
     Shapes:
-      length:  [B] int32, committed positions
+      length:  [B] int32, number of committed positions
       drafts:  the trees to verify next; their roots are the last tokens emitted
       keys:    [B, 2] uint32, see sampling
-      history: of each row, what penalties look at before the root; None without them
+      history: of each row, the tokens before the root that penalties use; None without penalties
     """
 
     cache: SequenceCache
@@ -79,10 +79,12 @@ class DecodeState:
 def newest_positions(
     state: DecodeState, hidden: mx.array, accepted: Acceptance, bound: int, features: Features
 ) -> Seen:
-    """The accepted path of a verified tree, or its last position if a drafter needs no more.
+    """Return the accepted path of a verified tree, or only its last position if that is enough.
 
     Shapes:
-      hidden: [B, N, C], of the tree; `bound` is the most that state.length can be
+      hidden: [B, N, C], of the tree
+
+    bound: upper bound of state.length
     """
     tree, emitted = state.drafts.tree, accepted.emitted
     most = bound + tree.max_depth + 1
@@ -100,6 +102,6 @@ def newest_positions(
 
 
 def root_alone(root: mx.array) -> TokenTree:
-    """A tree of nothing but its root [B]."""
+    """Return a tree that holds only its root [B]."""
     tokens = root[:, None, None]
     return pack_beam(Beams(tokens, mx.zeros(tokens.shape)), 1)

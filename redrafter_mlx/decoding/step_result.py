@@ -1,4 +1,4 @@
-"""What a step leaves on the device, and what the host reads of it: one small array."""
+"""A step's output on the device, and the one small array of it that the host reads."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ Source: TypeAlias = Literal["model", "drafter", "lookup"]
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step leaves on the device.
+    """A step's output on the device.
 
     Shapes:
-      report: [B, 2 + 2 L + 2 N] int32: drafts accepted, nodes used, emitted tokens, path, and
-              the beam and depth of each node; with copies N more, whether each node is one
-      logits: [B, N, V], None unless log-probabilities were asked for
+      report: [B, 2 + 2 L + 2 N] int32: number of accepted drafts, number of nodes used, emitted
+              tokens, path, and the beam and depth of each node; with copies N more values: whether
+              each node is a copy
+      logits: [B, N, V], None unless log-probabilities were requested
 
     nodes:  N
     rows:   how the drafts of each batch row were made
-    shown:  of which batch rows the log-probabilities are wanted
+    shown:  whether each batch row needs log-probabilities
     """
 
     report: mx.array
@@ -40,20 +41,20 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One row's step as the host knows it.
+    """One row's step as the host sees it.
 
-    tokens:    what was emitted: the accepted drafts and the bonus token
-    sources:   where each of them came from; a draft that both drafter and lookup proposed is the
+    tokens:    emitted tokens: the accepted drafts and the bonus token
+    sources:   where each token came from; a draft that both drafter and lookup proposed is the
                drafter's
-    path:      the node after which each of them was chosen
-    beams:     of each node of the tree that was not padding, one less than the beams that reach it
+    path:      the node after which each token was chosen
+    beams:     of each node that is not padding, the smallest beam width that contains it, minus one
     depths:    of the same nodes
-    shape:     what the tree was drafted with
-    rows:      nodes and padding, all of which the target's call computed
-    copied:    whether copies of the text were in it
-    seconds:   since the step before was read, on the host; NaN for the first
+    shape:     shape that the tree was drafted with
+    rows:      query rows of the target's call for this tree: nodes and padding
+    copied:    whether the tree held copies of the text
+    seconds:   since the previous step was read, on the host; NaN for the first
     log_probs: the target's log-probabilities [V] float32 that each token was chosen from, on the
-               device; None unless asked for
+               device; None unless requested
     """
 
     tokens: list[int]
@@ -69,14 +70,14 @@ class StepResult:
 
     @property
     def nodes(self) -> int:
-        """Nodes of the tree that were not padding."""
+        """Number of tree nodes that are not padding."""
         return len(self.beams)
 
 
 def report_step(
     drafts: Drafts, accepted: Acceptance, logits: mx.array, shown: tuple[bool, ...]
 ) -> StepOutput:
-    """The report of verified drafts; `shown` are the rows whose log-probabilities are wanted.
+    """Build the report of verified drafts; `shown` marks the rows that need log-probabilities.
 
     Shapes:
       logits: [B, N, V]
@@ -93,7 +94,7 @@ def report_step(
 
 
 def read_report(output: StepOutput) -> list[StepResult]:
-    """The one transfer of a step: what was accepted, row by row."""
+    """Read what was accepted, row by row: the one transfer of a step."""
     rows: list[list[int]] = output.report.tolist()  # type: ignore[assignment]
     N, any_copied = output.nodes, any(row.copied for row in output.rows)
     results = []
@@ -105,7 +106,7 @@ def read_report(output: StepOutput) -> list[StepResult]:
         log_probs = None
         if output.logits is not None and output.shown[b]:
             log_probs = [log_softmax(output.logits[b, node]) for node in path]
-            mx.async_eval(log_probs)  # an array that waits for its evaluation holds all logits
+            mx.async_eval(log_probs)  # an unevaluated array would keep all logits in memory
         results.append(
             StepResult(
                 tokens=emitted[:kept],

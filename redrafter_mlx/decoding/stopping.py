@@ -1,4 +1,4 @@
-"""From tokens to the text that a reader sees, cut at end-of-text and at stop strings."""
+"""From tokens to the visible text, cut at end-of-text and at stop strings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from redrafter_mlx.decoding.constraint import Constraint
 
 
 class StopScanner:
-    """Passes text on until a stop string appears, holding back what could become one.
+    """Passes text on until a stop string appears, and holds back text that could become one.
 
     A stop string is found wherever its characters fall: inside a token, across tokens, across
-    steps. The text before it is kept, the string itself and what follows are not.
+    steps. The text before it is emitted; the string itself and the text after it are not.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
@@ -22,7 +22,7 @@ class StopScanner:
         self.stopped = False
 
     def feed(self, text: str) -> str:
-        """The part of the text so far that is certain to be before every stop string."""
+        """Add text; return the part of the held text that certainly precedes every stop string."""
         self._held += text
         found = [at for s in self._stop if (at := self._held.find(s)) >= 0]
         if found:
@@ -35,7 +35,7 @@ class StopScanner:
         return ready
 
     def flush(self) -> str:
-        """What is still held back, once no more text can come."""
+        """Return the text that is still held back, once no more text can come."""
         ready, self._held = self._held, ""
         return ready
 
@@ -43,8 +43,8 @@ class StopScanner:
 class AnswerText:
     """The text of one answer, and where it ends.
 
-    tokens:        what was kept, the ending token included
-    finish_reason: None while it goes on; "stop" at end-of-text, a stop string or the end of the
+    tokens:        the answer's tokens, the ending token included
+    finish_reason: None until the end; "stop" at end-of-text, a stop string or the end of the
                    constraint, which every token advances; "length" at max_tokens
     """
 
@@ -65,7 +65,7 @@ class AnswerText:
         self.finish_reason: str | None = None
 
     def add(self, token: int) -> str:
-        """Take the next token; returns the text that it makes certain."""
+        """Add the next token; return the text that becomes certain."""
         assert self.finish_reason is None, "the answer has ended"
         self.tokens.append(token)
         if token in self._eos:
@@ -86,7 +86,7 @@ class AnswerText:
         return text
 
     def _finish(self) -> str:
-        """Flush what detokeniser and scanner hold; a stop string may still end in it."""
+        """Flush the detokeniser and the scanner; a stop string may still appear in that text."""
         self._detokenizer.finalize()
         text = self._scanner.feed(self._detokenizer.last_segment)
         if self._scanner.stopped:
@@ -96,7 +96,7 @@ class AnswerText:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How many last characters of `text` are a beginning of `stop`."""
+    """Return the length of the longest proper prefix of `stop` that `text` ends with."""
     for n in range(min(len(text), len(stop) - 1), 0, -1):
         if text.endswith(stop[:n]):
             return n

@@ -1,4 +1,4 @@
-"""The target's verdict on a batch of trees, each row by its own sampling parameters."""
+"""The target's verdict on a batch of trees, by each row's own sampling parameters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ History = tuple[Past | None, ...]
 
 
 class Verdict(NamedTuple):
-    """The accepted paths, the histories after them, and the logits that were chosen from."""
+    """The accepted paths, the histories after them, and the logits that tokens were chosen from."""
 
     accepted: Acceptance
     history: History
@@ -33,13 +33,13 @@ class Verdict(NamedTuple):
 
 
 def judge(state: DecodeState, logits: mx.array, masks: mx.array | None = None) -> Verdict:
-    """Choose a token at every node, and which drafts to accept.
+    """Choose a token at every node, and decide which drafts to accept.
 
-    Rows next to each other that choose alike are judged together.
+    Adjacent rows with equal parameters are judged together.
 
     Shapes:
       logits: [B, N, V]
-      masks:  [B, N, ceil(V / 32)], what grammars allow; None is everything
+      masks:  [B, N, ceil(V / 32)], tokens that grammars allow; None allows everything
     """
     runs = [
         list(run)
@@ -68,7 +68,7 @@ def judge(state: DecodeState, logits: mx.array, masks: mx.array | None = None) -
 def _judge_alike(
     state: DecodeState, rows: Sequence[int], logits: mx.array, masks: mx.array | None
 ) -> Verdict:
-    """The verdict on rows that have the same sampling parameters; logits and masks are theirs."""
+    """Judge rows that have the same sampling parameters; `logits` and `masks` are theirs."""
     drafts, keys, position = state.drafts, state.keys, state.length + 1
     tree, log_probs = drafts.tree, drafts.log_probs
     if len(rows) < len(state.options):
@@ -98,12 +98,12 @@ def _accept(
     drawn_from: mx.array | None,
     width: int,
 ) -> Acceptance:
-    """Which drafts are accepted, by the method of `params`.
+    """Decide which drafts are accepted, by the method of `params`.
 
     Shapes:
       logits:     [B, N, V], after penalties
-      position:   [B] int32, of the token after the root in the text
-      drawn_from: [B, N, V], None for drafts that were not drawn
+      position:   [B] int32, position of the token after the root
+      drawn_from: [B, N, V], what drafts were drawn from; None if they were not drawn
     """
     if params.method == "rejection" and drawn_from is not None:
         drafts = SampledDrafts(tree, drawn_from)

@@ -30,12 +30,12 @@ def stream_generate(
     constraint: Constraint | None = None,
     **overrides: object,
 ) -> Iterator[Response]:
-    """mlx-lm's `stream_generate` with drafts, for those who hold its model and tokenizer already.
+    """mlx-lm's `stream_generate` with drafts, for callers that hold its model and tokenizer.
 
     Args:
-      prompt: text (taken as it is, as mlx-lm does) or token ids
-      drafter: itself, the path of its folder, or "lookup"; None decodes auto-regressively
-      options: and `overrides`, its fields by name; see GenerationOptions
+      prompt: text (used as it is, as in mlx-lm) or token ids
+      drafter: a drafter, the path of its folder, or "lookup"; None decodes plainly
+      options: see GenerationOptions; `overrides` are its fields by name
       constraint: the grammar of this answer, made for it alone
     """
     redrafter = Redrafter(model, tokenizer, drafter)

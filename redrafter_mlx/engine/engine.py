@@ -1,4 +1,4 @@
-"""The library's door: a target with its drafter, answering prompts token by token."""
+"""The library's main class: a target with its drafter, answering prompts token by token."""
 
 from __future__ import annotations
 
@@ -41,17 +41,18 @@ from redrafter_mlx.target.tree_check import check_trees
 class Redrafter:
     """A target, its tokenizer and its drafter. Made by `load` or from an mlx-lm pair.
 
-    Any number of threads may call it. One thread of its own, the engine's, computes all answers:
-    those that run at the same time are decoded in batches.
+    Any number of threads may call it. One thread, the engine's, computes all answers; those that
+    run at the same time are decoded in batches.
 
     drafter_note: one line on the choice of a drafter: that there is none and what drafts instead,
-                  which of several was taken, and which were passed over; None if it was unambiguous
-    context_length: most tokens of prompt and answer together; None if the model names no limit
-    drafter:      drafts on the device; None without one
+                  which of several was taken, and which were skipped; None if it was unambiguous
+    context_length: maximum number of tokens of prompt and answer together; None if the model names
+                  no limit
+    drafter:      drafts on the device; None without a drafter
     lookup:       prompt lookup, which adds copies of the text to the drafts; None without it
     drafting:     the names of both, for people and records; None for plain decoding
-    tuning:       auto-tuning: cost model and acceptance statistics; None for plain decoding, and
-                  along a static tree, where no shape is chosen
+    tuning:       auto-tuning: cost model and acceptance statistics; None for plain decoding and
+                  for a static tree, where no shape is chosen
     """
 
     def __init__(
@@ -66,10 +67,10 @@ class Redrafter:
         engine: EngineOptions | None = None,
         mirror: Mirror | None = None,
     ) -> None:
-        """A drafter may be given as the path of its folder; see `split_lookup` for other words.
+        """`drafter` may be the path of a drafter's folder; see `split_lookup` for other names.
 
         lookup: add prompt lookup to the drafter
-        mirror: tells the other ranks of the target's calls; None where there are none
+        mirror: sends the target's calls to the other ranks; None if there are none
 
         Raises UnsupportedModelError or MismatchError if model and drafter do not fit together,
         and ForkedProcessError after a fork.
@@ -101,24 +102,24 @@ class Redrafter:
 
     @property
     def status(self) -> EngineStatus:
-        """What the engine is doing."""
+        """The engine's current state."""
         return self._worker.status
 
     def close(self) -> None:
-        """End running answers with EngineFailedError, and the engine. It may be called again."""
+        """Stop the engine; running answers end with EngineFailedError. May be called again."""
         self._worker.close()
 
     @property
     def beam_shape(self) -> BeamShape:
-        """A good shape for such a machine, the same in every run; PLAIN without drafts."""
+        """Best assumed shape for this kind of machine, equal in every run; PLAIN without drafts."""
         if self._tree is not None:
             return self._tree.shape
         return PLAIN if self.tuning is None else self.tuning.best_shape(by_clock=False)
 
     def warm_up(self) -> None:
-        """Run every kernel once, and check that this model's trees are exact.
+        """Run every kernel once, and check that tree verification is exact for this model.
 
-        Raises UnsupportedModelError if they are not.
+        Raises UnsupportedModelError if it is not.
         """
         with self.target.lock:
             check_trees(self.target)
@@ -139,22 +140,22 @@ class Redrafter:
     ) -> Generator[Response, None, None]:
         """Answer a prompt, one response per token.
 
-        The request is made with the first response that is asked for. It ends with the finish
-        reason "length" at `max_tokens`, or where the model's context ends; closing the generator
-        ends it at the next step, while its prompt is read too.
+        The request starts when the first response is requested. The answer ends with the finish
+        reason "length" at `max_tokens` or at the end of the model's context. Closing the generator
+        ends it at the next step, or at the next chunk of its prompt.
 
         Args:
           prompt: a user's message, a list of messages with `role` and `content`, or token ids
           raw: use a string as it is, without the chat template
-          options: and `overrides`, its fields by name; see GenerationOptions
+          options: see GenerationOptions; `overrides` are its fields by name
           constraint: the grammar of this answer, made for it alone
-          on_prefill: told how many of the prompt's tokens were read, and how many there are, in
-            the engine's thread
+          on_prefill: called in the engine's thread with the number of prompt tokens read so far,
+            and their total number
         Raises:
-          BadInputError: at once, for unusable options or prompt; on the way, where the constraint
-            allows no token
+          BadInputError: at once for unusable options or prompt; later if the constraint allows no
+            token
           BusyError: with the first response, if the prompt does not fit into memory
-          EngineFailedError: if the engine failed or was closed; a failed one begins anew with the
+          EngineFailedError: if the engine failed or was closed; a failed engine restarts with the
             next request
         """
         chosen = self.chosen_options(options, overrides)
@@ -170,18 +171,18 @@ class Redrafter:
         constraint: Constraint | None = None,
         **overrides: object,
     ) -> Completion:
-        """The whole answer at once; arguments and errors as in `stream`."""
+        """Return the whole answer at once; arguments and errors as in `stream`."""
         ids = self.encode(prompt, raw=raw)
         chosen = self.chosen_options(options, overrides)
         return Completion.of(ids, list(self.respond(Request(tuple(ids), chosen, constraint))))
 
     def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:
-        """The beam shape of every step of an answer; None if it is chosen step by step.
+        """Return the beam shape of every step of an answer; None if it is chosen step by step.
 
         Args:
-          length: tokens of the prompt
+          length: number of prompt tokens
         Raises:
-          BadInputError: for another shape than that of the drafter's static tree
+          BadInputError: for a shape other than that of the drafter's static tree
         """
         if not options.draft:
             return PLAIN
@@ -226,23 +227,23 @@ class Redrafter:
         options: GenerationOptions | None = None,
         **overrides: object,
     ) -> Iterator[tuple[int, Response]]:
-        """Answer many prompts at once: each response with the index of its prompt, as they come.
+        """Answer many prompts at once; yield each response with the index of its prompt.
 
-        Arguments and errors as in `stream`; the first error ends all of them.
+        Arguments and errors as in `stream`; the first error ends all answers.
         """
         chosen = self.chosen_options(options, overrides)
         requests = [Request(tuple(self.encode(prompt, raw=raw)), chosen) for prompt in prompts]
         return responses(self._worker, [self._job(request) for request in requests])
 
     def session(self, system: str | None = None) -> Session:
-        """A conversation that keeps its KV cache from turn to turn."""
+        """Return a conversation that keeps its KV cache from turn to turn."""
         return Session(self, system)
 
     def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """The token ids of any kind of prompt.
+        """Return the token ids of any kind of prompt.
 
-        Raises BadInputError if there are none, or so many that no token of an answer fits into the
-        model's context.
+        Raises BadInputError if there are none, or if the model's context has no room left for an
+        answer.
         """
         ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size)
         if self.context_length is not None and len(ids) >= self.context_length:
@@ -255,7 +256,7 @@ class Redrafter:
     def chosen_options(
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
     ) -> GenerationOptions:
-        """`options` with `overrides`; raises BadInputError for what this model cannot do."""
+        """Apply `overrides` to `options`; raises BadInputError for what this model cannot do."""
         if not isinstance(options, (GenerationOptions, NoneType)):
             raise BadInputError(f"options is {options!r:.80}; give GenerationOptions")
         chosen = (options or GenerationOptions()).updated(overrides)
@@ -271,13 +272,13 @@ class Redrafter:
         return chosen
 
     def respond(self, request: Request) -> Generator[Response, None, None]:
-        """The responses to one request."""
+        """Yield the responses to one request."""
         with contextlib.closing(responses(self._worker, [self._job(request)])) as answer:
             for _, response in answer:
                 yield response
 
     def _job(self, request: Request) -> MakeJob:
-        """What the engine needs to answer a request."""
+        """Return a function that makes the engine's job for a request."""
 
         def make(tell: Tell) -> Job:
             options, length = request.options, len(request.prompt)
@@ -291,7 +292,7 @@ class Redrafter:
         return make
 
     def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
-        """The decoding loop with this model's drafts, of `shape` where none is chosen by step."""
+        """Return the decoding loop with this model's drafts; `shape` is the default shape."""
         return Decoder(
             self.target,
             self.drafter if options.draft else None,

@@ -1,4 +1,4 @@
-"""Answers that can be decoded together: one batch, its decoder, and who chooses its shapes."""
+"""Answers that can be decoded together: one batch, its decoder, and its shape policy."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from redrafter_mlx.drafting.interface import Drafter
 class GroupKey:
     """What all answers of a group have in common.
 
-    shape: of the drafts in every step; None if it is chosen step by step
-    drawn: the parameters that drafts are drawn with, for rejection; None if they are not drawn
+    shape: shape of the drafts in every step; None if it is chosen step by step
+    drawn: sampling parameters that drafts are drawn with for rejection; None if they are not drawn
     """
 
     shape: BeamShape | None
@@ -37,17 +37,17 @@ class GroupKey:
     def of(
         cls, options: GenerationOptions, shape: BeamShape | None, drafter: Drafter | None
     ) -> GroupKey:
-        """The group of an answer; `shape` is the one it asks for."""
+        """Return the key of an answer's group; `shape` is the shape that the answer requests."""
         draws = options.method == "rejection" and drafter is not None and drafter.can_draw
         drawn = options.sampling if draws and options.draft else None
         return cls(shape, options.draft, options.prefixes, drawn)
 
 
 class Group:
-    """One batch that shares the device with other groups: they take turns, step by step.
+    """One batch, which takes turns with the other groups on the device, step by step.
 
-    The costs of its steps and what was accepted are learned while it has answers, and recorded when
-    the last one has left.
+    Step costs and acceptance are learned while the group has answers, and recorded when the last
+    answer has left.
 
     automatic: whether shapes are chosen step by step
     """
@@ -55,7 +55,7 @@ class Group:
     def __init__(
         self, decoder: Decoder, fixed: bool, tuning: Tuner | None, method: AcceptMethod
     ) -> None:
-        """`method`: of the first answer, whose statistics the shapes are chosen by at first."""
+        """`method`: that of the first answer; its acceptance statistics choose the first shapes."""
         self.decoder, self.automatic = decoder, False
         self._tuning, self._method = tuning, method
         self._policy: BatchPolicy | None = None
@@ -67,7 +67,7 @@ class Group:
         self._seconds, self._steps = 0.0, 0
 
     def advance(self) -> Advanced:
-        """One step of the batch."""
+        """Take one step of the batch."""
         advanced = self.batch.advance()
         seconds = [result.seconds for result in advanced.results.values()]
         if seconds and not math.isnan(seconds[0]):
@@ -76,7 +76,7 @@ class Group:
         return advanced
 
     def record(self, idle: bool) -> None:
-        """Remember what was learned; if the machine is `idle`, something may be measured."""
+        """Record what was learned; if the engine is `idle`, a measurement may be taken."""
         if self._tuning is not None and self._policy is not None:
             steps = self._steps if idle else 0
             self._tuning.record(self._method, self._policy, self._seconds, steps)

@@ -1,4 +1,4 @@
-"""How callers wait for the engine: in a thread, or in an event loop."""
+"""How callers wait for responses: in a thread, or in an event loop."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.response import Response
 
 MakeJob = Callable[[Tell], Job]
-"""What is asked for, made when the caller is ready to be told of it."""
+"""Makes a job, given the function that sends its events to the caller."""
 
-_PATIENCE = 1.0
-"""Seconds without a word after which it is looked whether the engine's thread is still there."""
+_CHECK_SECONDS = 1.0
+"""Seconds without an event after which the caller checks that the engine's thread is alive."""
 
 
 def responses(
     worker: Worker, jobs: Sequence[MakeJob]
 ) -> Generator[tuple[int, Response], None, None]:
-    """The responses to all jobs, each with the job's index, as they come.
+    """Yield the responses to all jobs, each with the job's index, as they come.
 
-    Closing the generator ends the answers at their next step, and returns when they have ended. The
-    first error ends all of them.
+    Closing the generator ends the answers at their next step, and waits until they have ended. The
+    first error ends all answers.
     """
     events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
     answers: list[Answer] = []
@@ -55,7 +55,7 @@ def responses(
 
 
 async def aresponses(worker: Worker, make: MakeJob) -> AsyncGenerator[Response, None]:
-    """The responses to one job; cancelling it ends the answer at its next step."""
+    """Yield the responses to one job; cancelling it ends the answer at its next step."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
     def tell(event: Event) -> None:
@@ -81,10 +81,10 @@ async def aresponses(worker: Worker, make: MakeJob) -> AsyncGenerator[Response, 
 
 
 def _next(events: SimpleQueue[tuple[int, Event]], worker: Worker) -> tuple[int, Event]:
-    """The next event, waited for as long as the engine can tell of one."""
+    """Wait for the next event; raises EngineFailedError if the engine's thread has died."""
     while True:
         try:
-            return events.get(timeout=_PATIENCE)
+            return events.get(timeout=_CHECK_SECONDS)
         except Empty:
             if not worker.alive and events.empty():
                 raise EngineFailedError(

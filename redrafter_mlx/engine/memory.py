@@ -1,4 +1,4 @@
-"""Admission by bytes: what is begun must fit, for a failed allocation cannot be reported."""
+"""Admission by bytes: an answer that begins must fit, as a failed allocation cannot be reported."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from redrafter_mlx.target.kv_cache import CAPACITY_STEP
 from redrafter_mlx.target.model import Target
 
 _EXPECTED = 256
-"""Tokens of an answer that room is kept for; few answers are as long as they may be."""
+"""Maximum number of answer tokens to reserve memory for; few answers reach their limit."""
 
 _NODES = 32
-"""Of each tree, whose logits are held several times while tokens are chosen."""
+"""Nodes assumed per tree; several copies of their logits are held while tokens are chosen."""
 
 _PREFIX_SHARE = 4
-"""One part in so many of what weights leave free is for texts that may come again."""
+"""One part in this many of the memory that the weights leave free is for the prefix cache."""
 
 
 class MemoryBudget:
-    """What the answers of one model may take together.
+    """The memory that the answers of one model may use together.
 
-    prefix_bytes: for texts that may come again
+    prefix_bytes: limit of the prefix cache
     """
 
     def __init__(self, target: Target, options: EngineOptions) -> None:
@@ -37,21 +37,21 @@ class MemoryBudget:
         free = max(self._limit - nbytes_of(target.model), 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
-        self._slot = 0.0  # bytes of a token in a cache, 0 before one was read
+        self._slot = 0.0  # bytes of a cache slot, 0 until one was measured
 
     def learn(self, cache: SequenceCache) -> None:
-        """Take note of what one sequence's cache takes."""
+        """Measure the bytes of a cache slot in one sequence's cache."""
         self._slot = cache.nbytes / max(cache.target.capacity, 1)
 
     def has_room(self, request: Request, largest_batch: int, prefixes: PrefixCache) -> bool:
-        """Whether an answer can begin now; kept texts give way to it.
+        """Whether an answer can begin now; cached prefixes are dropped to make room.
 
         A batch of `largest_batch` bytes is copied when a row joins it.
         """
         return self.make_room(self._needed(request) + largest_batch + self._work, prefixes)
 
     def make_room(self, needed: int, prefixes: PrefixCache) -> bool:
-        """Let go of kept texts until so many bytes are free; False if that is not enough."""
+        """Drop cached prefixes until `needed` bytes are free; False if that is not enough."""
         excess = mx.get_active_memory() + needed - self._limit
         if excess > 0 and prefixes.nbytes:
             prefixes.shrink(max(prefixes.nbytes - excess, 0))
@@ -59,7 +59,7 @@ class MemoryBudget:
         return excess <= 0
 
     def too_large(self, request: Request) -> BusyError:
-        """The refusal of an answer that does not fit though nothing else runs."""
+        """Return the error for an answer that does not fit even if nothing else runs."""
         needed, used = self._needed(request) + self._work, mx.get_active_memory()
         return BusyError(
             f"a prompt of {len(request.prompt)} tokens needs {needed / 1e9:.2f} GB, and of the "

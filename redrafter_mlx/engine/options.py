@@ -11,11 +11,11 @@ from redrafter_mlx.config import check_int, check_number
 class EngineOptions:
     """Limits of the engine of one model.
 
-    max_batch:       answers that are decoded at the same time; further ones wait
-    prefill_seconds: how long running answers wait, at most, while a prompt is read
-    prefix_bytes:    of prompts and answers kept for later prompts that begin alike; None is a share
-                     of the memory
-    memory_bytes:    for weights, caches and work together; None is what the machine has for it
+    max_batch:       maximum number of answers decoded at the same time; further ones wait
+    prefill_seconds: maximum time that running answers wait while a prompt is read
+    prefix_bytes:    limit of the cache of earlier texts, for prompts that share a prefix with one;
+                     None is a share of the memory
+    memory_bytes:    limit of weights, caches and working memory together; None is the machine's own
     """
 
     max_batch: int = 8

@@ -19,10 +19,10 @@ Prompt = str | Sequence[Message] | Sequence[int]
 def prompt_tokens(
     tokenizer: TokenizerWrapper, prompt: Prompt, raw: bool, vocab_size: int
 ) -> list[int]:
-    """The token ids of a user's message, of a list of messages, or of token ids.
+    """Return the token ids of a user's message, of a list of messages, or of token ids.
 
     Args:
-      raw: take a string as it is, without the chat template
+      raw: use a string as it is, without the chat template
     Raises:
       BadInputError: for anything else, and for a prompt without a token
     """
@@ -46,7 +46,7 @@ def prompt_tokens(
 
 
 def context_length_of(model: nn.Module, source: TargetSource | None) -> int | None:
-    """From the model's files, or from its arguments if the files are not known."""
+    """Return the context length in the model's files, or in its arguments without known files."""
     if source is not None:
         return source.context_length
     return context_length(vars(model.args)) if hasattr(model, "args") else None

@@ -1,4 +1,4 @@
-"""Reading the prompts of newcomers, in chunks that running answers can wait for."""
+"""Prefill of new answers, in chunks short enough for running answers to wait for."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS
 
-_ALONE = 512
-"""Tokens of prompts that are read in a round while nothing is being decoded."""
+_MOST_TOKENS = 512
+"""Prompt tokens read in a round while nothing is being decoded; no round reads more."""
 
-_LEAST = 32
-"""The same in every machine's worst case, and before it is known how fast it reads."""
+_LEAST_TOKENS = 32
+"""Minimum number of prompt tokens read in a round; used until the prefill speed is measured."""
 
 
 @dataclass(eq=False)
 class Reading:
     """An answer whose prompt is being read.
 
-    shape: of its first drafts
+    shape: shape of its first drafts
     """
 
     answer: Answer
@@ -39,11 +39,11 @@ class Reading:
 
 @dataclass(frozen=True)
 class Chunks:
-    """What was submitted in one round.
+    """The chunks submitted in one round.
 
-    read:   the answers of whose prompts it is
-    tokens: of all of them
-    began:  when, on the host's clock
+    read:   the answers whose prompts they are from
+    tokens: number of tokens in all of them
+    began:  start of the round on the host's clock
     """
 
     read: Sequence[Reading]
@@ -52,21 +52,21 @@ class Chunks:
 
 
 class PromptReader:
-    """The prompts that are being read.
+    """Reads prompts, round by round.
 
-    reading: whose they are, oldest first
+    reading: the answers whose prompts are being read, oldest first
     """
 
     def __init__(self, prefill_seconds: float) -> None:
-        """`prefill_seconds`: how long running answers wait in a round, at most."""
+        """`prefill_seconds`: maximum time that running answers wait in a round."""
         self.reading: list[Reading] = []
         self._seconds = prefill_seconds
-        self._speed = 0.0  # tokens a second, 0 before it was measured
+        self._speed = 0.0  # tokens per second, 0 until it was measured
         self._oldest_next = False
 
     def read(self, alone: bool) -> Chunks:
-        """Submit a chunk of each prompt, as far as the round's tokens go."""
-        began, room = time.perf_counter(), _ALONE if alone else self._affordable
+        """Submit a chunk of each prompt, up to the round's limit of tokens."""
+        began, room = time.perf_counter(), _MOST_TOKENS if alone else self._affordable
         read: list[Reading] = []
         tokens = 0
         if self.reading:
@@ -82,12 +82,12 @@ class PromptReader:
         return Chunks(read, tokens, began)
 
     def finished(self, chunks: Chunks) -> list[Reading]:
-        """Measure a round; the answers whose prompts it ended are handed over, and reported."""
+        """Measure a round and report its progress; return the answers whose prompts are done."""
         sound = [reading for reading in chunks.read if reading.answer.error is None]
         unfinished = [reading for reading in sound if reading.prefill.left]
         for reading in unfinished:
             reading.prefill.wait()
-        if unfinished and chunks.tokens >= _LEAST:
+        if unfinished and chunks.tokens >= _LEAST_TOKENS:
             self._speed = chunks.tokens / (time.perf_counter() - chunks.began)
         for reading in sound:
             prefill = reading.prefill
@@ -98,14 +98,14 @@ class PromptReader:
 
     @property
     def _affordable(self) -> int:
-        """Tokens that running answers can wait for."""
+        """Number of prompt tokens that running answers can wait for."""
         tokens = int(self._speed * self._seconds)
-        return max(_LEAST, min(1 << tokens.bit_length() >> 1, _ALONE))
+        return max(_LEAST_TOKENS, min(1 << tokens.bit_length() >> 1, _MOST_TOKENS))
 
     def _next(self, read: Sequence[Reading]) -> Reading | None:
-        """Whose prompt is read on, of those not in `read`: the shortest, and in turn the oldest.
+        """Return the next prompt to read, among those not in `read`: shortest and oldest in turn.
 
-        So a short prompt waits for one chunk of a long one, which is not overtaken for ever.
+        So a short prompt waits for one chunk of a long one, and a long one does not wait forever.
         """
         left = [reading for reading in self.reading if reading not in read]
         if not left:

@@ -1,4 +1,4 @@
-"""What is asked of the engine, and an answer on its way."""
+"""Requests to the engine, and their answers in progress."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from redrafter_mlx.response import Response, Tally
 
 @dataclass(frozen=True)
 class Request:
-    """One answer that is wanted.
+    """A request for one answer.
 
     prompt:     token ids
     constraint: the grammar of this answer, made for it alone
-    on_prefill: told how many tokens of the prompt were read, and how many there are to read, in the
-                engine's thread
+    on_prefill: called in the engine's thread with the number of prompt tokens read so far, and
+                their total number
     """
 
     prompt: tuple[int, ...]
@@ -30,7 +30,7 @@ class Request:
 
 
 class Event(NamedTuple):
-    """What a caller is told: a response, or, without one, that the answer has ended."""
+    """An event for the caller: a response, or without one, the end of the answer."""
 
     response: Response | None
     error: Exception | None = None
@@ -40,13 +40,13 @@ Tell = Callable[[Event], None]
 
 
 class Answer:
-    """One request on its way through the engine, whose thread alone uses it, `cancel` aside.
+    """The answer to one request, in progress. Only the engine's thread uses it, except `cancel`.
 
-    text:       of the answer so far, and where it ends
-    constraint: the request's; its errors end this answer and no other
+    text:       text of the answer so far, and where it ends
+    constraint: the request's constraint; its errors end this answer and no other
     tally:      set once the prompt is being read
-    error:      what ended it; None if nothing did
-    cancelled:  whether the caller has lost interest
+    error:      the error that ended it; None if there was none
+    cancelled:  whether the caller has cancelled it
     """
 
     def __init__(self, request: Request, text: AnswerText, tell: Tell) -> None:
@@ -59,21 +59,21 @@ class Answer:
         self._ended = False
 
     def cancel(self) -> None:
-        """End it at the next step, or the next chunk of its prompt. Any thread may call this."""
+        """End it at the next step, or at the next chunk of its prompt. Any thread may call this."""
         self.cancelled = True
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do for it."""
+        """Whether it is cancelled, failed or complete."""
         return self.cancelled or self.error is not None or self.text.finish_reason is not None
 
     @property
     def tokens(self) -> list[int]:
-        """The text whose keys and values are in its cache."""
+        """The tokens whose keys and values are in its cache."""
         return [*self.request.prompt, *self.text.tokens[:-1]]
 
     def read(self, result: StepResult) -> bool:
-        """Take a step's tokens, tell of each; returns whether the answer is over."""
+        """Send the caller a step's tokens, one by one; return whether the answer is over."""
         assert self.tally is not None, "its prompt was read"
         if self.over:
             return True
@@ -81,15 +81,15 @@ class Answer:
             self.tally.count(result)
             for token in result.tokens:
                 text = self.text.add(token)
-                self._say(Event(self.tally.response(text, self.text.finish_reason)))
+                self._send(Event(self.tally.response(text, self.text.finish_reason)))
                 if self.text.finish_reason is not None:
                     break
-        except Exception as error:  # of a grammar or a tokenizer, which are the caller's own
+        except Exception as error:  # from a grammar or a tokenizer, which the caller may provide
             self.error = error
         return self.over
 
     def note_prefill(self, read: int, total: int) -> None:
-        """Tell how much of the prompt was read."""
+        """Report to the caller how much of the prompt was read."""
         if self.request.on_prefill is not None:
             try:
                 self.request.on_prefill(read, total)
@@ -97,20 +97,20 @@ class Answer:
                 self.error = error
 
     def end(self, error: Exception | None = None) -> None:
-        """Tell the caller that nothing more will come, once."""
+        """Tell the caller, once, that the answer has ended."""
         if not self._ended:
             self._ended = True
-            self._say(Event(None, error or self.error))
+            self._send(Event(None, error or self.error))
 
-    def _say(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         try:
             self._tell(event)
-        except RuntimeError:  # the caller's event loop is closed: nobody listens
+        except RuntimeError:  # the caller's event loop is closed
             self.cancelled = True
 
 
 class _Guarded:
-    """A constraint whose errors end its own answer, and no other one of the batch."""
+    """A constraint whose errors end its own answer, and no other answer of the batch."""
 
     def __init__(self, constraint: Constraint, answer: Answer) -> None:
         self._constraint, self._answer = constraint, answer

@@ -1,8 +1,8 @@
 """Many answers, one model: admits them, reads their prompts in chunks, and decodes them in batches.
 
-One round reads a chunk of each prompt, as far as running answers can wait, and takes one step of
-every batch. Chunks are submitted first, and the batches' results of the step before are read while
-the device works on them.
+One round reads a chunk of each prompt, as long as running answers can wait, and takes one step of
+every batch. Chunks are submitted first. While the device computes them, the host reads the results
+of each batch's previous step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from redrafter_mlx.target.model import Target
 
 @dataclass(frozen=True)
 class Model:
-    """What answers are decoded with."""
+    """The target and the parts that draft for it."""
 
     target: Target
     drafter: Drafter | None
@@ -47,14 +47,14 @@ class Model:
 
 @dataclass(frozen=True)
 class Job:
-    """An answer, and the shape of its drafts; None if that is chosen step by step."""
+    """An answer, and the shape of its drafts; None if the shape is chosen step by step."""
 
     answer: Answer
     shape: BeamShape | None
 
 
 class Scheduler:
-    """The answers of one model. All of it belongs to the engine's thread."""
+    """Schedules the answers of one model. Only the engine's thread uses it."""
 
     def __init__(self, model: Model, options: EngineOptions) -> None:
         self._model, self._options = model, options
@@ -68,12 +68,12 @@ class Scheduler:
 
     @property
     def waiting(self) -> int:
-        """Answers that were not admitted yet."""
+        """Number of answers that are not admitted yet."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Answers that were admitted and are not over."""
+        """Number of answers that were admitted and are not over."""
         return len(self._prompts.reading) + len(self._answers)
 
     @property
@@ -81,11 +81,11 @@ class Scheduler:
         return not self._waiting and not self.running
 
     def add(self, job: Job) -> None:
-        """Take an answer in; it begins when there is room."""
+        """Queue an answer; it begins when there is room."""
         self._waiting.append(job)
 
     def work(self) -> None:
-        """One round; every answer that it ended has been told so."""
+        """Run one round, and tell the caller of every answer that it ended."""
         if self._wired is None:
             self._wired = ExitStack()
             self._wired.enter_context(WIRED_MEMORY.held(self._model.target.model))
@@ -98,7 +98,7 @@ class Scheduler:
         self._close_round(over)
 
     def fail(self, error: Exception) -> None:
-        """End every answer with an error; nothing can be done with this scheduler afterwards."""
+        """End every answer with an error; the scheduler cannot be used afterwards."""
         answers = [job.answer for job in self._waiting]
         answers += [reading.answer for reading in self._prompts.reading]
         for answer in [*answers, *self._answers.values()]:
@@ -107,7 +107,7 @@ class Scheduler:
             self._wired.close()
 
     def _drop(self) -> list[Answer]:
-        """Let go of answers that ended before they had a token."""
+        """Drop and return the answers that ended before their first token."""
         over = [job.answer for job in self._waiting if job.answer.over]
         self._waiting = [job for job in self._waiting if not job.answer.over]
         for reading in [reading for reading in self._prompts.reading if reading.answer.over]:
@@ -120,8 +120,8 @@ class Scheduler:
         return over
 
     def _admit(self) -> list[Answer]:
-        """Begin to read the prompts for which there is room; returns answers that are refused."""
-        self._memory.make_room(0, self._prefixes)  # answers grow
+        """Start the prefill of answers for which there is room; return those that are refused."""
+        self._memory.make_room(0, self._prefixes)  # running answers have grown
         while self._waiting and self.running < self._options.max_batch:
             answer = self._waiting[0].answer
             if not self._memory.has_room(answer.request, self._largest_batch, self._prefixes):
@@ -158,8 +158,8 @@ class Scheduler:
             answer.constraint,
             learns=answer.constraint is None and not changes_logits(options),
         )
-        beside = min(self.running + len(self._waiting), self._options.max_batch - 1)
-        shape = group.batch.first_shape(row, 1 + beside)
+        others = min(self.running + len(self._waiting), self._options.max_batch - 1)
+        shape = group.batch.first_shape(row, 1 + others)
         found = self._prefixes.take(prompt, decoder.drafter) if options.cache_prompt else None
         cache, start = found or (decoder.new_cache(), 0)
         parked = shape == PLAIN
@@ -168,7 +168,7 @@ class Scheduler:
         self._prompts.reading.append(Reading(answer, group, decoder, prefill, row, shape))
 
     def _start(self, reading: Reading) -> None:
-        """Choose the first token of an answer, which joins its batch."""
+        """Choose the first token of an answer, and add the answer to its batch."""
         answer, options = reading.answer, reading.answer.request.options
         seed = secrets.randbits(63) if options.seed is None else options.seed
         keys, prompt = sequence_keys(seed), answer.request.prompt
@@ -185,7 +185,7 @@ class Scheduler:
         self._memory.learn(reading.prefill.cache)
 
     def _advance(self, paused: bool) -> list[Answer]:
-        """Take a step of every batch; returns the answers that are over."""
+        """Take a step of every batch; return the answers that are over."""
         over = []
         groups = [group for group in self._groups.values() if group.batch.rows]
         for group in groups:
@@ -204,14 +204,14 @@ class Scheduler:
     def _keep(
         self, answer: Answer, decoder: Decoder, cache: SequenceCache, tokens: Sequence[int]
     ) -> None:
-        """Keep what was read and written for prompts that begin alike."""
+        """Keep an answer's cache for prompts that share a prefix with it."""
         if answer.request.options.cache_prompt and tokens:
             decoder.catch_up(cache)
             cache.flush()
             self._prefixes.keep(cache, tokens)
 
     def _close_round(self, over: Sequence[Answer]) -> None:
-        """Put away what ended answers leave, and tell them."""
+        """Record and remove empty groups, and tell the callers of the answers that are over."""
         used = {id(reading.group) for reading in self._prompts.reading}
         for key, group in list(self._groups.items()):
             if not group.batch.rows and id(group) not in used:
@@ -225,5 +225,5 @@ class Scheduler:
 
     @property
     def _largest_batch(self) -> int:
-        """Bytes of the largest batch, which is copied when a row joins it or leaves."""
+        """Bytes of the largest batch, which is copied when a row joins or leaves it."""
         return max((group.batch.nbytes for group in self._groups.values()), default=0)

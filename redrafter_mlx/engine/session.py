@@ -14,7 +14,7 @@ from redrafter_mlx.response import Response
 
 
 class Engine(Protocol):
-    """What a session asks of the engine."""
+    """The part of the engine that a session uses."""
 
     def chosen_options(
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
@@ -26,12 +26,12 @@ class Engine(Protocol):
 
 
 class Session:
-    """Turns of one conversation; the engine remembers those before, and reads only what is new.
+    """One conversation; the engine keeps the cache of earlier turns, and reads only new text.
 
     Any thread may use it. One turn is answered at a time; a second one is refused meanwhile.
 
-    system:   the system message, or None for the template's own default
-    messages: the turns so far, `role` "user" or "assistant"; may be replaced as a whole
+    system:   the system message; None uses the template's default
+    messages: the turns so far, `role` "user" or "assistant"; the list may be replaced
     """
 
     def __init__(self, engine: Engine, system: str | None = None) -> None:
@@ -43,15 +43,16 @@ class Session:
     def stream(
         self, text: str, *, options: GenerationOptions | None = None, **overrides: object
     ) -> Generator[Response, None, None]:
-        """The next turn, one response per token.
+        """Answer the next turn, one response per token.
 
-        The turn starts when its first response is asked for, after the turns that have ended by
-        then. Message and answer join the conversation when it ends. If it is closed early or
-        interrupted, the text so far joins; without any text, nothing does.
+        The turn starts when its first response is requested; its prompt holds the turns that have
+        ended by then. The message and its answer join the conversation when the answer ends. If the
+        answer is closed early or interrupted, the text so far joins; without any text, nothing
+        joins.
 
         Raises:
-          BadInputError: at once, for options or a text that cannot be used; at the first
-            response, if another turn is being answered. The conversation stays as it was
+          BadInputError: at once for an unusable text or options; at the first response if another
+            turn is being answered. The conversation stays as it was
         """
         if not isinstance(text, str):
             raise BadInputError(f"the message is {text!r:.80}; give a string")
@@ -67,7 +68,7 @@ class Session:
         self.messages = []
 
     def _prompt(self, asked: dict[str, str]) -> list[int]:
-        """The token ids of the conversation so far and the message `asked`."""
+        """Return the token ids of the conversation so far and the message `asked`."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         return self._engine.encode([*system, *self.messages, asked])
 

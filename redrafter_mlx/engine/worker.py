@@ -1,4 +1,4 @@
-"""The one thread that computes with a model: requests come to it by a queue."""
+"""The one thread that computes with a model; it takes requests from a queue."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.process import MLX_PROCESS
 
 _JOIN_SECONDS = 5.0
-"""How long closing waits for the thread, which may be in the middle of a step."""
+"""Seconds that closing waits for the thread, which may be in the middle of a step."""
 
 
 @dataclass(frozen=True)
 class EngineStatus:
-    """What the engine is doing.
+    """The engine's current state.
 
-    running:       answers whose prompt is being read, or that are being decoded
-    waiting:       answers that were not admitted yet
-    last_progress: `time.monotonic()` of the last round; stands still if the engine hangs
+    running:       number of answers whose prompt is being read, or that are being decoded
+    waiting:       number of answers that are not admitted yet
+    last_progress: `time.monotonic()` of the last round; does not advance if the engine hangs
     """
 
     running: int
@@ -34,9 +34,9 @@ class EngineStatus:
 
 
 class Worker:
-    """Runs a scheduler in a thread, which begins with the first request.
+    """Runs a scheduler in a thread, which starts with the first request.
 
-    If the scheduler fails, its answers end with an error, and a new one takes its place.
+    If the scheduler fails, its answers end with an error, and a new scheduler replaces it.
     """
 
     def __init__(self, make_scheduler: Callable[[], Scheduler]) -> None:
@@ -56,7 +56,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether the thread can still tell of what it does."""
+        """Whether the thread is running, so that more events may come."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
@@ -65,7 +65,7 @@ class Worker:
         return self._thread is threading.current_thread()
 
     def submit(self, job: Job) -> None:
-        """Have a request answered; raises ForkedProcessError in a fork of the engine's process."""
+        """Queue a request; raises ForkedProcessError in a fork of the engine's process."""
         MLX_PROCESS.check()
         with self._starting:
             if self._closed:
@@ -76,7 +76,7 @@ class Worker:
             self._inbox.put(job)
 
     def close(self) -> None:
-        """End all answers with an error, and the thread. It may be called again."""
+        """Stop the thread; all answers end with an error. May be called again."""
         with self._starting:
             self._closed = True
             self._inbox.put(None)
@@ -84,7 +84,7 @@ class Worker:
             self._thread.join(_JOIN_SECONDS)
 
     def _serve(self) -> None:
-        """Work while there is something to do, and wait for requests where there is not."""
+        """Work while there is something to do; otherwise wait for requests."""
         try:
             with BLAS.threads_by_rows():
                 while self._take_in():
