@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import Queue
 
 import pytest
 import ranks
@@ -24,6 +25,7 @@ from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.distributed.watch import Door, Follower
 from redrafter_mlx.errors import MismatchError, RedrafterError, UnsupportedModelError
+from redrafter_mlx.runtime import launched
 from redrafter_mlx.runtime.launched import Launch
 
 SCRIPT = Path(ranks.__file__)
@@ -62,15 +64,15 @@ class Run:
         statuses = [p.wait(max(deadline - time.monotonic(), 0.01)) for p in self.processes]
         return statuses, [process.stderr.read() for process in self.processes if process.stderr]
 
-    def lose(self, rank: int) -> list[str]:
-        """Kill a rank; the lines of the others, which all end."""
+    def lose(self, rank: int) -> str:
+        """Kill a rank; the one line of the others, which all end."""
         self.processes[rank].kill()
         statuses, errors = self.end(PATIENCE)
         others = [i for i in range(len(statuses)) if i != rank]
         assert all(statuses[i] == 1 for i in others), (statuses, errors)
-        named = [[e for e in errors[i].splitlines() if e.startswith("error:")] for i in others]
-        assert all(len(lines) == 1 for lines in named), errors
-        return [line for (line,) in named]
+        lines = [e for error in errors for e in error.splitlines() if e.startswith("error:")]
+        assert len(lines) == 1, errors
+        return lines[0]
 
 
 @contextmanager
@@ -106,8 +108,8 @@ def test_two_ranks_answer_as_one_process_and_end_together(tmp_path: Path) -> Non
     with started("for two", 2, tmp_path) as run:
         assert run.said() == "ready"
         works = (
-            ranks.greedy, ranks.seeded, ranks.turns, ranks.together, ranks.oracle,
-            ranks.side_branches,
+            ranks.greedy, ranks.seeded, ranks.turns, ranks.together,
+            ranks.plain_batch, ranks.oracle, ranks.side_branches,
         )  # fmt: skip
         for work in works:
             assert run.ask(work.__name__) == work(alone), work.__name__
@@ -125,28 +127,26 @@ def test_three_ranks_answer_as_one_and_a_rank_lost_while_decoding_ends_all(tmp_p
         assert run.said() == "ready"
         assert run.ask("together") == ranks.together(alone)
         assert run.ask("endless") == "decoding"
-        for line in run.lose(2):
-            assert "rank 2" in line
+        assert "rank 2" in run.lose(2)
 
 
 def test_layers_are_shared_where_heads_do_not_divide(tmp_path: Path) -> None:
     alone = ranks.redrafter_of(ranks.MODELS["piped"]())
     with started("piped", 2, tmp_path) as run:
         assert run.said() == "ready"
-        for work in (ranks.greedy, ranks.together):
+        for work in (ranks.greedy, ranks.together, ranks.plain_batch):
             assert run.ask(work.__name__) == work(alone)
-        (line,) = run.lose(1)  # between answers
-        assert "rank 1" in line
+        assert "rank 0" in run.lose(0)  # between answers
 
 
 def test_ranks_whose_sums_differ_emit_the_text_of_rank_0(tmp_path: Path) -> None:
     alone = ranks.redrafter_of(ranks.MODELS["for two"]())
     with started("for two", 2, tmp_path, {}, {"NOISE": "1e-7"}) as run:
         assert run.said() == "ready"
-        assert run.ask("greedy") == ranks.greedy(alone)
+        for work in (ranks.greedy, ranks.plain_batch):
+            assert run.ask(work.__name__) == work(alone)
         assert run.ask("reading") == "reading"
-        (line,) = run.lose(1)
-        assert "rank 1" in line
+        assert "rank 1" in run.lose(1)
 
 
 def test_two_ranks_write_the_corpus_of_one_block_for_block(tmp_path: Path) -> None:
@@ -171,14 +171,14 @@ FACTS = {"version": "1", "model": "a", "drafter": "trained"}
 
 @pytest.mark.parametrize("fact", FACTS)
 def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
-    door = Door("127.0.0.1")
+    door, ended = Door("127.0.0.1"), Endings()
     refused: list[str] = []
 
     def other(rank: int, facts: dict[str, str]) -> None:
-        try:
-            Follower("127.0.0.1", door.port, door.token, rank).compare(facts)
-        except MismatchError as error:
-            refused.append(str(error))
+        follower = Follower("127.0.0.1", door.port, door.token, rank, ended)
+        with pytest.raises(MismatchError) as refusal:
+            follower.compare(facts)
+        refused.append(str(refusal.value))
 
     changed = {**FACTS, fact: "another"}
     threads = [
@@ -187,19 +187,48 @@ def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
     ]
     for thread in threads:
         thread.start()
+    leader = door.admit(2, ended)
     with pytest.raises(MismatchError) as refusal:
-        door.admit(2).compare(FACTS)
+        leader.compare(FACTS)
     for thread in threads:
         thread.join(PATIENCE)
     assert refused == [str(refusal.value)] * 2
     assert f"rank 2 has another {fact}" in refused[0]
+    leader.close()
+    assert ended.of(2) == [0, 0]
+
+
+class Endings(Queue[int]):
+    """Statuses with which ranks that are threads of this test would end."""
+
+    def __call__(self, status: int) -> None:
+        self.put(status)
+
+    def of(self, ranks: int) -> list[int]:
+        """Of so many ranks, in order."""
+        return sorted(self.get(timeout=PATIENCE) for _ in range(ranks))
 
 
 def test_a_stranger_is_not_taken_for_a_rank() -> None:
-    door = Door("127.0.0.1")
-    threading.Thread(target=Follower, args=("127.0.0.1", door.port, b"wrong", 1)).start()
-    threading.Thread(target=Follower, args=("127.0.0.1", door.port, door.token, 1)).start()
-    door.admit(1).close()
+    door, ended = Door("127.0.0.1"), Endings()
+    for token in (b"wrong", door.token):
+        threading.Thread(
+            target=Follower, args=("127.0.0.1", door.port, token, 1, ended)
+        ).start()  # fmt: skip
+    leader = door.admit(1, ended)
+    leader.close()
+    assert ended.of(2) == [0, 1]
+
+
+def test_a_rank_that_is_lost_before_it_has_its_model_ends_the_others() -> None:
+    door, ended = Door("127.0.0.1"), Endings()
+    follower = Follower("127.0.0.1", door.port, door.token, 1, ended)
+    with socket.create_connection(("127.0.0.1", door.port)) as dying:
+        for hello in ({"token": door.token.hex()}, {"rank": "2"}):
+            dying.sendall(json.dumps(hello).encode() + b"\n")
+        leader = door.admit(2, ended)
+    assert ended.of(2) == [1, 1]
+    del leader, follower
 
 
 @pytest.mark.parametrize(
@@ -228,7 +257,6 @@ def test_a_launch_shares_one_model() -> None:
     ("line", "named"),
     [
         ("serve m --unload-after 1", "--unload-after"),
-        ("bench --batch-size 1,2", "--batch-size"),
         ("bench --dtype float16,float32", "--dtype"),
     ],
 )
@@ -250,3 +278,47 @@ def test_a_hostfile_without_a_reachable_host_is_one_line(
     monkeypatch.setenv("MLX_RANK", "1")
     with pytest.raises(RedrafterError, match="hostfile"):
         join_ranks()
+
+
+def test_a_rank_that_meets_no_other_ends_with_a_line(tmp_path: Path) -> None:
+    hostfile = tmp_path / "hosts.json"
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    hostfile.write_text(json.dumps([[f"127.0.0.1:{port}"], ["127.0.0.1:9"]]))
+    ended = subprocess.run(
+        [sys.executable, "-c", "from redrafter_mlx.distributed.group import join_ranks as join;"
+                               "join(patience_seconds=1)"],
+        env={**os.environ, "MLX_RANK": "0", "MLX_HOSTFILE": str(hostfile)},
+        capture_output=True, text=True, timeout=DEADLINE,
+    )  # fmt: skip
+    assert ended.returncode == -signal.SIGKILL
+    assert ended.stderr.startswith("error: rank 0 met no other rank")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        *((name, 0) for name in ("list", "doctor", "pull x", "show x", "drafters x")),
+        ("quality no-folder", 0),
+        ("export no-folder -o x --format medusa", 0),
+        ("bench serve", 0),
+        ("bench --compare a b", 0),
+        ("chat --server x", 0),
+        ("--help", 0),
+        ("--version", 0),
+        ("generate", 2),
+        ("bench -r 0", 1),
+    ],
+)
+def test_rank_0_alone_speaks_and_does_what_needs_no_ranks(
+    line: str, status: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(launched.time, "sleep", slept.append)
+    monkeypatch.setenv("MLX_HOSTFILE", "hosts.json")
+    monkeypatch.setenv("MLX_RANK", "1")
+    assert main.run(line.split()) == status
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert bool(err) == bool(slept) == bool(status)  # what it says, rank 0 has said meanwhile

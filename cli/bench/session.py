@@ -29,6 +29,7 @@ from redrafter_mlx.loading import (
     load_target,
     parse_drafter,
 )
+from redrafter_mlx.runtime.launched import launched_rank
 
 INTERRUPTED = 130
 """128 + SIGINT."""
@@ -54,6 +55,8 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
 
     Raises KeyboardInterrupt if nothing was.
     """
+    if launched_rank():
+        load_drafters(options, options.loadings[0])  # which ends with rank 0, who has the file
     file = None if options.answers is None else AnswersFile(options.answers)
     machine = Machine.here()
     models: list[LoadedModel] = []
