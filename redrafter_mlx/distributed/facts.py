@@ -17,8 +17,9 @@ _SAMPLES, _BYTES = 64, 64
 def facts_of(source: TargetSource, drafter: object) -> Facts:
     """Of this rank; `drafter` is what the caller named."""
     weights = _sampled(source.path)
+    libraries = " and ".join(f"{name} {metadata.version(name)}" for name in ("mlx", "mlx-lm"))
     return {
-        "version": f"redrafter-mlx {__version__} with mlx {metadata.version('mlx')}",
+        "version": f"redrafter-mlx {__version__} with {libraries}",
         "model": f"{source.fingerprint} ({weights}) in {source.dtype}, {source.bits} bits",
         "drafter": str(drafter) if isinstance(drafter, str) else type(drafter).__name__,
     }
