@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,14 +10,15 @@ from contextlib import contextmanager
 
 _WATCH = """
 import os, select, signal, sys
-seconds, why = float(sys.argv[1]), sys.argv[2]
+parent, seconds, why = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 try:
     if select.select([sys.stdin], [], [], seconds)[0]:
         sys.exit()
     print(why, file=sys.stderr)
 except KeyboardInterrupt:
     pass
-os.kill(os.getppid(), signal.SIGKILL)
+if os.getppid() == parent:
+    os.kill(parent, signal.SIGKILL)
 """
 
 
@@ -26,6 +28,7 @@ def patience(seconds: float, why: str) -> Iterator[None]:
 
     A process of its own watches, for MLX connects without letting any thread of Python run.
     """
-    command = [sys.executable, "-IS", "-c", _WATCH, str(seconds), f"error: {why}"]
+    given = (str(os.getpid()), str(seconds), f"error: {why}")
+    command = [sys.executable, "-IS", "-c", _WATCH, *given]
     with subprocess.Popen(command, stdin=subprocess.PIPE):  # whose input ends with this process
         yield
