@@ -25,11 +25,19 @@ from redrafter_mlx.cli.bench import serve as bench_serve
 from redrafter_mlx.cli.chat import command as chat
 from redrafter_mlx.cli.terminal import one_line, open_missing_streams, tolerate_any_text
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
-from redrafter_mlx.runtime.launched import wait_for_loss
+from redrafter_mlx.runtime.launched import (
+    leave_to_rank_0,
+    let_rank_0_fail,
+    rank_0_speaks,
+    wait_for_loss,
+)
 from redrafter_mlx.version import __version__
 
 INTERRUPTED = 130
 """128 + SIGINT, what a shell expects of a program that Ctrl-C ended."""
+
+_BY_RANKS = ("generate", "chat", "serve", "verify", "train", "bench", "tune")
+"""Commands that all ranks of `mlx.launch` run together; the others are rank 0's alone."""
 
 _OUT_OF_MEMORY = "out of memory; try --quantize 4 or a smaller model"
 
@@ -62,6 +70,8 @@ def _root(
 
     Start with `redrafter-mlx chat`; `redrafter-mlx doctor` examines this machine.
     """
+    if context.invoked_subcommand not in _BY_RANKS:
+        leave_to_rank_0()
     if context.invoked_subcommand is None:
         print(context.get_help())
 
@@ -97,7 +107,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line; an error that a user can cause becomes one line on stderr."""
     try:
-        status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
+        with rank_0_speaks():
+            status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except RedrafterError as error:
         if isinstance(error, EngineFailedError):
@@ -139,6 +150,7 @@ def quieten_libraries() -> None:
 
 
 def _fail(message: str, status: int = 1) -> int:
+    let_rank_0_fail()
     print(f"error: {one_line(message)}", file=sys.stderr)
     return status
 

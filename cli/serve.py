@@ -81,7 +81,7 @@ def command(
     loading = replace(loading, model=name or loading.model)
     loading.check()
     if launched_rank() is not None and serving.unload_after is not None:
-        raise BadInputError("--unload-after cannot be had with several ranks; leave it out")
+        raise BadInputError("ranks share one model until they end; leave out --unload-after")
     if launched_rank():
         opt.load_model(loading)  # which ends with rank 0, who listens
     run(serving, loading)

@@ -9,22 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import pytest
 import ranks
-from tiny import random_model
-
-from redrafter_mlx.cli import main
-from redrafter_mlx.distributed.group import join_ranks
-from redrafter_mlx.distributed.sharding import shard
-from redrafter_mlx.distributed.watch import Door, Follower
-from redrafter_mlx.errors import MismatchError, RedrafterError, UnsupportedModelError
-from redrafter_mlx.runtime.launched import Launch
 
 SCRIPT = Path(ranks.__file__)
 PATIENCE = 10.0
@@ -62,15 +52,15 @@ class Run:
         statuses = [p.wait(max(deadline - time.monotonic(), 0.01)) for p in self.processes]
         return statuses, [process.stderr.read() for process in self.processes if process.stderr]
 
-    def lose(self, rank: int) -> list[str]:
-        """Kill a rank; the lines of the others, which all end."""
+    def lose(self, rank: int) -> str:
+        """Kill a rank; the one line of the others, which all end."""
         self.processes[rank].kill()
         statuses, errors = self.end(PATIENCE)
         others = [i for i in range(len(statuses)) if i != rank]
         assert all(statuses[i] == 1 for i in others), (statuses, errors)
-        named = [[e for e in errors[i].splitlines() if e.startswith("error:")] for i in others]
-        assert all(len(lines) == 1 for lines in named), errors
-        return [line for (line,) in named]
+        lines = [e for error in errors for e in error.splitlines() if e.startswith("error:")]
+        assert len(lines) == 1, errors
+        return lines[0]
 
 
 @contextmanager
@@ -106,8 +96,8 @@ def test_two_ranks_answer_as_one_process_and_end_together(tmp_path: Path) -> Non
     with started("for two", 2, tmp_path) as run:
         assert run.said() == "ready"
         works = (
-            ranks.greedy, ranks.seeded, ranks.turns, ranks.together, ranks.oracle,
-            ranks.side_branches,
+            ranks.greedy, ranks.seeded, ranks.turns, ranks.together,
+            ranks.plain_batch, ranks.oracle, ranks.side_branches,
         )  # fmt: skip
         for work in works:
             assert run.ask(work.__name__) == work(alone), work.__name__
@@ -125,28 +115,26 @@ def test_three_ranks_answer_as_one_and_a_rank_lost_while_decoding_ends_all(tmp_p
         assert run.said() == "ready"
         assert run.ask("together") == ranks.together(alone)
         assert run.ask("endless") == "decoding"
-        for line in run.lose(2):
-            assert "rank 2" in line
+        assert "rank 2" in run.lose(2)
 
 
 def test_layers_are_shared_where_heads_do_not_divide(tmp_path: Path) -> None:
     alone = ranks.redrafter_of(ranks.MODELS["piped"]())
     with started("piped", 2, tmp_path) as run:
         assert run.said() == "ready"
-        for work in (ranks.greedy, ranks.together):
+        for work in (ranks.greedy, ranks.together, ranks.plain_batch):
             assert run.ask(work.__name__) == work(alone)
-        (line,) = run.lose(1)  # between answers
-        assert "rank 1" in line
+        assert "rank 0" in run.lose(0)  # between answers
 
 
 def test_ranks_whose_sums_differ_emit_the_text_of_rank_0(tmp_path: Path) -> None:
     alone = ranks.redrafter_of(ranks.MODELS["for two"]())
     with started("for two", 2, tmp_path, {}, {"NOISE": "1e-7"}) as run:
         assert run.said() == "ready"
-        assert run.ask("greedy") == ranks.greedy(alone)
+        for work in (ranks.greedy, ranks.plain_batch):
+            assert run.ask(work.__name__) == work(alone)
         assert run.ask("reading") == "reading"
-        (line,) = run.lose(1)
-        assert "rank 1" in line
+        assert "rank 1" in run.lose(1)
 
 
 def test_two_ranks_write_the_corpus_of_one_block_for_block(tmp_path: Path) -> None:
@@ -164,89 +152,3 @@ def test_two_ranks_write_the_corpus_of_one_block_for_block(tmp_path: Path) -> No
     assert {name: got[name] for name in written} == written
     assert "block-000001.safetensors" in {path.name for path in helper.iterdir()}
     assert third not in {path.name for path in helper.iterdir()}
-
-
-FACTS = {"version": "1", "model": "a", "drafter": "trained"}
-
-
-@pytest.mark.parametrize("fact", FACTS)
-def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
-    door = Door("127.0.0.1")
-    refused: list[str] = []
-
-    def other(rank: int, facts: dict[str, str]) -> None:
-        try:
-            Follower("127.0.0.1", door.port, door.token, rank).compare(facts)
-        except MismatchError as error:
-            refused.append(str(error))
-
-    changed = {**FACTS, fact: "another"}
-    threads = [
-        threading.Thread(target=other, args=(rank, facts))
-        for rank, facts in ((1, FACTS), (2, changed))
-    ]
-    for thread in threads:
-        thread.start()
-    with pytest.raises(MismatchError) as refusal:
-        door.admit(2).compare(FACTS)
-    for thread in threads:
-        thread.join(PATIENCE)
-    assert refused == [str(refusal.value)] * 2
-    assert f"rank 2 has another {fact}" in refused[0]
-
-
-def test_a_stranger_is_not_taken_for_a_rank() -> None:
-    door = Door("127.0.0.1")
-    threading.Thread(target=Follower, args=("127.0.0.1", door.port, b"wrong", 1)).start()
-    threading.Thread(target=Follower, args=("127.0.0.1", door.port, door.token, 1)).start()
-    door.admit(1).close()
-
-
-@pytest.mark.parametrize(
-    ("model", "named"),
-    [("gemma2", "parallelism"), ("llama", "num_attention_heads 4"), ("qwen3", "num_")],
-)
-def test_a_model_that_ranks_cannot_share_is_refused_by_name(model: str, named: str) -> None:
-    class Group:
-        def size(self) -> int:
-            return 3
-
-    with pytest.raises(UnsupportedModelError) as refusal:
-        shard(random_model(model), model, Group())  # type: ignore[arg-type]
-    assert model in str(refusal.value)
-    assert named in str(refusal.value)
-
-
-def test_a_launch_shares_one_model() -> None:
-    launch = Launch()
-    launch.join()
-    with pytest.raises(RedrafterError, match="one model"):
-        launch.join()
-
-
-@pytest.mark.parametrize(
-    ("line", "named"),
-    [
-        ("serve m --unload-after 1", "--unload-after"),
-        ("bench --batch-size 1,2", "--batch-size"),
-        ("bench --dtype float16,float32", "--dtype"),
-    ],
-)
-def test_what_ranks_cannot_do_is_refused_before_a_model_is_loaded(
-    line: str, named: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLX_HOSTFILE", "hosts.json")
-    monkeypatch.setenv("MLX_RANK", "0")
-    assert main.run(line.split()) == 1
-    assert named in capsys.readouterr().err
-
-
-def test_a_hostfile_without_a_reachable_host_is_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hostfile = tmp_path / "hosts.json"
-    hostfile.write_text("[]")
-    monkeypatch.setenv("MLX_HOSTFILE", str(hostfile))
-    monkeypatch.setenv("MLX_RANK", "1")
-    with pytest.raises(RedrafterError, match="hostfile"):
-        join_ranks()

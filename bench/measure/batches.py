@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator
-from mlx_lm.sample_utils import make_sampler
 
 from redrafter_mlx.bench.measure.methods import Clock, Method, our_stream
 from redrafter_mlx.bench.measure.plan import Prepared
+from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 
@@ -214,20 +213,11 @@ class BatchRunner:
         self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
     ) -> Iterator[BatchToken]:
         mx.random.seed(seed)
-        generator = BatchGenerator(
-            self._first.model,
-            stop_tokens=[[token] for token in self._first.tokenizer.eos_token_ids],
-            sampler=make_sampler(temp=method.temperature),
-            completion_batch_size=len(prompts),
-            prefill_batch_size=len(prompts),
-            stream=our_stream(),
-        )
-        with closing(generator):
-            B = len(prompts)
-            rows = {uid: b for b, uid in enumerate(generator.insert(prompts, [max_tokens] * B))}
-            counts = [0] * B
-            while responses := generator.next_generated():
-                for response in responses:
-                    row = rows[response.uid]
-                    yield BatchToken(row, int(response.token), counts[row])
-                    counts[row] += 1
+        model, mirror, stream = self._first.model, self._first.mirror, our_stream()
+        stop = [*self._first.tokenizer.eos_token_ids]
+        batch = PlainBatch([*prompts], max_tokens, stop, method.temperature)
+        run = batch.run(model, stream) if mirror is None else mirror.run(batch, model, stream)
+        counts = [0] * len(prompts)
+        for row, token in run:
+            yield BatchToken(row, token, counts[row])
+            counts[row] += 1

@@ -14,6 +14,7 @@ import typer
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.options import with_options
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.launched import leave_to_rank_0
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,11 +36,13 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
     Example: redrafter-mlx bench --beam-width 1..4 --beam-length 4
     """
     if context.invoked_subcommand is not None:
+        leave_to_rank_0()
         if options != BenchOptions():
             raise BadInputError("`bench serve` takes its options after `serve`")
         return
     options.check_output()
     if options.compare is not None:
+        leave_to_rank_0()
         options.check_comparison()
         print_comparison(*options.compare, as_json=options.output == "json")
         return

@@ -150,11 +150,8 @@ class BenchOptions:
         check_drafter_bits(self.drafter_bits)
         self.plan("", self.methods([None]))
         assert self.loadings
-        if launched_rank() is not None and (len(self.loadings) > 1 or self.batch_size is not None):
-            raise BadInputError(
-                "several ranks share one model and answer one question at a time; give one --dtype "
-                "and leave out --batch-size"
-            )
+        if launched_rank() is not None and len(self.loadings) > 1:
+            raise BadInputError(f"--dtype is {self.dtype}; ranks share one model: give one")
         if self.plot is not None:
             check_plot(self.plot)
         if self.report is not None:

@@ -26,6 +26,7 @@ from redrafter_mlx.cli.terminal import (
 from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.runtime.launched import leave_to_rank_0
 
 if TYPE_CHECKING:
     from redrafter_mlx.decoding.step_result import Source
@@ -139,6 +140,7 @@ def _open(
     if url is None:
         loaded = opt.load_model(loading)
         return loaded, loaded.session(system)
+    leave_to_rank_0()
     from redrafter_mlx.cli.chat.remote import RemoteSession, connect
 
     for name, value in asdict(replace(loading, model=None)).items():

@@ -19,14 +19,19 @@ def sums(ranks: Ranks, total: mx.array, count: int) -> mx.array:
     return total
 
 
-def seconds_of_exchange(mirror: Mirror, target: Target, rows: int) -> float:
-    """Seconds that the ranks' sums of one call on so many rows take without the call.
+def seconds_of_exchange(
+    mirror: Mirror, target: Target, rows: int, told_only: bool = False
+) -> float:
+    """Seconds that the ranks exchange for one call on a tree of so many nodes, without the call.
 
-    Two a layer, and what announces the call.
+    That is the command, with the tree in it, and two sums a layer; `told_only` leaves these out.
     """
-    began, count = time.perf_counter(), 2 * target.n_layers
+    began, count = time.perf_counter(), 0 if told_only else 2 * target.n_layers
     zeros = mx.zeros((1, rows, target.hidden_size), target.dtype)
-    told, _ = mirror.tell("sums", CommandWriter(), rows=rows, count=count)
+    writer = CommandWriter()
+    for tree in ((1, rows), (1, rows), (1, rows, rows)):  # tokens, depths and mask
+        writer.array(mx.zeros(tree, mx.int32))
+    told, _ = mirror.tell("sums", writer, rows=rows, count=count)
     mirror.last = sums(mirror.ranks, mx.depends(zeros, told), count)
     mx.eval(mirror.last)
     return time.perf_counter() - began

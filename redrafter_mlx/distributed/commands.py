@@ -16,7 +16,7 @@ import numpy as np
 
 from redrafter_mlx.distributed.group import Ranks
 
-Word = Literal["append", "verify", "keep", "plain", "sums"]
+Word = Literal["append", "verify", "keep", "plain", "batch", "sums"]
 How = Literal["new", "flush", "take", "join", "share", "trim"]
 
 Fields: TypeAlias = "dict[str, Any]"

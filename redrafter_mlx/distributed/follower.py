@@ -11,6 +11,7 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from redrafter_mlx.distributed.collectives import sums
 from redrafter_mlx.distributed.commands import Command, Fields, receive
 from redrafter_mlx.distributed.group import Ranks
+from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
@@ -45,6 +46,11 @@ class Follower:
         fields = command.fields
         if command.word == "plain":
             self._call_plainly(command)
+        elif command.word == "batch":
+            BLAS.use_all_cores()
+            stream = mx.default_stream(mx.default_device())
+            for _ in PlainBatch(**fields["batch"]).run(self._target.model, stream, self._ranks):
+                pass
         elif command.word == "sums":
             form = (1, fields["rows"], self._target.hidden_size)
             mx.eval(sums(self._ranks, mx.zeros(form, self._target.dtype), fields["count"]))

@@ -13,9 +13,12 @@ from typing import cast
 
 import mlx.core as mx
 
+from redrafter_mlx.distributed.patience import patience
 from redrafter_mlx.distributed.watch import TOKEN_BYTES, Door, Facts, Follower, Leader
 from redrafter_mlx.errors import BadInputError, RankError
 from redrafter_mlx.runtime.launched import LAUNCH, launched_rank
+
+_REMEDY = "check the hostfile's addresses"
 
 
 @dataclass(frozen=True)
@@ -48,39 +51,41 @@ class Ranks:
             threading.Event().wait()
 
     def agree(self, facts: Facts) -> None:
-        """Compare what all ranks need to have in common, then end with any rank that is lost.
+        """Compare what all ranks need to have in common.
 
         Raises MismatchError, on all ranks, naming the rank and the fact that differs.
         """
         self.connection.compare(facts)
-        self.connection.watch()
 
     def broadcast(self, given: mx.array) -> mx.array:
         """One rank's array, on every rank; the others give zeros of its shape."""
         return mx.distributed.all_sum(given, group=self.group)
 
 
-def join_ranks() -> Ranks | None:
+def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
     """Connect to the other ranks of this launch; None if this process runs alone.
 
-    Ranks other than 0 ignore Ctrl-C from then on: they end with rank 0.
+    Ranks other than 0 ignore Ctrl-C from then on: they end with rank 0. A rank that meets no other
+    one ends with a line that says so.
 
     Raises RankError if they cannot be reached, or were joined before.
     """
     rank = launched_rank()
     if rank is None:
         return None
-    try:
-        group = mx.distributed.init(strict=True)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        raise RankError(
-            f"rank {rank} cannot reach its neighbours: {reason}; check the hostfile's addresses"
-        ) from error
-    LAUNCH.join()
-    if rank and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return Ranks(group, _connect(group))
+    lonely = f"rank {rank} met no other rank in {patience_seconds:g} seconds; {_REMEDY}"
+    with patience(patience_seconds, lonely):
+        try:
+            group = mx.distributed.init(strict=True)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise RankError(
+                f"rank {rank} cannot reach its neighbours: {reason}; {_REMEDY}"
+            ) from error
+        LAUNCH.join()
+        if rank and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return Ranks(group, _connect(group))
 
 
 def _connect(group: mx.distributed.Group) -> Leader | Follower:

@@ -8,8 +8,8 @@ them. So ranks cannot come to different decisions, however their sums are rounde
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import cast
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -19,6 +19,7 @@ from mlx_lm.models.cache import KVCache
 
 from redrafter_mlx.distributed.commands import CommandWriter, Made, Origin, Stored, Word
 from redrafter_mlx.distributed.group import Ranks
+from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.distributed.sharding import Sharing
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.tree import TokenTree
@@ -60,6 +61,14 @@ class Mirror:
         mx.async_eval(told)
         self.last = told
         return stored
+
+    def run(
+        self, batch: PlainBatch, model: nn.Module, stream: mx.Stream | mx.ThreadLocalStream
+    ) -> Iterator[tuple[int, int]]:
+        """Have all ranks run mlx-lm's own batch on the model; see PlainBatch.run."""
+        told, _ = self.tell("batch", CommandWriter(), batch=asdict(batch))
+        mx.eval(told)
+        self.last = yield from batch.run(model, stream, self.ranks)
 
 
 @dataclass(frozen=True)

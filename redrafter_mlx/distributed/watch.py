@@ -13,18 +13,19 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import TextIO
 
 from redrafter_mlx.errors import MismatchError, RankError
 
 TOKEN_BYTES = 16
-_ANSWER_SECONDS = 600.0
-"""How long ranks may differ in the time that they take to load a model."""
-
 _CONNECT_SECONDS = 30.0
 
 Facts = Mapping[str, str]
 """What ranks have to have in common, in words."""
+
+Leave = Callable[[int], None]
+"""Ends this process, whose collectives would wait for ever, with a status."""
 
 
 class Door:
@@ -36,7 +37,7 @@ class Door:
         self.port: int = self._listening.getsockname()[1]
         self.token = secrets.token_bytes(TOKEN_BYTES)
 
-    def admit(self, others: int) -> Leader:
+    def admit(self, others: int, leave: Leave = os._exit) -> Leader:
         """Wait for so many ranks. Raises RankError if one does not come."""
         lines: dict[int, _Line] = {}
         self._listening.settimeout(_CONNECT_SECONDS)
@@ -55,51 +56,47 @@ class Door:
             raise RankError(f"rank {missing[0]} did not connect to rank 0") from error
         finally:
             self._listening.close()
-        return Leader(lines)
+        for line in lines.values():
+            line.wait_for_ever()
+        return Leader(lines, leave)
 
 
 class Leader:
-    """Rank 0's end of every connection."""
+    """Rank 0's end of every connection; all ranks end when one is lost."""
 
-    def __init__(self, lines: dict[int, _Line]) -> None:
+    def __init__(self, lines: dict[int, _Line], leave: Leave = os._exit) -> None:
         self._lines = lines
+        self._leave = leave
         self._closing = False
+        self._facts: dict[int, Future[Facts]] = {rank: Future() for rank in lines}
+        for rank in lines:
+            threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
 
     def compare(self, mine: Facts) -> None:
         """Raise MismatchError, on every rank, if one has other facts than this one."""
-        for rank, line in self._lines.items():
-            line.set_timeout(_ANSWER_SECONDS)
-            try:
-                theirs = line.read()
-            except (OSError, ValueError):
-                self._end_all(_lost(rank))
-            difference = _difference(rank, mine, theirs)
+        for rank, theirs in self._facts.items():
+            difference = _difference(rank, mine, theirs.result())
             if difference is not None:
                 self._tell({"refused": difference})
                 raise MismatchError(difference)
         self._tell({"agreed": "yes"})
-
-    def watch(self) -> None:
-        """From now on, end this process and all ranks when one is lost."""
-        for rank, line in self._lines.items():
-            line.set_timeout(None)
-            threading.Thread(target=self._wait, args=(rank, line), daemon=True).start()
 
     def close(self) -> None:
         """Tell the other ranks that all is done. It may be called again."""
         self._closing = True
         self._tell({"done": "yes"})
 
-    def _wait(self, rank: int, line: _Line) -> None:
+    def _listen(self, rank: int) -> None:
+        line = self._lines[rank]
         try:
+            self._facts[rank].set_result(line.read())
             line.read()
         except (OSError, ValueError):
             if not self._closing:
-                self._end_all(_lost(rank))
-
-    def _end_all(self, why: str) -> None:
-        self._tell({"lost": why})
-        _end(why)
+                why = f"rank {rank} is gone; all ranks end"
+                _say(why)
+                self._tell({"lost": why})
+                self._leave(1)
 
     def _tell(self, message: Facts) -> None:
         for line in self._lines.values():
@@ -107,9 +104,11 @@ class Leader:
 
 
 class Follower:
-    """Another rank's end of its connection."""
+    """Another rank's end of its connection; its process ends with rank 0's."""
 
-    def __init__(self, host: str, port: int, token: bytes, rank: int) -> None:
+    def __init__(
+        self, host: str, port: int, token: bytes, rank: int, leave: Leave = os._exit
+    ) -> None:
         """Raises RankError if rank 0 cannot be reached at `host`."""
         try:
             connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
@@ -118,36 +117,31 @@ class Follower:
                 f"rank {rank} cannot reach rank 0 at {host}: {error.strerror or error}; name in "
                 f"the hostfile an address of rank 0 that all ranks reach"
             ) from error
+        connection.settimeout(None)
         self._line = _Line(connection)
+        self._leave = leave
+        self._answer: Future[Facts] = Future()
         self._line.write({"token": token.hex()})
         self._line.write({"rank": str(rank)})
+        threading.Thread(target=self._listen, daemon=True).start()
 
     def compare(self, mine: Facts) -> None:
         """Raise MismatchError if rank 0 refuses this rank or another one."""
-        self._line.set_timeout(_ANSWER_SECONDS)
         self._line.write(mine)
-        try:
-            answer = self._line.read()
-        except (OSError, ValueError):
-            _end(_lost(0))
+        answer = self._answer.result()
         if "refused" in answer:
             raise MismatchError(answer["refused"])
-        if "lost" in answer:
-            _end(answer["lost"])
 
-    def watch(self) -> None:
-        """From now on, end this process with rank 0's, or when rank 0 has lost another rank."""
-        self._line.set_timeout(None)
-        threading.Thread(target=self._wait, daemon=True).start()
-
-    def _wait(self) -> None:
+    def _listen(self) -> None:
         try:
-            answer = self._line.read()
+            message = self._line.read()
+            if not message.keys() & {"done", "lost"}:
+                self._answer.set_result(message)
+                message = self._line.read()
         except (OSError, ValueError):
-            _end(_lost(0))
-        if "done" in answer:
-            os._exit(0)
-        _end(answer.get("lost", _lost(0)))
+            message = {"lost": "rank 0"}
+            _say("rank 0 is gone; all ranks end")
+        self._leave(0 if "done" in message else 1)
 
 
 class _Line:
@@ -158,8 +152,8 @@ class _Line:
         self._connection = connection
         self._file: TextIO = connection.makefile("r", encoding="utf-8")
 
-    def set_timeout(self, seconds: float | None) -> None:
-        self._connection.settimeout(seconds)
+    def wait_for_ever(self) -> None:
+        self._connection.settimeout(None)
 
     def write(self, message: Facts) -> None:
         """Send a line; one who is gone is noticed by whoever reads."""
@@ -196,11 +190,6 @@ def _difference(rank: int, mine: Facts, theirs: Facts) -> str | None:
     return None
 
 
-def _lost(rank: int) -> str:
-    return f"rank {rank} is gone; all ranks end"
-
-
-def _end(why: str, leave: Callable[[int], None] = os._exit) -> None:
-    """End this process, whose collectives would wait for ever."""
-    print(f"error: {why}", file=sys.stderr, flush=True)
-    leave(1)
+def _say(why: str) -> None:
+    """On the process's own stderr, whatever stands for it meanwhile."""
+    print(f"error: {why}", file=sys.__stderr__, flush=True)

@@ -1,13 +1,18 @@
-"""Whether this process is one rank of `mlx.launch`."""
+"""Whether this process is one rank of `mlx.launch`, and what only one of them does."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from redrafter_mlx.errors import RankError
 
 _NAMING_SECONDS = 2.0
+
+_ENDING_SECONDS = 5.0
 
 
 def launched_rank() -> int | None:
@@ -24,6 +29,31 @@ def wait_for_loss() -> None:
     """
     if launched_rank() is not None:
         time.sleep(_NAMING_SECONDS)
+
+
+@contextmanager
+def rank_0_speaks() -> Iterator[None]:
+    """Silence the other ranks: what they would write, rank 0 writes."""
+    if not launched_rank():
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
+
+
+def leave_to_rank_0() -> None:
+    """What one process does alone begins with this: the other ranks end here."""
+    if launched_rank():
+        sys.exit()
+
+
+def let_rank_0_fail() -> None:
+    """Before another rank reports an error: by the same error of rank 0 it ends here, unreported.
+
+    `mlx.launch` ends all ranks when one fails.
+    """
+    if launched_rank():
+        time.sleep(_ENDING_SECONDS)
 
 
 class Launch:
