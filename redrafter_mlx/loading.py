@@ -119,14 +119,14 @@ class NamedDrafter:
 
     parts:    drafters, or their names; two of them draft together
     looks_up: whether prompt lookup is added
-    any_here: "auto": a published drafter replaces a missing trained one, and lookup alone both
+    auto:     "auto": a published drafter replaces a missing trained one, and lookup alone both
     bits:     bits that the drafters' weights are quantised to; None leaves them as they are
     tree:     a static tree to draft along; None drafts beams
     """
 
     parts: tuple[str | Bindable, ...]
     looks_up: bool
-    any_here: bool = False
+    auto: bool = False
     bits: int | None = None
     tree: StaticTree | None = None
 
@@ -143,7 +143,7 @@ def parse_drafter(
     named, tree = split_tree(drafter) if isinstance(drafter, str) else (drafter, None)
     own, looks_up = split_lookup(named)
     if own == "auto" and tree is None:
-        return NamedDrafter((_TRAINED,), looks_up=True, any_here=True, bits=drafter_bits)
+        return NamedDrafter((_TRAINED,), looks_up=True, auto=True, bits=drafter_bits)
     parts: tuple[str | Bindable, ...]
     if isinstance(own, (str, Path)):
         parts = tuple(map(_checked, _parts(own)))
@@ -287,7 +287,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     target = _target(loaded)
     folders, broken = find_drafters(source.fingerprint)
     known = [drafter for drafter in known_drafters(source.name) if drafter.form in loadable_forms()]
-    here = [drafter for drafter in known if wanted.any_here and find_local(drafter.name)]
+    here = [drafter for drafter in known if wanted.auto and find_local(drafter.name)]
     for name in (*folders, *(drafter.name for drafter in here)):
         try:
             found = _open(str(name), wanted.bits, source, offline=True, progress=None)
@@ -306,7 +306,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     if known and not here:
         remedy = f"`redrafter-mlx pull {known[0].name}` fetches one ({known[0].form}), {remedy}"
     remedy += "".join(f" (passed over: {error})" for error in broken)
-    if not wanted.any_here:
+    if not wanted.auto:
         raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
     return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 

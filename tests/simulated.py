@@ -238,7 +238,7 @@ class AnswerPolicy:
         return self.batch.next_shape([self._row])
 
     def plan_copies(self, text: TextIndex, drafted: BeamShape, *, drawn: bool) -> CopyPlan | None:
-        self._row.text = text
+        self._row.text_index = text
         return self.batch.plan_copies([self._row], [drafted], [drawn])[0]
 
     def learn(self, step: StepResult) -> None:

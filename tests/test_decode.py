@@ -50,7 +50,7 @@ def test_tokens_equal_autoregression_without_a_drafter(name: str) -> None:
     decoder = Decoder(Target(model), None, BeamShape(1, 1), GREEDY)
     emitted, results = run(decoder, [3, 5, 7], 50)
     assert emitted == plain_tokens(model, [3, 5, 7], 50)
-    assert all(len(r.tokens) == r.nodes == r.rows == 1 for r in results)
+    assert all(len(r.tokens) == r.nodes == r.query_rows == 1 for r in results)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

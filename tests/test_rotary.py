@@ -44,7 +44,7 @@ def test_shared_cosines_turn_as_the_models_own_embedding_bit_for_bit(
             lambda at=offset: (node_rope(first, at), node_rope(second, at))
         )
         for x, turned in zip((first, second), turn_both(), strict=True):
-            assert mx.array_equal(turned, node_rope.alone(x, offset))
+            assert mx.array_equal(turned, node_rope.rotate_alone(x, offset))
             assert turned.dtype == dtype
 
 

@@ -92,7 +92,7 @@ def test_tokens_equal_autoregression_and_the_whole_tree_is_verified(make: object
     emitted, results = tokens_of(decoder, PROMPT, 50)
     assert emitted == plain_tokens(model, PROMPT, 50)
     assert {r.shape for r in results[1:]} == {TREE.shape}
-    assert {r.nodes for r in results[1:]} == {r.rows for r in results[1:]} == {len(PATHS) + 1}
+    assert {r.nodes for r in results[1:]} == {r.query_rows for r in results[1:]} == {len(PATHS) + 1}
 
 
 def test_the_target_itself_is_accepted_along_the_first_path() -> None:

@@ -212,7 +212,7 @@ class Runner:
 def _note_step(run: Run, result: StepResult) -> None:
     run.accepted.append(len(result.tokens) - 1)
     run.nodes.append(result.nodes)
-    run.query_rows.append(result.rows)
+    run.query_rows.append(result.query_rows)
     run.shapes.append([result.shape.width, result.shape.length, result.shape.nodes])
 
 

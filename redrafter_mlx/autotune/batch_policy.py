@@ -24,7 +24,7 @@ from copy import deepcopy
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics, Array
 from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.copy_choice import Drafted, best_copies
 from redrafter_mlx.autotune.cost_model import CostModel
@@ -34,6 +34,8 @@ from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.prompt_lookup import Copy
+
+Mask = NDArray[np.bool_]
 
 _MARGIN = 0.01
 """Minimum relative gain for which another shape replaces the current one: less is noise."""
@@ -172,7 +174,7 @@ class BatchPolicy:
         """Record the time of a step without copies, and its gain if it was a probe."""
         batch = len(steps)
         largest = max(steps, key=lambda step: step.shape.nodes)
-        shape, nodes = largest.shape, largest.rows
+        shape, nodes = largest.shape, largest.query_rows
         self.times.learn(nodes, self._predict(shape, batch), largest.seconds, batch)
         self._correct()
         if shape in self._probes:
@@ -201,7 +203,7 @@ class BatchPolicy:
     def _drafted(self, row: Row, shape: BeamShape, drawn: bool) -> Drafted:
         """Return what copies may replace or join in a row."""
         longest = min(MAX_BEAM_LENGTH, self._costs.most_nodes) - 1
-        found = [] if row.index is None else row.index.copies(1, longest)
+        found = [] if row.copy_source is None else row.copy_source.copies(1, longest)
         joins = shape != PLAIN and not drawn
         branches = self.acceptance.accepted_by_depth(shape) if found and joins else []
         return Drafted(found[0] if found else None, shape, branches, self._expected(shape))
@@ -218,7 +220,7 @@ class BatchPolicy:
         return self._of_biased
 
     def _choose(self) -> None:
-        """Choose the best shape with enough evidence, and a better one of the others to probe."""
+        """Choose the best shape among those with enough evidence, and the shape to probe."""
         self._stale = False
         tokens, steps = self.acceptance.tokens(), self.acceptance.steps()
         if self._biased:
@@ -227,26 +229,34 @@ class BatchPolicy:
             steps = steps + of_biased.steps()
         self._tokens[1:] = tokens
         paces = self._tokens / self._seconds
-        known = np.ones(len(paces), bool)
-        known[1:] = steps >= _ENOUGH
-        if not known[self._best]:
-            self._best = 0
-        sure = self._timed()
-        sure[self._best] = True  # a change of shape costs a compilation: only for a clear gain
-        safe = paces / np.where(sure, 1.0, _UNTIMED_FACTOR)
-        best = int(np.argmax(np.where(known, safe, 0.0)))
-        if safe[best] > safe[self._best] * (1 + _MARGIN):
-            self._best = best
-        promised = np.where(sure, paces, paces / _UNTIMED_FACTOR)
-        promised[self._probed] = paces[self._probed]
-        self._probed = int(np.argmax(promised))
-        if paces[self._probed] <= paces[self._best] * (1 + _MARGIN):
-            self._probed = self._best
+        timed = self._timed()
+        self._best = self._best_of(paces, np.array([True, *(steps >= _ENOUGH)]), timed)
+        self._probed = self._promising(paces, timed)
         if self._best == self._probed == 0 and len(paces) > 1:  # drafting may pay by now
             self._probed = 1 + int(np.argmin(self._seconds[1:]))
             self._budget = 0.0 if self._budget == math.inf else self._budget
 
-    def _timed(self) -> NDArray[np.bool_]:
+    def _best_of(self, paces: Array, has_evidence: Mask, timed: Mask) -> int:
+        """Return the index of the shape to draft with; the one in use stays without a clear gain.
+
+        A change of shape costs a compilation, so the cost of an untimed shape is not trusted, but
+        that of the one in use is.
+        """
+        used = self._best if has_evidence[self._best] else 0
+        trusted = paces / np.where(timed, 1.0, _UNTIMED_FACTOR)
+        trusted[used] = paces[used]
+        best = int(np.argmax(np.where(has_evidence, trusted, 0.0)))
+        return best if trusted[best] > trusted[used] * (1 + _MARGIN) else used
+
+    def _promising(self, paces: Array, timed: Mask) -> int:
+        """Return the index of the shape to probe; the best one if no other promises a gain."""
+        promised = paces / np.where(timed, 1.0, _UNTIMED_FACTOR)
+        for index in (self._best, self._probed):
+            promised[index] = paces[index]
+        probed = int(np.argmax(promised))
+        return probed if paces[probed] > paces[self._best] * (1 + _MARGIN) else self._best
+
+    def _timed(self) -> Mask:
         """Whether each shape's cost is certain: its steps were timed, or it has one query row."""
         if self._batch == 1:
             return np.ones(len(self.shapes), bool)

@@ -125,7 +125,7 @@ class Batch:
         submit(state, output)
         self._parts.append(_Part([row], state, output, 0))
 
-    def pause(self) -> None:
+    def skip_timing(self) -> None:
         """Do not time the current step: it does not have the machine to itself."""
         self._read_at = math.nan
 
@@ -135,7 +135,7 @@ class Batch:
         drafted, compiled = [part.state.drafts for part in self._parts], self._decoder.compiled
         before, following = self._build_ahead(shape)
         if self._decoder.compiled > compiled:
-            self.pause()  # compiling delayed the host's reading
+            self.skip_timing()  # compiling delayed the host's reading
         stepped = [row for row in self.rows if not row.fresh]
         results = self._read()
         plans = self._plan_copies()
@@ -147,7 +147,7 @@ class Batch:
             following = self._build(shape, plans, results)
         del before  # MLX would copy buffers that have a second reference
         if self._decoder.compiled > compiled:
-            self.pause()  # the step starts late, and new graphs are slow the first time
+            self.skip_timing()  # the step starts late, and new graphs are slow the first time
         self._parts = []
         if following is not None:
             self._submit(following, drafted)
@@ -209,8 +209,8 @@ class Batch:
                 # The prompt's result commits no token: it emits the root of the first tree.
                 row.committed += 0 if row.fresh else len(result.tokens)
                 row.fresh = False
-                if row.text is not None:
-                    row.text.extend(result.tokens)
+                if row.text_index is not None:
+                    row.text_index.extend(result.tokens)
         self._read_at = now
         return results
 
@@ -248,7 +248,7 @@ class Batch:
             rows += mine
             states.append(state)
         if len(rows) < len(self.rows) or len(states) > 1:
-            self.pause()
+            self.skip_timing()
         if len(states) > 1 and self._decoder.remembers:
             for state in states:
                 self._decoder.catch_up(state.cache)

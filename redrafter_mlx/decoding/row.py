@@ -19,7 +19,7 @@ class Row:
 
     finished:   called once with each result; True ends the sequence
     committed:  number of tokens in the cache
-    text:       index of its text for prompt lookup; None without prompt lookup
+    text_index: for prompt lookup; None without it
     shapes:     chooses shapes for this row alone; None if the batch's policy does
     constraint: which tokens may come next; `finished` advances it
     learns:     whether acceptance statistics may learn from it
@@ -29,7 +29,7 @@ class Row:
 
     finished: Callable[[StepResult], bool]
     committed: int
-    text: TextIndex | None = None
+    text_index: TextIndex | None = None
     shapes: Shapes | None = None
     constraint: Constraint | None = None
     learns: bool = True
@@ -37,9 +37,11 @@ class Row:
     done: bool = False
 
     @property
-    def index(self) -> CopySource | None:
+    def copy_source(self) -> CopySource | None:
         """Source of copies, forced tokens included; None if there is none."""
-        return self.text if self.constraint is None else ForcedCopies(self.constraint, self.text)
+        if self.constraint is None:
+            return self.text_index
+        return ForcedCopies(self.constraint, self.text_index)
 
 
 class BatchShapes(Protocol):
@@ -64,18 +66,16 @@ class OwnShapes:
     """Each row plans its own copies; all rows draft with the first row's shape."""
 
     def next_shape(self, rows: Sequence[Row]) -> BeamShape:
-        shape = PLAIN
-        for row in reversed(rows):
-            shape = PLAIN if row.shapes is None else row.shapes.next_shape(row.committed)
-        return shape
+        first = rows[0]
+        return PLAIN if first.shapes is None else first.shapes.next_shape(first.committed)
 
     def plan_copies(
         self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
     ) -> Sequence[CopyPlan | None]:
         return [
             None
-            if row.shapes is None or (index := row.index) is None
-            else row.shapes.plan_copies(index, shape, was_drawn)
+            if row.shapes is None or (source := row.copy_source) is None
+            else row.shapes.plan_copies(source, shape, was_drawn)
             for row, shape, was_drawn in zip(rows, drafted, drawn, strict=True)
         ]
 

@@ -50,7 +50,7 @@ class StepResult:
     beams:     of each node that is not padding, the smallest beam width that contains it, minus one
     depths:    of the same nodes
     shape:     shape that the tree was drafted with
-    rows:      query rows of the target's call for this tree: nodes and padding
+    query_rows: of the target's call for this tree: nodes and padding
     copied:    whether the tree held copies of the text
     seconds:   since the previous step was read, on the host; NaN for the first
     log_probs: the target's log-probabilities [V] float32 that each token was chosen from, on the
@@ -63,7 +63,7 @@ class StepResult:
     beams: list[int]
     depths: list[int]
     shape: BeamShape
-    rows: int
+    query_rows: int
     copied: bool = False
     seconds: float = math.nan
     log_probs: list[mx.array] | None = None
@@ -115,7 +115,7 @@ def read_report(output: StepOutput) -> list[StepResult]:
                 beams=of_nodes[:nodes],
                 depths=of_nodes[N : N + nodes],
                 shape=output.rows[b].shape,
-                rows=N,
+                query_rows=N,
                 copied=output.rows[b].copied,
                 log_probs=log_probs,
             )

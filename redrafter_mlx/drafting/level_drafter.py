@@ -174,7 +174,7 @@ class MemorylessDrafter(LevelDrafter):
         shape = self.drafted(shape)
         sizes = (shape.width, shape.length)
         paths = None if self._tree is None else self._tree.paths
-        size = (seen.newest.shape, sizes)
+        size = (seen.newest.shape, sizes, paths)
         return Beams(*self._searches.call(size, seen.newest, seen.root, sizes, paths)), memory
 
 

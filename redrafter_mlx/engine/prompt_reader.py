@@ -81,7 +81,7 @@ class PromptReader:
             read.append(reading)
         return Chunks(read, tokens, began)
 
-    def finished(self, chunks: Chunks) -> list[Reading]:
+    def end_round(self, chunks: Chunks) -> list[Reading]:
         """Measure a round and report its progress; return the answers whose prompts are done."""
         sound = [reading for reading in chunks.read if reading.answer.error is None]
         unfinished = [reading for reading in sound if reading.prefill.left]

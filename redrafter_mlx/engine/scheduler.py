@@ -93,7 +93,7 @@ class Scheduler:
             over = self._drop() + self._admit()
             chunks = self._prompts.read(alone=not self._answers)
             over += self._advance(paused=bool(chunks.read))
-            for reading in self._prompts.finished(chunks):
+            for reading in self._prompts.end_round(chunks):
                 self._start(reading)
         self._close_round(over)
 
@@ -193,7 +193,7 @@ class Scheduler:
                 row.done = self._answers[row].over
             advanced = group.advance()
             if paused or len(groups) > 1:
-                group.batch.pause()
+                group.batch.skip_timing()
             for row, cache in advanced.ended:
                 answer = self._answers.pop(row)
                 over.append(answer)

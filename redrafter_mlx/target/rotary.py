@@ -71,7 +71,7 @@ class Rotations:
         finally:
             self._cos_sins = None
 
-    def turn(self, rope: NodeRope, x: mx.array, offset: int | mx.array) -> mx.array | None:
+    def rotate(self, rope: NodeRope, x: mx.array, offset: int | mx.array) -> mx.array | None:
         """Rotate x [B, H, N, size]; return None if nothing is shared."""
         if self._cos_sins is None or rope.key is None:
             return None
@@ -98,10 +98,10 @@ class NodeRope:
             self.key = type(rope), self.dims, self.traditional, how
 
     def __call__(self, x: mx.array, offset: int | mx.array = 0) -> mx.array:
-        rotated = self._rotations.turn(self, x, offset)
-        return self.alone(x, offset) if rotated is None else rotated
+        rotated = self._rotations.rotate(self, x, offset)
+        return self.rotate_alone(x, offset) if rotated is None else rotated
 
-    def alone(self, x: mx.array, offset: int | mx.array) -> mx.array:
+    def rotate_alone(self, x: mx.array, offset: int | mx.array) -> mx.array:
         """Rotate x [B, H, N, size] with the model's own embedding.
 
         MLX's embedding takes one position per batch row, so nodes of different depth are folded
@@ -122,7 +122,7 @@ def _cos_sin_of(rope: NodeRope, x: mx.array, offset: int | mx.array) -> _CosSin:
     index = mx.arange(rope.dims)
     first = index % 2 == 0 if rope.traditional else index < rope.dims // 2
     unit = mx.broadcast_to(first.astype(x.dtype), (rows, 1, x.shape[2], rope.dims))
-    return _CosSin(offset, *_pairs(rope.alone(unit, offset), rope.dims, rope.traditional))
+    return _CosSin(offset, *_pairs(rope.rotate_alone(unit, offset), rope.dims, rope.traditional))
 
 
 def _rotated(x: mx.array, cos_sin: _CosSin, traditional: bool) -> mx.array:
