@@ -41,12 +41,14 @@ def measure_speed(
     shapes: Sequence[BeamShape],
     max_tokens: int = TIMED_TOKENS,
     done: Callable[[int], None] = lambda _: None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[MeasuredRow]:
     """Answer each prompt plainly and with each shape in turn, greedily.
 
     Interleaved, so that a machine that slows down slows all of them down: a speedup is the median
     of the questions' ratios, and a shape's tokens a second are that many times the median of plain
-    decoding. An answer of a few tokens says nothing of speed and is left out.
+    decoding. An answer of a few tokens says nothing of speed and is left out. After `stop()` no
+    more prompts are answered.
     """
     plain: list[float] = []
     drafted: dict[BeamShape, list[tuple[float, float]]] = {shape: [] for shape in shapes}
@@ -64,6 +66,8 @@ def measure_speed(
                 )
                 drafted[shape].append((answer.generation_tps, answer.tokens_per_step))
         done(i + 1)
+        if stop():
+            break
     if not plain:
         return []
     base = statistics.median(plain)
