@@ -67,6 +67,9 @@ _HELD_OUT_POSITIONS = 6_000
 class TrainingRun:
     """A job with its target in memory, stage by stage: `write`, `fit`, `finish`."""
 
+    job: TrainingJob
+    corpus_key: str
+
     def __init__(
         self,
         job: TrainingJob,
