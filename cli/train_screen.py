@@ -50,7 +50,7 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None = None)
 
 
 def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     if schedule is not None and schedule.plan is not None:
         job = schedule.plan.of(job)
     loading = f"loading {job.model}"
@@ -208,7 +208,7 @@ def _measure(run: TrainingRun, console: Console, schedule: Schedule | None) -> l
 
 
 def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     if rows:
         table = Table("width", "length", "nodes", "tokens/step", "tok/s", "plain tok/s", "speedup")
         for row in rows:
@@ -227,7 +227,7 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
 
 
 def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     preparing = "reading the answers" if job.data else "writing the corpus"
     for what, amount in (
         ("answers", f"{guess.answer_tokens:,} tokens"),
@@ -273,7 +273,7 @@ def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
     """Lines on how far a stage has come, but none on a terminal, where bars show it."""
     if sys.stderr.isatty():
         return nullcontext()
-    return progress_lines(stage, lambda line: console.print(one_line(line), markup=False))
+    return progress_lines(stage, lambda line: console.print(one_line(line)))
 
 
 @contextmanager
