@@ -231,6 +231,26 @@ def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
         Schedule(tmp_path, 3.0, clock)
 
 
+def test_a_resumed_run_has_the_blocks_of_its_plan(tmp_path: Path) -> None:
+    """Those of a short run are smaller; a plan that names none has the job's own."""
+    job = TrainingJob("any", Path("out"))
+    clock = Clock()
+    schedule = Schedule(tmp_path, 0.2, clock)
+    planned = schedule.begin(SLOW, BLOCKS).of(job)
+    assert 6 <= planned.writing.batch < 126
+    assert replace(planned.writing, batch=126) == job.writing
+    schedule.save()
+    again = Schedule(tmp_path, 0.2, clock)
+    assert again.plan is not None
+    assert again.plan.of(job) == planned
+    kept = json.loads((tmp_path / HOURS).read_text())
+    del kept["rows"]
+    (tmp_path / HOURS).write_text(json.dumps(kept))
+    older = Schedule(tmp_path, 0.2, clock)
+    assert older.plan is not None
+    assert older.plan.of(job).writing == job.writing
+
+
 def test_a_plan_times_no_more_questions_than_the_job_asks_for() -> None:
     plan = final_plan(first_plan(8.0, TRIAL, ANY, 0.0), Pace(1.0, 1.0, 1.0), 5000, 10)
     assert plan.timed_questions > 1
