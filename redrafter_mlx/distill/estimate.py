@@ -180,7 +180,7 @@ def _writing_seconds(job: TrainingJob, texts: int, room: int | None, target: Tar
     turns = writing.own_share * _TURNS / len(openings)  # of an answer
     columns = writing.max_answer_tokens + turns * _TURN_TOKENS
     total = short + of_column * columns
-    return total / (texts * writing.max_answer_tokens)
+    return total / (len(prompts) * len(openings) * writing.max_answer_tokens)
 
 
 def _step_seconds(job: TrainingJob, size: int, target: Target, recipe: Recipe) -> float:
