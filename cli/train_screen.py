@@ -50,7 +50,7 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None = None)
 
 
 def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
     if schedule is not None and schedule.plan is not None:
         job = schedule.plan.of(job)
     loading = f"loading {job.model}"
@@ -88,7 +88,7 @@ def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
                 _print_plan(console, run, schedule)
         if not _fit(run, console, schedule):
             _say_goodbye(console, "the training so far is saved")
-        rows = _measure(run, console)
+        rows = _measure(run, console, schedule)
     note = run.finish(rows)
     if note:
         console.print(note)
@@ -118,14 +118,14 @@ def _print_plan(console: Console, run: TrainingRun, schedule: Schedule) -> None:
     console.print(
         f"plan for {schedule.plan.hours if schedule.plan else 0:g} h: {job.answer_tokens:,} answer "
         f"tokens, {job.training.epochs:g} passes, {job.training.evaluations} evaluations, "
-        f"{job.timed_questions} timed questions; {_ends(schedule.to_go())}"
+        f"{job.timed_questions} timed questions; {_ends(schedule.to_go())}, "
+        f"in {duration(schedule.to_go())}"
     )
 
 
 def _ends(seconds: float) -> str:
-    """`done in about 7 h 50 min, at 06:40`."""
-    at = time.strftime("%H:%M", time.localtime(time.time() + seconds))
-    return f"done in {duration(seconds)}, at {at}"
+    """`the run ends at 06:40`, so many seconds from now."""
+    return time.strftime("the run ends at %H:%M", time.localtime(time.time() + seconds))
 
 
 def _write(run: TrainingRun, console: Console, schedule: Schedule | None = None) -> CorpusSize:
@@ -136,7 +136,7 @@ def _write(run: TrainingRun, console: Console, schedule: Schedule | None = None)
         nonlocal first
         first = now.answer_tokens if first < 0 else first
         rate = (now.answer_tokens - first) / max(time.monotonic() - began, 1e-9)
-        whole = "" if schedule is None else f", all {_ends(schedule.to_go())}"
+        whole = "" if schedule is None else f", {_ends(schedule.to_go())}"
         return f"{now.texts} texts, {human_size(now.bytes)} on disk, {rate:.0f} tok/s{whole}"
 
     with _stage(console, "writing the corpus", "tokens", wanted) as update:
@@ -183,7 +183,7 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
                 last = event
                 speed = f"{event.positions_per_second:.0f} positions/s"
                 to_go = None if schedule is None else schedule.to_go(event.step, event.steps)
-                whole = "" if to_go is None else f", all {_ends(to_go)}"
+                whole = "" if to_go is None else f", {_ends(to_go)}"
                 update(event.step, event.steps, f"loss {event.loss:.3f}, {speed}{whole}")
             else:
                 _print_quality(console, event)
@@ -201,14 +201,14 @@ def _print_quality(console: Console, at: Evaluation) -> None:
     )
 
 
-def _measure(run: TrainingRun, console: Console) -> list[MeasuredRow]:
+def _measure(run: TrainingRun, console: Console, schedule: Schedule | None) -> list[MeasuredRow]:
     prompts = run.measured_prompts()
     with _stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
-        return run.measure(prompts, update)
+        return run.measure(prompts, update, schedule.is_over if schedule else lambda: False)
 
 
 def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     if rows:
         table = Table("width", "length", "nodes", "tokens/step", "tok/s", "plain tok/s", "speedup")
         for row in rows:
@@ -227,7 +227,7 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
 
 
 def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     preparing = "reading the answers" if job.data else "writing the corpus"
     for what, amount in (
         ("answers", f"{guess.answer_tokens:,} tokens"),
@@ -273,7 +273,7 @@ def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
     """Lines on how far a stage has come, but none on a terminal, where bars show it."""
     if sys.stderr.isatty():
         return nullcontext()
-    return progress_lines(stage, lambda line: console.print(one_line(line), markup=False))
+    return progress_lines(stage, lambda line: console.print(one_line(line)))
 
 
 @contextmanager

@@ -35,6 +35,11 @@ _LENGTH = 5
 _CONTEXT = 256
 """Tokens of text at which a shape is named."""
 
+_NO_SHAPES = (
+    "there is no drafter, or one along a static tree; tune needs one whose shape can be chosen, "
+    "or --drafter lookup"
+)
+
 
 @opt.with_options
 def command(
@@ -67,6 +72,8 @@ def command(
         from redrafter_mlx.bench.show.plot import check_plot
 
         check_plot(plot)
+    if loading.drafter == "none":
+        raise BadInputError(_NO_SHAPES)
     from redrafter_mlx.cli.blas_choice import compare_libraries, restart_with
 
     fastest = compare_libraries(loading, again, Terminal.standard().note)
@@ -132,10 +139,7 @@ def best_rate(policy: BatchPolicy) -> float:
 
 def _tuner_of(loaded: Redrafter) -> Tuner:
     if loaded.tuning is None:
-        raise BadInputError(
-            "there is no drafter, or one along a static tree; tune needs one whose shape can be "
-            "chosen, or --drafter lookup"
-        )
+        raise BadInputError(_NO_SHAPES)
     return loaded.tuning
 
 

@@ -75,11 +75,11 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
     command = f"redrafter-mlx train --model {job.model} --output DIR --dry-run"
     if loaded.mirror is not None:
         return f"each rank writes with a whole model; see: {command}"
-    if _trial_seconds(job.writing.batch, costs) > _PATIENCE:
+    if _trial_seconds(costs) > _PATIENCE:
         return f"a trial takes long here; see: {command}"
     try:
         target = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source)
-        return TrainingRun(job, loaded=target).estimate()
+        return TrainingRun(job, loaded=target).estimate(_PATIENCE)
     except RedrafterError as error:
         return str(error)
 
@@ -103,10 +103,10 @@ def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
     return "\n".join(lines)
 
 
-def _trial_seconds(batch: int, costs: CostModel) -> float:
-    """Of trying both stages of training: prompts of a batch, and some tokens of each row."""
+def _trial_seconds(costs: CostModel) -> float:
+    """Of the shortest trial of both stages of training: a few prompts, and some tokens of each."""
     rows, seconds = costs.short[-1]
-    return seconds / rows * batch * (64 + 10)
+    return seconds / rows * 6 * (64 + 10)
 
 
 def _sizes(loaded: Redrafter) -> tuple[int, int] | None:

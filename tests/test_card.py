@@ -244,6 +244,11 @@ def test_verdict_is_that_of_the_fastest_shape(
     assert line in render_card(report(measured=measured(*rates)))
 
 
+def test_a_speedup_beyond_what_drafts_can_bring_is_none() -> None:
+    """With 1.75 tokens/step a machine that other programs slow down made 2.2 times as much."""
+    assert "could not be timed" in verdict(measured(55.0, 110.0))
+
+
 def test_fastest_shape_is_found_though_each_has_its_own_baseline() -> None:
     """A machine that warms up is slower later, for both."""
     rows = [*measured(60.0), *measured(55.0, baseline=40.0)]

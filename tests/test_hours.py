@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,8 +19,8 @@ from test_train_cli import (  # noqa: F401
 )
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.distill.estimate import Estimate
-from redrafter_mlx.distill.hours import HOURS, Pace, Schedule, final_plan, first_plan
+from redrafter_mlx.distill.estimate import Estimate, largest_trial
+from redrafter_mlx.distill.hours import HOURS, BlockSize, Pace, Schedule, final_plan, first_plan
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.errors import BadInputError
@@ -32,7 +33,14 @@ TRIAL = Estimate(
 )  # fmt: skip
 """What a trial says: 4 ms a token, 1.2 s a step, for four passes of 1,250 steps a million."""
 
+SLOW = replace(TRIAL, writing_seconds=20_000.0, training_seconds=40_000.0)
+"""50 answer tokens a second, and 8 s a step: two cores that other programs keep busy."""
+
 STEPS_A_TOKEN = 1250 / 1_000_000
+
+BLOCKS = BlockSize(rows=126, least_rows=6, tokens=160, blocks=3, trained=2048, workers=2)
+
+ANY = BlockSize(rows=126, least_rows=1, tokens=1, blocks=1)
 
 
 class Clock:
@@ -47,16 +55,22 @@ class Run:
     """A simulated run on a machine whose speed is so many times what the trial says."""
 
     def __init__(
-        self, folder: Path, hours: float, writing: float, training: float, trial: float = 0.92
+        self,
+        folder: Path,
+        hours: float,
+        writing: float,
+        training: float,
+        trial: float = 0.92,
+        machine: Estimate = TRIAL,
     ) -> None:
         """trial: what a trial on the corpus says of a step, as a share of what it takes."""
         self.clock, self.said = Clock(), list[tuple[float, float]]()
         self.schedule = Schedule(folder, hours, self.clock)
-        self.clock.now += 30  # loading and the trial
-        self.schedule.begin(TRIAL, 40_000)
-        self._write(0.004 * writing)
+        self.clock.now += 15 + self.schedule.trial_seconds  # loading and the trial
+        self.schedule.begin(machine, BLOCKS)
+        self._write(writing * machine.writing_seconds / machine.answer_tokens)
         self.began_training = self.clock.now - 100
-        self._train(1.2 * training, trial)
+        self._train(training * machine.training_seconds / machine.steps, trial)
         self.seconds = self.clock.now - 100
 
     def _say(self, *at: int) -> None:
@@ -65,15 +79,20 @@ class Run:
     def _write(self, of_token: float) -> None:
         plan, tokens = self.schedule.plan, 0
         assert plan is not None
+        assert plan.rows is not None
+        at_once = 2 * plan.rows * 100  # both processes end a block, of 100 tokens a text
         while tokens < plan.answer_tokens and not self.schedule.writing_is_over():
-            tokens += 20_000
-            self.clock.now += 20_000 * of_token
+            tokens += at_once
+            self.clock.now += at_once * of_token
             self._say()
         self.tokens = min(tokens, plan.answer_tokens)
 
     def _train(self, of_step: float, trial: float) -> None:
-        evaluation = 40.0
-        self.clock.now += 4 * of_step + evaluation  # the trial, whose steps read no files
+        evaluation = min(40.0, self.tokens / 1000)  # a share of the corpus is held out
+        tried = of_step
+        while tried < 4 * of_step and tried < self.schedule.trial_seconds + of_step:
+            tried += of_step
+        self.clock.now += tried + evaluation  # the trial, whose steps read no files
         pace = Pace(trial * of_step, evaluation, 20.0)
         plan = self.schedule.finalize(pace, self.tokens, self.tokens * STEPS_A_TOKEN)
         steps = round(plan.epochs * self.tokens * STEPS_A_TOKEN)
@@ -105,6 +124,56 @@ def test_a_run_takes_its_hours_and_is_honest_after_ten_minutes(
     assert longest <= 3600 * hours
 
 
+@pytest.mark.parametrize("hours", [0.17, 0.2, 0.5])
+@pytest.mark.parametrize("writing", [0.6, 1.0, 1.6])
+@pytest.mark.parametrize("training", [0.6, 1.0, 1.6])
+def test_a_short_run_on_a_slow_machine_takes_its_time_too(
+    tmp_path: Path, hours: float, writing: float, training: float
+) -> None:
+    """Ten minutes and more, at 50 answer tokens a second, however wrong the trial was."""
+    run = Run(tmp_path, hours, writing, training, machine=SLOW)
+    assert run.seconds == pytest.approx(3600 * hours, rel=0.15)
+    assert run.began_training < 0.6 * run.seconds
+    for at, to_go in run.said:
+        if at >= min(600, run.seconds / 2):
+            assert at + to_go == pytest.approx(run.seconds, rel=0.25)
+
+
+@pytest.mark.parametrize("started", [0.0, 4.0])
+@pytest.mark.parametrize("of_one", [0.001, 0.1, 0.5, 5.0])
+def test_a_trial_takes_its_share_of_the_time(
+    of_one: float, started: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole batch is tried where there is time for it, else what fits, the fewest at least."""
+    clock, tried = Clock(), list[int]()
+    monkeypatch.setattr("redrafter_mlx.distill.estimate.time.monotonic", clock)
+
+    def trial(size: int) -> float:
+        clock.now += started + of_one * size
+        tried.append(size)
+        return of_one
+
+    assert largest_trial(trial, 12, 126, 18.0) == of_one
+    assert tried[0] == 12
+    fewest = started + of_one * 12
+    assert clock.now - 100 <= max(18.0, fewest)
+    if not started:
+        assert tried[-1] == 126 or 18.0 - (clock.now - 100) < of_one or fewest > 9
+    tried.clear()
+    largest_trial(trial, 12, 126, math.inf)
+    assert tried == [126]
+
+
+def test_blocks_are_as_large_as_a_corpus_has_room_for_several_of() -> None:
+    """Two processes write four blocks each at least, and a long run has its own blocks."""
+    rows = [BLOCKS.rows_for(tokens) for tokens in (1, 20_000, 100_000, 161_280, 10**7)]
+    assert rows == [6, 15, 63, 126, 126]
+    assert BLOCKS.least_tokens == 3 * 6 * 160
+    assert replace(BLOCKS, tokens=10).least_tokens == 2048, "what training takes"
+    fixed = replace(BLOCKS, least_rows=126)
+    assert (fixed.rows_for(1), fixed.least_tokens) == (126, 3 * 126 * 160)
+
+
 def test_the_corpus_ends_with_its_time(tmp_path: Path) -> None:
     """Written four times slower than a trial said, it is four times smaller."""
     slow, usual = (Run(tmp_path / str(s), 8.0, s, 1.0) for s in (4.0, 1.0))
@@ -120,22 +189,22 @@ def test_a_wrong_trial_of_training_is_found_out_in_ten_minutes(tmp_path: Path) -
 
 
 def test_more_hours_bring_more_corpus_and_no_plan_is_beyond_the_disk() -> None:
-    tokens = [first_plan(hours, TRIAL, 1, 0.0).answer_tokens for hours in (1, 2, 8, 100)]
+    tokens = [first_plan(hours, TRIAL, ANY, 0.0).answer_tokens for hours in (1, 2, 8, 100)]
     assert tokens[1] == pytest.approx(2 * tokens[0], rel=0.01)
     assert tokens == sorted(tokens)
     assert tokens[-1] == 10_000_000, "what 40 GB hold"
 
 
 def test_too_few_hours_are_refused_with_those_that_are_enough() -> None:
-    with pytest.raises(BadInputError, match=r"--hours is 0\.01") as caught:
-        first_plan(0.01, TRIAL, 40_000, 10.0)
+    with pytest.raises(BadInputError, match=r"--hours is 0\.005") as caught:
+        first_plan(0.005, TRIAL, BLOCKS, 10.0)
     needed = float(str(caught.value).rsplit("give ", 1)[1].split()[0])
-    assert first_plan(needed, TRIAL, 40_000, 10.0).answer_tokens >= 40_000
+    assert first_plan(needed, TRIAL, BLOCKS, 10.0).answer_tokens >= BLOCKS.least_tokens
 
 
 @pytest.mark.parametrize(("left", "evaluations", "epochs"), [(60.0, 2, 0.25), (1e6, 10, 12.0)])
 def test_passes_stay_within_what_helps(left: float, evaluations: int, epochs: float) -> None:
-    plan = first_plan(max(1.0, left / 3600), TRIAL, 1, 0.0)
+    plan = first_plan(max(1.0, left / 3600), TRIAL, ANY, 0.0)
     spent = plan.seconds - left
     final = final_plan(
         replace(plan, spent=spent), Pace(1.0, 40.0 if left > 60 else 400.0, 20.0), 100_000, 125
@@ -146,7 +215,7 @@ def test_passes_stay_within_what_helps(left: float, evaluations: int, epochs: fl
 def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
     clock = Clock()
     schedule = Schedule(tmp_path, 2.0, clock)
-    schedule.begin(TRIAL, 1)
+    schedule.begin(TRIAL, ANY)
     clock.now += 1000
     schedule.save()
     clock.now += 50_000  # the night between
@@ -162,8 +231,28 @@ def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
         Schedule(tmp_path, 3.0, clock)
 
 
+def test_a_resumed_run_has_the_blocks_of_its_plan(tmp_path: Path) -> None:
+    """Those of a short run are smaller; a plan that names none has the job's own."""
+    job = TrainingJob("any", Path("out"))
+    clock = Clock()
+    schedule = Schedule(tmp_path, 0.2, clock)
+    planned = schedule.begin(SLOW, BLOCKS).of(job)
+    assert 6 <= planned.writing.batch < 126
+    assert replace(planned.writing, batch=126) == job.writing
+    schedule.save()
+    again = Schedule(tmp_path, 0.2, clock)
+    assert again.plan is not None
+    assert again.plan.of(job) == planned
+    kept = json.loads((tmp_path / HOURS).read_text())
+    del kept["rows"]
+    (tmp_path / HOURS).write_text(json.dumps(kept))
+    older = Schedule(tmp_path, 0.2, clock)
+    assert older.plan is not None
+    assert older.plan.of(job).writing == job.writing
+
+
 def test_a_plan_times_no_more_questions_than_the_job_asks_for() -> None:
-    plan = final_plan(first_plan(8.0, TRIAL, 1, 0.0), Pace(1.0, 1.0, 1.0), 5000, 10)
+    plan = final_plan(first_plan(8.0, TRIAL, ANY, 0.0), Pace(1.0, 1.0, 1.0), 5000, 10)
     assert plan.timed_questions > 1
     job = plan.of(TrainingJob("any", Path("out"), timed_questions=1))
     assert job.timed_questions == 1

@@ -18,10 +18,12 @@ from redrafter_mlx.bench.measure.likelihood import likelihood
 from redrafter_mlx.bench.measure.plan import resized
 from redrafter_mlx.bench.papers.answer_tables import (
     accepted_along,
+    accepted_tables,
     correlation,
     drafts_accepted,
     expected_tokens,
 )
+from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.protocols import PROTOCOLS
 from redrafter_mlx.bench.papers.published import CHIPS, authors_grid, published
 from redrafter_mlx.cli import main, options
@@ -274,6 +276,22 @@ def test_accepted_drafts_are_counted_where_their_step_began() -> None:
     one = answer(DRAFTED, lengths=(30, 2, 2, 3))
     assert accepted_along([one]) == {1: [29, 1], 33: [1, 2]}
     assert accepted_along([one, one])[33] == [1, 2, 1, 2]
+
+
+def test_steps_are_shared_out_by_the_drafts_that_they_accepted(
+    capsys: pytest.CaptureFixture[str], questions: list[str]
+) -> None:
+    """At each width the shares are of all steps, and tokens/step follow from them."""
+    one = answer(DRAFTED, lengths=(3, 1, 1, 2))
+    evidence = Evidence(rows=summarise([answer(), one]), answers=[answer(), one])
+    (table,) = accepted_tables(evidence, published("v1-figure6a"))
+    assert table.rows[0][3:-1] == ("4", "50.0%", "25.0%", "25.0%")
+    found = paper(capsys, "v1-figure6a", *questions, "--beam-width", "1,2", "--warmup", "0")
+    (measured,) = found["paper"]["measured"]
+    assert measured["columns"][2:5] == ["W", "steps", "0"]
+    assert [row[2] for row in measured["rows"]] == ["1", "2"]
+    for row in measured["rows"]:
+        assert sum(float(share.rstrip("%")) for share in row[4:-1]) == pytest.approx(100, abs=0.3)
 
 
 def test_expected_tokens_are_those_of_drafts_that_fail_independently() -> None:

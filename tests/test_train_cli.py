@@ -109,7 +109,7 @@ def steps_logged(folder: Path) -> list[int]:
 def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    output, texts = tmp_path / "drafter", tmp_path / "texts.txt"
+    output, texts = tmp_path / "drafter[x]", tmp_path / "texts.txt"
     texts.write_text("\n".join(f"A text of {i} words or more." for i in range(20)))
     keys: Keys = {
         "": {"read": [str(texts)], "timed_questions": 1},
@@ -118,6 +118,7 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     assert main.run(arguments(model, prompts, output, keys)) == 0
     shown = capsys.readouterr()
     assert "On this machine it" in shown.out
+    assert f"--drafter {output}" in shown.out
     assert "tokens/step" in shown.out
     assert "corpus:" in shown.err
     assert {p.name for p in output.iterdir()} >= {

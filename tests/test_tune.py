@@ -519,13 +519,18 @@ def test_tune_refuses_what_it_cannot_do_in_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Without any drafter at once, before a BLAS is measured."""
     assert shell("tune", "--plot", "nowhere/x.png") == 1
     monkeypatch.setattr(options, "load_model", lambda *_: Redrafter(model, byte_tokenizer()))
     assert main.run(["tune"]) == 1
+    monkeypatch.setattr("redrafter_mlx.cli.blas_choice.compare_libraries", None)
+    assert main.run(["tune", "--drafter", "none"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert "there is no folder nowhere" in lines[0]
-    assert "no drafter" in lines[1]
-    assert "--drafter lookup" in lines[1]
+    for line in lines[1:]:
+        assert "no drafter" in line
+        assert "--drafter lookup" in line
+    assert len(lines) == 3
 
 
 def test_generate_names_the_shape_it_drafted_most(

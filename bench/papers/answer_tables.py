@@ -134,8 +134,7 @@ def along_tables(evidence: Evidence, published: Published) -> list[TextTable]:
     del published
     cells = []
     for row in evidence.drafted:
-        mine = [a for a in evidence.answers if (a.dtype, a.method) == (row.dtype, row.method)]
-        for first, accepted in sorted(accepted_along(mine).items()):
+        for first, accepted in sorted(accepted_along(evidence.answers_of(row)).items()):
             cells.append(
                 (row.method.drafter or "", row.dtype, f"{first}..{first + STRETCH - 1}",
                  str(len(accepted)), f"{fmean(accepted):.2f}", f"{1 + fmean(accepted):.2f}")
@@ -157,6 +156,24 @@ def accepted_along(answers: Sequence[Answer]) -> dict[int, list[int]]:
             found.setdefault(first, []).append(accepted)
             tokens += emitted
     return found
+
+
+def accepted_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+    """Steps by how many drafts they accepted, at each beam width."""
+    del published
+    found = {row: [n for answer in evidence.answers_of(row) for n in answer.run.accepted]
+             for row in evidence.drafted}  # fmt: skip
+    most = max((1 + n for steps in found.values() for n in steps), default=1)
+    cells = []
+    for row, steps in found.items():
+        shares = (f"{steps.count(n) / max(1, len(steps)):.1%}" for n in range(most))
+        cells.append(
+            (row.method.drafter or "", row.dtype, str(row.method.beam_width), str(len(steps)),
+             *shares, _figures(row)[2])
+        )  # fmt: skip
+    columns = ("drafter", "dtype", "W", "steps", *map(str, range(most)), "tokens/step")
+    note = "columns with a number: the share of the steps that accepted so many drafts"
+    return [TextTable("Steps by their accepted drafts", columns, tuple(cells), note)]
 
 
 def rate_tables(evidence: Evidence, published: Published) -> list[TextTable]:

@@ -37,6 +37,10 @@ class Evidence:
     logs: Mapping[Path, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
+    def answers_of(self, row: Row) -> list[Answer]:
+        """Those that a row over all questions sums up."""
+        return [a for a in self.answers if (a.dtype, a.method) == (row.dtype, row.method)]
+
     @property
     def whole(self) -> list[Row]:
         """Rows over all questions."""

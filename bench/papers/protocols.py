@@ -105,6 +105,12 @@ PROTOCOLS = (
         by_answer.along_tables,
     ),
     Protocol(
+        "v1-figure6a",
+        "answers",
+        {**_MT_BENCH, **_TRAINED, "beam_width": "1,2,4,8", "beam_length": "5", "max_tokens": 256},
+        by_answer.accepted_tables,
+    ),
+    Protocol(
         "v1-table2",
         "answers",
         {**_MT_BENCH, **_TRAINED, "beam_width": "2", "beam_length": "4",

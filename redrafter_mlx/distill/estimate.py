@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -26,7 +27,12 @@ _LEAST_SHARE = 0.05
 
 _PROMPT_TOKENS = 64
 
-_PLAIN_TOKENS = 8
+_FEW_TEXTS, _FEW_POSITIONS = 6, 64
+"""Of a trial that tells how long one of the whole batch would take."""
+
+_MORE_BATCHES = 2
+
+_PLAIN_TOKENS = 9
 """Of a trial of plain decoding."""
 
 _TURNS, _TURN_TOKENS = 1.3, 64
@@ -64,17 +70,26 @@ def estimate(
     target: Target,
     tokenizer: TokenizerWrapper,
     plan: Callable[[int], MemoryPlan],
+    most_seconds: float = math.inf,
 ) -> Estimate:
     """Try a little of both stages and multiply.
 
     target: reading what the recipe reads
     plan: what the run holds in memory, for a corpus of so many bytes
+    most_seconds: that the trials may take; where they take longer, parts of batches are tried,
+                  which overestimates a little
 
     Raises BadInputError, naming the file, for given conversations without a usable answer.
     """
     job, source = corpus.job, corpus.source(target, tokenizer)
     if isinstance(source, Writer):
-        answers, seconds = job.answer_tokens, _writing_seconds(job, corpus.room, target)
+        answers = job.answer_tokens
+        seconds = largest_trial(
+            lambda texts: _writing_seconds(job, texts, corpus.room, target),
+            max(_FEW_TEXTS, len(job.writing.openings)),
+            job.writing.batch,
+            most_seconds / 2,
+        )
     else:
         answers, (seconds, _) = source.count_tokens(job.answer_tokens), _trial(source.sample)
         if not answers:
@@ -93,7 +108,12 @@ def estimate(
     parameters = recipe.parameters
     corpus_bytes = min(stored * (target.dtype.size * target.context_size + 8), job.cache_bytes)
     steps, held = job.training.steps(positions), plan(corpus_bytes)
-    of_step = job.training.accumulate * _training_seconds(job, target, recipe)
+    of_step = largest_trial(
+        lambda size: _step_seconds(job, size, target, recipe),
+        _FEW_POSITIONS,
+        job.training.batch,
+        most_seconds / 2,
+    )
     return Estimate(
         answer_tokens=answers,
         parameters=parameters,
@@ -105,6 +125,24 @@ def estimate(
         writing_seconds=seconds / held.workers,
         training_seconds=steps * of_step,
     )
+
+
+def largest_trial(
+    trial: Callable[[int], float], few: int, whole: int, most_seconds: float
+) -> float:
+    """What a trial of the `whole` batch finds, or of as much of it as fits in so many seconds.
+
+    A trial of a `few` tells how much that is.
+    """
+    size = whole
+    if math.isfinite(most_seconds) and few < whole:
+        began = time.monotonic()
+        found = trial(few)
+        took = time.monotonic() - began
+        size = min(whole, int(few * (most_seconds - took) / took))
+        if size <= few:
+            return found
+    return trial(size)
 
 
 def _trial(read: Callable[[int], list[Text]]) -> tuple[float, float]:
@@ -119,21 +157,16 @@ def _trial(read: Callable[[int], list[Text]]) -> tuple[float, float]:
 def plain_seconds(target: Target) -> float:
     """Of one token of plain decoding."""
 
-    def seconds(tokens: int) -> float:
-        began = time.monotonic()
-        write_answers(target, [[1] * _PROMPT_TOKENS], [], tokens)
-        return time.monotonic() - began
-
-    seconds(1)  # warms up
-    short = seconds(1)
-    long = seconds(1 + _PLAIN_TOKENS)
-    return max(long - short, _LEAST_SHARE * long) / _PLAIN_TOKENS
+    write_answers(target, [[1, 1]], [], 2)  # warms up
+    began = time.monotonic()
+    write_answers(target, [[1, 1]], [], _PLAIN_TOKENS)
+    return (time.monotonic() - began) / _PLAIN_TOKENS
 
 
-def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> float:
-    """For one answer token, prompts included, in one process."""
+def _writing_seconds(job: TrainingJob, texts: int, room: int | None, target: Target) -> float:
+    """For one answer token, prompts included, in one process that writes so many texts at once."""
     writing = job.writing
-    prompts = [[1] * _PROMPT_TOKENS] * (writing.batch // len(writing.openings) or 1)
+    prompts = [[1] * _PROMPT_TOKENS] * (texts // len(writing.openings) or 1)
     openings = (0,) * len(writing.openings)
 
     def seconds(asked: list[list[int]], tokens: int) -> float:
@@ -147,14 +180,25 @@ def _writing_seconds(job: TrainingJob, room: int | None, target: Target) -> floa
     turns = writing.own_share * _TURNS / len(openings)  # of an answer
     columns = writing.max_answer_tokens + turns * _TURN_TOKENS
     total = short + of_column * columns
-    return total / (writing.batch * writing.max_answer_tokens)
+    return total / (len(prompts) * len(openings) * writing.max_answer_tokens)
 
 
-def _training_seconds(job: TrainingJob, target: Target, recipe: Recipe) -> float:
-    """For one batch, forward and backward."""
-    student = recipe.blank(target, job.training)
-    learner, loss = Learner(student, job.training, 1), student.trial()
-    learner.step([loss])
-    began = time.monotonic()
-    learner.step([loss])
-    return time.monotonic() - began
+def _step_seconds(job: TrainingJob, size: int, target: Target, recipe: Recipe) -> float:
+    """For one step of the optimiser, from batches of such a size."""
+    training = replace(job.training, batch=size)
+    student = recipe.blank(target, training)
+    learner, loss = Learner(student, training, 1), student.trial()
+
+    def seconds(batches: int) -> float:
+        began = time.monotonic()
+        learner.step([loss] * batches)
+        return time.monotonic() - began
+
+    seconds(1)  # compiles
+    one = seconds(1)
+    batches = job.training.accumulate * job.training.batch / size
+    if batches <= 1:
+        return one
+    several = seconds(1 + _MORE_BATCHES)  # the optimiser itself takes no longer
+    of_batch = max(several - one, _LEAST_SHARE * several) / _MORE_BATCHES
+    return one + (batches - 1) * of_batch

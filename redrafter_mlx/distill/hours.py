@@ -35,6 +35,43 @@ _EVALUATING, _TIMING = 0.06, 0.06
 _EVALUATIONS, _QUESTIONS = (2, 10), (1, 8)
 """Fewest and most."""
 
+_TRIAL = 0.05
+"""Of the time, the share that the trials before the corpus may take, and that after it, at most."""
+
+_ROUNDS = 4
+"""Blocks that each process writes at least, so that they end near the time that was planned."""
+
+
+@dataclass(frozen=True)
+class BlockSize:
+    """What the blocks of a corpus may be, which smaller ones make possible in a short run.
+
+    rows, least_rows: texts of the largest block, which long runs have, and of the smallest
+    tokens:  of a text, at most
+    blocks:  that a corpus has at least
+    trained: tokens that training takes at least
+    workers: processes that write, each a block at a time
+    """
+
+    rows: int
+    least_rows: int
+    tokens: int
+    blocks: int
+    trained: int = 0
+    workers: int = 1
+
+    @property
+    def least_tokens(self) -> int:
+        """Of the smallest corpus."""
+        return max(self.trained, self.blocks * self.least_rows * self.tokens)
+
+    def rows_for(self, tokens: int) -> int:
+        """Texts of a block, in a corpus of so many tokens: halved until it has blocks enough."""
+        rows, blocks = self.rows, max(self.blocks, _ROUNDS * self.workers)
+        while rows > self.least_rows and blocks * rows * self.tokens > tokens:
+            rows = max(self.least_rows, rows // 2)
+        return rows
+
 
 @dataclass(frozen=True)
 class Pace:
@@ -50,6 +87,7 @@ class Plan:
     """What a run of so many hours does.
 
     writing: seconds that the corpus may take, those before it included
+    rows:    texts of a block of the corpus; None as the job has them
     final: the corpus is written, and passes, evaluations and timed questions are final
     training, evaluation, timing: seconds, once that is final: of all steps, of one evaluation,
              and of the timing
@@ -59,6 +97,7 @@ class Plan:
     hours: float
     answer_tokens: int
     writing: float
+    rows: int | None = None
     epochs: float = PLANNED_EPOCHS
     evaluations: int = _EVALUATIONS[1]
     timed_questions: int = _QUESTIONS[1]
@@ -75,15 +114,20 @@ class Plan:
     def of(self, job: TrainingJob) -> TrainingJob:
         """The job with what is planned."""
         training = replace(job.training, epochs=self.epochs, evaluations=self.evaluations)
+        writing = replace(job.writing, batch=self.rows or job.writing.batch)
         tokens, questions = self.answer_tokens, min(self.timed_questions, job.timed_questions)
-        return replace(job, answer_tokens=tokens, timed_questions=questions, training=training)
+        return replace(
+            job, answer_tokens=tokens, timed_questions=questions, writing=writing, training=training
+        )
 
 
-def first_plan(hours: float, trial: Estimate, least_tokens: int, spent: float) -> Plan:
+def first_plan(hours: float, trial: Estimate, blocks: BlockSize, spent: float) -> Plan:
     """The plan of a run, from a trial of both stages that was made for some size of corpus.
 
-    Raises BadInputError, with the hours that are enough, where not even `least_tokens` fit.
+    Raises BadInputError, with the hours that are enough, where not even a pass over the least
+    corpus fits.
     """
+    least_tokens = blocks.least_tokens
     write = trial.writing_seconds / trial.answer_tokens
     train = trial.training_seconds / trial.answer_tokens  # of `PLANNED_EPOCHS` passes
     share = 1 - _EVALUATING - _TIMING
@@ -91,12 +135,15 @@ def first_plan(hours: float, trial: Estimate, least_tokens: int, spent: float) -
     stored = trial.corpus_bytes / trial.answer_tokens
     tokens = min(int(room / (write + train)), int(trial.most_bytes / stored))
     if tokens < least_tokens:
-        needed = (least_tokens * (write + train) + spent) / share / 3600
-        raise BadInputError(
-            f"--hours is {hours:g}, too short for {least_tokens} tokens of corpus and passes over "
-            f"them; give {needed * 1.1:.2g} at least"
-        )
-    return Plan(hours, tokens, writing=spent + tokens * write, spent=spent)
+        tokens, least = least_tokens, least_tokens * (write + train / PLANNED_EPOCHS)
+        if least > room:
+            needed = (least + spent) / share / 3600
+            raise BadInputError(
+                f"--hours is {hours:g}, too short for {tokens} tokens of corpus and a pass over "
+                f"them; give {needed * 1.1:.2g} at least"
+            )
+    rows = blocks.rows_for(tokens)
+    return Plan(hours, tokens, writing=spent + tokens * write, rows=rows, spent=spent)
 
 
 def final_plan(plan: Plan, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
@@ -151,9 +198,14 @@ class Schedule:
         """Seconds since the run began, without the breaks between its sessions."""
         return self._clock() - self._began
 
-    def begin(self, trial: Estimate, least_tokens: int) -> Plan:
+    @property
+    def trial_seconds(self) -> float:
+        """What the trials before the corpus may take, and that after it."""
+        return _TRIAL * self._hours * 3600
+
+    def begin(self, trial: Estimate, blocks: BlockSize) -> Plan:
         """Plan a run that has none yet; errors as in `first_plan`."""
-        self.plan = first_plan(self._hours, trial, least_tokens, self.spent)
+        self.plan = first_plan(self._hours, trial, blocks, self.spent)
         return self.plan
 
     def finalize(self, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
@@ -166,6 +218,10 @@ class Schedule:
     def writing_is_over(self) -> bool:
         """Whether the corpus has had its time."""
         return self.plan is not None and self.spent > self.plan.writing
+
+    def is_over(self) -> bool:
+        """Whether all the hours have passed."""
+        return self.spent > self._hours * 3600
 
     def trained(self, event: Event | None = None) -> None:
         """Time an event of training; None begins the stage."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.form import weights_digest
 from redrafter_mlx.distill.forms.registry import recipe_for
-from redrafter_mlx.distill.hours import PLANNED_EPOCHS, Pace, Schedule
+from redrafter_mlx.distill.hours import PLANNED_EPOCHS, BlockSize, Pace, Schedule
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
 from redrafter_mlx.distill.options_file import OPTIONS, to_toml
@@ -56,12 +57,18 @@ TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
 
 _TRIED_STEPS = 3
 
+_LEAST_ROWS = 6
+"""Texts of a block in the shortest of runs that are planned for a time."""
+
 _HELD_OUT_POSITIONS = 6_000
 """So many are evaluated during training; more only takes longer."""
 
 
 class TrainingRun:
     """A job with its target in memory, stage by stage: `write`, `fit`, `finish`."""
+
+    job: TrainingJob
+    corpus_key: str
 
     def __init__(
         self,
@@ -97,21 +104,12 @@ class TrainingRun:
         )
         self.extras = self.recipe.extras(read)
         self.target = target.reading(self.recipe.context_layers)
-        self.job = job
-        self.plan = self._plan()
-        labels = (job.labels, job.training.draft_length) if job.data else None
-        self.corpus_key = corpus_key(
-            source.fingerprint, source.dtype, job.writing, self.given, labels
-        )
-        self.folder = cache_dir() / "corpora" / self.corpus_key
+        self._change(job)
         self.corpus: CorpusSize | None = None
         self.started_from: str | None = None
         if job.start_from is not None:
             self.recipe.check_start(job.start_from)
             self.started_from = weights_digest(job.start_from)
-        self._options = to_toml(job)
-        texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
-        self.least_blocks = least_blocks(texts, [job.data] if job.data else job.prompts)
         found = load_checkpoint(job.output)
         if found is not None:
             check_same_run(found, self._made_by(), job.output)
@@ -148,20 +146,28 @@ class TrainingRun:
             self.plan.room,
         )
 
-    def estimate(self) -> Estimate:
-        """What the whole run will take, from a short trial."""
-        tokenizer = self.loaded.tokenizer
-        return estimate(self.corpus_job, self.recipe, self.target, tokenizer, self._plan)
+    def estimate(self, most_seconds: float = math.inf) -> Estimate:
+        """What the whole run will take, from trials of about so many seconds at most."""
+        tokenizer, corpus = self.loaded.tokenizer, self.corpus_job
+        return estimate(corpus, self.recipe, self.target, tokenizer, self._plan, most_seconds)
 
     def begin(self, schedule: Schedule) -> None:
         """Plan a run for a time, or go on with its plan; errors as in `first_plan`."""
         if schedule.plan is None:
             self.job = replace(self.job, training=replace(self.job.training, epochs=PLANNED_EPOCHS))
-            blocks = max(2, self.least_blocks + 1)
-            least = blocks * self.job.writing.batch * self.job.writing.max_answer_tokens
-            schedule.begin(self.estimate(), max(least, 2 * self.job.training.batch))
+            schedule.begin(self.estimate(schedule.trial_seconds), self._block_size())
         assert schedule.plan is not None
         self._change(schedule.plan.of(self.job))
+
+    def _block_size(self) -> BlockSize:
+        """What a planned run may write at once."""
+        job, writing = self.job, self.job.writing
+        least = min(writing.batch, max(_LEAST_ROWS, len(writing.openings)))
+        if self.ranks is not None or job.data is not None:
+            least = writing.batch  # the other ranks know no plan; what is read has its own blocks
+        blocks, trained = max(2, self.least_blocks + 1), 2 * job.training.batch
+        tokens, workers = writing.max_answer_tokens, self.plan.workers
+        return BlockSize(writing.batch, least, tokens, blocks, trained, workers)
 
     def finalize(self, schedule: Schedule) -> None:
         """Plan the passes over the corpus that is written, from a trial of training on it."""
@@ -169,7 +175,7 @@ class TrainingRun:
         if schedule.plan is None or schedule.plan.final:
             return
         trainer = self._trainer()
-        step, evaluation = trainer.trial(_TRIED_STEPS)
+        step, evaluation = trainer.trial(_TRIED_STEPS, schedule.trial_seconds)
         answers = len(self._trained_for(TIMED_SHAPES)) + 1
         question = answers * TIMED_TOKENS * plain_seconds(self.target)
         pace = Pace(step, evaluation, question)
@@ -177,9 +183,17 @@ class TrainingRun:
         self._change(schedule.finalize(pace, self.corpus.answer_tokens, of_pass).of(self.job))
 
     def _change(self, job: TrainingJob) -> None:
-        """Go on with other sizes and passes: what was read and planned for this run still holds."""
-        self.job = job
+        """Go on with other sizes and passes: what was read for this run still holds."""
+        self.job, source = job, self.loaded.source
         self._options = to_toml(job)
+        self.plan = self._plan()
+        labels = (job.labels, job.training.draft_length) if job.data else None
+        self.corpus_key = corpus_key(
+            source.fingerprint, source.dtype, job.writing, self.given, labels
+        )
+        self.folder = cache_dir() / "corpora" / self.corpus_key
+        texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
+        self.least_blocks = least_blocks(texts, [job.data] if job.data else job.prompts)
 
     def write(
         self,
@@ -191,6 +205,7 @@ class TrainingRun:
         Several ranks write it together. Rank 0 then goes on alone, and the others end here.
         """
         job = self.job
+        least_tokens = min(job.answer_tokens, 2 * job.training.batch)
         written = write_corpus(
             self.corpus_job,
             job.answer_tokens,
@@ -199,6 +214,7 @@ class TrainingRun:
             self.loaded,
             progress,
             least_blocks=self.least_blocks,
+            least_tokens=least_tokens,
             stop=stop,
             ranks=self.ranks,
         )
@@ -206,7 +222,7 @@ class TrainingRun:
             self.ranks.part()
         left_out = Counter(written.left_out) + Counter({EXCLUDED: self.given.left_out})
         self.corpus = replace(written, left_out=left_out)
-        if self.corpus.answer_tokens < min(job.answer_tokens, 2 * job.training.batch):
+        if self.corpus.answer_tokens < least_tokens:
             full = self.corpus.bytes >= job.cache_bytes
             raise BadInputError(
                 f"the corpus holds {self.corpus.answer_tokens} answer tokens in "
@@ -269,13 +285,20 @@ class TrainingRun:
         return [text.prompt for text in texts[:: max(1, len(texts) // max(1, timed))][:timed]]
 
     def measure(
-        self, prompts: list[list[int]], done: Callable[[int], None] = lambda _: None
+        self,
+        prompts: list[list[int]],
+        done: Callable[[int], None] = lambda _: None,
+        stop: Callable[[], bool] = lambda: False,
     ) -> list[MeasuredRow]:
-        """Stage three: the best drafter beside plain decoding, on this machine."""
+        """Stage three: the best drafter beside plain decoding, on this machine.
+
+        With fewer of the prompts if it is to `stop()`, one at least.
+        """
         redrafter = Redrafter(
             self.loaded.model, self.loaded.tokenizer, self.job.output, source=self.loaded.source
         )
-        return measure_speed(redrafter, prompts, self._trained_for(TIMED_SHAPES), done=done)
+        shapes = self._trained_for(TIMED_SHAPES)
+        return measure_speed(redrafter, prompts, shapes, done=done, stop=stop)
 
     def finish(self, measured: list[MeasuredRow]) -> str | None:
         """Stage four: the plots and the model card.

@@ -97,13 +97,14 @@ def write_corpus(
     loaded: LoadedTarget | None = None,
     progress: Callable[[CorpusSize], None] = lambda _: None,
     least_blocks: int = 0,
+    least_tokens: int = 0,
     stop: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
 ) -> CorpusSize:
     """Write blocks until the corpus holds `answer_tokens`, or `max_bytes` lie on the disk.
 
-    It has `least_blocks` at least, unless they take more than `max_bytes`; with those it ends when
-    `stop()`, too.
+    It has `least_blocks` at least, unless they take more than `max_bytes`; with those and
+    `least_tokens` it ends when `stop()`, too.
     A single worker is this process, with the target that it has `loaded`; with `ranks`, each of
     them is one, and rank 0 has the corpus.
     What is in the folder already is kept. Interrupted by an exception (Ctrl-C is one) it leaves
@@ -118,7 +119,7 @@ def write_corpus(
 
     def enough(now: CorpusSize) -> bool:
         whole = now.answer_tokens >= answer_tokens and now.blocks >= least_blocks
-        ended = now.blocks >= least_blocks and now.blocks > 0 and stop()
+        ended = now.blocks >= max(1, least_blocks) and now.answer_tokens >= least_tokens and stop()
         return whole or ended or now.bytes >= max_bytes
 
     now = size()

@@ -92,18 +92,21 @@ class Trainer:
         """Steps of the optimiser so far, those of an earlier session of the run included."""
         return self._at.step
 
-    def trial(self, steps: int) -> tuple[float, float]:
-        """Seconds of one step and of one evaluation; what is learned in it must not be kept."""
+    def trial(self, steps: int, most_seconds: float) -> tuple[float, float]:
+        """Seconds of one step and of one evaluation; what is learned in it must not be kept.
+
+        A step is timed, and more of them within so many seconds.
+        """
         batches = self._batches()
-        times = []
-        for _ in range(1 + steps):  # the first compiles
+        times: list[float] = []
+        while len(times) < 2 or (len(times) <= steps and sum(times) < most_seconds):
             began = time.monotonic()
             self.learner.step([next(batches) for _ in range(self.options.accumulate)])
             times.append(time.monotonic() - began)
         began = time.monotonic()
         self.student.evaluate(self.held_out, self.shapes)
         self._training_accuracy()
-        return statistics.median(times[1:]), time.monotonic() - began
+        return statistics.median(times[1:]), time.monotonic() - began  # the first step compiled
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
         """Train to the end, or until `stop()`; the state is saved either way."""
