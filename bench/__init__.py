@@ -1,1 +1,1 @@
-"""Drafted decoding measured beside plain decoding: measure, analyse, show."""
+"""Benchmark drafted decoding against plain decoding: measure, analyse, show."""

@@ -1,10 +1,10 @@
 """Figures with their spread, from runs that are paired by question and repeat.
 
 A figure is a ratio of totals, such as tokens over seconds. Each question contributes the median of
-its repeats, so that one disturbed repeat changes nothing; questions weigh by their length. The
-spread is a 95% bootstrap interval: questions are resampled with replacement, and the repeats of
-each. A ratio of two methods uses the same draws for both, so what slows both alike does not widen
-the interval.
+its repeats, so one disturbed repeat changes nothing; longer answers weigh more. The spread is a 95%
+bootstrap interval: questions are resampled with replacement, and so are the repeats of each. A
+ratio of two methods uses the same draws for both, so a slowdown that both share does not widen the
+interval.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PERCENT = (2.5, 97.5)
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure and its 95% interval; `low` and `high` equal it if there is one run only."""
+    """A figure and its 95% interval; `low` and `high` equal `median` if there is only one run."""
 
     median: float
     low: float
@@ -33,7 +33,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of a count, as in the paper's Figure 6."""
+    """Percentiles of a count, as in the paper's Figure 6."""
 
     p1: float
     median: float
@@ -48,21 +48,21 @@ class Percentiles:
 
 
 Ragged = Sequence[Sequence[float]]
-"""A value for each repeat of each question; every question has at least one repeat."""
+"""One value per question and repeat; every question has at least one repeat."""
 
 
 def ratio(over: Ragged, under: Ragged) -> Spread | None:
-    """Total of `over` divided by total of `under`; None if that is 0."""
+    """Return the total of `over` divided by the total of `under`; None if `under` totals 0."""
     return _spread([(over, under)])
 
 
 def ratio_of_ratios(a: tuple[Ragged, Ragged], b: tuple[Ragged, Ragged]) -> Spread | None:
-    """`ratio` of a divided by `ratio` of b, over the same questions and repeats in both."""
+    """Return `ratio` of a divided by `ratio` of b; both have the same questions and repeats."""
     return _spread([a, b])
 
 
 def typical(values: Ragged) -> Spread | None:
-    """The median over questions of the median over repeats."""
+    """Return the median over questions of the median over repeats."""
     if not values:
         return None
     table, counts = _table(values)
@@ -96,7 +96,7 @@ def _spread(ratios: Sequence[tuple[Ragged, Ragged]]) -> Spread | None:
 
 
 def _table(values: Ragged) -> tuple[Floats, Whole]:
-    """[Q, R] with NaN after a question's last repeat, and how many repeats each has."""
+    """Return the values [Q, R], NaN after a question's last repeat, and the repeat counts [Q]."""
     counts = np.array([len(repeats) for repeats in values], np.int64)
     table = np.full((len(values), int(counts.max())), np.nan)
     for row, repeats in zip(table, values, strict=True):
@@ -105,7 +105,7 @@ def _table(values: Ragged) -> tuple[Floats, Whole]:
 
 
 def _draws(counts: Whole, width: int) -> tuple[Whole, Whole]:
-    """The same draws whenever the counts are the same: questions [X, Q], repeats [X, Q, R]."""
+    """Draw questions [X, Q] and repeats [X, Q, R]; equal counts always give equal draws."""
     rng = np.random.default_rng(0)
     questions = rng.integers(0, len(counts), (_DRAWS, len(counts)))
     luck = rng.random((_DRAWS, len(counts), width))
@@ -113,6 +113,6 @@ def _draws(counts: Whole, width: int) -> tuple[Whole, Whole]:
 
 
 def _medians(table: Floats, questions: Whole, repeats: Whole) -> Floats:
-    """The median over the drawn repeats of each drawn question, [X, Q]."""
+    """Return the median over the drawn repeats of each drawn question, [X, Q]."""
     drawn: Floats = np.median(table[questions[:, :, None], repeats], axis=2)
     return drawn

@@ -1,4 +1,4 @@
-"""Answers made up for tests of what is computed from them."""
+"""Made-up answers for tests of the figures that are computed from them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer(
     nodes: Sequence[int] = (),
     query_rows: Sequence[int] = (),
 ) -> Answer:
-    """One run; the tokens count upwards if none are given."""
+    """Return the answer of one run; its tokens count upwards if none are given."""
     emitted = list(tokens) if tokens is not None else list(range(1 + sum(lengths)))
     run = Run(
         token_ids=emitted,
@@ -56,7 +56,7 @@ def answer(
 
 
 def random_answers(seed: int, questions: int = 5, repeats: int = 3) -> list[Answer]:
-    """Runs of both methods with random lengths and times; some questions lack some repeats."""
+    """Return runs of both methods with random lengths and times; some repeats are missing."""
     rng = random.Random(seed)
     answers = []
     for question in range(questions):

@@ -1,6 +1,6 @@
-"""A model whose next token depends on its last one alone, so that a drafter can know the text.
+"""A model whose next token depends only on its last one, so that a drafter can know the text.
 
-Heads that predict the right token at the wrong distance are never accepted, whatever the text.
+Heads that predict the right token at the wrong distance are never accepted, for any text.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from tiny import random_model
 
 V = 23
 STEP = 7
-"""The token after t is t + STEP modulo V, so no two of any V tokens in a row are equal."""
+"""The token after t is t + STEP modulo V, so no two of any V consecutive tokens are equal."""
 
 
 def after(tokens: mx.array, times: int = 1) -> mx.array:
-    """What comes so many tokens after each of `tokens`."""
+    """Return the token that comes `times` tokens after each of `tokens`."""
     return (tokens + times * STEP) % V
 
 
 def chained_model() -> nn.Module:
-    """Layers add nothing, so the hidden state after a token is its own unit vector, scaled."""
+    """Return a model whose layers add nothing: a hidden state is its token's scaled unit vector."""
     model = random_model("llama (mistral-style)", vocab_size=V)
     D = model.args.hidden_size
     model.model.embed_tokens.weight = mx.eye(V, D)
@@ -32,5 +32,5 @@ def chained_model() -> nn.Module:
 
 
 def predicting(times: int, size: int) -> mx.array:
-    """An output matrix [V, size] that reads a token's unit vector, and finds what comes after."""
+    """Return an output matrix [V, size] that predicts the token `times` after a unit vector's."""
     return 10 * mx.eye(V)[after(mx.arange(V), -times)] @ mx.eye(V, size)

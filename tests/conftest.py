@@ -1,4 +1,4 @@
-"""Imports the package before any test imports MLX, so that the optimised BLAS answers."""
+"""Imports the package before any test imports MLX, so that the optimised BLAS is used."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 @pytest.fixture(autouse=True)
 def known_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A made-up machine: no test waits for measurements, or leaves them in the user's cache.
+    """Use a made-up cost model: no test waits for measurements, or leaves them in the user's cache.
 
-    Nor does one begin with what another has learned.
+    Nor does a test start with what an earlier one has learned.
     """
     known = timings_of_batches(cliff(8))
 

@@ -1,4 +1,4 @@
-"""A small grammar in plain Python, for tests of what constraints do to the loop."""
+"""A small grammar in plain Python, for tests of the effect of constraints on decoding."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Rule = Callable[[tuple[int, ...]], set[int]]
 
 
 class Rules:
-    """A constraint by a rule that is asked anew for every text.
+    """A constraint given by a rule, which is evaluated again for every text.
 
-    masked: how often masks were asked for
+    masked: number of calls of `masks`
     """
 
     def __init__(self, rule: Rule, vocab_size: int, length: int = 10**6) -> None:
-        """It ends after `length` tokens."""
+        """Set the rule; the answer ends after `length` tokens."""
         self._rule, self._vocab_size, self._length = rule, vocab_size, length
         self.text: tuple[int, ...] = ()
         self.masked = 0
@@ -57,7 +57,7 @@ class Rules:
 
 
 def phrases(vocab_size: int) -> Rule:
-    """Free tokens, and after each one below a third of them a fixed run of four."""
+    """Free tokens; each one below a third of the vocabulary is followed by a fixed run of four."""
     third = vocab_size // 3
 
     def rule(text: tuple[int, ...]) -> set[int]:

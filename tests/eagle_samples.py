@@ -16,16 +16,16 @@ Tensors = dict[str, np.ndarray]
 
 HEADS, KV_HEADS, INNER = 4, 2, 40
 VOCAB, LAYERS = 258, 7
-"""Of the target; EAGLE-3 then reads layers 2, 3 and 4."""
+"""Sizes of the target; with 7 layers EAGLE-3 reads layers 2, 3 and 4."""
 
 
 @dataclass(frozen=True)
 class Sample:
     """A drafter to write.
 
-    config: what config.json says besides the sizes
-    nested: as speculators keeps it, the decoder layer's keys in a section of their own
-    prefix: of the tensors of the first layer
+    config: keys of config.json in addition to the sizes
+    nested: as in speculators' files, where the decoder layer's keys have a section of their own
+    prefix: prefix of the first layer's tensors
     """
 
     form: int = 3
@@ -109,7 +109,7 @@ SAMPLES = {
 
 
 def random_tensors(sample: Sample, seed: int = 0) -> Tensors:
-    """Its tensors under the names of the `layers.0.*` layout."""
+    """Return random tensors under the names of the `layers.0.*` layout."""
     rng = np.random.default_rng(seed)
     H, size = sample.hidden_size, sample.head_size
 
@@ -160,7 +160,7 @@ def random_tensors(sample: Sample, seed: int = 0) -> Tensors:
 
 
 def write_files(folder: Path, sample: Sample, tensors: Tensors) -> Path:
-    """The folder as it is published."""
+    """Write the folder as it is published."""
     of_layer: dict[str, object] = {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -191,9 +191,10 @@ def write_files(folder: Path, sample: Sample, tensors: Tensors) -> Path:
 
 @dataclass
 class Reference:
-    """The equations of a drafter, over whole lists of rows: no cache, no masks, no batch.
+    """The equations of a drafter, for whole lists of rows: no cache, no masks, no batch.
 
-    embedding: of all tokens, [V, H]; head: the target's, [V, D]
+    embedding: of all tokens, [V, H]
+    head:      the target's, [V, D]
     """
 
     sample: Sample
@@ -204,7 +205,7 @@ class Reference:
     def logits(
         self, features: np.ndarray, tokens: Sequence[int], drafts: Sequence[int]
     ) -> np.ndarray:
-        """Of the token after `drafts`, which follow `tokens`.
+        """Return the logits of the token after `drafts`, which follow `tokens`.
 
         tokens[i] is the token after the position whose features are features[i]
         """
@@ -228,7 +229,7 @@ class Reference:
         return self.linear(features, "fc")
 
     def rows(self, context: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
-        """Outputs [R, H] of all rows, each of which attends to those before it."""
+        """Return the outputs [R, H] of all rows; each row attends to itself and those before it."""
         e, x = self.embedding[list(tokens)], context
         if self.sample.form == 1:
             x = self.linear(np.concatenate([e, x], axis=-1), "fc")
@@ -257,7 +258,7 @@ class Reference:
         return head @ hidden
 
     def keys(self, x: np.ndarray, name: str) -> np.ndarray:
-        """Keys [R, K, size] with their rotary positions."""
+        """Return the keys [R, K, size] with their rotary positions."""
         k = self.linear(x, f"{name}.k_proj").reshape(len(x), -1, self.sample.head_size)
         return self.rotated(self.norm(k, f"{name}.k_norm"))
 
@@ -276,7 +277,7 @@ class Reference:
         return self.linear(out.reshape(R, -1), f"{name}.o_proj")
 
     def rotated(self, x: np.ndarray) -> np.ndarray:
-        """[R, heads, size] turned by the position of each row."""
+        """Rotate [R, heads, size] by the position of each row."""
         config, half = self.sample.config, x.shape[-1] // 2
         new = config.get("rope_parameters") or config
         assert isinstance(new, Mapping)
@@ -289,7 +290,7 @@ class Reference:
         return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
     def norm(self, x: np.ndarray, name: str) -> np.ndarray:
-        """RMSNorm; what has no weight stays as it is."""
+        """Apply RMSNorm; without a weight of this name, return `x` unchanged."""
         if f"{name}.weight" not in self.tensors:
             return x
         eps = 1e-6 if self.sample.nested else self.sample.config.get("rms_norm_eps", 1e-6)
@@ -301,7 +302,7 @@ class Reference:
 
 
 def llama3_speeds(speeds: np.ndarray) -> np.ndarray:
-    """Of Llama 3.1: slow turns are slower by the factor, with a ramp between slow and fast."""
+    """Scale frequencies as Llama 3.1 does: low ones divided by the factor, then a ramp."""
     factor, low, high, context = (
         float(LLAMA3_ROPE[key])  # type: ignore[arg-type]
         for key in (

@@ -1,10 +1,10 @@
-"""A soak of the server, by hand: every answer is checked against `generate` without drafts.
+"""A soak test of the server, run manually: every answer must equal `generate` without drafts.
 
     redrafter-mlx serve --port 8090
     locust -f tests/locustfile.py --headless -u 8 -r 8 -t 10m -H http://127.0.0.1:8090
 
 Users ask short and long questions, greedily and with seeds, streamed and whole; one in five leaves
-in the middle. It fails where an answer has no end, or another text.
+in the middle. It fails if an answer has no end or another text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ expected: dict[tuple[str, int, float], str] = {}
 
 @events.init.add_listener
 def generate(**_: object) -> None:
-    """The texts that the server has to give."""
+    """Return the texts that the server must give."""
     model = redrafter_mlx.load(drafter="none")
     for text, seed, temperature in [*CASES, (LONG, 0, 0.0)]:
         messages = [{"role": "user", "content": text}]
@@ -36,7 +36,7 @@ def generate(**_: object) -> None:
 
 
 class Reader(HttpUser):
-    """Somebody who asks, reads, and asks again."""
+    """A user who asks, reads, and asks again."""
 
     wait_time = between(0, 0.3)
 

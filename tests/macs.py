@@ -6,7 +6,7 @@ from redrafter_mlx.weights.fit.machine import Machine
 
 _SHARE_SMALL, _SHARE_LARGE = 2 / 3, 3 / 4
 _LARGE = 36
-"""Gigabytes from which on Metal recommends three quarters of the memory, below two thirds."""
+"""Gigabytes from which Metal recommends three quarters of the memory; below, two thirds."""
 
 
 def mac(gigabytes: int, free_disk: int = 500_000_000_000) -> Machine:

@@ -1,4 +1,4 @@
-"""What a lazy graph would run, without running it: laws of speed that need no clock."""
+"""The operations that a lazy graph would run, without running it: speed laws without a clock."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import mlx.core as mx
 
 
 def operations(arrays: Sequence[mx.array]) -> list[str]:
-    """The names of the primitives that compute the arrays."""
+    """Return the names of the primitives that compute the arrays."""
     dot = io.StringIO()
     mx.export_to_dot(dot, *arrays)
     labels = [line.split('label ="')[1] for line in dot.getvalue().splitlines() if "label" in line]

@@ -1,6 +1,6 @@
 """One rank of a distributed run of a tiny model, for tests that start several of them.
 
-Rank 0 reads what to do from stdin, a name a line, and prints one line of JSON for each.
+Rank 0 reads commands from stdin, one name per line, and prints one line of JSON for each.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ SHAPE = {"beam_width": 2, "beam_length": 3}
 
 
 def redrafter_of(model: nn.Module, mirror: Mirror | None = None) -> Redrafter:
-    """The model with a drafter that has learned nothing, and lookup."""
-    layers = [1] if model.args.model_type == "llama" else []  # a pipeline's are elsewhere
+    """Return the model with an untrained drafter and prompt lookup."""
+    layers = [1] if model.args.model_type == "llama" else []  # in a pipeline, on other ranks
     D = model.args.hidden_size
     drafter = random_drafter(hidden_size=D, vocab_size=258, context_layers=layers)
     redrafter = Redrafter(model, byte_tokenizer(), drafter, lookup=True, mirror=mirror)
@@ -63,14 +63,14 @@ def redrafter_of(model: nn.Module, mirror: Mirror | None = None) -> Redrafter:
 
 
 def greedy(redrafter: Redrafter) -> list[list[int]]:
-    """Answers without drafts and with them."""
+    """Return answers without and with drafts."""
     plain = redrafter.generate(PROMPTS[0], max_tokens=12, draft=False)
     drafted = redrafter.generate(PROMPTS[0], max_tokens=12, **SHAPE)
     return [list(plain.token_ids), list(drafted.token_ids)]
 
 
 def seeded(redrafter: Redrafter) -> list[list[int]]:
-    """Drawn answers, accepted in both lossless ways."""
+    """Return sampled answers, with both lossless acceptance methods."""
     options = {"temperature": 0.9, "seed": 4, "max_tokens": 10, **SHAPE}
     return [
         list(redrafter.generate(PROMPTS[1], accept=way, **options).token_ids)
@@ -79,7 +79,7 @@ def seeded(redrafter: Redrafter) -> list[list[int]]:
 
 
 def turns(redrafter: Redrafter) -> list[str]:
-    """Two turns of a conversation; the second one reuses what was read."""
+    """Return two turns of a conversation; the second one reuses the KV cache of the first."""
     session = redrafter.session()
     for text in ("abcabcabc", "and again abcabc"):
         for _ in session.stream(text, max_tokens=8, **SHAPE):
@@ -88,7 +88,7 @@ def turns(redrafter: Redrafter) -> list[str]:
 
 
 def together(redrafter: Redrafter) -> list[list[int]]:
-    """Three answers in one batch, which join and leave at different steps."""
+    """Return three answers of one batch, which join and leave at different steps."""
     tokens: list[list[int]] = [[] for _ in PROMPTS]
     for row, response in redrafter.batch(PROMPTS, max_tokens=9, **SHAPE):
         tokens[row].append(response.token)
@@ -103,14 +103,14 @@ def plain_batch(redrafter: Redrafter) -> list[list[int]]:
 
 
 def oracle(redrafter: Redrafter) -> list[int | bool]:
-    """Trees of which everything between nothing and all is accepted, against mlx-lm's own loop."""
+    """Compare with mlx-lm's own loop; an oracle makes the number of accepted drafts vary."""
     shape = BeamShape(3, 4)
     report = verify(redrafter, PROMPTS[:2], max_tokens=12, shape=shape, oracle=True)
     return [report.agreeing, report.explained]
 
 
 class SecondBeamRepeats(Drafter):
-    """Two beams: nonsense, which is drafted as the likelier one, and the root over and over."""
+    """A drafter of two beams: the likelier one is nonsense, the second one repeats the root."""
 
     @property
     def name(self) -> str:
@@ -126,7 +126,7 @@ class SecondBeamRepeats(Drafter):
 
 
 def side_branches(redrafter: Redrafter) -> list[list[int]]:
-    """Tokens of each step, where what is accepted are not the first nodes of a tree."""
+    """Return the tokens of each step if the accepted nodes are not the tree's first ones."""
     decoder = redrafter.decoder(GenerationOptions(), BeamShape(2, 3))
     decoder = replace(decoder, drafter=SecondBeamRepeats(), lookup=None)
     steps: list[list[int]] = []
@@ -143,7 +143,7 @@ def side_branches(redrafter: Redrafter) -> list[list[int]]:
 
 
 def collectives(redrafter: Redrafter) -> list[list[int]]:
-    """Nodes of a tree, and how many sums over the ranks are in the graph of its verification."""
+    """Return, per tree size, the size and the number of all-sums in its verification graph."""
     counted = []
     for nodes in (1, 4, 9):
         tokens = mx.arange(nodes)[None, None]
@@ -166,7 +166,7 @@ def timed(redrafter: Redrafter) -> bool:
 
 
 def endless(redrafter: Redrafter) -> None:
-    """Answers for ever, with a line on stdout after the first token."""
+    """Answer forever; print a line to stdout after the first token."""
     while True:
         for i, _ in enumerate(redrafter.stream(PROMPTS[0], max_tokens=400, **SHAPE)):
             if i == 1:
@@ -174,7 +174,7 @@ def endless(redrafter: Redrafter) -> None:
 
 
 def reading(redrafter: Redrafter) -> None:
-    """Reads prompts for ever, with a line on stdout after the first chunk."""
+    """Read prompts forever; print a line to stdout after each chunk."""
     for start in range(10**6):
         prompt = [(start + i) % 250 for i in range(480)]
         for _ in redrafter.stream(prompt, max_tokens=1, draft=False, on_prefill=_told):
@@ -192,7 +192,7 @@ WORK: Sequence[Callable[[Redrafter], object]] = (
 
 
 class Sums:
-    """MLX's own sum over the ranks, counted, and on some ranks perturbed."""
+    """MLX's own all-sum, counted, and perturbed on some ranks."""
 
     def __init__(self, noise: float) -> None:
         self._sum = mx.distributed.all_sum
@@ -211,7 +211,7 @@ SUMS = Sums(float(os.environ.get("NOISE", "0")))
 
 
 def corpus(folder: Path, ranks: Ranks | None = None) -> None:
-    """Write a small corpus, with the answers to prompts of a user's and of the target's own."""
+    """Write a small corpus: answers to the user's prompts and to the target's own."""
     source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
     prompts = tuple(Conversation((f"Question {i}?",)) for i in range(12))
     writing = WritingOptions(own_share=0.25, batch=6, max_answer_tokens=12)

@@ -17,7 +17,7 @@ class Trie:
 
 
 def build_trie(tokens: list[list[int]], scores: list[list[float]]) -> Trie:
-    """All candidates of one beam merged by their prefixes."""
+    """Merge all candidates of one batch row by their prefixes."""
     root = Trie(tokens[0][0], scores[0][0])
     for candidate, score in zip(tokens, scores, strict=True):
         node = root
@@ -28,7 +28,7 @@ def build_trie(tokens: list[list[int]], scores: list[list[float]]) -> Trie:
 
 
 def trie_paths(node: Trie, prefix: tuple[int, ...] = ()) -> dict[tuple[int, ...], float]:
-    """Every node of a trie by the tokens from the root to it, with its score."""
+    """Return every node of a trie by the tokens from the root to it, with its score."""
     here = (*prefix, node.token)
     found = {here: node.score}
     for child in node.children.values():
@@ -37,7 +37,7 @@ def trie_paths(node: Trie, prefix: tuple[int, ...] = ()) -> dict[tuple[int, ...]
 
 
 def owners(tokens: list[list[int]]) -> list[list[int]]:
-    """For each prefix of each candidate, the first candidate that has it."""
+    """Return, for each prefix of each candidate, the first candidate that has it."""
     return [
         [
             next(v for v, other in enumerate(tokens) if other[: at + 1] == mine[: at + 1])
@@ -48,7 +48,7 @@ def owners(tokens: list[list[int]]) -> list[list[int]]:
 
 
 def kept_paths(tokens: list[list[int]], scores: list[list[float]], max_nodes: int) -> set[float]:
-    """The scores of the nodes that a capacity of `max_nodes` holds, best first."""
+    """Return the scores of the nodes that a capacity of `max_nodes` holds, best first."""
     ranked = sorted(trie_paths(build_trie(tokens, scores)).values(), reverse=True)
     return set(ranked[:max_nodes])
 
@@ -56,7 +56,7 @@ def kept_paths(tokens: list[list[int]], scores: list[list[float]], max_nodes: in
 def packed_paths(
     tokens: list[int], parents: list[int], valid: list[bool]
 ) -> dict[tuple[int, ...], int]:
-    """Every node of a packed tree by the tokens from the root to it, with its index."""
+    """Return every node of a packed tree by the tokens from the root to it, with its index."""
     paths: list[tuple[int, ...]] = []
     found: dict[tuple[int, ...], int] = {}
     for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
@@ -71,7 +71,7 @@ def packed_paths(
 def walk(
     tokens: list[int], parents: list[int], valid: list[bool], choices: list[int]
 ) -> tuple[list[int], int]:
-    """The accepted path, root first, and the bonus token."""
+    """Return the accepted path, root first, and the bonus token."""
     path = [0]
     while True:
         here = path[-1]
@@ -88,7 +88,7 @@ def walk(
 def beam_search(
     log_probs: Callable[[tuple[int, ...]], list[float]], root: int, W: int, L: int
 ) -> list[list[tuple[tuple[int, ...], float]]]:
-    """The W best prefixes of each length up to L and their scores, best first, level by level."""
+    """Return the W best prefixes of each length up to L and their scores, best first, by level."""
     levels: list[list[tuple[tuple[int, ...], float]]] = [[((root,), 0.0)]]
     for _ in range(L - 1):
         grown = [
@@ -101,7 +101,7 @@ def beam_search(
 
 
 def prefixes(tokens: list[list[int]], parents: list[list[int]]) -> list[list[tuple[int, ...]]]:
-    """The prefixes of a search, by length and index: each is its parent's and its token."""
+    """Return the prefixes of a search by length and index: the parent's prefix plus a token."""
     levels = [[(own[0],) for own in tokens]]
     for depth in range(1, len(tokens[0])):
         levels.append(

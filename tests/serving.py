@@ -1,4 +1,4 @@
-"""A server for tests: a tiny random model on a free port of this machine."""
+"""A server for tests: a tiny random model on a free local port."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CONTEXT = 2048
 
 
 class AlwaysDrafting(Redrafter):
-    """Drafts in every step where it can, whatever the clock says of that."""
+    """A redrafter that drafts in every possible step, independent of measured times."""
 
     def chosen_options(
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
@@ -38,7 +38,7 @@ class AlwaysDrafting(Redrafter):
 
 
 def tiny_redrafter(seed: int = 0, engine: EngineOptions | None = None) -> Redrafter:
-    """A model whose tokens are bytes, drafting by prompt lookup."""
+    """Return a model whose tokens are bytes, with prompt lookup."""
     model = byte_model(seed, max_position_embeddings=CONTEXT)
     return AlwaysDrafting(model, byte_tokenizer(), "lookup", engine=engine)
 
@@ -49,7 +49,7 @@ def host(model: Redrafter, name: str = "tiny", unload_after: float | None = None
 
 @contextlib.contextmanager
 def running(models: Sequence[ModelHost], **options: object) -> Iterator[str]:
-    """A server on a free port until the block ends; gives its URL."""
+    """Run a server on a free port within the context; yields its URL."""
     app = create_app(models, ServerOptions(**options))  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
@@ -67,12 +67,12 @@ def running(models: Sequence[ModelHost], **options: object) -> Iterator[str]:
 
 
 def wait_until_ready(url: str) -> None:
-    """Return once every model is in memory."""
+    """Wait until every model is in memory."""
     wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
 
 
 def wait_for(reached: Callable[[], bool]) -> None:
-    """Return once something holds; fails if that takes too long."""
+    """Wait until a condition holds; fails if that takes too long."""
     end = time.monotonic() + DEADLINE
     while not reached():
         assert time.monotonic() < end, "waited in vain"
@@ -80,16 +80,16 @@ def wait_for(reached: Callable[[], bool]) -> None:
 
 
 def figure(url: str, name: str) -> float:
-    """The sum of a figure of /metrics over its labels."""
+    """Return a metric of /metrics, summed over its labels."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split()[0] == name)
 
 
 def main() -> None:
-    """`redrafter-mlx serve` with the tiny model, for tests that need a process of its own.
+    """Run `redrafter-mlx serve` with the tiny model, for tests that need a separate process.
 
-    Arguments: the port, after how many tokens an answer stops at each (0: never), and for how many
-    seconds.
+    Arguments: the port, the number of tokens from which on an answer pauses after each one
+    (0: never), and the length of a pause in seconds.
     """
     port, most, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     model = tiny_redrafter()

@@ -1,4 +1,4 @@
-"""A simulated machine and text: what steps cost and what they accept."""
+"""A simulated machine and text: the cost of steps and the drafts that they accept."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from redrafter_mlx.drafting.prompt_lookup import TextIndex
 
 SETUP = Setup("chip", "model", "drafter", "float32", "0.0", "none")
 _VOCAB, _WORDS = 6, 60
-"""Tokens that are drafted, and those of the text where it does not follow the drafter."""
+"""Number of tokens that may be drafted, and of those in the text where it ignores the drafter."""
 
 _CONTEXTS = 100
-"""Positions of a text with distributions of their own; steps fall on them at random."""
+"""Number of positions with their own distributions; each step falls on one at random."""
 
 _LATE = 2
 """Steps between the choice of a shape and the first result with it, as in the decoding loop."""
@@ -46,7 +46,7 @@ def timings(
     widest: int = 4,
     longest: int = 8,
 ) -> Timings:
-    """Complete times from functions of query rows and of (width, length), in milliseconds."""
+    """Return complete timings, from functions of query rows and of (width, length), in ms."""
     seconds: dict[Case, float] = {("call", r, 128): call(r) / 1e3 for r in ROWS}
     seconds |= {("call", r, 2048): 1.2 * call(r) / 1e3 for r in ROWS}
     shapes = [(w, n) for w in range(1, widest + 1) for n in range(2, longest + 1)]
@@ -59,7 +59,7 @@ def timings_of_batches(
     call: Callable[[int], float],
     drafting: Callable[[int, int], float] = lambda w, n: (1 + 0.1 * w) * (n - 1),
 ) -> Timings:
-    """The same, with what only batches cost: nothing is left to measure, whatever is decoded."""
+    """Return `timings` with the cases for batches added: nothing is left to measure."""
     known = timings(call, drafting)
     more: dict[Case, float] = {("call", rows, 128): call(rows) / 1e3 for rows in BATCH_ROWS}
     for beams in sorted({width * batch for width in range(1, 5) for batch in BATCHES}):
@@ -73,12 +73,12 @@ def machine(
     widest: int = 4,
     longest: int = 8,
 ) -> CostModel:
-    """The cost model of `timings`."""
+    """Return the cost model of `timings`."""
     return cost_model(timings(call, drafting, widest, longest), "cpu", widest)
 
 
 def cliff(at: int, height: float = 20.0) -> Callable[[int], float]:
-    """20 ms, a little more for each row, and `height` more from the row after `at` on."""
+    """Return 20 ms, a little more for each row, and `height` more for over `at` rows."""
     return lambda rows: 20.0 + 0.2 * rows + (height if rows > at else 0.0)
 
 
@@ -90,7 +90,7 @@ def step_result(
     copied: bool = False,
     seconds: float = math.nan,
 ) -> StepResult:
-    """A verified tree, as the policy sees it."""
+    """Return the result of a verified tree, as the policy receives it."""
     sources: list[Source] = [*["drafter"] * (len(path) - 1), "model"]
     return StepResult(
         [0] * len(path), sources, path, beams, depths, shape, shape.nodes, copied, seconds
@@ -98,7 +98,7 @@ def step_result(
 
 
 def told(step: StepResult, shapes: Sequence[BeamShape]) -> dict[BeamShape, int]:
-    """Accepted drafts by shape, of those that a step tells of."""
+    """Return the accepted drafts by shape, for the shapes that a step gives evidence of."""
     known, accepted = (found.tolist() for found in accepted_within(step, bounds(shapes)))
     return {s: n for s, n, is_known in zip(shapes, accepted, known, strict=True) if is_known}
 
@@ -107,7 +107,7 @@ Prefix = tuple[int, ...]
 
 
 class Drafted(NamedTuple):
-    """The packed tree of a beam search: of each node, its index, beam and depth."""
+    """The packed tree of a beam search, with the index, beam and depth of each node."""
 
     nodes: dict[Prefix, int]
     beams: list[int]
@@ -123,7 +123,10 @@ class Context:
         self._drafted: dict[BeamShape, Drafted] = {}
 
     def distribution(self, prefix: Prefix) -> list[float]:
-        """The same whatever was asked for before: one context serves all tests."""
+        """Return the distribution after a prefix; the order of calls does not matter.
+
+        So all tests can share one context.
+        """
         if prefix not in self._distributions:
             rng = random.Random(f"{self._number} {prefix}")
             raw = [2.718 ** (self._sharpness * rng.gauss(0, 1)) for _ in range(_VOCAB)]
@@ -160,10 +163,11 @@ def context(number: int, sharpness: float) -> Context:
 
 
 class Text:
-    """A drafter and a text of which it guesses as much as `skill` says, 0 nothing, 1 all it can.
+    """A text and its drafter, whose `skill` is between 0 (no knowledge) and 1 (the best possible).
 
     Drafting is a beam search over random distributions, so that beams, their order and the cut of
-    a tree are what they are with a drafter; the text follows those distributions, or at random.
+    a tree are as with a real drafter. The text is drawn from those distributions with probability
+    `skill`, and uniformly otherwise.
     """
 
     def __init__(self, skill: float, seed: int = 0, sharpness: float = 2.5) -> None:
@@ -186,7 +190,7 @@ class Text:
         return step_result(shape, drafted.beams, drafted.depths, path)
 
     def tokens(self, shape: BeamShape) -> float:
-        """Expected tokens per step of one shape."""
+        """Return the expected tokens per step of one shape."""
         if shape.length == 1:
             return 1.0
         return expected_tokens(shape, self.skill, self._sharpness)
@@ -199,7 +203,7 @@ class Text:
 
 @cache
 def expected_tokens(shape: BeamShape, skill: float, sharpness: float) -> float:
-    """Exactly, over all positions: the chances of all nodes of their trees."""
+    """Return the exact expectation: the mean over positions of the summed node probabilities."""
     total = 0.0
     for number in range(_CONTEXTS):
         here = context(number, sharpness)
@@ -213,12 +217,12 @@ def expected_tokens(shape: BeamShape, skill: float, sharpness: float) -> float:
 
 
 def sequence(committed: int = 128, text: TextIndex | None = None, *, learns: bool = True) -> Row:
-    """A row of a batch that does not end."""
+    """Return a batch row that does not end."""
     return Row(lambda _: False, committed, text, learns=learns)
 
 
 class AnswerPolicy:
-    """The policy of a batch of one row, which is an answer alone."""
+    """The batch policy for a batch of one row, a single answer."""
 
     def __init__(
         self,
@@ -246,7 +250,7 @@ class AnswerPolicy:
 
 
 class Taken(NamedTuple):
-    """A step's shape, its seconds, and the tokens to be expected of it."""
+    """A step's shape, its seconds, and its expected tokens."""
 
     shape: BeamShape
     seconds: float
@@ -256,7 +260,7 @@ class Taken(NamedTuple):
 def decode(
     policy: AnswerPolicy, costs: CostModel, texts: Iterable[Text], length: int = 128
 ) -> list[Taken]:
-    """Let the policy choose the shape of a step in each of `texts`; steps take what `costs` say."""
+    """Let the policy choose each step's shape, a step per text; steps take the time of `costs`."""
     taken = []
     unread: list[StepResult] = []
     for text in texts:
@@ -269,12 +273,12 @@ def decode(
 
 
 def pace(steps: Sequence[Taken]) -> float:
-    """Tokens a second: of the choices that were made, whatever luck a step had."""
+    """Return tokens per second of the chosen shapes, from expected instead of sampled tokens."""
     return sum(step.tokens for step in steps) / sum(step.seconds for step in steps)
 
 
 def every_shape(widest: int = 4, longest: int = 8, most_rows: int = 32) -> list[BeamShape]:
-    """Plain decoding and every width, length and capacity with room for a draft of each beam."""
+    """Return plain decoding and all shapes whose capacity has room for one draft per beam."""
     return [PLAIN] + [
         BeamShape(w, n, nodes)
         for w in range(1, widest + 1)

@@ -1,4 +1,4 @@
-"""The walk along the target's choices, against one that goes node by node."""
+"""Acceptance along the target's choices, against a walk that goes node by node."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_every_accepted_length_occurs() -> None:
 
 
 def test_padding_accepts_nothing() -> None:
-    """All beams alike leave padding of token 0; a choice of 0 must not be led there."""
+    """Equal beams leave padding with token 0; a choice of token 0 must not lead there."""
     tree = pack([[[5, 6], [5, 6], [5, 6]]], [[[0.0, -1.0]] * 3], 4)
     got = accept(tree, mx.array([[0, 0, 0, 0]]))
     assert got.n_accepted.item() == 0

@@ -35,7 +35,7 @@ def typical_walk(
     epsilon: float,
     delta: float,
 ) -> list[int]:
-    """The longest path of typical drafts, the first such leaf in tree order."""
+    """Return the longest path of typical drafts; of several, the first in tree order."""
     paths = {0: [0]}
     for i in range(1, len(tokens)):
         parent = parents[i]
@@ -80,7 +80,7 @@ def test_windows_end_with_each_nodes_own_path() -> None:
 
 
 def test_counts_are_of_each_nodes_own_path() -> None:
-    """Root 1, then 1 and 2: of what was emitted before, token 0 twice."""
+    """Root 1, then 1 or 2, after two tokens 0: each node counts those and its own path."""
     tree = pack([[[1, 1], [1, 2]]], [[[0.0, -1.0], [0.0, -2.0]]], 3)
     got = path_counts(mx.array([[2, 0, 0]]), tree)
     assert got.tolist() == [[[2, 1, 0], [2, 2, 0], [2, 1, 1]]]
@@ -108,7 +108,7 @@ PENALTIES = [
 def openai_penalties(
     prompt: list[int], params: SamplingParams
 ) -> Callable[[mx.array, mx.array], mx.array]:
-    """Over all that was emitted, counted anew for each token: a processor of mlx-lm's loop."""
+    """A logits processor for mlx-lm's loop that counts all emitted tokens again for each token."""
 
     def process(tokens: mx.array, logits: mx.array) -> mx.array:
         counts = Counter(tokens.tolist()[len(prompt) :])  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def openai_penalties(
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("prompt", [[3], [3, 5, 7], [i % 90 for i in range(40)]])
 def test_penalised_tokens_equal_mlx_lms_own_loop(penalty: dict, prompt: list[int]) -> None:
-    """Greedy, every shape, a drafter that knows the answer: each node needs its own history."""
+    """Greedy decoding, several shapes, an oracle drafter: each node needs its own history."""
     model = random_model(seed=3)
     target = Target(model)
     params = SamplingParams(**penalty)
@@ -172,7 +172,7 @@ def test_a_seed_makes_a_run_repeatable(accept: str) -> None:
 
 
 def test_rejection_accepts_more_of_a_hot_targets_tokens_than_sampling() -> None:
-    """What rejection is for: where nothing is likely, the likeliest draft is seldom drawn again."""
+    """The purpose of rejection: if no token is likely, sampling seldom draws the drafted one."""
     target = Target(random_model(vocab_size=8, num_hidden_layers=1))
     bound = random_drafter(vocab_size=8).bind(target)
     counts = {}

@@ -1,4 +1,4 @@
-"""What `tune` advises: by a machine's times, and by each kind's usual acceptance."""
+"""The advice of `tune`: from a machine's times and each drafter kind's usual acceptance."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEAR = machine(lambda rows: 20.0 * rows)
 
 
 def mac(chip: str) -> tuple[CostModel, dict[int, float], dict[int, float]]:
-    """A Mac with the times of the authors' runs with one beam, drafting within the calls.
+    """Return a Mac with the times of the authors' runs with one beam; calls include drafting.
 
     Returns:
       the cost model; tokens/step and speedup by beam length
@@ -45,7 +45,7 @@ def mac(chip: str) -> tuple[CostModel, dict[int, float], dict[int, float]]:
 
 @pytest.mark.parametrize("chip", CHIPS)
 def test_a_promise_on_the_authors_macs_is_what_they_measured(chip: str) -> None:
-    """With the acceptance that they had."""
+    """With the acceptance of the authors' runs."""
     costs, tokens, speedups = mac(chip)
     for length, measured in speedups.items():
         chain = [tokens[n] - tokens.get(n - 1, 1.0) for n in range(2, length + 1)]

@@ -1,4 +1,4 @@
-"""A shape that was asked for is the shape that is drafted, packed and verified."""
+"""The beam shape of the options is the shape that is drafted, packed and verified."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def drafters(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict
 def test_every_step_has_the_shape_that_was_asked_for(
     name: str, shape: BeamShape, drafters: dict[str, Redrafter]
 ) -> None:
-    """And, where a drafter drafts, as many nodes: all prefixes that its search kept."""
+    """A drafter's trees are also full: they contain all prefixes that its search kept."""
     responses = drafters[name].stream(
         PROMPT, max_tokens=60, beam_width=shape.width, beam_length=shape.length
     )
@@ -74,7 +74,7 @@ CHEAP, DEAR = timings(cliff(8)), timings(lambda rows: 20.0 * rows)
 
 
 def on_machine(known: Timings, monkeypatch: pytest.MonkeyPatch, drafter: str) -> Redrafter:
-    """A drafted model on a machine where `known` was measured."""
+    """Return a model with a drafter, on a machine with the measurements `known`."""
 
     def saved(setup: Setup) -> Timings:
         return replace(known, setup=setup)
@@ -93,7 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_what_a_shape_leaves_open_is_what_promises_most_on_this_machine(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same drafter, told half of a shape on two machines."""
+    """The same drafter on two machines, with one part of the shape given."""
     chosen = {}
     for name, known in (("cheap", CHEAP), ("dear", DEAR)):
         redrafter = on_machine(known, monkeypatch, folder)
@@ -114,7 +114,7 @@ def test_what_a_shape_leaves_open_is_what_promises_most_on_this_machine(
 def test_a_seed_gives_the_same_text_whatever_the_machine_measures(
     accept: str, lookup: str, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shapes are chosen by the clock where no seed is given, or draws belong to positions."""
+    """Timings determine shapes only without a seed, or if draws depend on positions alone."""
     texts = set()
     for known in (CHEAP, DEAR, timings(lambda _: 20.0)):
         redrafter = on_machine(known, monkeypatch, folder + lookup)
@@ -127,7 +127,7 @@ def test_a_seed_gives_the_same_text_whatever_the_machine_measures(
 
 
 def test_a_fixed_shape_repeats_a_seeds_text_in_half_precision(folder: str) -> None:
-    """Near-ties are rounded the same way by calls of the same rows."""
+    """Calls with the same number of rows round near-ties in the same way."""
     import mlx.core as mx
 
     model = byte_model(seed=1)
@@ -147,7 +147,7 @@ def test_a_fixed_shape_repeats_a_seeds_text_in_half_precision(folder: str) -> No
 
 
 def test_drafts_do_not_change_greedy_tokens(model: nn.Module, folder: str) -> None:
-    """The statement for `greedy`: no seed, no shape and no drafter matters in float32."""
+    """The guarantee of `greedy` in float32: no seed, shape or drafter changes a token."""
     redrafter = Redrafter(model, byte_tokenizer(), folder + "+lookup")
     want = plain_tokens(model, PROMPT, 60)
     for shape in SHAPES[::4]:

@@ -30,14 +30,14 @@ from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
 FEW = 16
-"""A vocabulary of which a random drafter guesses right now and then."""
+"""Size of a vocabulary that is small enough for a random drafter to be right sometimes."""
 
 GREEDY = SamplingParams()
 
 
 @dataclass
 class Decoded:
-    """One sequence: what was asked for, and what was emitted."""
+    """One sequence: its options, and what it emitted."""
 
     prompt: list[int]
     n: int
@@ -60,7 +60,7 @@ class Decoded:
         return row
 
     def alone(self, decoder: Decoder) -> Decoded:
-        """The same by a loop of its own."""
+        """Decode the same sequence alone."""
         mine = Decoded(self.prompt, self.n, self.seed, self.params)
         decoder = replace(decoder, sampling=self.params)
         keys = sequence_keys(self.seed)
@@ -70,7 +70,7 @@ class Decoded:
 
 
 def scheduled(decoder: Decoder, sequences: Sequence[Decoded], rng: random.Random) -> list[Row]:
-    """Decode the sequences, which join at random steps; returns their rows as they ended."""
+    """Decode the sequences, which join at random steps; return their rows as they end."""
     batch, waiting, ended = Batch(decoder, OwnShapes()), list(sequences), []
     while waiting or batch.rows:
         while waiting and (not batch.rows or rng.random() < 0.3):
@@ -80,7 +80,7 @@ def scheduled(decoder: Decoder, sequences: Sequence[Decoded], rng: random.Random
 
 
 def some(rng: random.Random, count: int, params: Sequence[SamplingParams]) -> list[Decoded]:
-    """Sequences of random prompts and lengths."""
+    """Return sequences of random prompts and lengths."""
     return [
         Decoded([rng.randrange(FEW) for _ in range(rng.randrange(1, 9))],
                 rng.randrange(1, 30), rng.randrange(99), rng.choice(params))
@@ -102,7 +102,7 @@ def drafted(target: Target, shape: BeamShape, params: SamplingParams = GREEDY) -
 def test_rows_that_join_and_leave_are_decoded_as_if_alone(
     shape: BeamShape, lookup: Lookup | None, params: SamplingParams
 ) -> None:
-    """Token by token, and step by step: what each row accepts is its own."""
+    """Compares tokens and steps: what each row accepts does not depend on the others."""
     decoder = replace(drafted(tiny(layers=1), shape, params), lookup=lookup)
     rng = random.Random(5)
     sequences = some(rng, 5, [params])
@@ -123,7 +123,7 @@ VARIOUS = [
 
 
 def follow_a_random_schedule(decoder: Decoder, seed: int) -> None:
-    """Sequences with parameters of their own join, leave early, and end."""
+    """Run sequences with different parameters that join, leave early, and end."""
     rng = random.Random(seed)
     sequences = some(rng, rng.randrange(2, 6), VARIOUS)
     batch, waiting = Batch(decoder, OwnShapes()), list(sequences)
@@ -155,7 +155,7 @@ def test_a_thousand_random_schedules_give_every_row_its_own_tokens() -> None:
 
 
 def test_rows_of_one_step_accept_different_numbers_of_tokens() -> None:
-    """Else the least of them would bound all: correct, and useless."""
+    """Otherwise the smallest number would bound all rows, which is correct but useless."""
     decoder = drafted(tiny(), BeamShape(3, 4))
     batch, sequences = Batch(decoder, OwnShapes()), [Decoded([n, 5, 7], 30) for n in range(4)]
     for each in sequences:
@@ -196,7 +196,7 @@ def test_dead_slots_move_no_output(shape: BeamShape) -> None:
 
 
 def test_rows_with_parameters_of_their_own_draw_from_their_own_distributions() -> None:
-    """The token after a root, of four kinds of rows in one drafted batch."""
+    """Samples the token after a root, for four kinds of rows in one drafted batch."""
     target, prompt, each = tiny(layers=1), [3, 5], 100
     decoder = drafted(target, BeamShape(2, 3))
     params = [SamplingParams(0.6), SamplingParams(1.0, top_k=4), SamplingParams(1.3, top_p=0.8),
@@ -235,7 +235,7 @@ def test_drafters_that_remember_follow_their_rows(form: str) -> None:
 
 
 def test_no_time_is_told_of_a_step_beside_which_a_graph_was_compiled() -> None:
-    """Of the step that is read late meanwhile, and of the one that is the graph's first."""
+    """Neither the step that is read late meanwhile nor the first step of the new graph is timed."""
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
     sequence, batch = Decoded([1, 2, 3], 120), Batch(decoder, OwnShapes())
     sequence.join(batch, decoder)

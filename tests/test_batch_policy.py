@@ -1,4 +1,4 @@
-"""The shape that all rows of a batch share, by what they cost together and accept on average."""
+"""The shape that all rows of a batch share, chosen by their total cost and mean acceptance."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LATE = 2
 
 
 def batches_of(call: Callable[[int], float], drafting: float = 0.3) -> CostModel:
-    """A machine whose batches are measured too, in milliseconds; drafts of more beams cost more."""
+    """Return a machine with measured batches, in milliseconds; more beams cost more to draft."""
     known = timings_of_batches(call, lambda w, n: drafting * (1 + 0.1 * w) * (n - 1))
     return cost_model(known, "cpu", 4)
 
@@ -43,7 +43,7 @@ LINEAR = batches_of(lambda rows: 20.0 + 5.0 * rows)
 CLIFF = batches_of(cliff(16))
 MEASURED = {1: 37.5, 2: 34.7, 3: 58.1, 4: 70.7, 6: 75.0, 8: 86.4, 12: 87.8, 16: 93.0, 24: 120.4,
             32: 138.3, 48: 184.6, 64: 235.6, 96: 325.2, 128: 447.9}  # fmt: skip
-"""Milliseconds of SmolLM2 by query rows, on two cores with MKL."""
+"""Milliseconds of SmolLM2's call by query rows, on two cores with MKL."""
 
 TWO_CORES = batches_of(lambda rows: next(ms for n, ms in MEASURED.items() if n >= rows), 2.5)
 MACHINES = {"free": FREE, "linear": LINEAR, "cliff": CLIFF, "dear": batches_of(cliff(8), 8.0)}
@@ -57,10 +57,10 @@ def decode(
     dearer: float = 1.0,
     compiling: float = 0.0,
 ) -> list[Taken]:
-    """Steps of a batch with one row for each text, that take what `costs` say.
+    """Run steps of a batch with one row per text; they take the time of `costs`.
 
-    Drafted ones take `dearer` times as long as the policy believes. The first step of a shape takes
-    longer by the share `compiling`, and then tells no time.
+    Drafted steps take `dearer` times as long as the policy expects. The first step of a shape takes
+    longer by the share `compiling`, and reports no time.
     """
     policy = policy or BatchPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))))
     rows, unread, taken = [sequence() for _ in texts], [], []
@@ -82,7 +82,7 @@ def decode(
 @pytest.mark.parametrize("name", MACHINES)
 @pytest.mark.parametrize("skills", [(0.0, 0.0), (0.9, 0.0, 0.4, 0.8), (0.6,) * 8])
 def test_drafting_is_never_slower_than_plain_batches(name: str, skills: tuple[float, ...]) -> None:
-    """But for the two percent that probes may cost, and those of the first steps."""
+    """Except for the two percent that probes may cost, and for the first steps."""
     costs = MACHINES[name]
     steps = decode(costs, [Text(skill, i) for i, skill in enumerate(skills)])[20:]
     plain = len(skills) / costs.step(PLAIN, 128, len(skills))
@@ -91,7 +91,7 @@ def test_drafting_is_never_slower_than_plain_batches(name: str, skills: tuple[fl
 
 @pytest.mark.parametrize("batch", [2, 8])
 def test_drafts_that_cost_more_than_was_measured_are_given_up(batch: int) -> None:
-    """Plain steps of the same batch tell: the others alone would only seem to be of a slow time."""
+    """Plain steps of the same batch reveal it; drafted ones alone could mean a slow machine."""
     texts = [Text(0.6, i) for i in range(batch)]
     believed = [step.shape for step in decode(FREE, texts)[40:]]
     steps = decode(FREE, texts, dearer=4.0)[40:]
@@ -103,7 +103,7 @@ def test_drafts_that_cost_more_than_was_measured_are_given_up(batch: int) -> Non
 @pytest.mark.parametrize("batch", [2, 4, 8])
 @pytest.mark.parametrize("dearer", [1.0, 1.15, 1.3, 1.5])
 def test_short_batches_are_hardly_slower_than_plain_ones(batch: int, dearer: float) -> None:
-    """From the first step of a process on, whatever drafts cost, each shape compiled first."""
+    """From a process's first step, for cheap and expensive drafts; each shape is compiled first."""
     times, acceptance = StepTimes(), AcceptanceStatistics(candidates(TWO_CORES, batches=(1, 8)))
     taken: list[Taken] = []
     for number in range(4):
@@ -129,7 +129,7 @@ def test_the_trees_of_all_rows_together_stay_below_a_cliff(batch: int) -> None:
 
 
 def test_a_batch_that_fills_the_machine_by_itself_is_decoded_plainly() -> None:
-    """The same drafter and machine: drafts pay alone, and not where eight rows cost as many."""
+    """Drafts pay for one row, but not for eight rows, which already fill the machine."""
     full = batches_of(lambda rows: 20.0 + 8.0 * max(rows - 6, 0))
     alone, many = (decode(full, [Text(0.7, i) for i in range(n)])[20:] for n in (1, 8))
     assert sum(step.shape != PLAIN for step in alone) > 0.9 * len(alone)
@@ -138,7 +138,7 @@ def test_a_batch_that_fills_the_machine_by_itself_is_decoded_plainly() -> None:
 
 @pytest.mark.parametrize("batch", [2, 4, 8])
 def test_the_chosen_shape_is_the_best_of_all_within_three_percent(batch: int) -> None:
-    """Known acceptance, every width, length and capacity."""
+    """Acceptance is known; compared with every width, length and capacity."""
     for costs in (LINEAR, CLIFF):
         texts = [Text(0.8, i) for i in range(batch)]
         chosen = decode(costs, texts, 200)[100:]
@@ -149,7 +149,7 @@ def test_the_chosen_shape_is_the_best_of_all_within_three_percent(batch: int) ->
 
 
 def test_the_largest_batch_decides_and_a_row_that_leaves_frees_its_share() -> None:
-    """The policy is one for the batch: its size is what each step has."""
+    """One policy serves all batch sizes: each step uses the current size."""
     policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF, batches=(1, 8))))
     nodes = [decode(CLIFF, [Text(0.9)] * n, 60, policy)[-1].shape.nodes for n in (8, 2, 1, 8)]
     assert nodes[0] == nodes[3] <= 2 < nodes[1] <= 8 <= nodes[2] <= 16
@@ -195,7 +195,7 @@ def test_a_step_of_a_batch_is_forgotten_as_fast_as_that_of_one_row() -> None:
 
 
 def test_rows_with_a_grammar_or_penalties_tell_nothing_of_others() -> None:
-    """They still decide what is drafted for themselves."""
+    """They still determine the drafts of their own rows."""
     policy = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
     before = policy.acceptance.tokens().tolist()
     rows, text = [sequence(learns=False)], Text(0.0, 1)
@@ -227,7 +227,7 @@ def test_rows_copy_what_their_own_text_repeats_and_others_keep_their_drafts() ->
 
 
 def test_a_row_that_ended_takes_its_planned_copies_along() -> None:
-    """The next result belongs to the next plan."""
+    """Otherwise the next result would be matched with the wrong plan."""
 
     def trust(*, other: bool) -> float:
         policy = BatchPolicy(FREE, AcceptanceStatistics(()))

@@ -19,7 +19,7 @@ from redrafter_mlx.target.model import Target
 
 
 def log_probs_along(bound: BoundNetwork, context: mx.array, path: tuple[int, ...]) -> list[float]:
-    """The drafter's distribution after a path of tokens, one token at a time, by token id."""
+    """Return the drafter's log probabilities after a path, computed one token at a time."""
     state = mx.zeros((1, 1, HIDDEN))
     for token in path:
         state = bound.advance(state, mx.array([[token]]))
@@ -72,7 +72,7 @@ def test_scores_never_rise_from_a_prefix_to_its_children() -> None:
 
 
 def test_every_prefix_of_the_search_is_a_node_though_nothing_continues_it() -> None:
-    """So a full tree has no padding, and a wider one loses no first draft to a deeper one."""
+    """So a full tree has no padding, and a wide tree keeps all first drafts."""
     bound = random_drafter(seed=2).bind(Target(random_model())).bound
     beams = search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(4, 4))
     tree = pack_beam(beams, 13)
@@ -89,7 +89,7 @@ def test_every_prefix_of_the_search_is_a_node_though_nothing_continues_it() -> N
 
 
 def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
-    """The paper's tree: fewer nodes than every prefix makes, and how many depends on the data."""
+    """The paper's tree has fewer nodes than all prefixes, and their number depends on the data."""
     bound = random_drafter(seed=2).bind(Target(random_model())).bound
     sizes = set()
     for root in range(3, 9):
@@ -108,7 +108,7 @@ def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
 
 @pytest.mark.parametrize("ended", [0, 1])
 def test_separate_candidates_are_branches_that_share_the_root_alone(ended: int) -> None:
-    """Also where the first of them ends early: what it lacks is padding, after all other nodes."""
+    """If the first candidate ends early, its missing nodes are padding, after all other nodes."""
     bound = random_drafter(seed=2).bind(Target(random_model())).bound
     W, L = 4, 4
     beams = search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(W, L))

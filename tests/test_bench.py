@@ -1,4 +1,4 @@
-"""Measuring: what is timed, in which order, what is remembered, and what is refused."""
+"""Measurement: what is timed, in which order, what is stored, and what is refused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROMPT = [5, 6, 7, 8]
 
 
 def tiny(*, replayed: bool = False) -> Redrafter:
-    """A tiny model; its drafts are random, or what it is about to say, spoilt here and there."""
+    """Return a tiny model; its drafts are random, or an oracle's that errs at random positions."""
     model = byte_model()
     if not replayed:
         return Redrafter(model, byte_tokenizer(), random_drafter(vocab_size=258))
@@ -192,7 +192,7 @@ def test_a_run_counts_target_calls_as_the_loop_reports_them() -> None:
 
 
 def test_mlx_lms_speculative_calls_are_counted_behind_the_prompts() -> None:
-    """With the target itself as draft model every draft is right: k + 1 tokens a call."""
+    """With the target itself as draft model every draft is right: k + 1 tokens per call."""
     redrafter = tiny()
     runner = Runner({None: redrafter}, draft_model=redrafter.model)
     run = runner.run(Method("mlx-lm speculative", draft_tokens=2), PROMPT, 12, 0)
@@ -209,7 +209,7 @@ def test_a_draft_model_of_another_vocabulary_is_refused() -> None:
 def test_the_first_token_is_timed_apart_from_the_rest() -> None:
     ticks = iter(range(100))
     run = Runner({None: tiny()}, clock=lambda: float(next(ticks))).run(PLAIN, PROMPT, 5, 0)
-    # One look at the clock before anything, and one for each token as it comes.
+    # The clock is read once before the first token, and once as each token arrives.
     assert (run.first_token_seconds, run.decode_seconds) == (1.0, 4.0)
     assert sum(run.accept_lengths) == 4
 
@@ -221,7 +221,7 @@ def test_a_seed_gives_every_method_its_own_answer_again() -> None:
         assert answers[0] == answers[1] != answers[2]
 
 
-# the order of measuring
+# the order of measurement
 
 
 def test_methods_are_interleaved_question_by_question_and_take_turns_at_being_first() -> None:

@@ -1,4 +1,4 @@
-"""`bench --batch-size`: what is run, timed and compared."""
+"""`bench --batch-size`: which runs are made, timed and compared."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_method_answers_every_prompt_as_mlx_lm_answers_it_alone(size: int)
 
 
 class Ticking:
-    """A clock that each reading moves by a second."""
+    """A clock that advances by one second with each reading."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -54,7 +54,7 @@ class Ticking:
 
 
 def test_the_clock_starts_when_every_prompt_has_its_first_token() -> None:
-    """mlx-lm's batch gives a token of each row in turn: the second row's first is the fourth."""
+    """mlx-lm's batch emits a token of each row in turn, so timing starts at the second token."""
     prompts = [q.prompt_ids for q in QUESTIONS[:2]]
     run = BatchRunner({None: drafted()}, Ticking()).run(MLX_LM, prompts, 5, 0)
     lengths = [len(ids) for ids in run.token_ids]
@@ -106,7 +106,7 @@ def test_figures_are_those_of_the_runs() -> None:
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose machine is not measured, as no test waits for that."""
+    """A model without measurements of the machine, for which no test waits."""
     monkeypatch.setattr(options, "load_model", lambda _: drafted())
     monkeypatch.setattr(Tuner, "measured_for", lambda *_: True)
 
@@ -154,7 +154,7 @@ def test_the_table_has_the_figures_and_other_tokens_fail(
 def test_an_interrupted_run_of_batches_resumes_where_its_answers_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is there is not run again; with another seed it is refused."""
+    """Stored runs are not repeated; another seed is refused."""
     file = tmp_path / "batches.jsonl"
     line = [*LINE, "-r", "2", "--batch-size", "1,2", "--answers", str(file)]
     assert main.run(line) == 0

@@ -1,4 +1,4 @@
-"""`redrafter-mlx bench`: from a command line to what is printed, saved and returned."""
+"""`redrafter-mlx bench`: from a command line to the printed, saved and returned results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SOURCE = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None
 
 
 class Loader:
-    """Stands for loading; remembers what was asked for."""
+    """Stands for loading, and records the options."""
 
     def __init__(self) -> None:
         self.asked: list[options.ModelOptions] = []
@@ -90,7 +90,7 @@ def test_without_shapes_the_automatic_one_is_measured(capsys: pytest.CaptureFixt
 def test_the_papers_packing_verifies_and_counts_fewer_nodes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its figure 6; of every prefix that the search kept, a shape always has as many nodes."""
+    """As in its Figure 6; with all prefixes of the search, a shape has a fixed node count."""
     wide = ["--beam-width", "4", "--beam-length", "4"]
     rows = []
     for prefixes in ("all", "final"):
@@ -138,7 +138,7 @@ def test_several_dtypes_are_loaded_in_turn(
 def test_several_drafters_are_measured_in_one_run(
     tmp_path: Path, loader: Loader, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each against the same baseline runs; a random one costs what the trained one does."""
+    """All share the baseline runs; a random drafter costs as much as the trained one."""
     names = ["auto", "random", "lookup"]
     drafters = [word for name in names for word in ("--drafter", name)]
     file = tmp_path / "a.jsonl"
@@ -163,7 +163,7 @@ def test_several_drafters_are_measured_in_one_run(
 def test_a_run_does_not_go_on_with_other_drafts_than_it_began_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The same weights, alone and beside a lookup."""
+    """The drafter has the same weights, alone and with prompt lookup."""
     file, folder = tmp_path / "a.jsonl", tmp_path / "drafter"
     save_drafter(random_drafter(seed=1, vocab_size=258), folder)
     for drafter in (str(folder), f"{folder}+lookup"):
@@ -256,7 +256,7 @@ def test_ctrl_c_prints_what_was_finished_and_the_run_resumes(
         assert file in found["notes"][0]  # type: ignore[index]
         assert sum(r["runs"] for r in found["rows"]) == 5  # type: ignore[attr-defined]
         Impatient.left = 0
-        assert main.run([*QUICK, *SHAPES]) == 130  # nothing was finished
+        assert main.run([*QUICK, *SHAPES]) == 130  # no answer was finished
         assert capsys.readouterr().out == ""
     whole = result(capsys, *SHAPES, "--answers", file)
     assert sum(r["runs"] for r in whole["rows"] if r["category"] == "all") == 8  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""`bench --report`: one folder that holds all of a result, and that --compare reads."""
+"""`bench --report`: one folder with the whole result, which `--compare` can read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bench serve`: users at once, what they see, and servers that misbehave."""
+"""`bench serve`: concurrent users, what they see, and servers that misbehave."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def streamed(*chunks: dict[str, object], end: bool = True) -> str:
 
 @contextmanager
 def answering(answer: Callable[[dict[str, object]], tuple[int, str]]) -> Iterator[str]:
-    """A server that answers a request's body with a status and a text."""
+    """Run a server that answers each request's body with a status and a text."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

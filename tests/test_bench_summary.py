@@ -1,4 +1,4 @@
-"""Summaries: recomputed by hand, the same in every form, and honest about their spread."""
+"""Summaries: equal to a plain recomputation, the same in every form, with a correct spread."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def median(value: Spread | None) -> float:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_figures_are_those_recomputed_from_the_answers_file(seed: int, tmp_path: Path) -> None:
-    """From the JSON lines alone, in plain Python."""
+    """Recomputed from the JSON lines, in plain Python."""
     answers = random_answers(seed)
     file = AnswersFile(tmp_path / "a.jsonl")
     for item in answers:
@@ -152,7 +152,7 @@ def test_the_automatic_shapes_are_counted() -> None:
 
 
 def test_nodes_are_counted_in_the_trees_that_were_verified() -> None:
-    """Not in the request: here a shape of 7 nodes, of which drafts filled fewer."""
+    """Not taken from the requested shape: it has 7 nodes here, and drafts filled fewer."""
     answers = [
         answer(PLAIN),
         answer(DRAFTED, 1, lengths=[1, 2], nodes=[2, 4], query_rows=[7, 7]),
@@ -219,7 +219,7 @@ def test_mlx_lms_own_differing_repeats_are_marked() -> None:
 
 
 def test_the_interval_covers_what_is_true() -> None:
-    """Of 95% intervals from noisy runs, about that many hold the true speedup of 1.5."""
+    """About 95 of 100 intervals from noisy runs contain the true speedup of 1.5."""
     rng = np.random.default_rng(1)
     held = 0
     for _ in range(100):
@@ -297,7 +297,7 @@ def test_every_form_names_machine_versions_and_weights() -> None:
 
 
 def test_acceptance_is_shown_down_to_the_deepest_draft() -> None:
-    """Copies of the text go deeper than a terminal has columns for."""
+    """Copies of the text are accepted at more depths than a terminal has columns for."""
     table = acceptance_table(summarise([answer(DRAFTED, lengths=[32, 1], nodes=[32, 7])]))
     cells = dict(zip(table.columns, table.rows[0], strict=True))
     depths = [int(name.split()[1]) for name in table.columns if name.startswith("draft ")]
@@ -314,7 +314,7 @@ def test_the_terminals_heatmap_marks_the_fastest_shape_and_leaves_gaps() -> None
     assert "★ 31.50" in lines[best]
     assert "W 2" in lines[best]
     assert "1.25x" in lines[best + 1]
-    assert sum("★" in line for line in lines) == 2  # the cell, and what it means
+    assert sum("★" in line for line in lines) == 2  # the cell, and the legend
     assert (grid.heat(grid.best), grid.heat(grid.cells[0])) == (1.0, 0.0)
 
 
@@ -337,7 +337,7 @@ def test_a_grid_holds_the_rows_figures() -> None:
 
 def test_the_authors_timings_are_drawn_with_their_cliff(tmp_path: Path) -> None:
     ultra, max_ = authors_grid("m2-ultra", "float16"), authors_grid("m1-max", "float16")
-    # What the authors say of these files: 1.37x with one beam, 1.52x with three.
+    # The authors state for these files: 1.37x with one beam, 1.52x with three.
     assert (round(max_.best.speedup, 2), max_.best.beam_width) == (1.37, 1)
     assert (round(ultra.best.speedup, 2), ultra.best.beam_width) == (1.52, 3)
     four, three = ultra.at(4, 4), ultra.at(3, 4)

@@ -1,4 +1,4 @@
-"""Which BLAS a process loads where a machine has several."""
+"""Which BLAS a process loads on a machine that has several."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 
 RATES = {"slow.so": 20.0, "fast.so": 30.0, "broken.so": None}
 NEVER = "endless.so"
-"""Its measurement does not end."""
+"""A library whose measurement does not end."""
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str]]:
-    """What is chosen of these libraries, and which of them were measured."""
+    """Return which of these libraries is chosen, and which were measured."""
     measured = []
 
     def rate_with(library: str, _: ModelOptions, longest: float) -> float | None:

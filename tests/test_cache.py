@@ -54,7 +54,7 @@ def test_mask_lets_nodes_see_the_committed_text_and_their_ancestors() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_cache_after_commit_equals_prefill(batch: int) -> None:
-    """For every node that acceptance could end at, in batch rows of different length and shape."""
+    """For every node at which acceptance may end, in batch rows of different length and shape."""
     target = Target(random_model("qwen3"))
     prompts = [[11, 12, 13, 14, 15], [21, 22, 23]][:batch]
     tree = tree_for(batch)
@@ -167,7 +167,7 @@ def test_buffers_grow_by_whole_buckets() -> None:
 
 
 def read(decoder: Decoder, tokens: list[int]) -> SequenceCache:
-    """The cache of a text."""
+    """Return the cache after reading a text."""
     cache = decoder.new_cache()
     decoder.target.prefill(mx.array([tokens]), cache.target, 0, [len(tokens) - 1])
     return cache
@@ -206,7 +206,7 @@ def test_a_text_that_another_one_continues_is_not_kept_twice() -> None:
 
 
 def test_what_was_handed_out_changes_no_kept_text() -> None:
-    """Two answers that go on from the same text, one of them in the midst of it."""
+    """Two answers continue the same text, one from its middle."""
     model = random_model(seed=3)
     decoder = Decoder(Target(model), None, PLAIN, SamplingParams())
     texts, text = PrefixCache(10**9), [i % 97 for i in range(1, 41)]

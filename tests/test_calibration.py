@@ -1,4 +1,4 @@
-"""Published drafters are tried once, and read in the way that is accepted most."""
+"""Published drafters are tried once, and the reading with the highest acceptance is used."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model() -> nn.Module:
 
 @pytest.fixture(scope="module")
 def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An EAGLE-3 drafter that has learned some answers of the target."""
+    """Folder of an EAGLE-3 drafter that has learned some answers of the target."""
     sample = TRAINED["EAGLE-3"]
     folder = write_files(tmp_path_factory.mktemp("random") / "d", sample, random_tensors(sample))
     learned = train(load(folder, Target(model)), model)
@@ -45,7 +45,7 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def a_learned_answer(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of the built-in ones."""
+    """Replaces the built-in calibration texts by an answer that the drafter has learned."""
     text = PROMPT + plain_tokens(model, PROMPT, 30)
     monkeypatch.setattr(calibration, "_encoded", lambda *_: text)
 
@@ -58,7 +58,7 @@ def bind(folder: Path, model: nn.Module) -> Drafter:
 def test_layers_that_are_counted_from_one_are_found_out(
     model: nn.Module, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once: the next time, what was found is known."""
+    """Measured once: the second time, the stored result is used."""
     wrong = changed_config(trained, tmp_path, eagle_aux_hidden_state_layer_ids=[3, 4, 5])
     drafter = bind(wrong, model)
     assert drafter.features.layers == (2, 3, 4)

@@ -1,4 +1,4 @@
-"""The model card: what the Hub reads of it, what people read, and that no name breaks either."""
+"""The model card: its metadata for the Hub, its text for people, and safety against odd names."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def source(name: str = "smollm2-135m", **changes: object) -> TargetSource:
 
 
 def measured(*rates: float, baseline: float = 50.0) -> list[MeasuredRow]:
-    """A row for each rate, of beam widths 1, 2, ..."""
+    """Return a row for each rate, of beam widths 1, 2, ..."""
     return [
         MeasuredRow(width, 4, BeamShape(width, 4).nodes, 1 + width / 4, rate, baseline)
         for width, rate in enumerate(rates, 1)
@@ -88,14 +88,14 @@ def report(**changes: object) -> TrainingReport:
 
 
 def front_matter(card: str) -> Mapping[str, object]:
-    """The YAML between the first two rules, as the Hub finds it."""
+    """Return the YAML between the first two rules, as the Hub finds it."""
     _, fields, _ = card.split("---\n", 2)
     read = yaml.safe_load(fields)
     assert isinstance(read, dict)
     return read
 
 
-# What the Hub reads
+# Metadata for the Hub
 
 
 def test_front_matter_follows_the_hubs_conventions() -> None:
@@ -194,7 +194,7 @@ def test_no_name_breaks_the_front_matter_or_a_table(text: str) -> None:
     assert {len(cells) for cells in rows["its fingerprint"]} == {2}
 
 
-# What people read
+# Text for people
 
 
 def test_card_holds_every_number_that_was_reported() -> None:
@@ -320,7 +320,7 @@ def test_plain_text_has_no_markup() -> None:
 
 
 def _tables(card: str) -> dict[str, list[list[str]]]:
-    """Cells of the tables that hold each of some words, split where GitHub splits them."""
+    """Return the cells of the tables that contain one of the words, split as GitHub splits them."""
     found: dict[str, list[list[str]]] = {"tokens/step": [], "its fingerprint": []}
     for part in card.split("\n\n"):
         if part.startswith("| "):

@@ -1,4 +1,4 @@
-"""Another beam shape at every step, plain ones among them, changes no token."""
+"""Changing the beam shape at every step, plain steps included, changes no token."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Scripted:
         return self.chosen[-1]
 
     def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
-        """Random lengths, alone and beside what was drafted."""
+        """Plan copies of random length, alone or next to the drafts."""
         count = self._rng.choice([0, 1, 3, 7])
         copies = source.copies(1, count) if count else []
         if not copies:
@@ -79,7 +79,7 @@ def run(
 
 @pytest.mark.parametrize("seed", range(2))
 def test_tokens_equal_autoregression(seed: int) -> None:
-    """Over the edges of the cache's buckets, with every accepted length and every change."""
+    """Across cache-bucket boundaries, with every accepted length and many changes of shape."""
     model = random_model(seed=3)
     prompt = [i % 97 for i in range(200)]
     text = prompt + plain_tokens(model, prompt, 440)
@@ -105,7 +105,7 @@ def test_a_seed_gives_the_same_tokens_whatever_the_shapes(params: SamplingParams
 
 
 def test_penalties_and_copies_follow_every_change() -> None:
-    """Both read the last tokens, in windows that grow with what a step can accept."""
+    """Both read the last tokens, in windows that grow with the longest path a step can accept."""
     params = SamplingParams(repetition_penalty=1.3, repetition_context=7)
     model = random_model(seed=3)
     target = Target(model)
@@ -117,7 +117,7 @@ def test_penalties_and_copies_follow_every_change() -> None:
 
 
 def test_results_carry_the_shape_that_they_were_drafted_with() -> None:
-    """A shape is chosen as a step is built, drafted in it, verified in the next, then reported."""
+    """A shape is chosen and drafted in one step, verified in the next, and then reported."""
     model = random_model(seed=3)
     text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 120)]
     shapes = Scripted(0)
@@ -125,7 +125,7 @@ def test_results_carry_the_shape_that_they_were_drafted_with() -> None:
     _, results = run(decoder, [3, 5, 7], 100, shapes)
     assert results[0].shape == PLAIN, "the prompt's own"
     assert [r.shape for r in results[1:]] == shapes.chosen[: len(results) - 1]
-    # The last result ends the answer, and is reported all the same.
+    # The last result ends the answer, but is reported, too.
     assert shapes.learned == results[1:]
     for r in results:
         assert r.nodes == len(r.depths) <= r.shape.nodes
@@ -133,7 +133,7 @@ def test_results_carry_the_shape_that_they_were_drafted_with() -> None:
         assert all(beam < r.shape.width for beam in r.beams)
         if r.shape != PLAIN:
             assert told(r, [r.shape]) == {r.shape: len(r.tokens) - 1}
-    known = 3  # rows of the cache: the prompt's, and those of what was read since
+    known = 3  # cache slots: the prompt's, plus the tokens read since
     for length, result in zip(shapes.lengths[2:], results, strict=False):
         known += 0 if result is results[0] else len(result.tokens)
         assert length == known

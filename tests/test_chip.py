@@ -1,4 +1,4 @@
-"""Whether float32 products are float32 is found out, not assumed."""
+"""Whether float32 products are exact is measured, not assumed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from redrafter_mlx.runtime.device import float32_is_exact
 
 
 def tf32_product(a: mx.array, b: mx.array) -> mx.array:
-    """As tensor cores do it: 10 bits after the point go in, sums are float32."""
+    """Multiply as tensor cores do: inputs have 10 fraction bits, sums are float32."""
     kept = (mx.view(mx.view(x, mx.uint32) & 0xFFFFE000, mx.float32) for x in (a, b))
     return mx.matmul(*kept)
 

@@ -38,13 +38,13 @@ def after_prompt(target: Target) -> tuple[TreeCache, mx.array]:
 
 
 def logits_of(target: Target) -> np.ndarray:
-    """Compiled, of the same tree after the same prompt every time."""
+    """Return the compiled call's logits; always of the same tree after the same prompt."""
     cache, _ = after_prompt(target)
     return np.array(target.verify(tree(), cache, mx.array([len(PROMPT)]), len(PROMPT))[1])
 
 
 def built_logits_of(target: Target) -> np.ndarray:
-    """The same, module by module."""
+    """Return the same logits, built module by module."""
     cache, _ = after_prompt(target)
     cache.plan_tree(tree(), mx.array([len(PROMPT)]), len(PROMPT))
     return np.array(target.logits(target.hidden(tree().tokens, cache.layers)))
@@ -81,8 +81,10 @@ def test_a_size_that_is_not_compiled_at_once_is_when_it_comes_again() -> None:
 
 
 def test_a_target_never_computes_with_the_weights_of_a_deleted_one() -> None:
-    """MLX keeps graphs by thread, and forgets those of a function in the thread that last used it:
-    the other one still has them when the next target's function has the same address."""
+    """MLX keeps graphs per thread, and drops a function's only in the thread that used it last.
+
+    Another thread still has them when the next target's function gets the same address.
+    """
     with ThreadPoolExecutor(1) as elsewhere:
         for seed in range(10):
             target = Target(random_model(seed=seed))
@@ -95,7 +97,7 @@ def test_a_target_never_computes_with_the_weights_of_a_deleted_one() -> None:
 
 
 def test_a_call_is_built_once_for_each_size() -> None:
-    """However long the text becomes, and as often as shapes alternate."""
+    """The text's length and alternating shapes cause no new graphs."""
     model = random_model()
     built = []
 
@@ -124,7 +126,7 @@ def test_a_call_is_built_once_for_each_size() -> None:
     for _ in decoder.run(decoder.new_cache(), 0, PROMPT, sequence_keys(0), finished, Alternating()):
         pass
     calls = [shape for shape in built if shape[1] != len(PROMPT)]
-    # Two sizes of tree, each after the other or itself, at four extents or fewer.
+    # Two tree sizes, each after the other or itself, at no more than four extents.
     assert 2 <= len(calls) <= 16
 
 
@@ -150,7 +152,7 @@ def test_compiled_drafts_equal_those_built_by_module(kind: str, shape: BeamShape
 def test_graphs_are_bounded_over_a_long_text_of_changing_shapes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """4,000 tokens; a graph that is gone is compiled again, with the same result."""
+    """4,000 tokens; a dropped graph is compiled again, with the same result."""
     monkeypatch.setattr("redrafter_mlx.target.compiled.MOST_GRAPHS", 12)
     target = Target(random_model(num_hidden_layers=1, max_position_embeddings=8192))
     want = logits_of(target)

@@ -1,4 +1,4 @@
-"""Configuration refuses what it does not know, and the package is light to import."""
+"""Configuration refuses unknown keys, and importing the package is cheap."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redrafter_mlx.runtime.blas import THREAD_VARIABLES
 
 
 def python(code: str, **env: str) -> str:
-    """What a fresh interpreter prints."""
+    """Return what a fresh interpreter prints."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **env}
     )

@@ -1,4 +1,4 @@
-"""Constraints: the constrained target's own text, with drafts as without them."""
+"""Constraints: the text is the constrained target's own, with and without drafts."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def model_of(vocab_size: int = VOCAB) -> nn.Module:
 def plain(
     model: nn.Module, prompt: list[int], n: int, rules: Rules, penalty: float = 1.0
 ) -> list[int]:
-    """mlx-lm's own greedy loop with the rules as a logits processor."""
+    """Return the tokens of mlx-lm's greedy loop with the rules as a logits processor."""
     processors = make_logits_processors(repetition_penalty=None if penalty == 1.0 else penalty)
 
     def masked(tokens: mx.array, logits: mx.array) -> mx.array:
@@ -78,7 +78,7 @@ def run(
 def test_tokens_equal_mlx_lms_with_the_same_mask(
     shape: tuple[int, int], looks_up: bool, penalty: float
 ) -> None:
-    """With an oracle of that text that errs now and then, so that all lengths are accepted."""
+    """The drafter is an oracle that errs now and then, so that all lengths are accepted."""
     model, rule = model_of(), phrases(VOCAB)
     want = plain(model, PROMPT, 60, Rules(rule, VOCAB), penalty)
     decoder = Decoder(
@@ -108,7 +108,7 @@ def test_a_seed_gives_the_same_text_with_drafts_and_without(shape: tuple[int, in
 
 
 def test_forced_tokens_are_drafts_that_hold() -> None:
-    """A run of four is one step, though nothing but the grammar drafts."""
+    """A run of four forced tokens takes one step, although only the grammar drafts."""
     model = model_of()
 
     def rule(text: tuple[int, ...]) -> set[int]:
@@ -156,7 +156,7 @@ def test_rows_without_a_constraint_are_decoded_as_if_alone() -> None:
 
 
 def test_masks_are_of_each_nodes_own_path() -> None:
-    """Root, 1, 1-2, 3, 3-2: after 2 what is allowed differs by the parent."""
+    """Root, 1, 1-2, 3, 3-2: the tokens allowed after 2 depend on its parent."""
     beams = Beams(
         mx.array([[[0, 1, 2], [0, 3, 2]]], mx.int32), mx.array([[[0, -1, -2], [0, -1.5, -3]]])
     )
@@ -244,8 +244,8 @@ def test_a_constraint_that_allows_nothing_ends_the_answer_with_an_error() -> Non
 def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor from those with penalties or biases, which change the target too."""
-    # By this machine's times, whatever they are, nothing may pay for drafts.
+    """Answers with penalties or biases do not count either: they change the target, too."""
+    # With this machine's measured step times, drafts might not pay.
     monkeypatch.setattr("redrafter_mlx.autotune.step_times.StepTimes.learn", lambda *_: None)
     model = Redrafter(byte_model(seed=1), byte_tokenizer(), random_drafter(vocab_size=258))
     assert model.tuning is not None
@@ -265,7 +265,7 @@ def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
 def test_buffers_are_written_in_place_though_verification_is_submitted_alone(
     shape: BeamShape,
 ) -> None:
-    """While decoding, memory holds the cache once; a buffer that is copied is there twice."""
+    """The KV cache is in memory only once while decoding; a copied buffer would be there twice."""
     model = random_model(num_attention_heads=2, num_key_value_heads=2, head_dim=64)
     target = Target(model)
     decoder = Decoder(target, random_drafter().bind(target), shape, SamplingParams())

@@ -1,4 +1,4 @@
-"""Prompt and answer end where the model's context does."""
+"""Prompt and answer end at the model's maximum context length."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_length_in_a_gguf_file_is_known(tmp_path: Path) -> None:
         ({"max_position_embeddings": 131072,
           "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
                            "original_max_position_embeddings": 8192}}, 131072),
-        # Qwen 2.5 and 3, as their cards tell to switch YaRN on
+        # Qwen 2.5 and 3 with YaRN enabled as their cards describe
         ({"max_position_embeddings": 32768,
           "rope_scaling": {"type": "yarn", "factor": 4.0,
                            "original_max_position_embeddings": 32768}}, 131072),

@@ -1,4 +1,4 @@
-"""Context layers: hidden states of more layers, the same in a tree, in a text and in a corpus."""
+"""Context layers: hidden states of several layers are equal in a tree, a text and a corpus."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LAYERS = (0, 1)
 
 
 def layer_input(target: Target, tokens: mx.array, layer: int) -> mx.array:
-    """What goes into a layer [B, P, D] when the model reads tokens [B, P]."""
+    """Return the input of a layer [B, P, D] when the model reads tokens [B, P]."""
     _, backbone = find_backbone(target.model, target.model_type)
     record = recording(backbone, [layer], target.model_type)
     return record(tokens, [None] * target.n_layers)[0][0]
@@ -98,7 +98,7 @@ def test_drafts_depend_on_each_layer_that_is_read() -> None:
 def test_text_drafted_with_context_layers_is_the_targets(
     name: str, width: int, length: int
 ) -> None:
-    """Over few tokens, so that some of a random drafter's drafts are right."""
+    """With a small vocabulary, so that some of a random drafter's drafts are right."""
     model, prompt = random_model(name, vocab_size=16), [t % 16 for t in PROMPT]
     drafter = random_drafter(vocab_size=16, context_layers=LAYERS)
     redrafter = Redrafter(model, byte_tokenizer(), drafter)
@@ -109,7 +109,7 @@ def test_text_drafted_with_context_layers_is_the_targets(
 
 
 def texts(target: Target) -> list[Text]:
-    """Two that begin alike, one that another begins with, and one of its own."""
+    """Texts: two with a common prefix, one that is a prefix of another, and an unrelated one."""
     prompts = [[5, 6, 7, 8], [5, 6, 7, 9, 3], [5, 6], [40, 41, 42]]
     return [written.text(target) for written in write_answers(target, prompts, [], 11)]
 

@@ -1,4 +1,4 @@
-"""Copies of the text: taken where they pay, by what their steps have cost and accepted."""
+"""Copies of the text: verified if they pay, judged by the cost and acceptance of past steps."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ COSTS = machine(cliff(16))
 
 
 class Machine:
-    """Every step takes `slowness` times what the cost model says, one with copies `dearer`."""
+    """Every step takes `slowness` times its modelled cost, one with copies also `dearer` times."""
 
     def __init__(self, costs: CostModel, slowness: float = 1.0, dearer: float = 1.0) -> None:
         self.policy = AnswerPolicy(costs, AcceptanceStatistics(()))
         self._costs, self._slowness, self._dearer = costs, slowness, dearer
 
     def step(self, rows: int) -> float:
-        """Seconds; without copies if there is one row."""
+        """Return the seconds of a step; a step with one row has no copies."""
         seconds = self._costs.step(PLAIN, 0)
         if rows > 1:
             seconds = self._dearer * (self._costs.verify(rows, 0) + self._costs.overhead(1))
@@ -32,9 +32,9 @@ class Machine:
 
 
 def copying(machine: Machine, text: Sequence[int], start: int) -> tuple[int, int, int]:
-    """Steps, copies and accepted copied tokens of a text after its first `start` tokens.
+    """Decode a text after its first `start` tokens; return steps, copies and accepted tokens.
 
-    Nothing is drafted but copies; the text is known, as it is to a greedy target.
+    Only copies are drafted. The text is known in advance, as a greedy target's is fixed.
     """
     index, at, policy = TextIndex(Lookup(), text[:start]), start, machine.policy
     steps = copies = accepted = 0
@@ -66,13 +66,13 @@ def page(length: int = 40) -> list[int]:
 
 
 def half_repeated() -> list[int]:
-    """A page again and again, with something new of the same length after it each time."""
+    """Return a page repeated, with an equally long new text after it each time."""
     rng = random.Random(1)
     return [t for _ in range(30) for t in (*page(), *(rng.randrange(10**6) for _ in range(40)))]
 
 
 def test_a_text_that_repeats_itself_is_copied_far() -> None:
-    """A page of forty tokens, again and again."""
+    """A page of forty tokens, repeated."""
     steps, copies, accepted = copying(Machine(COSTS), page() * 12, 60)
     assert copies > 0.9 * steps
     assert accepted / copies > 10
@@ -92,7 +92,7 @@ def test_a_copy_is_not_taken_where_its_rows_cost_more_than_it_saves() -> None:
 @pytest.mark.parametrize("slowness", [1.0, 7.0])
 @pytest.mark.parametrize("dearer", [1.0, 2.0])
 def test_what_copies_cost_is_learned_from_their_steps(slowness: float, dearer: float) -> None:
-    """Beside other steps: a machine that is slower than was measured is slower for all."""
+    """Judged relative to other steps: a machine slower than measured is slower for all of them."""
     machine = Machine(COSTS, slowness, dearer)
     copying(machine, half_repeated(), 60)
     assert machine.policy.acceptance.copies.cost == pytest.approx(dearer)

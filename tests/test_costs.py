@@ -1,4 +1,4 @@
-"""The cost model: it keeps the stairs and says where they are; times survive the disk."""
+"""The cost model: keeps cliffs as measured and reports where they are; times persist on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("at", range(1, 32))
 def test_a_cliff_stays_as_steep_as_it_was_measured(at: int) -> None:
-    """Up to 17 rows each is measured; after that, the foot of a cliff is the last row measured."""
+    """Up to 17, every row count is measured; beyond, a cliff starts at the last measured one."""
     curves = machine(cliff(at))
     foot = max(r for r in ROWS if r <= at)
     head = min(r for r in ROWS if r > at)
@@ -57,7 +57,7 @@ def test_a_longer_context_costs_in_proportion_and_never_less() -> None:
 
 
 def test_few_rows_at_the_long_context_are_enough() -> None:
-    """What context adds to a row count is what it adds to the next one that was measured."""
+    """Context adds as much to a row count as it adds to the next measured one."""
     sparse = replace(COSTS, long=tuple(p for p in COSTS.long if p[0] in (1, 8, 32)))
     added = sparse.verify(8, 2048) - sparse.verify(8, 128)
     assert sparse.verify(5, 2048) - sparse.verify(5, 128) == pytest.approx(added)
@@ -82,7 +82,7 @@ def test_a_step_is_the_call_the_drafting_and_the_rest() -> None:
 
 
 def test_a_measured_time_replaces_the_assumed_one_and_no_other() -> None:
-    """Without a measured one-row call, the unit is that call's time."""
+    """Assumed times are multiples of the one-row call's time, here the measured one."""
     assumed = cost_model(Timings(SETUP), "cpu", 4)
     seconds = {("call", 1, 128): 2.0, ("call", 4, 128): 9.0, ("draft", 2, 4): 3.0}
     known = cost_model(Timings(SETUP, seconds), "cpu", 4)

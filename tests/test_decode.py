@@ -1,4 +1,4 @@
-"""The loop: exact for any drafts, lazy, one transfer a step, flat in memory."""
+"""The decoding loop: exact for any drafts, lazy, one transfer per step, constant memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES = [
     BeamShape(*shape) for shape in ((1, 1), (1, 2), (1, 5), (2, 1), (2, 3), (3, 4), (4, 2), (4, 5))
 ]
 FEW = 16
-"""A vocabulary of which a random drafter guesses right now and then."""
+"""Size of a vocabulary that is small enough for a random drafter to be right sometimes."""
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__array__", "__index__")
 
@@ -76,7 +76,7 @@ def test_tokens_equal_autoregression_whatever_length_is_accepted(shape: BeamShap
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 5), BeamShape(3, 4)])
 def test_tokens_equal_autoregression_while_the_cache_grows(shape: BeamShape) -> None:
-    """Across two bucket boundaries, with a path pending."""
+    """Across two bucket boundaries, with a pending path."""
     model = random_model(seed=3)
     prompt = [i % 97 for i in range(200)]
     text = prompt + plain_tokens(model, prompt, 420)
@@ -98,7 +98,7 @@ def test_tokens_equal_autoregression_when_the_tree_is_cut_short(max_nodes: int) 
 
 @pytest.mark.parametrize("shape", [BeamShape(1, 4), BeamShape(3, 4), BeamShape(4, 5, 9)])
 def test_tokens_equal_autoregression_with_the_papers_packing(shape: BeamShape) -> None:
-    """And its trees are no larger than ours, some of them smaller; unmerged ones never are."""
+    """The paper's trees are at most as large as ours, some smaller; unmerged ones never are."""
     model = random_model(vocab_size=FEW)
     target = Target(model)
     drafter = random_drafter(seed=5, vocab_size=FEW).bind(target)
@@ -117,7 +117,7 @@ def test_tokens_equal_autoregression_with_the_papers_packing(shape: BeamShape) -
 
 
 def test_rows_of_a_batch_are_decoded_as_if_alone() -> None:
-    """Though each step accepts as many tokens of one as it does."""
+    """Each row accepts its own number of tokens in a step."""
     model = random_model(vocab_size=FEW)
     target = Target(model)
     drafter = random_drafter(vocab_size=FEW).bind(target)
@@ -137,7 +137,7 @@ def test_rows_of_a_batch_are_decoded_as_if_alone() -> None:
 
 @contextmanager
 def counted_reads() -> Iterator[Counter[str]]:
-    """Counts what moves a value of an array to the host, the buffer protocol aside."""
+    """Count the reads of an array's values on the host, except for the buffer protocol's."""
     counts: Counter[str] = Counter()
     honest = {name: getattr(mx.array, name) for name in READS if hasattr(mx.array, name)}
 
@@ -161,7 +161,7 @@ def counted_reads() -> Iterator[Counter[str]]:
 
 
 def test_the_counter_of_reads_counts_each_kind() -> None:
-    """The test of the laziness test."""
+    """A test of the laziness test."""
     with counted_reads() as counts:
         x = mx.array(1)
         x.item(), x.tolist(), bool(x), int(x), float(x), x.__array__(), range(3)[x], mx.eval(x)
@@ -196,7 +196,7 @@ def test_the_loop_transfers_once_a_step() -> None:
 
 @pytest.fixture
 def submissions(monkeypatch: pytest.MonkeyPatch) -> list[DecodeState]:
-    """Every step that is handed to the device, as it happens."""
+    """Return the list of steps submitted to the device, filled as they are submitted."""
     seen: list[DecodeState] = []
     honest = batch.submit
 
@@ -225,7 +225,7 @@ def test_nothing_is_submitted_after_the_end(submissions: list[DecodeState]) -> N
 
 
 def test_memory_stays_flat_over_six_hundred_steps() -> None:
-    """The cache is full-sized from the start, so any growth is a leak or a copy that stays."""
+    """The cache has its full size from the start, so any growth is a leak or a lasting copy."""
     model = random_model(num_hidden_layers=1)
     target = Target(model)
     decoder = Decoder(target, random_drafter().bind(target), BeamShape(2, 2), GREEDY)
@@ -233,7 +233,7 @@ def test_memory_stays_flat_over_six_hundred_steps() -> None:
     state, output = decoder.start(decoder.new_cache(), 0, [prompt], sequence_keys(0))
     sizes = []
     for step in range(600):
-        # Always at the same position: the length is set back, the rest is a real step.
+        # The length is reset, so that the position stays the same; otherwise it is a real step.
         state.length = mx.array([300])
         state.cache.target.pending = None
         state, output = decoder.step(state, 300)
@@ -245,7 +245,7 @@ def test_memory_stays_flat_over_six_hundred_steps() -> None:
 
 
 def test_buffers_are_written_in_place() -> None:
-    """While decoding, memory holds the cache once; a buffer that is copied is there twice."""
+    """The KV cache is in memory only once while decoding; a copied buffer would be there twice."""
     model = random_model(num_attention_heads=2, num_key_value_heads=2, head_dim=64)
     target = Target(model)
     prompt = [i % 97 for i in range(3_000)]

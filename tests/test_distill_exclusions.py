@@ -1,4 +1,4 @@
-"""Questions that a drafter is measured with are not trained on."""
+"""Questions that a drafter is measured with are excluded from its training data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def excluded(tmp_path: Path) -> Exclusions:
     [
         (LONG, True),
         (LONG.upper().replace(",", " -"), True),
-        ("Please: " + " ".join(WORDS[2:15]) + " now", True),  # 13 words of it
+        ("Please: " + " ".join(WORDS[2:15]) + " now", True),  # 13 of its words
         ("Please: " + " ".join(WORDS[2:14]) + " now", False),  # 12
         ("And at night?", True),
         ("and  at night", True),

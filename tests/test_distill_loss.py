@@ -89,7 +89,7 @@ def reference_loss(
     drafter: RecurrentNetwork, embed: np.ndarray, head: np.ndarray, texts: list[Text], soft: float,
     weights: list[float],
 ) -> float:  # fmt: skip
-    """Place by place, depth by depth, in float64."""
+    """Compute the loss position by position and depth by depth, in float64."""
     p = {k: np.array(v).astype(np.float64) for k, v in tree_flatten(drafter.parameters())}
     tokens = p.get("draft_vocab")
     chosen = np.arange(VOCAB) if tokens is None else tokens.astype(int)
@@ -163,7 +163,7 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
         size = drafter.config.output_size
         drafter.draft_vocab = mx.array(np.random.default_rng(1).permutation(VOCAB)[:size])
     texts = some_texts()
-    texts[1] = replace(texts[1], hard_labels=False)  # asked, not answered
+    texts[1] = replace(texts[1], hard_labels=False)  # a text that is only read
     laid = lay_out(texts, T)
     bound = drafter.bind(target)
     tokens = bound.vocabulary.tokens
@@ -229,8 +229,8 @@ def test_gradients_reach_the_drafter_and_nothing_else() -> None:
 def test_simulated_steps_follow_a_text_as_decoding_would() -> None:
     text = np.array([0, 0, 0, 0, 0, 0, 1, 1, 1])
     accepted = np.array([1, 9, 0, 2, 9, 9, 0, 1, 9])
-    # 0: accepts 1, on to 2; 2: accepts none, on to 3; 3: two drafts lead to the text's end.
-    # 6: accepts none, on to 7; 7: would end the text.
+    # Position 0 accepts one draft, next is 2, which accepts none, next is 3: its two drafts reach
+    # the text's end. 6 accepts none, next is 7, which would end the text.
     assert simulate_steps(accepted, text).tolist() == [1, 0, 0]
 
 
@@ -264,7 +264,7 @@ def test_what_cannot_be_drafted_counts_as_wrong() -> None:
 
 
 def test_a_drafter_that_computes_nan_is_right_nowhere() -> None:
-    """Nothing is larger than its own guess then, nor is that larger than anything."""
+    """No NaN logit is larger than the label's, nor is the label's larger than another."""
     drafter = random_drafter(seed=3)
     drafter.update(tree_map(lambda a: a * mx.nan, drafter.trainable_parameters()))
     quality = measure_quality(

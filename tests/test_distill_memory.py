@@ -1,4 +1,4 @@
-"""Learning from a corpus that is larger than the memory it may use."""
+"""Training on a corpus that is larger than the memory it may use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_pass_holds_no_more_of_a_corpus_than_it_may(
 
 
 def test_shards_without_texts_are_passed_over_however_few_are_read_at_once(tmp_path: Path) -> None:
-    """Prompts that were asked before leave an empty shard beside the answers to them."""
+    """If all prompts of a block were asked before, its shard of prompts is empty."""
     rng = np.random.default_rng(0)
     paths = [tmp_path / f"block-{i:06d}.safetensors" for i in range(3)]
     for path in paths:

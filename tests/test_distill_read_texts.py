@@ -1,4 +1,4 @@
-"""Texts that are only read: once each, with the target's probabilities at each token as labels."""
+"""Texts that are only read: each is read once, with the target's probabilities as labels."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from redrafter_mlx.target.model import Target
 HEAD = [90, 91, 92]
 PROMPTS = [
     [*HEAD, 5, 6, 7, 8, 9],
-    [*HEAD, 5, 6, 7, 8, 9],  # the same again, for another answer
+    [*HEAD, 5, 6, 7, 8, 9],  # repeated, for another answer
     [*HEAD, 5, 6, 30, 31, 32, 33],
-    [*HEAD, 5, 6],  # all of it known
-    [*HEAD, 40, 41],  # too little that is new
+    [*HEAD, 5, 6],  # a prefix of earlier texts
+    [*HEAD, 40, 41],  # too few new tokens
 ]
 
 
@@ -81,7 +81,7 @@ def test_prompts_with_stored_states_are_not_read_again(
     target, shard = Target(random_model()).reading((0,)), tmp_path / "block-000007.safetensors"
     answers = texts(target)
     extras = Extras(context=(0,), read=(ReadTexts(),))
-    monkeypatch.setattr(target, "_read", None)  # whatever is read now fails
+    monkeypatch.setattr(target, "_read", None)  # any further reading fails
     extras.add(target, byte_tokenizer(), shard, 7, answers)
     assert all(path.exists() for path in extras.files(shard))
     save_shard(Shard(answers, {}), shard, {})

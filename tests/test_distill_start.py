@@ -1,4 +1,4 @@
-"""What training begins with: a drafter's own weights, form and vocabulary, or a clear refusal."""
+"""The start of training: a drafter's own weights, form and vocabulary, or a clear refusal."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def given(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "cohere"])
 def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
-    """Logits of the size of a language model's, whatever the size of the target's weights."""
+    """Its logits have a language model's spread, independent of the target's weights."""
     target = Target(random_model(name))
     config = random_drafter(head="tied", draft_vocab_size=50).config
     answers = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]

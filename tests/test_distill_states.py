@@ -1,4 +1,4 @@
-"""Hidden states of a corpus: in a type that holds what the target makes, or refused by name."""
+"""Hidden states of a corpus: stored in a dtype that can hold them, or refused by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BEYOND_FLOAT16 = 1e6
 
 
 def loud(model: nn.Module, dtype: mx.Dtype) -> Target:
-    """A target whose second layer reads numbers far above 65,504."""
+    """Return a target whose second layer reads numbers far above 65,504."""
     model.model.embed_tokens.weight = model.model.embed_tokens.weight * BEYOND_FLOAT16
     model.set_dtype(dtype)
     return Target(model).reading(LAYERS)
@@ -49,7 +49,7 @@ def test_states_beyond_float16_are_trained_on_as_the_target_made_them(
     want = np.array(states)
     assert np.abs(want[:, : target.hidden_size]).max() > 65_504
     scale = np.abs(want).max(axis=0)
-    near = 1e-5 if dtype == mx.float32 else 0.05  # one row and several round differently
+    near = 1e-5 if dtype == mx.float32 else 0.05  # calls of several rows round differently
     assert (np.abs(learnt - want) <= near * scale).all()
 
 

@@ -123,7 +123,7 @@ def test_saved_weights_are_interpolated_with_those_of_the_start(tmp_path: Path) 
     trainer = make_trainer(tmp_path / "kept", keep_start=0.25, evaluations=1)
     start = parameters(trainer)
     kept, plain = losses(trainer), losses(make_trainer(tmp_path / "not", evaluations=1))
-    assert kept == plain  # nothing that is learnt changes
+    assert kept == plain  # interpolation does not affect training
     learnt = parameters(trainer)
     saved = mx.load(str(tmp_path / "kept/out/model.safetensors"))
     for name, end in learnt.items():
@@ -153,7 +153,7 @@ def test_one_batch_is_fitted_exactly() -> None:
     assert last < 0.05 * first
     quality = student.evaluate(answers, [BeamShape(1, 4)])
     assert min(quality.top1) > 0.95
-    assert quality.tokens_per_step[1] > 3.7  # 4 is the most there can be
+    assert quality.tokens_per_step[1] > 3.7  # 4 is the maximum
 
 
 def test_accumulated_batches_equal_one_of_them_all() -> None:

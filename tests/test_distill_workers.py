@@ -1,4 +1,4 @@
-"""Processes that write a corpus."""
+"""Worker processes that write a corpus."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MLX = "import mlx.core as mx; x = mx.ones((4000, 4000))\nwhile True: mx.eval(x @
 
 
 def is_running(process: int) -> bool:
-    """Whether there is such a process, and not its exit status alone."""
+    """Whether the process exists and is not just a zombie."""
     line = ["ps", "-o", "stat=", "-p", str(process)]
     state = subprocess.run(line, capture_output=True, text=True, check=False).stdout.strip()
     return bool(state) and not state.startswith("Z")
@@ -66,7 +66,7 @@ def test_workers_end_within_a_second_of_their_parent(
 
 
 def test_a_restart_removes_what_ended_processes_left_and_nothing_else(tmp_path: Path) -> None:
-    """A run of the same corpus may be alive, under another output."""
+    """Another run of the same corpus, with another output, may be active."""
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     abandoned, unrelated = tmp_path / f".{ended.pid}-1.block-1", tmp_path / ".block-1"
@@ -82,7 +82,7 @@ def test_a_restart_removes_what_ended_processes_left_and_nothing_else(tmp_path: 
 
 @dataclass(frozen=True)
 class _UnsendableJob(CorpusJob):
-    """What no process can be started with."""
+    """A job that cannot be pickled, so that no process can be started with it."""
 
     def __reduce__(self) -> str:
         raise OSError("no more processes")

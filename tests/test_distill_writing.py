@@ -1,4 +1,4 @@
-"""The target's batched writing, against its own plain decoding."""
+"""Batched generation of the corpus by the target, against its plain decoding."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_an_opening_is_prompt_and_what_follows_is_the_greedy_answer_to_it() -> N
 
 
 def one_mask_for_all(model: nn.Module) -> nn.Module:
-    """The model with attention that takes one mask for all rows and no others."""
+    """Return the model with attention that accepts only one mask for all rows."""
 
     class OneMask(nn.Module):
         def __init__(self, inner: nn.Module) -> None:
@@ -144,7 +144,7 @@ def test_drawn_turns_repeat_with_their_key_and_differ_between_rows() -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_turns_drawn_together_go_on_from_their_own_prefix(name: str) -> None:
-    """Nearly without chance, so that plain decoding gives what follows each."""
+    """At a temperature near 0, so that plain decoding gives the expected turns."""
     model = random_model(name)
     counts = [3, 0, 2]
     plain = [plain_tokens(model, prompt, 20) for prompt in PROMPTS]
@@ -175,7 +175,7 @@ def test_prompts_continue_their_starters_and_each_starter_comes_in_turn() -> Non
     [{}, {"head": "tied"}, {"context_layers": (0, 1)}],
 )
 def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> None:
-    few = 16  # tokens, so that some of a random drafter's drafts are right
+    few = 16  # vocabulary size, so that some of a random drafter's drafts are right
     model = random_model(vocab_size=few)
     drafter = random_drafter(seed=4, vocab_size=few, **changes)
     target = Target(model)
@@ -234,7 +234,7 @@ def test_given_prompts_are_all_asked_before_any_is_asked_again() -> None:
     ]
 
     assert set().union(*asked[:3]) == set(range(5))
-    assert asked[0] == asked[3]  # the second round, in other openings
+    assert asked[0] == asked[3]  # the second round, with other openings
     assert not asked[0] & asked[1]
     assert [writer.has_new_prompts(b) for b in range(6)] == [True] * 3 + [False] * 3
 

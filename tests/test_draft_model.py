@@ -1,4 +1,4 @@
-"""A draft language model: its trees, its cache, and what it costs, against plain decoding."""
+"""A draft language model: its trees, its cache, and its cost, against plain decoding."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(2, 3), BeamShape(3, 4), Be
 
 
 class Words:
-    """Stands for a tokenizer of so many tokens."""
+    """A stand-in for a tokenizer with `size` tokens."""
 
     def __init__(self, size: int, **changed: int) -> None:
         self.vocabulary = {f"t{i}": i for i in range(size)} | changed
@@ -60,7 +60,7 @@ def run(
 
 
 class Alternating:
-    """Drafts for some steps, then decodes plainly for some."""
+    """A policy that repeats a sequence of shapes, with and without drafts."""
 
     def __init__(self, *shapes: BeamShape) -> None:
         self.shapes, self.step = shapes, 0
@@ -74,7 +74,7 @@ class Alternating:
 
 @contextmanager
 def counted_calls(drafter: DraftModel) -> Iterator[list[int]]:
-    """The query rows of every call of the draft model."""
+    """Return the query rows of every call of the draft model."""
     model, calls = drafter._model, []
     honest_call, honest_hidden = model.call, model.hidden
 
@@ -111,16 +111,16 @@ def test_tokens_equal_autoregression(name: str, shape: BeamShape) -> None:
     ids=lambda p: p.method,
 )
 def test_the_target_itself_is_accepted_whole(params: SamplingParams, shape: BeamShape) -> None:
-    """Of a model that is sure of itself, so that the greedy candidate is among the likeliest.
+    """The model is very certain, so that the greedy candidate is among the likeliest.
 
-    Draws are accepted whole by rejection, where q = p, with one beam.
+    By rejection, drafts of one beam are accepted whole because q = p.
     """
     model = random_model("llama (mistral-style)")
     model.lm_head.weight = model.lm_head.weight * 100
     target = Target(model)
     drafter = drafter_for(target, model)
     if params.method == "sample":
-        params = SamplingParams(1e-4)  # certain, or its draws would not be the most likely
+        params = SamplingParams(1e-4)  # near-greedy, so that the sampled tokens are the likeliest
     if params.method == "rejection":
         shape = BeamShape(1, shape.length)
     _, results, _ = run(Decoder(target, drafter, shape, params), 80)
@@ -184,7 +184,7 @@ def test_a_step_calls_the_draft_model_once_for_each_drafted_token(shape: BeamSha
     drafter = drafter_for(target, model)
     with counted_calls(drafter) as calls:
         _, results, _ = run(Decoder(target, drafter, shape, GREEDY), 40)
-    drafts = len(results) + 1  # after the prompt, after each step, and one that is not submitted
+    drafts = len(results) + 1  # after the prompt, after each step, and one not submitted
     assert calls[0] == len(PROMPT)
     assert len(calls) == 1 + drafts * (shape.length - 1)
 
@@ -282,7 +282,7 @@ def test_a_session_continues_after_a_turn_without_drafts() -> None:
 
 
 def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
-    """A long text, another one after half of it while drafts are parked, then its continuation."""
+    """A long text; another one after half of it, without drafts; then its continuation."""
     model = random_model(num_hidden_layers=3)
     target, small = Target(model), truncated(model, 2)
     drafter, kept = drafter_for(target, small), PrefixCache(10**9)
@@ -310,7 +310,7 @@ def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
 
 
 def test_buffers_of_the_draft_model_are_written_in_place() -> None:
-    """While decoding, memory holds both caches once; a buffer that is copied is there twice."""
+    """Both caches are in memory only once while decoding; a copied buffer would be there twice."""
     model = random_model(num_attention_heads=2, num_key_value_heads=2, head_dim=64)
     target = Target(model)
     drafter = drafter_for(target, random_model(
@@ -357,7 +357,7 @@ def test_another_tokenizer_is_refused_with_its_first_difference() -> None:
 
 @pytest.mark.parametrize("layers", [1, 2, 3])
 def test_mlx_lms_own_draft_model_accepts_no_more(layers: int) -> None:
-    """One beam drafts what mlx-lm drafts, step by step."""
+    """One beam drafts the same tokens as mlx-lm, step by step."""
     model = random_model(vocab_size=12, num_hidden_layers=3)
     target, small = Target(model), truncated(model, layers)
     decoder = Decoder(target, drafter_for(target, small), BeamShape(1, 4), GREEDY)

@@ -1,4 +1,4 @@
-"""The drafter against a NumPy one, and its folder on disk."""
+"""The drafter against a NumPy reference, and its folder on disk."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_tied_head_reads_the_targets_rows_of_the_draft_vocabulary() -> None:
 
 
 def write_papers_folder(folder: Path, **changes: object) -> None:
-    """A folder as the paper's code writes it, tensor by tensor, transformers' keys included."""
+    """Write a folder as the paper's code does, tensor by tensor, with transformers' keys."""
     rng = np.random.default_rng(0)
     shapes = {
         "input_proj.weight": (48, 2 * HIDDEN),

@@ -1,4 +1,4 @@
-"""Published drafter files: which weight files are read, what their config says, what they are."""
+"""Published drafter files: which weight files are read, and what kind their config states."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
 
 
 def write(folder: Path, name: str, **tensors: tuple[int, ...]) -> None:
-    """A file of zeros of these shapes."""
+    """Write a file of zeros of these shapes."""
     mx.save_safetensors(str(folder / name), {n: mx.zeros(shape) for n, shape in tensors.items()})
 
 

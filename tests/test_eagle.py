@@ -69,16 +69,16 @@ def trained(model: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 def train(drafter: EagleDrafter, model: nn.Module) -> Tensors:
-    """The drafter's tensors after it has learned some answers of the target.
+    """Return the drafter's tensors after it has learned some answers of the target.
 
-    It is shown other tokens than theirs, so that it learns from the target's features.
+    Its input tokens are random, so that it learns from the target's features.
     """
     starts = [PROMPT, PROMPT[::-1], sorted(PROMPT)]
     texts = mx.array([start + plain_tokens(model, start, 50) for start in starts])
     features = features_of(drafter, model, texts)
     P = texts.shape[1] - 2
     zeros = mx.zeros((len(starts),), mx.int32)
-    network, rows = drafter.rows.network, drafter.rows  # the network with positions of nodes
+    network, rows = drafter.rows.network, drafter.rows  # rows: the network at tree positions
     row = Seen(texts[:, : P + 1], features[:, :P], zeros, zeros + P, P, 0)
 
     def loss(tokens: mx.array) -> mx.array:
@@ -99,7 +99,7 @@ def train(drafter: EagleDrafter, model: nn.Module) -> Tensors:
 
 
 def features_of(drafter: Drafter, model: nn.Module, texts: mx.array) -> mx.array:
-    """What a drafter reads [B, P, C] of texts [B, P], from mlx-lm's own layers one by one."""
+    """Return the features [B, P, C] of texts [B, P] that a drafter reads, from mlx-lm's layers."""
     x = model.model.embed_tokens(texts)
     inputs = []
     for layer in model.model.layers:
@@ -122,7 +122,7 @@ def reference(sample: Sample, tensors: Tensors, model: nn.Module) -> Reference:
 
 
 def seen(tokens: Sequence[int], features: np.ndarray, at: int, count: int, rows: int) -> Seen:
-    """`count` positions from `at` on, padded to `rows`."""
+    """Return `count` positions from `at` on, padded to `rows`."""
     padded = [*tokens[at : at + count + 1], *[0] * (rows - count)]
     read = np.concatenate(
         [features[at : at + count], np.full((rows - count, features.shape[1]), 9)]
@@ -137,13 +137,13 @@ def seen(tokens: Sequence[int], features: np.ndarray, at: int, count: int, rows:
 def test_logits_of_three_levels_equal_the_equations(
     sample: Sample, model: nn.Module, tmp_path: Path
 ) -> None:
-    """Of files as they are published, on a tree, after a text that was read in three pieces."""
+    """With published files, on a tree, after a text that was read in three pieces."""
     tensors = random_tensors(sample)
     drafter = load(write_files(tmp_path / "drafter", sample, tensors), Target(model))
     rng = np.random.default_rng(1)
     tokens = rng.integers(0, VOCAB, 12).tolist()
     width = sample.features * HIDDEN
-    features = rng.normal(size=(11, width + HIDDEN * (sample.form == 3)))  # the final norm is last
+    features = rng.normal(size=(11, width + HIDDEN * (sample.form == 3)))  # final norm last
     memory = drafter.empty(1)
     for at, count in ((0, 5), (5, 4)):
         memory = drafter.extend(memory, replace(seen(tokens, features, at, count, 5), start=at))
@@ -190,7 +190,7 @@ def decoder_of(
 
 
 def accepted(decoder: Decoder) -> float:
-    """The share of steps whose first draft was accepted."""
+    """Return the share of steps whose first draft was accepted."""
     _, results, _ = run(decoder, 40)
     return sum(len(r.tokens) - 1 for r in results[1:]) / (len(results) - 1)
 
@@ -199,7 +199,7 @@ def accepted(decoder: Decoder) -> float:
 def test_a_drafter_that_has_learned_the_text_is_accepted(
     name: str, model: nn.Module, trained: dict[str, Path]
 ) -> None:
-    """And is not if each token comes with the features of one position too early."""
+    """It is not accepted if each token comes with the features of the position before."""
     decoder = decoder_of(trained[name], model, BeamShape(1, 2))
     assert accepted(decoder) > 0.85
     assert isinstance(decoder.drafter, EagleDrafter)
@@ -218,7 +218,7 @@ def test_features_of_other_layers_are_accepted_less(
 
 
 def changed_config(folder: Path, to: Path, **changes: object) -> Path:
-    """A copy of the folder with other keys."""
+    """Copy the folder with these keys changed."""
     copied = Path(shutil.copytree(folder, to / "changed"))
     config = json.loads((copied / "config.json").read_text())
     (copied / "config.json").write_text(json.dumps(config | changes))
@@ -238,7 +238,7 @@ def changed_config(folder: Path, to: Path, **changes: object) -> Path:
 def test_it_remembers_true_features_alone(
     name: str, shapes: tuple[BeamShape, ...], model: nn.Module, trained: dict[str, Path]
 ) -> None:
-    """After any step, its cache is that of a fresh reading of the text's own features."""
+    """After any step, its cache equals one computed afresh from the text's own features."""
     target = Target(model)
     parts = [load(trained[part], target) for part in ([name] if name in trained else TRAINED)]
     drafter: Drafter = parts[0] if len(parts) == 1 else Combined(*parts)
@@ -262,7 +262,7 @@ def test_it_remembers_true_features_alone(
 
 @contextmanager
 def counted_calls(drafter: EagleDrafter) -> Iterator[list[int]]:
-    """The rows of every call of the drafter's network."""
+    """Return the number of rows of each call of the drafter's network."""
     rows, calls = drafter.rows, []
     honest_call, honest_run = rows.call, rows.run
 
@@ -289,7 +289,7 @@ def test_a_step_calls_the_network_once_for_each_drafted_token(
     assert isinstance(decoder.drafter, EagleDrafter)
     with counted_calls(decoder.drafter) as calls:
         _, results, _ = run(decoder, 20)
-    drafts = len(results) + 1  # after the prompt, after each step, and one that is not submitted
+    drafts = len(results) + 1  # after the prompt, after each step, and one not submitted
     assert calls[0] == len(PROMPT)
     assert len(calls) == 1 + drafts * (shape.length - 1)
     with counted_calls(decoder.drafter) as calls:
@@ -364,7 +364,7 @@ def test_a_seed_gives_the_text_of_plain_decoding_by_sample(
 def test_conversations_with_automatic_shapes_say_what_plain_ones_do(
     name: str, model: nn.Module, trained: dict[str, Path]
 ) -> None:
-    """Its memory goes from turn to turn, over a turn without drafts and beside prompt lookup."""
+    """Its memory persists over the turns, also over one without drafts and with prompt lookup."""
     drafter = load(trained[name], Target(model))
     session = Redrafter(model, byte_tokenizer(), drafter, lookup=True).session()
     plain = Redrafter(model, byte_tokenizer()).session()
@@ -489,7 +489,7 @@ def test_a_quantised_target_gives_features_in_its_own_dtype(trained: dict[str, P
 
 
 def test_a_level_costs_the_bytes_that_it_reads(model: nn.Module, trained: dict[str, Path]) -> None:
-    """Without an output layer of its own, a drafter reads the target's."""
+    """A drafter without its own output layer reads the target's."""
     three, one = (load(trained[name], Target(model)) for name in ("EAGLE-3", "EAGLE"))
     D, inner = HIDDEN, 40
     layer = D * (3 * inner + 2 * D) + D  # feed-forward, o_proj and q_proj of D columns, a norm

@@ -1,7 +1,7 @@
-"""EAGLE's logits beside those of other implementations, from the files that these write.
+"""EAGLE's logits against those of other implementations, from the files that these write.
 
-Run with `-m parity`. speculators (PyPI) and PyTorch have to be installed, and for the authors' own
-modules $EAGLE_REPOSITORY names a checkout of github.com/SafeAILab/EAGLE.
+Run with `-m parity`. speculators (PyPI) and PyTorch must be installed; for the authors' own
+modules, $EAGLE_REPOSITORY must name a checkout of github.com/SafeAILab/EAGLE.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def compare(
     tokens: list[int],
     levels: list[tuple[list[int], list[int], np.ndarray]],
 ) -> None:
-    """Each level's logits [W, V'] after its parents and tokens, in float32.
+    """Compare each level's logits [W, V'] after its parents and tokens, in float32.
 
-    features: [P, C] of the text; tokens: P + 1, the root last
+    features: [P, C] of the text
+    tokens:   P + 1, the root last
     """
     drafter = load(folder, Target(model))
     unread = np.zeros((P, HIDDEN * bool(drafter.config.layers)))
@@ -78,7 +79,7 @@ SPECULATORS = {
 def test_speculators(
     layout: str, changes: dict[str, object], model: nn.Module, tmp_path: Path
 ) -> None:
-    """Its own files, and the same tensors as the authors' training writes them."""
+    """Its own files, and the same tensors in the layout of the authors' training code."""
     pytest.importorskip("torch", reason="pip install torch")
     pytest.importorskip("speculators", reason="pip install speculators")
     given = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "vocab_size": VOCAB,
@@ -116,7 +117,7 @@ def test_speculators_loads_what_is_trained_here(model: nn.Module, tmp_path: Path
 
 
 def compare_with_speculators(theirs, folder: Path, model: nn.Module) -> None:  # type: ignore[no-untyped-def]
-    """Its logits along a text beside those of the drafter that its files make here."""
+    """Compare its logits along a text with those of our drafter, loaded from its files."""
     torch = importlib.import_module("torch")
     rng = np.random.default_rng(0)
     text = rng.integers(0, VOCAB, P + 3).tolist()
@@ -126,7 +127,7 @@ def compare_with_speculators(theirs, folder: Path, model: nn.Module) -> None:  #
     seen_logits = []
     theirs.lm_head.register_forward_hook(lambda _, __, out: seen_logits.append(out))
     with torch.no_grad():
-        # Later levels are teacher-forced: the last but `level` rows are those of one text.
+        # Later levels are teacher-forced: all rows but the last `level` are those of one text.
         padded = np.concatenate([features, rng.normal(size=(2, features.shape[1]))])
         theirs(
             hidden_states=torch.tensor(padded[None].astype(np.float32)),
@@ -140,7 +141,7 @@ def compare_with_speculators(theirs, folder: Path, model: nn.Module) -> None:  #
 
 
 def speculators_model(given: dict[str, object]):  # type: ignore[no-untyped-def]
-    """An Eagle3DraftModel of random weights."""
+    """Return an Eagle3DraftModel with random weights."""
     torch = importlib.import_module("torch")
     speculators = importlib.import_module("speculators")
     eagle3 = importlib.import_module("speculators.models.eagle3")
@@ -180,7 +181,7 @@ def randomise(model) -> None:  # type: ignore[no-untyped-def]
 
 
 def rename_layers(folder: Path) -> None:
-    """speculators' files as the authors' layout has them."""
+    """Rewrite speculators' files in the authors' layout."""
     weights = folder / "model.safetensors"
     tensors = dict(mx.load(str(weights)))  # type: ignore[arg-type]
     mx.eval(tensors)
@@ -220,7 +221,7 @@ AUTHORS = {
 def test_the_authors_modules(
     module: str, changes: dict[str, object], model: nn.Module, tmp_path: Path
 ) -> None:
-    """On a tree with branches, from a state that torch.save has written."""
+    """On a tree with branches, from a state written by torch.save."""
     authors = authors_modules(module)
     torch = importlib.import_module("torch")
     config = {"hidden_size": HIDDEN, "num_attention_heads": HEADS, "vocab_size": VOCAB,
@@ -229,7 +230,7 @@ def test_the_authors_modules(
               **changes}  # fmt: skip
     torch.manual_seed(0)
     settings = importlib.import_module("eagle.model.configs").EConfig(**config)
-    # Newer transformers keep these two under another name.
+    # Newer transformers rename these two.
     settings.rope_scaling, settings.pretraining_tp = None, 1
     if "rope_theta" in config:
         settings.rope_theta = config["rope_theta"]

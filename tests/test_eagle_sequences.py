@@ -1,4 +1,4 @@
-"""Whole texts as batches for EAGLE: what is trained on, after what, and who sees whom."""
+"""Batches of whole texts for EAGLE: training positions, their contexts, and attention masks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrafter_mlx.distill.forms.eagle_unrolled import UnrolledCache
 
 
 def random_text(prompt: int, answer: int, layers: int, seed: int, hard: bool = True) -> Text:
-    """A text of random tokens, and states as if a target had chosen them."""
+    """Return a text of random tokens, with random states in place of a target's."""
     rng = np.random.default_rng(seed)
     states = rng.normal(size=(prompt + answer - 1, (layers + 1) * HIDDEN)).astype(np.float32)
     tokens = rng.integers(0, VOCAB, prompt + answer).astype(np.int32)

@@ -1,4 +1,4 @@
-"""EAGLE in training: whole texts, the drafter's own guesses fed back, as it will draft."""
+"""EAGLE in training: whole texts, and the drafter's own guesses fed back as in drafting."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_soft_labels_are_the_targets_probabilities_of_the_label(model: nn.Module
 
 
 def written_texts(target: Target, answer: int = 40) -> list[Text]:
-    """Greedy answers, as a corpus has them."""
+    """Return greedy answers in the form of a corpus."""
     prompts = [[3, 5, 7, 11, 4], [9, 8, 7], [3, 5, 7, 11, 4, 2, 2, 6]]
     written = write_answers(target, prompts, [], answer, stop_at_loops=False)
     return [one.text(target) for one in written]
@@ -127,7 +127,7 @@ def fresh(target: Target, seed: int = 0) -> EagleStudent:
 
 
 def test_the_saved_files_are_those_of_speculators(model: nn.Module, tmp_path: Path) -> None:
-    """Their names and shapes, and what the equations make of them."""
+    """Compares their names and shapes, and their logits with the equations'."""
     target = Target(model)
     fresh(target).save(tmp_path)
     tensors = dict(mx.load(str(tmp_path / "model.safetensors")))  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def test_stored_states_of_whole_texts_equal_those_of_reading_them(
     for shard, held in zip(shards, (forgotten, texts), strict=True):
         save_shard(Shard(held, {}), shard, {})
     extras.add(target, byte_tokenizer(), shards[0], 0)
-    monkeypatch.setattr(target, "_read", None)  # whatever is read now fails
+    monkeypatch.setattr(target, "_read", None)  # any further reading fails
     extras.add(target, byte_tokenizer(), shards[1], 0, texts)
     for shard in shards:
         assert all(path.exists() for path in extras.files(shard))
@@ -252,7 +252,7 @@ def test_stored_states_of_whole_texts_equal_those_of_reading_them(
 
 
 def test_texts_that_are_only_read_are_kept_whole_too(model: nn.Module, tmp_path: Path) -> None:
-    """Their first token has no state, and of a prefix that two share, the second has the rest."""
+    """A first token has no state; of two texts with a shared prefix, the second adds the rest."""
     target, shard = Target(model).reading((0, 2)), tmp_path / "block-000000.safetensors"
     texts = ["read this text", "read this one", "and another"]
     read = ReadTexts(tuple(Conversation((text,)) for text in texts))
@@ -270,7 +270,7 @@ def test_texts_that_are_only_read_are_kept_whole_too(model: nn.Module, tmp_path:
 
 
 def test_simulated_steps_equal_those_of_decoding(model: nn.Module) -> None:
-    """Of a drafter that remembers the text; a wrong memory would draft otherwise."""
+    """For a drafter that remembers the text: with a wrong memory its drafts would differ."""
     target, student = Target(model), fresh(Target(model))
     drafter = EagleDrafter("EAGLE-3", student.network, target, student.vocabulary)
     shape, seen_steps = BeamShape(3, 4), []

@@ -1,4 +1,4 @@
-"""Joules a token, where the machine tells its power; nothing of it elsewhere."""
+"""Joules per token, on machines that report their power, and a refusal elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ done
 
 @pytest.fixture
 def powermetrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A chip that always takes four watts, for a user who may ask."""
+    """A fake program for a chip that always takes four watts, and a sudo that allows it."""
     log = tmp_path / "log"
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(os, "geteuid", lambda: 501)

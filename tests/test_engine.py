@@ -1,4 +1,4 @@
-"""The engine: many answers on one thread, each as if it were alone, whatever the others do."""
+"""The engine: many answers on one thread, each as if it were alone, unaffected by the others."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def redrafter(model: nn.Module) -> Iterator[Redrafter]:
 
 
 class Calls:
-    """The calls of a target, in their order: ("chunk", tokens) or ("step", batch rows)."""
+    """The calls of a target, in order: ("chunk", tokens) or ("step", batch rows)."""
 
     def __init__(self, redrafter: Redrafter) -> None:
         self.made: list[tuple[str, int]] = []
@@ -166,7 +166,7 @@ def test_without_drafts_the_drafter_is_never_called(model: nn.Module) -> None:
 
 
 def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.Module) -> None:
-    """Never two chunks in a row, and none larger than what running answers can wait for."""
+    """Never two chunks in a row, and none larger than running answers can wait for."""
     redrafter = make(model, None, prefill_seconds=1e-6)
     calls = Calls(redrafter)
     running = redrafter.stream([1, 2, 3], max_tokens=300)
@@ -188,7 +188,7 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> N
     calls, begun = Calls(redrafter), threading.Event()
 
     def on_prefill(read: int, _: int) -> None:
-        """The other one is submitted while the second chunk is read."""
+        """Wait, while the second chunk is read, for the other request."""
         if read == 64:
             begun.set()
             while redrafter.status.waiting == 0:
@@ -211,14 +211,14 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> N
 
 
 def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: nn.Module) -> None:
-    """Three prompts of ten tokens fit into the least chunk: one step passes, not three."""
+    """Three prompts of ten tokens fit into the smallest chunk: one step is taken, not three."""
     redrafter = make(model, None, prefill_seconds=1e-6)
     running = redrafter.stream([1, 2, 3], max_tokens=300)
     next(running)
     calls, submitted = Calls(redrafter), threading.Event()
 
     def on_prefill(read: int, total: int) -> None:
-        """The others are submitted while the first chunk of a long one is read."""
+        """Wait, while the first chunk of a long prompt is read, for the others."""
         if read < total:
             submitted.set()
             while redrafter.status.waiting < 3:
@@ -281,7 +281,7 @@ def test_a_cancelled_request_is_not_read_to_its_end(model: nn.Module) -> None:
     redrafter.close()
 
 
-# Texts that are kept
+# Cached prefixes
 
 
 def test_a_second_turn_reads_its_new_tokens_only(redrafter: Redrafter) -> None:
@@ -289,7 +289,7 @@ def test_a_second_turn_reads_its_new_tokens_only(redrafter: Redrafter) -> None:
     first = redrafter.generate(LONG[:300], max_tokens=20)
     again = [*first.prompt_ids, *first.token_ids, 1, 2, 3]
     responses = list(redrafter.stream(again, max_tokens=5))
-    # The last token that was emitted is not in the cache yet.
+    # The last emitted token is not in the cache yet.
     assert responses[0].cached_tokens == len(again) - 4
     assert calls.of("chunk")[-1] == 4
     assert [r.token for r in responses] == tokens_of(
@@ -298,7 +298,7 @@ def test_a_second_turn_reads_its_new_tokens_only(redrafter: Redrafter) -> None:
 
 
 def test_prompts_that_begin_alike_share_what_was_read(redrafter: Redrafter) -> None:
-    """Other requests' too, and all at once; without cache_prompt nothing is shared or kept."""
+    """Also across requests, and all at once; without cache_prompt nothing is shared or kept."""
     system = LONG[:100]
     assert next(redrafter.stream([*system, 1], max_tokens=1, cache_prompt=False)).cached_tokens == 0
     assert next(redrafter.stream([*system, 1], max_tokens=1)).cached_tokens == 0
@@ -318,7 +318,7 @@ def test_what_does_not_fit_is_refused_in_one_line_and_the_next_is_answered(
     model: nn.Module,
 ) -> None:
     redrafter = make(model, None, prefix_bytes=0)
-    short = redrafter.generate([1, 2], max_tokens=3)  # from then on a token's bytes are known
+    short = redrafter.generate([1, 2], max_tokens=3)  # from here on the bytes of a token are known
     budget = redrafter._worker._scheduler._memory
     budget._limit = mx.get_active_memory() + budget._work + int(600 * budget._slot)
     with pytest.raises(BusyError, match=r"500 tokens needs .* GB"):
@@ -381,7 +381,7 @@ def test_a_failure_ends_every_answer_with_an_error_and_the_engine_begins_anew(
 
 
 class Grammar:
-    """Allows everything, and raises at one of its calls."""
+    """A constraint that allows everything, and raises at one of its calls."""
 
     ended = False
 

@@ -1,4 +1,4 @@
-"""Drafters as other servers read them: names, shapes, keys and values, and what is refused."""
+"""Drafters exported for other servers: names, shapes, keys and values, and refusals."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read(folder: Path) -> tuple[dict[str, mx.array], dict[str, object]]:
 
 
 def converter_reads(config: dict[str, object]) -> set[str]:
-    """The tensors that TensorRT-LLM's converter looks for: hf_drafter in convert_checkpoint.py."""
+    """Return the tensors that TensorRT-LLM reads: hf_drafter in its convert_checkpoint.py."""
     layers = config["num_draft_layers"]
     assert isinstance(layers, int)
     names = {f"lm_head.{layers}.weight"}

@@ -1,4 +1,4 @@
-"""Which models fit which machine, from their configurations alone."""
+"""Which models fit which machine, judged by their configurations alone."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PUBLISHED = {
     "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.7, "qwen3-4b": 4.0, "qwen3-8b": 8.2, "qwen3-14b": 14.8,
     "qwen3-32b": 32.8, "mistral-7b": 7.25, "phi-3.5-mini": 3.82, "phi-4": 14.7,
 }  # fmt: skip
-"""Billions of parameters, as the models' pages give them."""
+"""Billions of parameters, as on the models' pages."""
 
 
 def matrices(model: object) -> int:
@@ -80,7 +80,7 @@ def test_a_gguf_files_bytes_are_those_of_the_model_in_memory_of_a_gpu(
     stored = stored_model(path)
     assert stored is not None
     assert stored.bits == {Q4_1: 4, Q8_0: 8}[kind]
-    norms = 5 * 64 * 4  # counted as stored
+    norms = 5 * 64 * 4  # norms are counted as stored
     assert stored.nbytes - norms == matrices(load_target(path).model)
 
 

@@ -20,7 +20,7 @@ _REFUSED, _ANSWERED = 3, 4
 
 @pytest.fixture(scope="module")
 def redrafter() -> Redrafter:
-    """A model that has computed, so that MLX's threads run."""
+    """A model that has computed, so that MLX's threads are running."""
     made = Redrafter(byte_model(), byte_tokenizer(), None)
     made.generate([5, 6, 7], max_tokens=4)
     return made

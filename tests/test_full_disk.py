@@ -1,4 +1,4 @@
-"""A disk that is full and a cache that cannot be used are named, and leave what was there."""
+"""A full disk or an unusable cache is named in the error, and existing files stay unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from redrafter_mlx.runtime.paths import cache_dir
 
 @contextmanager
 def no_room(limit: int = 100) -> Iterator[None]:
-    """No file may grow beyond so many bytes; the error names no file, as on a full disk."""
+    """Limit every file to `limit` bytes; the error names no file, as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""The library's door: answers, sessions, threads, asyncio, and what is refused."""
+"""The library's public interface: answers, sessions, threads, asyncio, and refusals."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_answer_equals_mlx_lms_stream_generate(model: nn.Module, redrafter: R
 
 
 def held_by_responses(redrafter: Redrafter, n: int, **options: object) -> int:
-    """Bytes of arrays that the responses of an answer of `n` tokens hold."""
+    """Return the bytes of arrays held by the responses of an answer of `n` tokens."""
     responses = list(redrafter.stream(PROMPT, max_tokens=n, **options))  # type: ignore[arg-type]
     assert len(responses) == n
     mx.synchronize()
@@ -72,7 +72,7 @@ def held_by_responses(redrafter: Redrafter, n: int, **options: object) -> int:
 
 def test_memory_is_flat_in_the_number_of_tokens(redrafter: Redrafter) -> None:
     shape = {"beam_width": 2, "beam_length": 4}
-    assert redrafter.generate(PROMPT, max_tokens=200).token_ids[199] >= 0  # compiled, warm
+    assert redrafter.generate(PROMPT, max_tokens=200).token_ids[199] >= 0  # compiles and warms up
     short, long = (held_by_responses(redrafter, n, **shape) for n in (20, 200))
     assert long - short < 180 * 4, "less than a number a token"
 
@@ -98,7 +98,7 @@ def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:
 
 
 def test_the_usual_shape_comes_with_the_nodes_that_its_steps_verified(model: nn.Module) -> None:
-    """Counted in the trees: a lookup often finds fewer drafts than a shape has room for."""
+    """Counted in the trees: prompt lookup often finds fewer drafts than a shape has room for."""
     responses = list(
         Redrafter(model, byte_tokenizer(), "lookup").stream([1, 2, 3] * 4, max_tokens=80)
     )
@@ -282,7 +282,7 @@ def test_every_turn_says_what_a_fresh_reading_of_the_conversation_would(
 def test_a_turn_reads_only_what_is_new(redrafter: Redrafter) -> None:
     session = redrafter.session()
     first = turn(session, "a rather long first message, to be read once")
-    # Random bytes may come back as other tokens; what was asked before is never read again.
+    # Random bytes may be encoded as other tokens again; but the prompt is never read again.
     last = turn(session, "and")[-1]
     assert first[-1].cached_tokens == 0
     assert last.cached_tokens >= first[0].prompt_tokens
@@ -328,7 +328,7 @@ def test_an_exception_in_the_consumer_leaves_the_session_consistent(redrafter: R
 def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
     redrafter: Redrafter, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C can come in any call of the target, the prompt's among them."""
+    """Ctrl-C can arrive in any call of the target, also in the prompt's."""
     session = redrafter.session()
     turn(session, "one")
     calls = 0
@@ -348,7 +348,7 @@ def test_an_interrupt_inside_a_step_leaves_the_session_consistent(
             patched.setattr(redrafter.target, name, interrupting(getattr(redrafter.target, name)))
         with pytest.raises(KeyboardInterrupt):
             turn(session, "two", 400)
-    answered = session.messages[2:]  # nothing, where no token came before the interrupt
+    answered = session.messages[2:]  # empty if the interrupt came before the first token
     assert [m["role"] for m in answered] in ([], ["user", "assistant"])
     assert all(m["content"] for m in answered)
     want = fresh_answer(redrafter, session, "three")
@@ -449,7 +449,7 @@ def test_any_thread_may_answer(model: nn.Module) -> None:
 
 
 def test_one_answer_may_be_read_from_several_threads(redrafter: Redrafter) -> None:
-    """As web frameworks do that hand each `next` of a generator to any thread of a pool."""
+    """As in web frameworks, which call each `next` of a generator in any thread of a pool."""
     want = redrafter.generate(PROMPT, max_tokens=30, temperature=1.0, seed=3).token_ids
     stream = redrafter.stream(PROMPT, max_tokens=30, temperature=1.0, seed=3, logprobs=True)
     got: list[int] = []

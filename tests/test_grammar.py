@@ -1,4 +1,4 @@
-"""Grammars: JSON for any schema that is taken, a clear error for any that is not."""
+"""Grammars: JSON for any supported schema, and a clear error for any other."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ids(text: str) -> list[int]:
 
 
 def allowed(mask: np.ndarray) -> str:
-    """The allowed characters; the end of the text as `$`."""
+    """Return the allowed characters, with `$` for the end of the text."""
     bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
     tokens = [t for t in np.flatnonzero(bits).tolist() if t < 256]
     end = "$" if bits[byte_tokenizer().eos_token_id] else ""
@@ -60,7 +60,7 @@ def allowed(mask: np.ndarray) -> str:
 
 
 def is_person(text: str) -> bool:
-    """By hand, without the library that made it."""
+    """Check an answer in plain Python, without the library that made it."""
     value: Any = json.loads(text)
     return (
         list(value) == ["name", "kind", "ages"]
@@ -99,7 +99,7 @@ def test_an_answer_matches_its_schema_and_is_the_same_without_drafts(
 
 
 def test_tokens_equal_mlx_lms_own_loop_with_a_fresh_matcher_for_each_of_them() -> None:
-    """The reference goes through the text from its start each time, and never back."""
+    """The reference matches the text from its start each time, and never rolls back."""
     vocabulary = from_tokenizer(byte_tokenizer()._tokenizer, 258)
     grammar = LLMatcher.grammar_from_json_schema(PERSON, overrides={"whitespace_pattern": " "})
 
@@ -134,7 +134,7 @@ def test_every_way_to_accept_drafts_keeps_to_the_schema(accept: str) -> None:
 
 @pytest.mark.parametrize("add_prefix", [True, False])
 def test_a_sentencepiece_vocabulary_writes_json_too(add_prefix: bool) -> None:
-    """With fewer pieces than the model has logits, and characters that only bytes can write."""
+    """With fewer pieces than the model has logits, and characters that only bytes can encode."""
     letters = ["\u2581", *map(chr, range(33, 127)), '{"', "ab", "\u2581ab"]
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *letters]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(letters)]
@@ -187,7 +187,7 @@ def test_what_is_forced_is_the_only_continuation() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 def test_grammars_penalties_and_neither_in_one_batch_are_each_as_alone(temperature: float) -> None:
-    """One of them, whose schema has no end, fails; the others do not notice."""
+    """One of them fails because its schema has no end; the others are unaffected."""
     endless = {"$ref": "#/$defs/x", "$defs": {"x": {"$ref": "#/$defs/x"}}}
     asked: list[dict[str, Any]] = [
         {"schema": PERSON},
@@ -253,7 +253,7 @@ def test_a_schema_that_no_text_can_match_is_an_error() -> None:
 
 
 def test_white_space_is_bounded() -> None:
-    """A model that likes nothing but white space would never end."""
+    """Otherwise a model that prefers white space would never end."""
     constraint = grammars().json_schema({"type": "object"})
     for token in ids('{"a":\n' + 20 * " "):
         constraint.advance(token)

@@ -1,7 +1,7 @@
 """Medusa heads and the MLP speculator against their authors' own code, on random weights.
 
-Run with `-m parity`. PyTorch and ibm-fms (PyPI) have to be installed, and $MEDUSA_REPOSITORY and
-$FMS_EXTRAS_REPOSITORY name checkouts of github.com/FasterDecoding/Medusa and
+Run with `-m parity`. PyTorch and ibm-fms (PyPI) must be installed, and $MEDUSA_REPOSITORY and
+$FMS_EXTRAS_REPOSITORY must name checkouts of github.com/FasterDecoding/Medusa and
 github.com/foundation-model-stack/fms-extras.
 """
 
@@ -34,7 +34,7 @@ HEADS = 5
 
 
 def repository(variable: str, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The checkout that an environment variable names, in sys.path."""
+    """Add the checkout named by an environment variable to sys.path, and return it."""
     pytest.importorskip("torch", reason="pip install torch==2.13.0")
     folder = os.environ.get(variable)
     if folder is None:
@@ -50,7 +50,7 @@ def loaded(folder: Path, target: Target) -> MemorylessDrafter:
 
 
 def closest(got: mx.array, want: Any, what: str) -> None:
-    """Asserts that two arrays are equal within 1e-4, and prints how near they are."""
+    """Assert that two arrays are equal within 1e-4, and print their largest difference."""
     difference = float(np.abs(np.array(got) - want.detach().numpy()).max())
     print(f"{what}: largest difference {difference:.1e}")
     assert difference < 1e-4
@@ -58,7 +58,7 @@ def closest(got: mx.array, want: Any, what: str) -> None:
 
 @pytest.fixture
 def medusa(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The authors' modules; those that belong to an older transformers are left out."""
+    """The authors' modules, without those that need an older transformers."""
     folder = repository("MEDUSA_REPOSITORY", monkeypatch) / "medusa" / "model"
     for name, path in (("medusa", folder.parent), ("medusa.model", folder)):
         package = ModuleType(name)
@@ -78,7 +78,7 @@ def medusa(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def with_heads(medusa: ModuleType, layers: int, own_outputs: bool) -> Any:
-    """The authors' model with random heads, on a target that gives its inputs as hidden states."""
+    """Return the authors' model with random heads; its target's hidden states are its inputs."""
     import torch
 
     torch.manual_seed(0)
@@ -100,7 +100,7 @@ def with_heads(medusa: ModuleType, layers: int, own_outputs: bool) -> Any:
     else:
         model = medusa.medusa_model_legacy.MedusaModel(Base(config), HEADS, layers, "")
     for parameter in model.medusa_head.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)  # blocks are the identity at first
+        torch.nn.init.normal_(parameter, std=0.3)  # blocks start as the identity
     return model
 
 
@@ -118,7 +118,7 @@ def test_medusa_heads_give_the_authors_logits(
     if pickled:
         torch.save(state, tmp_path / "medusa_lm_head.pt")
     else:
-        copies = {name: array.clone() for name, array in state.items()}  # layers are one module
+        copies = {name: array.clone() for name, array in state.items()}  # layers share one module
         save_file(copies, tmp_path / "medusa_lm_head.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({**AUTHORS, "medusa_num_layers": layers}))
     model = random_model("llama (mistral-style)")
@@ -156,7 +156,7 @@ def test_a_static_tree_holds_the_authors_candidates(
     assert sorted(tree.paths) == sorted(map(tuple, choices))
     levels = loaded(tmp_path, Target(random_model())).levels_of(mx.array(hidden), root, tree.depth)
     beams = static_tree(levels, root, tree)
-    got = [int(root.item())]  # theirs are in the order of length, then of ranks, as ours
+    got = [int(root.item())]  # both are ordered by length, then by ranks
     for depth in range(1, tree.depth + 1):
         got += beams.tokens[0, : len(tree.level(depth)), depth].tolist()
     assert got == want[0].tolist()
@@ -179,7 +179,7 @@ def test_the_mlp_speculator_gives_the_authors_logits(
     import torch
     from safetensors.torch import save_model
 
-    monkeypatch.setattr(serialization, "register_adapter", lambda *_: None)  # of an older ibm-fms
+    monkeypatch.setattr(serialization, "register_adapter", lambda *_: None)  # for an older ibm-fms
     speculator = importlib.import_module("fms_extras.models.speculator")
     torch.manual_seed(0)
     theirs = speculator.MLPSpeculator(HIDDEN, inner, VOCAB, HEADS, tied, scaled)
@@ -187,7 +187,7 @@ def test_the_mlp_speculator_gives_the_authors_logits(
     for norm in theirs.ln:
         torch.nn.init.normal_(norm.weight, mean=1, std=0.2)
         torch.nn.init.normal_(norm.bias, std=0.2)
-    if prefix:  # as for transformers, where tied weights are stored once
+    if prefix:  # transformers' format, with tied weights stored once
         whole = torch.nn.Module()
         whole.speculator = theirs
         save_model(whole, str(tmp_path / "model.safetensors"))

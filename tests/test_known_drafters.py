@@ -1,4 +1,4 @@
-"""Published drafters: which model they are for, what `drafters` lists, and what "auto" takes."""
+"""Published drafters: their targets, the list of `drafters`, and the choice of "auto"."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_disk(root: Path) -> Path:
-    """The known drafter in the Hub's cache."""
+    """Put the known drafter into the Hub's cache."""
     repo = root / "hub" / f"models--{REPO.replace('/', '--')}"
     folder = repo / "snapshots" / ("0" * 40)
     save_drafter(random_drafter(), folder)

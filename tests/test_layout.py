@@ -1,4 +1,4 @@
-"""Imports run strictly downwards through the rooms of the house, at the top of a file or within."""
+"""Imports run strictly downwards through the layers of packages, anywhere in a file."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROOMS = (
     "bench",
     "cli",
 )
-"""From the ground up: a room imports from those before it, and from itself."""
+"""Packages, lowest first: each imports only from itself and from those before it."""
 
 FLOORS = {
     "bench": ("statistics", "measure", "analyse", "show", "papers"),
@@ -50,13 +50,13 @@ FLOORS = {
         "run",
     ),
 }
-"""The same within a room that has folders of its own."""
+"""The same order within a package that has folders."""
 
 CHECKOUT = Path(__file__).parent.parent
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Every module's name below redrafter_mlx, such as `target.model`, and its file."""
+    """Yield the name of each module below redrafter_mlx, such as `target.model`, and its file."""
     for folder, prefix in (("redrafter_mlx", ""), *((f, f) for f in ("cli", "bench", "weights"))):
         for path in (CHECKOUT / folder).rglob("*.py"):
             parts = path.relative_to(CHECKOUT / folder).with_suffix("").parts
@@ -66,7 +66,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def all_imports(path: Path) -> Iterator[str]:
-    """Every module that a file imports."""
+    """Yield every module that a file imports."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             yield node.module
@@ -75,7 +75,7 @@ def all_imports(path: Path) -> Iterator[str]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """What a file imports of this package, `` for the package root."""
+    """Yield what a file imports of this package, `` for the package root."""
     for name in all_imports(path):
         if name.split(".")[0] == "redrafter_mlx":
             yield name.removeprefix("redrafter_mlx").lstrip(".")

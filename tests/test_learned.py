@@ -1,4 +1,4 @@
-"""What answers taught is there for the next process."""
+"""What auto-tuning has learned from answers is available to the next process."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_what_steps_took_is_known_to_the_next_process_and_how_slow_it_is_now_is_
 
 
 def test_a_wrong_profile_misleads_one_process_and_not_the_next() -> None:
-    """Two rows seem to be free, and cost half as much again."""
+    """Two rows seem to cost almost nothing more, but cost half as much again."""
     believed = machine(lambda rows: 20.0 + 2.0 * rows)
     true = machine(lambda rows: 22.0 if rows == 1 else 30.0 + 2.0 * rows)
     paces = {}

@@ -1,4 +1,4 @@
-"""A folder of safetensors: what mlx-lm loads, in the arithmetic asked for, or why not."""
+"""A folder of safetensors: what mlx-lm loads, in the requested arithmetic, or why not."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_quantised_folder_is_not_quantised_otherwise(tmp_path: Path, tokenizer_j
 
 
 def test_quantising_on_load_leaves_what_does_not_divide(folder: Path) -> None:
-    """Rows of 64 divide into groups of 64; rows of 96 do not and stay, as in mlx-lm."""
+    """Rows of 64 divide into groups of 64; rows of 96 do not and stay unquantised, as in mlx-lm."""
     loaded = load_target(folder, quantize=4)
     assert loaded.source.bits == 4
     assert "scales" in loaded.model.layers[0].mlp.up_proj

@@ -1,4 +1,4 @@
-"""Prompt lookup: what is found, what is made of it, and that nothing is lost by it."""
+"""Prompt lookup: the matches, the drafts made of them, and that output stays exact."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LOOKUP = Lookup()
 
 
 def found(text: list[int], lookup: Lookup, W: int, drafts: int) -> list[tuple[int, list[int]]]:
-    """The length and the continuation of the W best earlier occurrences, by looking everywhere."""
+    """Return the length and continuation of the W best earlier matches, by exhaustive search."""
     longest, everything = len(lookup.accepted), []
     for place in range(len(text) - 1):
         alike = 0
         while alike < longest and alike <= place and text[place - alike] == text[-1 - alike]:
             alike += 1
         continued = list(text)
-        for i in range(drafts):  # drafts join the text, so that a loop goes on
+        for i in range(drafts):  # drafts are appended, so that a loop continues
             continued.append(continued[place + 1 + i])
         everything.append((alike, place, continued[len(text) :]))
     best: list[tuple[int, list[int]]] = []
@@ -72,7 +72,7 @@ def test_a_loop_is_drafted_to_any_length() -> None:
 
 
 def test_an_index_learns_how_far_the_matches_of_its_text_hold() -> None:
-    """The same two tokens are followed by another one each time, or always by the same."""
+    """The same two tokens are followed by a different token each time, or always by the same."""
     fickle = TextIndex(LOOKUP, [])
     for i in range(60):
         fickle.extend([1, 2, 10 + i])
@@ -90,7 +90,7 @@ def drafters(target: Target) -> list[Drafter | None]:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tokens_equal_autoregression(shape: BeamShape) -> None:
-    """A tiny model soon loops, so copies are accepted; a random drafter's drafts almost never."""
+    """A tiny model soon loops, so copies are accepted; a random drafter's drafts seldom are."""
     model = random_model()
     target = Target(model)
     want = plain_tokens(model, [3, 5, 7], 60)
@@ -110,7 +110,7 @@ def test_tokens_equal_autoregression(shape: BeamShape) -> None:
 def test_a_step_with_copies_reads_no_more_on_the_host(
     shape: BeamShape, sampling: SamplingParams
 ) -> None:
-    """The one report of every step."""
+    """Only the one report of every step is read."""
     target = Target(random_model())
     for used in drafters(target):
         decoder = Decoder(target, used, shape, sampling, lookup=LOOKUP)
@@ -134,10 +134,10 @@ def test_a_seed_gives_the_same_text_with_copies_and_without() -> None:
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])
 def test_copies_are_verified_by_every_lossless_method(accept: str) -> None:
-    """A drafter beside the lookup takes no copy away where drafts are drawn for rejection."""
+    """A drafter next to prompt lookup displaces no copy, even if drafts are drawn for rejection."""
     model = random_model(vocab_size=12)
     target = Target(model)
-    sampling = SamplingParams(0.2, accept=accept)  # so sure that it repeats itself
+    sampling = SamplingParams(0.2, accept=accept)  # certain enough to repeat itself
     drafter = random_drafter(vocab_size=12).bind(target)
     decoder = Decoder(target, drafter, BeamShape(3, 4), sampling, lookup=LOOKUP)
     _, results = run(decoder, [3, 5, 7], 80, seed=1)
@@ -146,7 +146,7 @@ def test_copies_are_verified_by_every_lossless_method(accept: str) -> None:
 
 
 def test_certain_drafts_are_sampled_where_rejection_is_asked_for() -> None:
-    """A test of a certain draft keeps it as often as a draw of the target falls on it."""
+    """A draft of probability 1 is accepted as often as a sample of the target equals it."""
     target = Target(random_model(vocab_size=12))
     texts = []
     for accept in ("sample", "rejection"):
@@ -163,19 +163,19 @@ def test_a_text_without_repeats_has_no_drafts() -> None:
 
 
 def line(tokens: list[int], score: float) -> Beams:
-    """One candidate, each of whose drafts has the log-probability `score` more."""
+    """Return one candidate; each further draft changes its log probability by `score`."""
     scores = [score * i for i in range(len(tokens))]
     return Beams(mx.array([[tokens]]), mx.array([[scores]], mx.float32))
 
 
 def copies_of(text: list[int], shape: BeamShape) -> Beams:
-    """What an index proposes after a text."""
+    """Return the beams that an index proposes after a text."""
     return copy_beams([TextIndex(LOOKUP, text).copies(1, shape.length - 1)], text[-1:], shape)
 
 
 @pytest.mark.parametrize(("sure", "kept"), [(-0.01, {40, 41}), (-9.0, {7, 8})])
 def test_a_mixed_tree_keeps_the_likelier_branches(sure: float, kept: set[int]) -> None:
-    """Room for two drafts: those of the side that is surer."""
+    """There is room for two drafts: those with the higher probability are kept."""
     shape = BeamShape(2, 3, 3)
     copies = copies_of([5, 6, 7, 8, 5, 6], shape)
     tree, _ = tree_of_copies(copies, shape, line([6, 40, 41], sure))
@@ -184,7 +184,7 @@ def test_a_mixed_tree_keeps_the_likelier_branches(sure: float, kept: set[int]) -
 
 @pytest.mark.parametrize(("sure", "first"), [(-0.05, 40), (-3.0, 7)])
 def test_a_single_beam_is_the_one_that_promises_more(sure: float, first: int) -> None:
-    """Two matching tokens speak for 7 with about one half."""
+    """A match of two tokens gives 7 a probability of about one half."""
     shape = BeamShape(1, 3)
     copies = copies_of([5, 6, 7, 8, 5, 6], shape)
     tree, _ = tree_of_copies(copies, shape, line([6, 40, 41], sure))
@@ -221,7 +221,7 @@ def test_drawn_drafts_give_way_only_to_copies_that_promise_more_than_they_have_b
 
 
 def test_a_session_looks_up_what_earlier_turns_said() -> None:
-    """The text is the whole conversation, though only the new turn's tokens are read again."""
+    """The searched text is the whole conversation, although only the new turn's tokens are read."""
     drafted = Redrafter(byte_model(seed=2), byte_tokenizer(), LOOKUP).session()
     plain = Redrafter(byte_model(seed=2), byte_tokenizer()).session()
     for turn in ("hello there", "hello again", "hello there"):

@@ -1,6 +1,6 @@
 """Which acceptance methods keep the target's distribution, by exact enumeration and chi-square.
 
-A test of the tests is here too: the schemes that are known to be wrong must fail it.
+The tests themselves are tested, too: schemes that are known to be wrong must fail.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from redrafter_mlx.target.model import Target
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
 LARGE_V = 16
-"""The vocabulary of the exhaustive tests: 4,096 sequences."""
+"""Vocabulary size of the exhaustive tests: 4,096 sequences."""
 
 PROMPT = [1, 4]
 
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Thousands of rows of a few tokens each: attention over unused capacity is all the cost."""
+    """Shrink the buffers: with thousands of short rows, unused capacity would dominate the cost."""
     monkeypatch.setattr("redrafter_mlx.target.kv_cache.EXTENT_STEP", 4)
     monkeypatch.setattr("redrafter_mlx.target.kv_cache.CAPACITY_STEP", 16)
 
@@ -52,7 +52,7 @@ def tiny_target(vocabulary: int = V) -> tuple[nn.Module, Target]:
 
 @cache
 def exact_joint(params: SamplingParams, vocabulary: int = V) -> np.ndarray:
-    """The probability of every sequence of N_TOKENS after the prompt, by enumeration."""
+    """Return the probability of every sequence of N_TOKENS after the prompt, by enumeration."""
     model, _ = tiny_target(vocabulary)
     joint = np.ones((vocabulary,) * N_TOKENS)
     for path in itertools.product(range(vocabulary), repeat=N_TOKENS):
@@ -70,7 +70,7 @@ def drawn(
     vocabulary: int = V,
     prefixes: Prefixes = "all",
 ) -> np.ndarray:
-    """How often each sequence was decoded."""
+    """Return how often each sequence was decoded."""
     _, target = tiny_target(vocabulary)
     drafter = drafter or random_drafter(vocab_size=vocabulary).bind(target)
     decoder = Decoder(target, drafter, shape, params, prefixes=prefixes)
@@ -96,7 +96,7 @@ def fits(
     vocabulary: int = V,
     prefixes: Prefixes = "all",
 ) -> bool:
-    """Whether the drawn sequences pass for draws from the exact joint distribution."""
+    """Whether the decoded sequences fit the exact joint distribution."""
     counts = drawn(shape, params, batches, drafter, vocabulary, prefixes)
     plain = SamplingParams(params.temperature, params.top_p, params.top_k, params.min_p)
     expected = exact_joint(plain, vocabulary) * counts.sum()
@@ -137,9 +137,9 @@ def test_lossless_methods_keep_filtered_distributions(
 def drawn_with_copies(
     shape: BeamShape, params: SamplingParams, drafts: bool, as_drawn: bool = False
 ) -> np.ndarray:
-    """How often each sequence was decoded, every second tree being one of copies.
+    """Return how often each sequence was decoded; every second tree consists of copies.
 
-    as_drawn: keep what was drawn beside the copies, as if they had been drawn from it
+    as_drawn: treat the copies as if they had been drawn from the drafter's distribution
     """
     _, target = tiny_target()
     drafter = random_drafter(vocab_size=V).bind(target) if drafts else None
@@ -181,13 +181,13 @@ def fits_the_target(counts: np.ndarray) -> bool:
 def test_lossless_methods_keep_the_joint_distribution_with_copies(
     accept: AcceptMethod, drafts: bool
 ) -> None:
-    """Every token of the vocabulary may occur in the text before, and so be copied."""
+    """Every token of the vocabulary may occur in the text before, and so may be copied."""
     params = SamplingParams(1.0, accept=accept)
     assert fits_the_target(drawn_with_copies(BeamShape(3, 3), params, drafts))
 
 
 def test_copies_that_are_taken_for_drawn_ones_fail() -> None:
-    """Testing copies as if they had come from the drafter's distribution."""
+    """The wrong scheme: test copies as if they had come from the drafter's distribution."""
     params = SamplingParams(1.0, accept="rejection")
     assert not fits_the_target(drawn_with_copies(BeamShape(3, 3), params, True, as_drawn=True))
 
@@ -197,7 +197,7 @@ def test_rejection_keeps_the_distribution_when_the_tree_is_cut_short() -> None:
 
 
 def test_rejection_keeps_the_distribution_with_a_draft_vocabulary() -> None:
-    """What cannot be drafted is emitted as often as what can."""
+    """Tokens that cannot be drafted keep their probabilities, too."""
     _, target = tiny_target()
     drafter = random_drafter(vocab_size=V, draft_vocab_size=3)
     drafter.draft_vocab = mx.array([4, 0, 2])
@@ -229,7 +229,7 @@ def test_every_shape_temperature_and_filter_with_a_hundred_thousand_draws(
 
 
 def test_typical_acceptance_is_not_lossless() -> None:
-    """As documented; a distribution test that passes it would be blind."""
+    """As documented; a distribution test that it passes would be useless."""
     params = SamplingParams(1.0, accept="typical", epsilon=0.05, delta=0.5)
     assert not params.lossless
     assert not fits(BeamShape(3, 3), params)
@@ -242,9 +242,9 @@ def longest_of_independent_beams(
     keys: mx.array,
     width: int,
 ) -> Acceptance:
-    """The wrong scheme: test every node by itself, take the longest path that passed.
+    """The wrong scheme: test every node by itself, and take the longest path that passes.
 
-    The bonus token is drawn from the residual of the node where it ends, as if nothing else had
+    The bonus token is drawn from the residual of the path's last node, as if nothing else had
     been tried.
     """
     del width
@@ -268,7 +268,7 @@ def longest_of_independent_beams(
 
 
 def test_the_longest_of_independently_tested_beams_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the paper's own MLX code does."""
+    """The scheme of the paper's own MLX code."""
     monkeypatch.setattr(
         "redrafter_mlx.decoding.verdict.accept_rejection", longest_of_independent_beams
     )
@@ -276,7 +276,7 @@ def test_the_longest_of_independently_tested_beams_fails(monkeypatch: pytest.Mon
 
 
 def test_drafts_drawn_before_the_filters_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rejection against a q that is not what the drafts were drawn from."""
+    """Rejection against a q from which the drafts were not drawn."""
     honest = rejection.draw_drafts
 
     def unfiltered_q(*args: object) -> rejection.SampledDrafts:
@@ -290,7 +290,7 @@ def test_drafts_drawn_before_the_filters_fail(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_drafts_from_the_targets_own_distribution_are_always_accepted() -> None:
-    """With q = p rejection accepts everything, which drawing at the nodes does not."""
+    """With q = p rejection accepts everything; sampling at the nodes does not."""
     rng = np.random.default_rng(0)
     logits = mx.array(rng.normal(size=(1, 1, V)).astype(np.float32))
     params = SamplingParams(1.0, accept="rejection")
@@ -321,7 +321,7 @@ def test_drafts_from_the_targets_own_distribution_are_always_accepted() -> None:
 
 
 def test_stochastic_beams_are_drawn_without_replacement() -> None:
-    """Pairs of children of the root: how often each ordered pair comes, against q."""
+    """Compares the frequency of each ordered pair of the root's children with q."""
     _, target = tiny_target()
     bound = random_drafter(vocab_size=V).bind(target)
     rows = 20_000

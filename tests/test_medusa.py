@@ -1,4 +1,4 @@
-"""Medusa heads: every published layout, against the formula, and exact in the text they give."""
+"""Medusa heads: every published layout, compared with the formula, and exact output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TOKEN_MAP = [90, 3, 17, 4, 55, 8, 61, 33, 2, 96]
 def authors_tensors(
     layers: int = 1, D: int = HIDDEN, V: int = VOCAB, seed: int = 0
 ) -> dict[str, mx.array]:
-    """Random heads under the authors' names."""
+    """Return random heads under the authors' names."""
     rng = np.random.default_rng(seed)
 
     def drawn(*shape: int) -> mx.array:
@@ -56,7 +56,7 @@ def authors_tensors(
 def expected(
     tensors: dict[str, mx.array], hidden: np.ndarray, k: int, head: mx.array | None = None
 ) -> np.ndarray:
-    """The logits of head k, by the formula: h <- h + silu(W h + b), L h."""
+    """Return the logits of head k, by the formula: h <- h + silu(W h + b), L h."""
     w = {name: np.array(array) for name, array in tensors.items()}
     layer = 0
     while f"{k}.{layer}.linear.weight" in w:
@@ -67,7 +67,7 @@ def expected(
 
 
 def write(folder: Path, tensors: dict[str, mx.array], **config: object) -> Path:
-    """A drafter's folder with this config.json."""
+    """Write a drafter's folder with this config.json."""
     folder.mkdir(exist_ok=True)
     name = "model" if "num_hidden_layers" in config else "medusa_lm_head"
     mx.save_safetensors(str(folder / f"{name}.safetensors"), tensors)
@@ -87,7 +87,7 @@ def random_heads(folder: Path, target: Target, **changes: int) -> MedusaDrafter:
 
 
 def check_logits(drafter: MedusaDrafter, want: list[np.ndarray], hidden: np.ndarray) -> None:
-    """Three levels equal `want`, and those after the first are the same for every beam."""
+    """Check that three levels equal `want`, and that later levels are the same for every beam."""
     levels = drafter.levels_of(mx.array(hidden), mx.array([3, 5]), HEADS)
     np.testing.assert_allclose(levels.first()[:, 0], want[0], rtol=1e-4, atol=1e-4)
     for level in want[1:]:
@@ -97,7 +97,7 @@ def check_logits(drafter: MedusaDrafter, want: list[np.ndarray], hidden: np.ndar
 
 
 def vllms_names(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
-    """The same under the names that vLLM gives them."""
+    """Return the tensors under vLLM's names."""
     named = {}
     for name, array in tensors.items():
         k, layer, *rest = name.split(".")
@@ -123,7 +123,7 @@ VLLM = {
 
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_authors_heads_are_counted_and_compute_the_formula(tmp_path: Path, layers: int) -> None:
-    """config.json says 2 heads, as that of the authors' Vicuna-7B does."""
+    """config.json states 2 heads, as that of the authors' Vicuna-7B does."""
     tensors = authors_tensors(layers)
     drafter = loaded(write(tmp_path, tensors, **AUTHORS), Target(random_model()))
     assert drafter.most_length == drafter.max_length == HEADS + 1
@@ -187,7 +187,7 @@ def test_vllms_token_map_says_what_each_output_stands_for(tmp_path: Path, cut: b
 
 
 def test_a_token_map_of_the_whole_vocabulary_is_not_used(tmp_path: Path) -> None:
-    """As in vLLM, whose files have one in any case."""
+    """As in vLLM, whose files always have a token map."""
     tensors = {**vllms_names(authors_tensors()), "token_map": mx.arange(VOCAB)[::-1]}
     drafter = loaded(write(tmp_path, tensors, **VLLM), Target(random_model()))
     hidden = np.random.default_rng(1).normal(size=(2, HIDDEN)).astype(np.float32)
@@ -195,7 +195,7 @@ def test_a_token_map_of_the_whole_vocabulary_is_not_used(tmp_path: Path) -> None
 
 
 def medusa_two(folder: Path) -> Path:
-    """A whole model with heads in it, as Medusa-2's training writes it, and a tokenizer."""
+    """Write a whole model that contains heads, as Medusa-2's training does, and a tokenizer."""
     model = byte_model()
     heads = {f"medusa_head.{n}": a for n, a in authors_tensors(V=258).items()}
     trunk = dict(tree_flatten(model.parameters()))
@@ -224,7 +224,7 @@ def test_a_whole_model_is_the_target_of_its_own_heads(tmp_path: Path) -> None:
 
 
 def exact_heads(folder: Path, target: Target) -> MedusaDrafter:
-    """Of the chained target: head k reads the state before the root, so it looks k + 2 ahead."""
+    """Return heads for the chained target; head k reads the state before the root: k + 2 ahead."""
     tensors = {}
     for k in range(HEADS):
         tensors[f"{k}.0.linear.weight"] = mx.zeros((HIDDEN, HIDDEN))
@@ -249,7 +249,7 @@ def test_exact_heads_are_accepted_whole(tmp_path: Path, shape: BeamShape) -> Non
 def test_beside_a_drafter_that_remembers_heads_read_the_newest_of_several_positions(
     tmp_path: Path,
 ) -> None:
-    """And where the beams are longer than there are heads, the other one drafts on alone."""
+    """If the beams are longer than the number of heads, the other drafter continues alone."""
     target = Target(chained_target.chained_model())
     other = drafter_for(target, random_model(vocab_size=chained_target.V))
     both = Combined(other, exact_heads(tmp_path, target))
@@ -284,7 +284,7 @@ def test_automatic_shapes_lookup_and_bits_keep_the_text(tmp_path: Path) -> None:
 
 
 def test_no_shape_is_longer_than_the_heads_draft(tmp_path: Path) -> None:
-    """Beside lookup one may be: copies of the text have any length."""
+    """With prompt lookup a shape may be longer: copies of the text have any length."""
     write(tmp_path, authors_tensors(V=258))
     model = byte_model()
     alone = Redrafter(model, byte_tokenizer(), str(tmp_path))

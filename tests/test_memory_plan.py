@@ -1,4 +1,4 @@
-"""A run's memory follows from bytes, and is what the dry run says."""
+"""The memory of a training run follows from its byte counts, and the dry run reports it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a training run: each step once whatever stopped it, and pictures of it."""
+"""The log of a training run: each step once, even after interruptions, and its pictures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluation(n: int, best: bool = True) -> Evaluation:
 
 
 def run(first: int, last: int) -> list[Event]:
-    """Steps from `first` to `last`, with an evaluation after every third."""
+    """Log the steps from `first` to `last`, with an evaluation after every third."""
     events: list[Event] = []
     for n in range(first, last + 1):
         events.append(step(n, loss=10 / n))
@@ -51,12 +51,12 @@ def write(folder: Path, events: list[Event], steps_made: int = 0) -> None:
 
 
 def read(folder: Path) -> list[tuple[str, int]]:
-    """Kind and step of each event in the log."""
+    """Return kind and step of each event in the log."""
     return [(record["event"], record["step"]) for record in read_metrics(folder)]
 
 
 def named(events: list[Event]) -> list[tuple[str, int]]:
-    """The same of events."""
+    """Return kind and step of these events."""
     return [("step" if isinstance(e, Step) else "evaluation", e.step) for e in events]
 
 
@@ -90,7 +90,7 @@ def test_a_line_is_in_the_file_before_the_next_event(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("checkpoint", [1, 3, 10])
 def test_resumed_log_equals_the_unbroken_one(tmp_path: Path, checkpoint: int) -> None:
-    """Whatever step the last checkpoint holds, each step is there once."""
+    """Each step is logged once, independent of the last checkpoint's step."""
     write(tmp_path, run(1, 10))
     write(tmp_path, run(checkpoint + 1, 20), steps_made=checkpoint)
     assert read(tmp_path) == named(run(1, 20))
@@ -103,7 +103,7 @@ def test_new_run_begins_an_empty_log(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_ahead_of_the_log_appends_to_it(tmp_path: Path) -> None:
-    """After a power cut the checkpoint may know of steps that the log lost."""
+    """After a power cut the checkpoint may include steps that the log has lost."""
     write(tmp_path, run(1, 5))
     write(tmp_path, run(9, 10), steps_made=8)
     assert read(tmp_path) == named([*run(1, 5), *run(9, 10)])
@@ -138,7 +138,7 @@ def test_half_written_last_line_is_removed(tmp_path: Path, cut: int) -> None:
 
 
 def test_zeros_after_the_last_line_are_removed(tmp_path: Path) -> None:
-    """What some file systems leave where a write was not finished."""
+    """Some file systems leave zeros after an unfinished write."""
     path = tmp_path / METRICS
     write(tmp_path, run(1, 4))
     whole = path.read_bytes()
@@ -195,11 +195,11 @@ def test_log_survives_a_process_that_is_killed(tmp_path: Path) -> None:
     assert read(tmp_path) == [("step", n) for n in range(1, 51)]
 
 
-# Files that appear whole
+# Atomic writes
 
 
 def test_a_small_text_file_is_its_owners_alone(tmp_path: Path) -> None:
-    """Conversations are saved by it, whatever the umask lets others read."""
+    """Conversations are stored in such files, so the umask must not expose them."""
     path = tmp_path / "new" / "chat.json"
     for text in ("first", "second"):
         write_private_text(path, text)
@@ -257,7 +257,7 @@ def test_pictures_are_drawn_of_what_there_is(tmp_path: Path) -> None:
 
 
 def test_pictures_show_every_position_and_width(tmp_path: Path) -> None:
-    """The lines drawn are the log's numbers."""
+    """The drawn lines are the log's numbers."""
     pytest.importorskip("matplotlib")
     from redrafter_mlx.distill.report.plots import _accuracy, _loss
 
@@ -268,7 +268,7 @@ def test_pictures_show_every_position_and_width(tmp_path: Path) -> None:
     drawn = {str(line.get_label()): list(line.get_ydata()) for line in right.lines}
     assert drawn["beam width 1"] == [1.5, 1.5]
     assert drawn["beam width 4"] == [2.0, 2.0]
-    assert list(right.lines[-1].get_xdata()) == [10, 10]  # the one that was saved
+    assert list(right.lines[-1].get_xdata()) == [10, 10]  # the saved one
     assert list(_loss(steps).axes[0].lines[0].get_ydata()) == [3.0, 2.0]
 
 

@@ -1,4 +1,4 @@
-"""IBM's MLP speculator against its formula, its files, and the text that it gives."""
+"""IBM's MLP speculator against its formula, its files, and its output."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEADS, INNER = 3, 24
 def stored_tensors(
     D: int = INNER, V: int = VOCAB, H: int = HIDDEN, tied: bool = False
 ) -> dict[str, mx.array]:
-    """A random speculator as fms-extras stores it; tied weights under the name of each head."""
+    """Return a random speculator as fms-extras stores it; tied weights have each head's name."""
     rng = np.random.default_rng(0)
 
     def drawn(*shape: int) -> mx.array:
@@ -82,7 +82,7 @@ def gelu(x: np.ndarray) -> np.ndarray:
 def expected(
     tensors: dict[str, mx.array], hidden: np.ndarray, path: list[int], scale_input: bool, D: int
 ) -> np.ndarray:
-    """The logits after a path of tokens, the root first, by the formula of fms-extras."""
+    """Return the logits after a path of tokens, the root first, by the formula of fms-extras."""
     w = {name: np.array(array) for name, array in tensors.items()}
     sw = 0.5 ** (0.5 / HEADS)
     ew = math.sqrt((1 - sw**2) * D / 2)
@@ -99,7 +99,7 @@ def expected(
 def test_logits_of_three_levels_equal_the_formula(
     tmp_path: Path, tied: bool, scale_input: bool, prefix: str
 ) -> None:
-    """Along two beams that part after the root and change places after the next token."""
+    """Along two beams that differ after the root and swap places after the next token."""
     tensors = stored_tensors(tied=tied)
     folder = write(tmp_path, tensors, prefix, tie_weights=tied, scale_input=scale_input)
     drafter = loaded(folder, Target(random_model()))
@@ -144,7 +144,7 @@ def test_an_inner_size_of_zero_is_that_of_the_target(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("knows", ["tokens", "state"])
 def test_an_exact_speculator_is_accepted_whole(tmp_path: Path, knows: str) -> None:
-    """One that reads the last drafted token, and one that reads the state before the root."""
+    """One speculator reads the last drafted token, the other the state before the root."""
     model = chained_target.chained_model()
     V, unit = chained_target.V, mx.eye(chained_target.V, HIDDEN)
     of_tokens = knows == "tokens"

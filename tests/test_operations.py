@@ -1,4 +1,4 @@
-"""How many operations a step launches: what a GPU pays for each of them needs no clock."""
+"""Number of operations that a step launches: their cost on a GPU, without a clock."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def launched(arrays: list[mx.array]) -> int:
 
 
 def step_operations(shape: BeamShape, layers: int) -> tuple[int, int]:
-    """Of one greedy step: what the host waits for, and the drafts for the next step."""
+    """Count a greedy step's operations: those the host waits for, and those of the next drafts."""
     target = Target(random_model(num_hidden_layers=layers))
     drafter = None if shape == PLAIN else random_drafter().bind(target)
     decoder = Decoder(target, drafter, shape, SamplingParams())
@@ -45,7 +45,7 @@ def step_operations(shape: BeamShape, layers: int) -> tuple[int, int]:
 
 
 def model_operations(tokens: int, layers: int) -> int:
-    """Of the model's own call after the same prompt."""
+    """Count the operations of the model's own call after the same prompt."""
     model = random_model(num_hidden_layers=layers)
     cache = make_prompt_cache(model)
     mx.eval(model(mx.array([_PROMPT]), cache=cache))
@@ -65,7 +65,7 @@ def test_a_layer_of_a_verification_launches_no_more_than_the_models_own(shape: B
 def test_what_a_verification_launches_beside_its_layers_is_little(
     shape: BeamShape, most: int
 ) -> None:
-    """Embedding, positions, mask, norm, head, verdict and the cache's order."""
+    """Embedding, positions, mask, norm, head, acceptance and the order of the cache."""
     one, two = (step_operations(shape, layers)[0] for layers in (1, 2))
     assert one - (two - one) <= most
 
@@ -73,7 +73,7 @@ def test_what_a_verification_launches_beside_its_layers_is_little(
 def test_beams_and_nodes_launch_nothing_of_their_own() -> None:
     assert step_operations(BeamShape(2, 4), 2)[0] == step_operations(BeamShape(4, 4), 2)[0]
     two, four = (step_operations(BeamShape(width, 4), 2)[1] for width in (2, 4))
-    assert four <= two + 12  # the best of more beams are found by more passes over the logits
+    assert four <= two + 12  # the best of more beams take more passes over the logits
 
 
 @pytest.mark.parametrize(("width", "level"), [(1, 18), (2, 32)])

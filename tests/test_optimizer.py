@@ -1,4 +1,4 @@
-"""Muon for a drafter's matrices, AdamW for the rest."""
+"""Muon for a drafter's matrices, AdamW for its other parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RATE = 1e-3
 
 
 def moved(head: Head, optimizer: Optimizer) -> dict[str, np.ndarray]:
-    """By how much one step of learning, all of it at the highest rate, moves each parameter."""
+    """Return the change of each parameter by one training step at the highest learning rate."""
     target = Target(random_model())
     laid = lay_out(texts(target, 4), 3)
     drafter = random_drafter(seed=1, head=head, exit_dim=2 * HIDDEN)
@@ -40,10 +40,10 @@ def moved(head: Head, optimizer: Optimizer) -> dict[str, np.ndarray]:
 def test_muon_moves_matrices_equally_in_all_directions_and_adamw_the_rest(head: Head) -> None:
     ours, adamw = moved(head, "muon"), moved(head, "adamw")
     matrices = [n for n, moves in ours.items() if moves.ndim == 2 and n != "lm_head.2.weight"]
-    assert len(matrices) == (5 if head == "tied" else 4)  # two blocks, the recurrence, output_proj
+    assert len(matrices) == (5 if head == "tied" else 4)  # two blocks, recurrence, output_proj
     for name in matrices:
         sizes, adamws = (np.linalg.svd(m[name], compute_uv=False) for m in (ours, adamw))
-        # Five Newton-Schulz iterations bring every direction that the gradients reach to about 1.
+        # Five Newton-Schulz iterations scale every direction that gradients reach to about 1.
         assert 0.6 < sizes[0] / (20 * RATE) < 1.3, name
         quarter = len(sizes) // 4
         assert sizes[quarter] > 0.6 * sizes[0], name
@@ -63,7 +63,7 @@ def test_rates_warm_up_and_fall_to_the_share_that_was_asked_for(final: float) ->
     student = RecurrentStudent(random_drafter(seed=1), target, options)
     learner = Learner(student, options, 20)
     rates = []
-    for _ in range(25):  # beyond the end it stays there
+    for _ in range(25):  # after the last step it stays constant
         learner.step([partial(student.loss, laid.batch(0, len(laid)))])
         rates.append(learner.learning_rate)
     top = rates.index(max(rates))

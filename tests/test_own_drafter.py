@@ -1,4 +1,4 @@
-"""A drafter of one's own, and two drafters together: through every door, and exact."""
+"""User-defined drafters, and two drafters combined: through every interface, and exact."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GREEDY = SamplingParams()
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """The example of the documents, as a file."""
+    """The example of the documentation, as a file."""
     (code,) = re.findall(r"```python\n(.*?)```", DESIGN.read_text(encoding="utf-8"), re.S)
     path = tmp_path / "again.py"
     path.write_text(code, encoding="utf-8")
@@ -43,7 +43,7 @@ def own(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> LoadedTarget:
-    """A tiny model in the place of whatever is asked for."""
+    """A tiny model, in place of any model that is loaded."""
     source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
     loaded = LoadedTarget(byte_model(), byte_tokenizer(), source)
     monkeypatch.setattr(loading, "load_target", lambda *_, **__: loaded)
@@ -143,7 +143,7 @@ def truncated_drafter(target: Target) -> DraftModel:
 
 
 class SeesEverything(Drafter):
-    """Remembers features of two kinds, and drafts what it is told to."""
+    """A drafter that remembers two kinds of features, and proposes another drafter's drafts."""
 
     def __init__(self, inner: Drafter, layers: tuple[int, ...]) -> None:
         self.inner, self.layers, self.seen = inner, layers, 0
@@ -205,7 +205,7 @@ def test_each_of_two_drafters_reads_its_own_features() -> None:
 
 
 def test_together_they_accept_at_least_what_the_better_half_does() -> None:
-    """An oracle that never errs, beside a drafter that knows nothing."""
+    """An oracle that never errs, next to an untrained or weaker drafter."""
     model = random_model()
     target = Target(model)
     plain = plain_tokens(model, PROMPT, 60)

@@ -1,4 +1,4 @@
-"""The page at /: it loads nothing from elsewhere, and text that a model writes stays text."""
+"""The page at /: it loads nothing from elsewhere, and shows a model's text only as text."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def served() -> tuple[Page, dict[str, str]]:
-    """The page of a server without a model, and the headers that it came with."""
+    """The page of a server without a model, and its HTTP headers."""
     app = create_app([], ServerOptions())
     answer = TestClient(app, base_url="http://localhost").get("/")
     assert answer.status_code == 200

@@ -1,4 +1,4 @@
-"""PARD: all drafts from one call on mask tokens, over the cache of a draft language model."""
+"""PARD: all drafts from one call on mask tokens, with the cache of a draft language model."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def pard_for(target: Target, model: nn.Module, mask: int = MASK) -> Pard:
 
 
 def test_each_level_is_what_the_model_says_at_its_mask() -> None:
-    """mlx-lm's own call on [text, root, mask, mask], as the authors' inference makes it.
+    """Compares with mlx-lm's call on [text, root, mask, mask], as in the authors' inference code.
 
-    Two texts in a batch: of one, four positions are new, of the other one.
+    A batch of two texts: the first has four new positions, the second has one.
     """
     model = random_model(num_hidden_layers=3)
     drafter = pard_for(Target(random_model(seed=1)), model)
@@ -106,7 +106,7 @@ def test_sampled_text_is_that_of_plain_decoding_by_sample(accept: str) -> None:
 
 
 def write_model(folder: Path, model: nn.Module, **config: object) -> Path:
-    """A model's folder as transformers writes it."""
+    """Write a model's folder as transformers does."""
     sizes = {k: v for k, v in vars(model.args).items() if v is not None}
     tensors = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), tensors, {"format": "pt"})

@@ -1,4 +1,4 @@
-"""PyTorch's files: tensors are read as they are, and nothing else is ever done."""
+"""PyTorch's files: tensors are read unchanged, and nothing else is ever executed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_views_of_one_storage_are_read_by_offset_and_strides(tmp_path: Path) -> 
 
 
 def test_what_a_module_adds_to_its_dictionary_is_passed_over(tmp_path: Path) -> None:
-    """`state_dict` has an attribute, and values that were seen before come from the memo."""
+    """`state_dict` has an attribute, and repeated values come from the memo."""
     body = ORDERED_DICT + b")Rq\x00(" + text("w") + b"q\x01" + tensor(FLAT.where, 0, (2,), (1,))
     body += text("v") + tensor(FLAT.where, 2, (2,), (1,)) + b"u"
     version = b"}" + text("version") + b"K\x01s"
@@ -103,14 +103,14 @@ def test_a_folder_without_safetensors_is_read_from_pytorchs_files(tmp_path: Path
 
 
 class Command:
-    """What a hostile pickle does: run a command as soon as it is unpickled."""
+    """A hostile object: unpickling it would run a command."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return os.system, ("touch was_here",)
 
 
 def one(pickled: bytes) -> bytes:
-    """A dictionary whose only value a pickle makes."""
+    """Return a dictionary whose only value is made by a pickle."""
     return dictionary({"w": pickled})
 
 
@@ -124,7 +124,7 @@ def rebuilt(*arguments: bytes) -> bytes:
 
 DEEP = b")" + b"\x85" * 100_000
 DOUBLED = b")" + b"".join(b"q%ch%c\x86" % (i, i) for i in range(200))
-"""A pair of the same pair of the same pair: hashing or showing it would take for ever."""
+"""A pair of the same pair of the same pair: hashing or printing it would take forever."""
 
 PICKLES = {
     "os.system": (pickle.dumps(Command(), 2), "posix.system"),
@@ -220,7 +220,7 @@ def test_a_hostile_pickle_is_refused_in_one_line_and_nothing_is_done(
 
 
 def refused(file: Path, message: str) -> None:
-    """Refused by name, in one short line, within seconds and little memory."""
+    """Check that the file is refused by name, in one short line, quickly and with little memory."""
     began = time.process_time()
     tracemalloc.start()
     with pytest.raises(DamagedFileError, match=message) as caught:
@@ -239,7 +239,7 @@ def good(path: Path) -> Path:
 
 
 def changed(path: Path, old: bytes, new: bytes) -> None:
-    """Bytes of a good file replaced, wherever they stand."""
+    """Write a good file with these bytes replaced wherever they occur."""
     data = good(path).read_bytes()
     assert old in data
     path.write_bytes(data.replace(old, new))
@@ -259,7 +259,7 @@ def with_members(path: Path, *names: str) -> None:
 
 
 def overlapping(path: Path) -> None:
-    """Two storages that the archive's list puts at the same bytes."""
+    """Write two storages that the archive's directory places at the same bytes."""
     views = {k: tensor(storage("Float", k, 12), 0, (12,), (1,)) for k in ("0", "1")}
     archive(path, dictionary(views), {"0": FLAT.content, "1": FLAT.content})
     with zipfile.ZipFile(path) as whole:
@@ -270,7 +270,7 @@ def overlapping(path: Path) -> None:
 
 
 def beyond_the_end(path: Path) -> None:
-    """A storage of 4 MB that the archive's list claims to be in a file of some 500 bytes."""
+    """Write a 4 MB storage, by the archive's directory, into a file of about 500 bytes."""
     pickled = one(tensor(storage("Float", "0", 2**20), 0, (2,), (1,)))
     data = archive(path, pickled, {"0": FLAT.content}).read_bytes()
     sizes = data.rindex(b"archive/data/0") - 26

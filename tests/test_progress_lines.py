@@ -1,4 +1,4 @@
-"""Lines on long work, where no terminal shows bars."""
+"""Progress lines of long work, for output without a terminal's progress bars."""
 
 from __future__ import annotations
 

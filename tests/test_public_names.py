@@ -1,4 +1,4 @@
-"""A public name is what `__all__` and the documents say it is, whatever was imported before."""
+"""A public name is what `__all__` and the documentation state, independent of import order."""
 
 from __future__ import annotations
 

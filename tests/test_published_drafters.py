@@ -1,4 +1,4 @@
-"""A tiny Llama with drafters as they are published, from a command line to the text."""
+"""A tiny Llama with drafters in their published form, from a command line to the text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model's folder as it comes from the Hub."""
+    """A language model's folder in the form of the Hub."""
     folder = tmp_path_factory.mktemp("hub") / "tiny-llama"
     byte_tokenizer().save_pretrained(folder)
     network = byte_model(num_hidden_layers=LAYERS)
@@ -43,7 +43,7 @@ PUBLISHED = {
 
 
 def write_published(folder: Path, form: str, vocab: int = VOCAB) -> Path:
-    """A drafter with random weights, its files named as the authors name them."""
+    """Write a drafter with random weights, with the authors' file names."""
     if form in SAMPLES:
         write_files(folder, SAMPLES[form], random_tensors(SAMPLES[form]))
         tensors = dict(mx.load(str(folder / "model.safetensors")))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Weights that are quantised at loading are quantised once."""
+"""Weights that are quantised at loading are quantised only once."""
 
 from __future__ import annotations
 

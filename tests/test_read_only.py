@@ -1,4 +1,4 @@
-"""Model files that their user may read and not write are as good as any."""
+"""Model files that their user may read but not write are fully usable."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with tempfile.TemporaryDirectory() as own:
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """A folder that anybody can enter, which those of pytest are not."""
+    """A folder that any user can enter; pytest's folders are private."""
     path = Path(tempfile.mkdtemp())
     path.chmod(0o755)
     yield path
@@ -79,7 +79,7 @@ def test_the_default_model_loads_from_a_cache_that_may_not_be_written(
 
 
 def _as_nobody(cache: Path, *arguments: object) -> str:
-    """The tokens that another user gets, whose cache folder `cache` is."""
+    """Return the tokens that another user gets, with `cache` as the cache folder."""
     done = subprocess.run(
         [sys.executable, "-c", AS_NOBODY, *map(str, arguments)],
         capture_output=True,

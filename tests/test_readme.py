@@ -1,4 +1,4 @@
-"""What README.md and docs/ say is so: tests exist, links lead somewhere, commands parse."""
+"""The claims of README.md and docs/ hold: tests exist, links resolve, commands parse."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def text_of(page: Path) -> str:
 
 
 def laws_after(words: str) -> list[str]:
-    """The lines of the first table of docs/exactness.md after `words`, without its head."""
+    """Return the rows of the first table of docs/exactness.md after `words`, without its header."""
     _, _, rest = text_of(ROOT / "docs" / "exactness.md").partition(words)
     table = re.search(r"(?:^\|.*\n)+", rest, re.MULTILINE)
     assert table is not None
@@ -33,7 +33,7 @@ def laws_after(words: str) -> list[str]:
 
 
 def known_tests() -> dict[str, bool]:
-    """Every test by its name, and whether a plain pytest runs it; files stand for any of theirs."""
+    """Return all tests by name, and whether a plain pytest runs them; also each file's name."""
     found: dict[str, bool] = {}
     for path in TESTS.glob("test_*.py"):
         for node in ast.parse(text_of(path)).body:
@@ -66,7 +66,7 @@ def test_the_architectures_that_are_counted_are_tried() -> None:
 
 
 def test_no_test_skips_for_data_that_a_clone_lacks() -> None:
-    """What a test compares with is in the repository, made here, or fetched as the model is."""
+    """Test data is in the repository, made by the tests, or fetched like the model."""
     outside = re.compile(r"parents\[[2-9]\]")
     for path in TESTS.glob("*.py"):
         if path != Path(__file__):
@@ -78,12 +78,12 @@ def test_the_readme_is_short() -> None:
 
 
 def without_blocks(text: str) -> str:
-    """The text without its fenced blocks of code."""
+    """Return the text without its fenced code blocks."""
     return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """The names that GitHub gives to a page's headings."""
+    """Return the names that GitHub gives to a page's headings."""
     headings = re.findall(r"^#+ (.+)$", without_blocks(text_of(page)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -100,7 +100,7 @@ def test_relative_links_lead_to_files_and_headings(page: Path) -> None:
 
 
 def shown_commands(text: str) -> Iterator[str]:
-    """Every `redrafter-mlx ...` of a page: in shell blocks, and in code spans."""
+    """Yield every `redrafter-mlx ...` command of a page, from shell blocks and code spans."""
     blocks = re.findall(r"^```sh\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
     spans = [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", without_blocks(text))]

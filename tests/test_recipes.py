@@ -1,4 +1,4 @@
-"""`train --recipe`: what a paper fixes, and the first state of a recurrent head."""
+"""`train --recipe`: the settings that a paper fixes, and the first state of a recurrent head."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_key_of_the_options_file_is_named_with_its_file(
 
 
 def test_the_first_step_of_pytorchs_adamw_is_the_learning_rate_in_every_entry() -> None:
-    """With its bias corrected, m / sqrt(v) is the gradient's sign; without, three times as much."""
+    """With bias correction, m / sqrt(v) is the gradient's sign; without it, three times as much."""
     steps = {}
     for name in ("adamw_torch", "adamw"):
         options = TrainOptions(
@@ -95,7 +95,7 @@ def test_the_first_step_of_pytorchs_adamw_is_the_learning_rate_in_every_entry() 
 def test_the_first_draft_follows_from_the_chosen_first_state(
     first_state: str, tmp_path: Path
 ) -> None:
-    """And a folder keeps the choice; the paper's files, which have no such key, mean its code."""
+    """A folder stores the choice; the paper's files have no such key and use its code's choice."""
     target = Target(random_model())
     network = random_drafter(first_state=first_state)
     save_drafter(network, tmp_path)

@@ -1,4 +1,4 @@
-"""Rotary embeddings of nodes, against the model's own."""
+"""Rotary embeddings of tree nodes, against the model's own."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_calls_cosines_are_computed_once_for_all_layers(rows: int) -> None:
 
 
 def test_nothing_is_shared_after_a_call() -> None:
-    """A second call at other positions is turned by those."""
+    """A second call rotates by its own positions."""
     model = random_model()
     target = Target(model)
     tokens = mx.array([[5, 6, 7]])

@@ -1,4 +1,4 @@
-"""Sampled choices: the target's distribution, mlx-lm's filters, and the seed's promise."""
+"""Sampled choices: the target's distribution, mlx-lm's filters, and the guarantee of a seed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FILTERS = [
 
 
 def kept_by_mlx_lm(logits: mx.array, params: SamplingParams) -> set[int]:
-    """The tokens that mlx-lm's own sampler ever draws, and how often, from many draws."""
+    """Return the tokens that mlx-lm's own sampler draws at least once in many draws."""
     sampler = make_sampler(
         params.temperature, top_p=params.top_p, min_p=params.min_p, top_k=params.top_k
     )
@@ -42,13 +42,13 @@ def kept_by_mlx_lm(logits: mx.array, params: SamplingParams) -> set[int]:
 def test_filters_keep_the_tokens_that_mlx_lm_keeps(filters: dict) -> None:
     mx.random.seed(7)
     logits = mx.random.normal((24,)) * 2
-    params = SamplingParams(3.0, **filters)  # hot, so that every token that is left is drawn
+    params = SamplingParams(3.0, **filters)  # hot, so that every remaining token is drawn
     ours = np.isfinite(np.array(filtered_logits(logits, params)))
     assert set(np.flatnonzero(ours).tolist()) == kept_by_mlx_lm(logits, params)
 
 
 def test_a_draw_without_filters_normalises_nothing() -> None:
-    """Passes over the vocabulary, of every node, that a draw can do without."""
+    """Normalisation would be a needless pass over the vocabulary for every node."""
     logits, keys = mx.random.normal((1, 3, 24), key=mx.random.key(0)), sequence_keys(1)
     at = mx.arange(3)[None], mx.array([5]), keys
     drawn = operations([choose(logits, *at, SamplingParams(0.7), 2)])
@@ -58,7 +58,7 @@ def test_a_draw_without_filters_normalises_nothing() -> None:
 
 
 def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
-    """Pearson's statistic and its degrees of freedom; cells that expect less than 8 are one."""
+    """Return Pearson's statistic and its degrees of freedom; cells that expect < 8 are merged."""
     assert counts[expected == 0].sum() == 0, "drew what has no probability"
     rare = expected < 8
     got = np.append(counts[~rare], counts[rare].sum())
@@ -69,7 +69,7 @@ def chi_square(counts: np.ndarray, expected: np.ndarray) -> tuple[float, int]:
 
 
 def critical(freedom: int) -> float:
-    """The 1 - 1e-6 quantile of chi-square (Wilson and Hilferty's approximation)."""
+    """Return the 1 - 1e-6 quantile of chi-square (Wilson and Hilferty's approximation)."""
     z = 4.753
     h = 2 / (9 * freedom)
     return freedom * (1 - h + z * math.sqrt(h)) ** 3

@@ -1,4 +1,4 @@
-"""The shape that is chosen: the best there is on this machine, for this text, at a bounded cost."""
+"""The chosen shape: the best for this machine and text, found at a bounded cost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DIP = machine(lambda rows: 70 + (50 if 1 < rows < 14 else 35 if rows > 1 else 0)
 
 
 class Known(AcceptanceStatistics):
-    """Acceptance that is known from the start."""
+    """Acceptance statistics that are known from the start."""
 
     def __init__(self, shapes: Sequence[BeamShape], tokens: Callable[[BeamShape], float]) -> None:
         super().__init__(shapes)
@@ -61,7 +61,7 @@ class Known(AcceptanceStatistics):
 
 @cache
 def acceptance(first: float, deeper: float, rescue: float) -> dict[BeamShape, float]:
-    """Tokens per step of every shape, from few numbers."""
+    """Return the tokens per step of every shape, from three parameters."""
     width, depth = np.arange(4)[:, None], np.arange(7)
     chances = 1 - (1 - first * deeper**depth) * (1 - rescue) ** width
     shapes = every_shape()
@@ -71,7 +71,7 @@ def acceptance(first: float, deeper: float, rescue: float) -> dict[BeamShape, fl
 
 @pytest.mark.parametrize("at", [*range(1, 32), "flat", "slope", "pricey", "dip"])
 def test_the_chosen_shape_is_the_best_of_all_within_two_percent(at: int | str) -> None:
-    """A cliff at any row, and machines without one; acceptance from hopeless to nearly certain."""
+    """A cliff at any row, and machines without one; acceptance rates from very low to very high."""
     named = {"flat": machine(lambda _: 20.0), "slope": SLOPE, "pricey": PRICEY, "dip": DIP}
     curves = named[at] if isinstance(at, str) else machine(cliff(at))
     costs = {shape: curves.step(shape, 128) for shape in every_shape()}
@@ -86,7 +86,7 @@ def test_the_chosen_shape_is_the_best_of_all_within_two_percent(at: int | str) -
 
 
 def test_hopeless_drafts_are_left_alone_and_certain_ones_are_long() -> None:
-    """The test before would pass for a policy that knows only one answer if one were best."""
+    """Guards the test above, which a policy with one fixed answer might pass."""
     curves = machine(cliff(8))
     shapes = candidates(curves)
     hopeless = AnswerPolicy(curves, Known(shapes, acceptance(0.02, 0.8, 0.0).__getitem__))
@@ -100,7 +100,7 @@ def test_hopeless_drafts_are_left_alone_and_certain_ones_are_long() -> None:
 def test_on_the_papers_machines_the_chosen_shape_is_the_best_measured(
     chip: str, dtype: str
 ) -> None:
-    """Its authors' timings of 16 shapes; steps and tokens as they counted them."""
+    """With the authors' timings of 16 shapes, and their counts of steps and tokens."""
     curves, tokens = papers_machine(chip, dtype)
     policy = AnswerPolicy(curves, Known(candidates(curves), lambda s: tokens[s.width, s.length]))
     chosen = policy.next_shape(curves.short_context)
@@ -113,7 +113,7 @@ def test_on_the_papers_machines_the_chosen_shape_is_the_best_measured(
 
 
 def papers_machine(chip: str, dtype: str) -> tuple[CostModel, dict[tuple[int, int], float]]:
-    """Curves that cost what the paper's runs cost, and the tokens per step of each shape."""
+    """Return curves that give the cost of the paper's runs, and tokens per step by shape."""
     found = timings(chip, dtype)
     call = found.plain / found.tokens
     tokens = {shape: found.tokens / calls for shape, (calls, _) in found.drafted.items()}
@@ -149,7 +149,7 @@ def test_no_shape_is_wider_than_the_drafter_can_draft() -> None:
 
 
 def test_a_step_tells_what_every_smaller_shape_would_have_accepted() -> None:
-    """Against packing the smaller shape's own tree and walking it."""
+    """Compares with packing the smaller shape's own tree and walking it."""
     rng = random.Random(0)
     total = 0
     for _ in range(30):
@@ -172,7 +172,7 @@ def test_a_step_tells_what_every_smaller_shape_would_have_accepted() -> None:
 
 
 def random_beams(rng: random.Random, W: int, L: int) -> Beams:
-    """Distinct candidates over three tokens, likeliest first, with scores that fit each other."""
+    """Return distinct candidates over three tokens, likeliest first, with consistent scores."""
     rates = {}
 
     def rate(prefix: tuple[int, ...]) -> float:
@@ -190,7 +190,7 @@ def random_beams(rng: random.Random, W: int, L: int) -> Beams:
 
 
 def verified(beams: Beams, shape: BeamShape, truth: list[int]) -> StepResult:
-    """The tree of `beams`, walked along `truth`."""
+    """Return the step that walks the tree of `beams` along `truth`."""
     tree = pack_beam(beams, shape.nodes)
     valid = sum(tree.valid.tolist()[0])
     tokens, parents = tree.tokens.tolist()[0][:valid], tree.parents.tolist()[0][:valid]
@@ -206,7 +206,7 @@ def verified(beams: Beams, shape: BeamShape, truth: list[int]) -> StepResult:
 
 
 def test_acceptance_statistics_learn_the_true_tokens_per_step() -> None:
-    """Tokens of the shape in use and of a smaller one, against long averages of each by itself."""
+    """For the used shape and a smaller one, compared with the expectation of each by itself."""
     used, smaller = BeamShape(3, 5), BeamShape(2, 3)
     text = Text(0.8, seed=3)
     statistics = AcceptanceStatistics([used, smaller])
@@ -220,7 +220,7 @@ def test_acceptance_statistics_learn_the_true_tokens_per_step() -> None:
 
 
 def test_acceptance_of_larger_shapes_follows_that_of_smaller_ones() -> None:
-    """A deeper shape, seen to fail long ago, is thought well of again once the first draft is."""
+    """A deeper shape that failed long ago is rated high again once first drafts are accepted."""
     shapes = [BeamShape(1, 2), BeamShape(1, 5)]
     statistics = AcceptanceStatistics(shapes)
     for _ in range(40):
@@ -254,7 +254,7 @@ def test_answers_that_draft_nothing_make_no_drafter_look_better() -> None:
 
 
 def test_a_cut_tree_counts_no_miss_where_it_had_no_room() -> None:
-    """Beam 0's third draft was cut away; that it was not accepted says nothing."""
+    """Beam 0's third draft was cut from the tree, so that it was not accepted is no evidence."""
     shape = BeamShape(2, 4, 4)
     step = step_result(shape, [0, 0, 0, 1], [0, 1, 2, 2], [0, 1, 2])
     statistics = AcceptanceStatistics([BeamShape(1, 4)])
@@ -278,7 +278,7 @@ MANY_SEEDS = range(10)
 def test_a_text_that_changes_is_followed_within_32_steps(
     name: str, before: float, after: float
 ) -> None:
-    """From then on as fast as where the text was always so, in the mean of many texts."""
+    """After 32 steps the speed is that of an unchanging text, in the mean of many texts."""
     curves, ratios = MACHINES[name], []
     for seed in MANY_SEEDS if before < after else SEEDS:  # probes succeed by chance
         texts = [Text(before, seed)] * 90 + [Text(after, 50 + seed)] * 132
@@ -290,7 +290,7 @@ def test_a_text_that_changes_is_followed_within_32_steps(
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_drafting_begins_again_when_it_pays_again(name: str) -> None:
-    """From a text that decodes plainly; how soon depends on what a probe costs."""
+    """Starts with a text that decodes plainly; the delay depends on the cost of a probe."""
     waited = []
     for seed in SEEDS:
         texts = [Text(0.0, seed)] * 120 + [Text(0.95, 50 + seed)] * 100
@@ -307,7 +307,7 @@ DRAFT_MODEL = machine(cliff(16), lambda w, n: (9 + w) * (n - 1))
 
 @pytest.mark.parametrize("name", [*MACHINES, "draft model"])
 def test_a_random_drafter_costs_at_most_three_percent(name: str) -> None:
-    """Once its first answer has told; that one costs a little more."""
+    """From the second answer on; the first answer costs a little more."""
     curves = MACHINES.get(name, DRAFT_MODEL)
     for seed in SEEDS:
         policy = AnswerPolicy(curves)
@@ -333,7 +333,7 @@ def test_a_drafter_whose_levels_are_dear_drafts_few() -> None:
 
 
 def test_a_small_gain_is_not_worth_a_change() -> None:
-    """Two shapes whose promises differ by less than a percent do not alternate."""
+    """Two shapes whose estimates differ by less than a percent do not alternate."""
     curves = machine(lambda _: 20.0, lambda _w, n: 0.01 * n, widest=1, longest=3)
     shapes = candidates(curves)
     wavering = iter([0.0, 0.004] * 20)
@@ -354,7 +354,7 @@ def test_a_machine_where_two_rows_cost_twice_one_decodes_plainly() -> None:
 
 
 def test_the_context_is_looked_at_too() -> None:
-    """Where attention grows with the rows, a long context makes trees smaller."""
+    """If attention grows with the rows, a long context makes trees smaller."""
     base = machine(lambda rows: 20 + 0.1 * rows)
     curves = CostModel(
         base.setup, 128, 2048, base.short,
@@ -368,7 +368,7 @@ def test_the_context_is_looked_at_too() -> None:
 
 @pytest.mark.parametrize("name", ["cliff", "slope"])
 def test_probing_other_shapes_costs_two_percent_of_the_time_at_most(name: str) -> None:
-    """Against the shape in use, once an earlier answer has told of it."""
+    """Compared with the shape in use, after an earlier answer has filled the statistics."""
     curves, lost, spent = MACHINES[name], 0.0, 0.0
     for seed in SEEDS:
         first = AnswerPolicy(curves)

@@ -1,4 +1,4 @@
-"""The drafters that ship: small, whole, and for the very model that the registry names."""
+"""The shipped drafters: small, complete, and made for the models that the registry names."""
 
 from __future__ import annotations
 

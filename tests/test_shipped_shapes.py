@@ -1,4 +1,4 @@
-"""The shipped drafter at shapes that were asked for: tokens per step, without a clock."""
+"""The shipped drafter at fixed shapes: tokens per step, without a clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def drafters(smollm2_float32: LoadedTarget) -> dict[str, Redrafter]:
 
 
 def tokens_per_step(redrafter: Redrafter, width: int, length: int) -> float:
-    """Of all questions together; every step verifies the whole shape."""
+    """Return the mean over all questions; every step verifies the whole shape."""
     tokens = steps = 0
     for question in QUESTIONS:
         responses = list(
@@ -39,7 +39,7 @@ def tokens_per_step(redrafter: Redrafter, width: int, length: int) -> float:
 
 @pytest.fixture(scope="module")
 def alone(drafters: dict[str, Redrafter]) -> dict[tuple[int, int], float]:
-    """The drafter's tokens per step by width and length."""
+    """Tokens per step of the drafter alone, by width and length."""
     return {
         shape: tokens_per_step(drafters["trained"], *shape) for shape in ((1, 2), (1, 4), (3, 4))
     }

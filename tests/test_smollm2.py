@@ -1,4 +1,4 @@
-"""The real SmolLM2-135M: drafted decoding against mlx-lm's own loop on an untouched model."""
+"""The real SmolLM2-135M: drafted decoding against mlx-lm's own loop on an unmodified model."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ pytestmark = pytest.mark.real_model
 
 SHAPES = [BeamShape(W, L) for W in range(1, 5) for L in range(2, 6)]
 SOME_SHAPES = [BeamShape(*shape) for shape in ((1, 2), (1, 5), (2, 3), (3, 4), (4, 2), (4, 5))]
-"""What the tests of every run cover; the long evidence covers them all."""
+"""Shapes of the tests that always run; the exhaustive tests cover all shapes."""
 
 N = 32
-"""Tokens of an answer in the tests of every run."""
+"""Number of tokens per answer in the tests that always run."""
 
 QUESTIONS = [
     "Name three rivers and the seas that they run into.",
@@ -57,7 +57,7 @@ MORE_QUESTIONS = [
 
 
 def forty_questions() -> list[str]:
-    """The questions of `bench`, those that ask for quotations, and a few more; all our own."""
+    """Return the questions of `bench`, those that ask for quotations, and a few more, all ours."""
     quoting = read_questions(Path(__file__).parents[1] / "bench" / "quoting.jsonl")
     texts = [q.text for q in (*OWN_QUESTIONS, *quoting)]
     return list(dict.fromkeys([*texts, *QUESTIONS, *MORE_QUESTIONS]))
@@ -65,7 +65,7 @@ def forty_questions() -> list[str]:
 
 @dataclass
 class Subject:
-    """A loaded target, and what mlx-lm generates with it, cached by prompt."""
+    """A loaded target, and mlx-lm's output with it, cached by prompt."""
 
     loaded: LoadedTarget
     target: Target
@@ -75,7 +75,7 @@ class Subject:
         return render_chat(self.loaded.tokenizer, [{"role": "user", "content": question}])
 
     def reference(self, prompt: list[int], n: int) -> tuple[list[int], list[mx.array]]:
-        """mlx-lm's greedy tokens and its log-probabilities at each, end-of-text and beyond."""
+        """Return mlx-lm's greedy tokens and log probabilities, also after end-of-text."""
         key = (*prompt, n)
         if key not in self.plain:
             steps = list(generate_step(mx.array(prompt), self.loaded.model, max_tokens=n))
@@ -100,7 +100,7 @@ class Subject:
     def drafted(
         self, prompt: list[int], n: int, shape: BeamShape, drafter: Drafter
     ) -> tuple[list[int], list[mx.array], list[int]]:
-        """n tokens, the log-probabilities each was chosen from, and how many each step gave."""
+        """Return n tokens, the log probabilities they were chosen from, and tokens of each step."""
         emitted: list[int] = []
         log_probs: list[mx.array] = []
         decoder = Decoder(self.target, drafter, shape, SamplingParams(), logprobs=True)
@@ -144,7 +144,7 @@ def test_tokens_equal_mlx_lms_with_a_random_drafter(smollm2: Subject, shape: Bea
 @pytest.mark.parametrize("drafter", ["oracle", "random"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s.width}x{s.length}")
 def test_forty_questions_over_every_shape(smollm2: Subject, shape: BeamShape, drafter: str) -> None:
-    """Five questions a shape, 128 tokens each; together they are 40 different ones, each twice."""
+    """Five questions per shape, 128 tokens each; in total 40 different ones, twice each."""
     questions = forty_questions()
     assert len(questions) == 40
     first = 5 * SHAPES.index(shape)
@@ -162,10 +162,10 @@ def test_forty_questions_over_every_shape(smollm2: Subject, shape: BeamShape, dr
 def near_tie(
     want: list[int], theirs: list[mx.array], got: list[int], ours: list[mx.array]
 ) -> tuple[int, float, float] | None:
-    """The first place where tokens differ, the target's margin there, and the noise until there.
+    """Return the first differing position, the target's margin there, and the noise before it.
 
-    Noise is by how much the two runs' log-probabilities of mlx-lm's token differ where both still
-    agree: rounding, as it shows on this machine and dtype.
+    The noise is the largest difference between the two runs' log probabilities of mlx-lm's token
+    at positions where they agree: rounding, as measured on this machine and dtype.
     """
     at = next((i for i, (a, b) in enumerate(zip(want, got, strict=True)) if a != b), None)
     agreed = len(want) if at is None else at
@@ -289,7 +289,7 @@ def test_a_schemas_answer_is_valid_and_the_same_without_drafts(
 
 
 def test_its_own_first_layers_draft_for_it(smollm2: Subject) -> None:
-    """As a draft language model: no faster here, but exact, and more than a token a step."""
+    """As a draft language model: no faster here, but exact, and more than one token per step."""
     model, tokenizer = smollm2.loaded.model, smollm2.loaded.tokenizer
     drafter = DraftModel(truncated(model, 26), tokenizer).bind(smollm2.target, tokenizer)
     prompt = smollm2.prompt(QUESTIONS[0])

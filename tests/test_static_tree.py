@@ -1,4 +1,4 @@
-"""Static trees: the tokens of a fixed list of rank paths over any drafter, whatever the scores."""
+"""Static trees: the tokens on a fixed list of rank paths, from any drafter, without scores."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TREE = StaticTree(PATHS)
 
 
 class Words:
-    """Stands for a tokenizer: both models have the same tokens."""
+    """A stand-in for a tokenizer; both models have the same tokens."""
 
     def get_vocab(self) -> dict[str, int]:
         return {f"t{i}": i for i in range(VOCAB)}
@@ -96,7 +96,7 @@ def test_tokens_equal_autoregression_and_the_whole_tree_is_verified(make: object
 
 
 def test_the_target_itself_is_accepted_along_the_first_path() -> None:
-    """And a step calls it once for each depth, on the nodes that have children."""
+    """A step calls the draft model once per depth, on the nodes that have children."""
     model = random_model()
     target = Target(model)
     drafter = DraftModel(model, Words()).bind(target, Words())  # type: ignore[arg-type]
@@ -112,12 +112,12 @@ def test_the_target_itself_is_accepted_along_the_first_path() -> None:
     decoder = Decoder(target, drafter.along(tree), tree.shape, SamplingParams())
     _, results = tokens_of(decoder, PROMPT, 40)
     assert {len(r.tokens) for r in results[1:]} == {4}
-    assert rows[-3:] == [5, 2, 1]  # the path that was accepted and the root, (0,) (1,), (0, 0)
+    assert rows[-3:] == [5, 2, 1]  # the accepted path and the root; (0,) and (1,); (0, 0)
 
 
 @pytest.mark.parametrize("accept", ["sample", "rejection"])
 def test_sampled_text_is_that_of_plain_decoding(accept: AcceptMethod) -> None:
-    """By rejection too: ranks are not drawn, so the target draws at the nodes."""
+    """By rejection, too: ranks are not sampled, so the target samples at the nodes."""
     target = Target(random_model())
     with_tree = Decoder(
         target, recurrent(target).along(TREE), TREE.shape, SamplingParams(0.9, accept=accept)
@@ -177,7 +177,7 @@ def test_published_trees_have_their_authors_sizes(name: str, drafts: int, depth:
 
 
 def test_a_tree_is_named_beside_the_drafter(tmp_path: Path) -> None:
-    """A published one, and one of a file; no other shape may be asked for."""
+    """A published tree, and one in a file; no other shape may be requested."""
     save_drafter(random_drafter(vocab_size=258), tmp_path / "drafter")
     model = byte_model()
     source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)

@@ -1,4 +1,4 @@
-"""Costs that the profile had wrong: what steps take counts for more than what was predicted."""
+"""Errors of the cost profile: measured step times override predictions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNEVEN = machine(
 
 
 class Told(AnswerPolicy):
-    """A policy that is told of other seconds than the steps took."""
+    """A policy that receives other times than the steps took."""
 
     def __init__(
         self, costs: CostModel, factor: Callable[[], float], times: StepTimes | None = None
@@ -35,7 +35,7 @@ class Told(AnswerPolicy):
 
 
 def mismeasured(costs: CostModel, rng: random.Random) -> CostModel:
-    """What a profile from a busy moment says: each row count a fifth too slow or too fast."""
+    """Return the profile of a busy moment: each row count is about a fifth too slow or too fast."""
     short = tuple((rows, seconds * math.exp(rng.gauss(0, 0.2))) for rows, seconds in costs.short)
     return replace(costs, short=short)
 
@@ -54,7 +54,7 @@ def test_steps_correct_a_profile_that_was_measured_at_a_busy_moment() -> None:
 
 @pytest.mark.parametrize("skill", [0.0, 0.1, 0.3, 0.8])
 def test_one_row_that_the_profile_has_too_dear_costs_little(skill: float) -> None:
-    """In answer after answer: drafts that only seem to be free are weighed against plain steps."""
+    """Over many answers: drafts that only seem to be free are compared with plain steps."""
 
     def one_row_takes(ms: float) -> CostModel:
         return machine(lambda rows: ms if rows == 1 else 29.0 + 4.0 * rows, lambda _, n: n - 1.0)
@@ -81,7 +81,7 @@ def test_a_machine_that_is_slower_for_all_steps_changes_nothing() -> None:
 
 
 def test_noise_costs_little_where_the_profile_is_right() -> None:
-    """A third of a step's time, up or down."""
+    """About a third of a step's time, up or down."""
     quiet = noisy = 0.0
     for seed in range(6):
         rng, texts = random.Random(seed), [Text(0.8, seed)] * 150
@@ -122,7 +122,7 @@ def test_what_was_dear_is_tried_again_after_some_answers() -> None:
 
 
 def test_what_was_cheap_stays_so_without_being_used() -> None:
-    """Plain steps are timed once where drafts promise little, and then hardly made."""
+    """If drafts promise little, plain steps are timed a few times and then hardly made."""
     times = StepTimes()
     for _ in range(15):
         times.learn(2, 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Tools, reasoning and formats: what is asked for, and the parts of an answer."""
+"""Tools, reasoning and formats: the request, and the parts of an answer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ASKED = [{"role": "user", "content": "Rain in Rome?"}]
 
 @cache
 def tokenizer(template: str, special: bool = False) -> TokenizerWrapper:
-    """Bytes and the marks, each of which is one token; with the json_tools parser."""
+    """A tokenizer of bytes and of marks that are one token each, with the json_tools parser."""
     fast = byte_tokenizer()._tokenizer
     assert isinstance(fast, PreTrainedTokenizerFast)
     fast.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in MARKS])
@@ -95,7 +95,7 @@ def deltas_of(parser: OutputParser, pieces: Sequence[str]) -> list[Delta]:
 
 
 def merged(deltas: Sequence[Delta]) -> list[tuple[str, str]]:
-    """Neighbours of one kind as one; calls as (name, arguments)."""
+    """Merge neighbours of one kind; calls become (name, arguments)."""
     out: list[tuple[str, str]] = []
     for delta in deltas:
         if delta.tool_call is not None:
@@ -109,7 +109,7 @@ def merged(deltas: Sequence[Delta]) -> list[tuple[str, str]]:
 
 
 def answered(of_model: Redrafter, made: OutputPlan, **options: Any) -> tuple[list[Delta], str]:
-    """The parts of an answer as the server tells them, and why it ended."""
+    """Return the parts of an answer as the server sends them, and the finish reason."""
     parser, found, reason = made.parser(), [], ""
     constraint = made.constraint()
     for response in of_model.stream(made.prompt, constraint=constraint, **options):
@@ -213,7 +213,7 @@ def test_a_template_that_knows_no_tools_is_told_of_them_in_words() -> None:
 
 
 def test_a_template_whose_calls_nobody_reads_is_told_of_the_form_that_is_read() -> None:
-    """It shows the tools, and mlx-lm has no parser for what the model would write."""
+    """The template shows the tools, but mlx-lm has no parser for the form it prescribes."""
     plain = TokenizerWrapper(tokenizer(WITH_TOOLS)._tokenizer, BPEStreamingDetokenizer)
     of_model = Redrafter(model().model, plain, "lookup")
     text = shown(of_model, plan(of_model, ASKED, tools=[CLOCK]))
@@ -277,7 +277,7 @@ def test_a_call_that_must_be_made_is_made_and_valid(
 
 @pytest.mark.parametrize("special", [False, True])
 def test_a_call_that_the_model_begins_is_led_to_its_end(special: bool) -> None:
-    """A bias makes the random model write the mark; what follows it is a valid call."""
+    """A bias makes the random model emit the mark; what follows it is a valid call."""
     of_model = model(WITH_TOOLS, special)
     made = plan(of_model, ASKED, tools=[WEATHER, CLOCK])
     mark = of_model.tokenizer.convert_tokens_to_ids("<tool_call>")
@@ -291,7 +291,7 @@ def test_a_call_that_the_model_begins_is_led_to_its_end(special: bool) -> None:
 
 
 def test_calls_that_begin_among_accepted_drafts_of_a_batch_are_those_of_each_answer_alone() -> None:
-    """Copies draft the mark where the text had it before; each row begins its calls elsewhere."""
+    """Copies draft the mark where the text had it before; rows begin calls at different steps."""
     of_model = Redrafter(model().target.model, tokenizer(WITH_TOOLS), "lookup")
     mark = of_model.tokenizer.convert_tokens_to_ids("<tool_call>")
     options = {"max_tokens": 150, "temperature": 1.0, "logit_bias": {mark: 9.0}}
@@ -321,7 +321,7 @@ def test_calls_that_begin_among_accepted_drafts_of_a_batch_are_those_of_each_ans
 @pytest.mark.parametrize("template", [WITH_TOOLS, CHAT_TEMPLATE])
 @pytest.mark.parametrize("several", [True, False])
 def test_text_is_free_up_to_a_mark_and_from_there_a_call(template: str, several: bool) -> None:
-    """Also where the mark is several tokens of text."""
+    """Also if the mark consists of several tokens."""
     of_model = model(template)
     made = plan(of_model, ASKED, tools=[CLOCK], parallel_tool_calls=several)
     constraint = made.constraint()
@@ -433,7 +433,7 @@ def test_a_malformed_call_in_the_conversation_is_refused(call: object) -> None:
 
 
 def test_a_schema_that_grammars_do_not_know_whole_still_leads_a_call() -> None:
-    """Unless the tool is strict, what they do not know is left out."""
+    """Unless the tool is strict, unsupported parts of the schema are ignored."""
     loose = tool(
         "f", x={"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "maxItems": 2}
     )

@@ -23,7 +23,7 @@ PROMPTS = [[11, 12, 13, 14, 15], [21, 22, 23]]
 
 
 def tree_for(batch: int, max_nodes: int = 12) -> TokenTree:
-    """Rows of different shape: the second row's beams agree for longer."""
+    """Return a tree with rows of different shape: the second row's beams agree for longer."""
     second = [[4, 5, 6, 7], [4, 5, 6, 9], [4, 5, 6, 3]]
     tokens = [BEAMS, second][:batch]
     scores = [SCORES, [[0.0, -0.1, -0.3, s] for s in (-0.4, -0.5, -0.6)]][:batch]
@@ -31,7 +31,7 @@ def tree_for(batch: int, max_nodes: int = 12) -> TokenTree:
 
 
 def sequential_logits(model: nn.Module, tokens: list[int]) -> np.ndarray:
-    """mlx-lm's own model and cache on a plain sequence: the logits after its last token."""
+    """Return mlx-lm's logits after the last token of a plain sequence, with its own cache."""
     out = model(mx.array([tokens]), cache=make_prompt_cache(model))
     return np.array(out[0, -1].astype(mx.float32))
 
@@ -110,7 +110,7 @@ DAMAGES: dict[str, Callable[[TokenTree], TokenTree]] = {
 def test_the_check_at_loading_notices_small_defects_in_every_precision(
     damage: str, dtype: mx.Dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = random_model("granite")  # whose logits are small: a fifth of them hides much
+    model = random_model("granite")  # its small logits could hide defects
     model.set_dtype(dtype)
     target = Target(model)
     assert check_trees(target) <= 4 * mx.finfo(dtype).eps + 1e-5
@@ -125,7 +125,7 @@ def test_the_check_at_loading_notices_small_defects_in_every_precision(
 
 
 class Coarse(nn.Module):
-    """An output layer that rounds the products of several rows as TF32 does, those of one not."""
+    """An output layer that rounds products of several rows as TF32 does, but not those of one."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where an answer ends, and what of it can be shown."""
+"""Where an answer ends, and which part of it can be shown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redrafter_mlx.decoding.stopping import AnswerText, StopScanner
 
 
 class Letters:
-    """A detokenizer whose tokens are code points; may hold one back until `finalize`."""
+    """A detokenizer whose tokens are code points; it may hold one back until `finalize`."""
 
     def __init__(self, held: int | None = None) -> None:
         self.text, self.offset, self._held, self._late = "", 0, held, ""
@@ -45,7 +45,7 @@ def say(text: str, stop: tuple[str, ...] = (), max_tokens: int = 1000, held: int
 
 @pytest.mark.parametrize("seed", range(50))
 def test_stop_strings_cut_where_a_search_of_the_whole_text_would(seed: int) -> None:
-    """However the text is chopped: what comes out is what is before the earliest stop string."""
+    """The output is the text before the earliest stop string, however the text is split."""
     rng = random.Random(seed)
     text = "".join(rng.choice("ab") for _ in range(40))
     stop = tuple("".join(rng.choice("ab") for _ in range(rng.randrange(2, 6))) for _ in range(2))

@@ -37,7 +37,7 @@ SMALL: Keys = {
     "drafter": {"draft_vocab": 100, "layers": 1, "context_layers": [0, 1]},
     "training": {"batch": 32, "draft_length": 3, "evaluations": 1, "epochs": 2},
 }
-"""A run of a few seconds: four blocks of prompts, one of them held out."""
+"""Options of a run of a few seconds: four blocks of prompts, one of them held out."""
 
 
 SHIPPED = Path(main.__file__).parents[1] / "weights" / "drafters" / "smollm2-135m"
@@ -45,7 +45,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="nobody can write int
 
 
 def save_folder(path: Path, kind: str = "llama") -> Path:
-    """A tiny model's folder, as `mlx_lm.convert` would leave it."""
+    """Write a tiny model's folder as `mlx_lm.convert` does."""
     model = random_model(kind, vocab_size=258) if kind != "llama" else byte_model()
     path.mkdir()
     save_model(path, model)
@@ -74,7 +74,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options_file(path: Path, keys: Keys) -> Path:
-    """An options file of SMALL with these keys over it; None leaves a key out."""
+    """Write an options file: SMALL, overridden by these keys; None leaves a key out."""
     lines = []
     for table in SMALL:
         own = {**SMALL[table], **keys.get(table, {})}
@@ -85,7 +85,7 @@ def options_file(path: Path, keys: Keys) -> Path:
 
 
 def arguments(model: Path, prompts: Path, output: Path, keys: Keys | None = None) -> list[str]:
-    """`train` on a file of prompts, with an options file of its own for each output."""
+    """Return the arguments of `train` on a file of prompts, with an options file per output."""
     config = options_file(model.parent / f"{output.name}.toml", keys or {})
     return [
         "train", "--config", str(config), "--model", str(model), "--output", str(output),
@@ -94,7 +94,7 @@ def arguments(model: Path, prompts: Path, output: Path, keys: Keys | None = None
 
 
 def unwrapped(captured: str) -> str:
-    """Captured text on one line, however it was wrapped."""
+    """Return captured text on one line, independent of its wrapping."""
     return " ".join(captured.split())
 
 
@@ -144,7 +144,7 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     answer = drafted.generate(prompt, max_tokens=48, draft=True)
     assert answer.token_ids == plain.generate(prompt, max_tokens=48).token_ids
 
-    # The same options once more have nothing left to do; with other texts it is another run.
+    # With the same options nothing is left to do; with other texts it is another run.
     before = (output / "model.safetensors").read_bytes()
     again = ["train", "--config", str(output / "train.toml"), "--output"]
     assert main.run([*again, str(output)]) == 0
@@ -153,7 +153,7 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     assert main.run(arguments(model, prompts, output, keys)) == 1
     assert "run with read" in unwrapped(capsys.readouterr().err)
 
-    # In another folder they make the same drafter.
+    # In another folder the options make the same drafter.
     assert main.run([*again, str(tmp_path / "twin")]) == 0
     assert (tmp_path / "twin" / "model.safetensors").read_bytes() == before
     written = [(folder / "train.toml").read_text() for folder in (output, tmp_path / "twin")]
@@ -412,7 +412,7 @@ def test_bad_keys_of_an_options_file_are_refused_in_one_line_before_anything_is_
 def test_soft_labels_that_are_not_there_are_refused(
     prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of texts that are only read, and of the target's continuations of given answers."""
+    """For texts that are only read, and for the target's continuations of given answers."""
     hard: Keys = {"": {"read": ["x.txt"]}, "training": {"soft_share": 0}}
     assert main.run(arguments(tmp_path, prompts, tmp_path / "out", hard)) == 1
     assert "soft_share is 0" in capsys.readouterr().err
@@ -541,7 +541,7 @@ def test_quality_gives_the_steps_of_decoding(
         answer = drafted.generate(line, max_tokens=40, beam_width=2, beam_length=4)
         steps += answer.steps
         tokens += len(answer.token_ids) - 1
-    # Decoding counts its last step too, which may be cut short by the limit.
+    # Decoding also counts its last step, which the limit may cut short.
     assert row["tokens_per_step"]["2"] == pytest.approx(tokens / steps, rel=0.1)
     assert main.run(given) == 0
     assert "right at position" in capsys.readouterr().out

@@ -54,7 +54,7 @@ FORMS: dict[str, DrafterForm] = {
 }
 PUBLISHED = [name for name in FORMS if name != "recurrent"]
 HEADS = [name for name in PUBLISHED if not name.startswith("eagle")]
-"""Those that remember nothing; test_eagle_training.py has the laws of EAGLE's files."""
+"""Forms without a memory; test_eagle_training.py has the tests of EAGLE's files."""
 
 
 def recipe_of(name: str, target: Target) -> Recipe:
@@ -62,7 +62,7 @@ def recipe_of(name: str, target: Target) -> Recipe:
 
 
 def make_trainer(folder: Path, name: str, steps: int = 16) -> Trainer:
-    """A run in `folder/out` on a corpus of one block, which is written once."""
+    """Return a run in `folder/out` on a corpus of one block, which is written only once."""
     target = Target(random_model())
     recipe = recipe_of(name, target)
     target, extras = target.reading(recipe.context_layers), recipe.extras(())
@@ -105,7 +105,7 @@ def test_the_trial_of_a_dry_run_is_a_batch_of_the_form(name: str) -> None:
 
 
 def trained(folder: Path, name: str) -> tuple[Path, Evaluation]:
-    """A drafter's folder after some steps, and its last evaluation."""
+    """Return a drafter's folder after some steps, and its last evaluation."""
     (folder / "out").mkdir()
     *_, evaluation = (e for e in make_trainer(folder, name).run() if isinstance(e, Evaluation))
     return folder / "out", evaluation
@@ -136,7 +136,7 @@ def load(folder: Path, target: Target) -> LevelDrafter:
 
 
 def block_shapes(block: str, kinds: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Of T heads: `block` with the number of each in the place of K."""
+    """Return the shapes of T heads: `block` with each head's number in place of K."""
     return {
         f"{block}.{kind}".replace("K", str(k)): shape
         for k in range(T)
@@ -196,7 +196,7 @@ def logits_by_formula(
     hidden: np.ndarray,
     path: list[int],
 ) -> np.ndarray:
-    """The logits after a path, the root first, from a file's tensors by the published formula."""
+    """Return the logits after a path, the root first, from a file's tensors by the formula."""
     k = len(path) - 1
     if name.startswith("mlp"):
         own = {n.removeprefix("speculator."): a.astype(mx.float32) for n, a in tensors.items()}
@@ -219,7 +219,7 @@ def logits_by_formula(
 def test_the_saved_files_are_those_of_the_published_layout_and_mean_what_was_trained(
     tmp_path: Path, name: str
 ) -> None:
-    """In training and after loading, the logits along labels are those of the authors' formula."""
+    """In training and after loading, the logits along labels equal the authors' formula."""
     folder, _ = trained(tmp_path, name)
     tensors = mx.load(str(folder / "model.safetensors"))
     config = json.loads((folder / "config.json").read_text())

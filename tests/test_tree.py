@@ -1,4 +1,4 @@
-"""Beams merged into trees, against slow tries."""
+"""Merging beams into trees, against slow tries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKED_EXAMPLE = [[MARS, IS, A, RED], [MARS, IS, REDDISH, WHEN], [MARS, IS, DARK
 
 
 def random_beams(rng: random.Random, B: int, W: int, L: int, vocab: int) -> tuple[list, list]:
-    """Candidates with consistent cumulative scores: equal prefixes have equal scores."""
+    """Return candidates with consistent cumulative scores: equal prefixes have equal scores."""
     batch_tokens, batch_scores = [], []
     for _ in range(B):
         memo: dict[tuple[int, ...], float] = {}
@@ -59,7 +59,7 @@ def test_owners_of_the_papers_worked_example() -> None:
 
 
 def test_mask_of_the_papers_worked_example() -> None:
-    # Likelier beams first, as a beam search gives them, so that nodes come out beam by beam.
+    # Likelier beams come first, as in a beam search, so nodes are ordered by beam.
     scores = [[0, -0.1, -0.2, -0.3], [0, -0.1, -0.4, -0.5], [0, -0.1, -0.6, -0.7]]
     tree = pack([WORKED_EXAMPLE], [scores], 8)
     assert tree.tokens.tolist() == [[MARS, IS, A, RED, REDDISH, WHEN, DARK, RED]]
@@ -166,7 +166,7 @@ def test_certain_children_do_not_displace_their_parents() -> None:
 
 
 def ended_early(rng: random.Random, tokens: list, scores: list) -> None:
-    """Cut candidates at random, leaving tokens there that others bear in earnest."""
+    """End candidates at random; tokens after an end are valid in other candidates."""
     rows, lines = ([one for batch in nested for one in batch] for nested in (tokens, scores))
     for row, line in zip(rows, lines, strict=True):
         end = rng.randrange(1, len(row) + 1)
@@ -175,7 +175,7 @@ def ended_early(rng: random.Random, tokens: list, scores: list) -> None:
 
 
 def living_paths(tokens: list, scores: list) -> dict[tuple[int, ...], float]:
-    """Every prefix that a candidate has before its end, with the best score it has anywhere."""
+    """Return every prefix before its candidate's end, with its best score in any candidate."""
     found: dict[tuple[int, ...], float] = {}
     for row, line in zip(tokens, scores, strict=True):
         for end in range(1, len(row) + 1):
@@ -186,7 +186,7 @@ def living_paths(tokens: list, scores: list) -> dict[tuple[int, ...], float]:
 
 
 def scored_paths(tree: TokenTree, b: int, score: dict[tuple[int, ...], float]) -> list[float]:
-    """The scores of the nodes of row b, each of which must be one of `score`."""
+    """Return the scores of the nodes of row b; each node must be in `score`."""
     valid = tree.valid[b].tolist()
     return [
         score[p] for p in packed_paths(tree.tokens[b].tolist(), tree.parents[b].tolist(), valid)
@@ -195,7 +195,7 @@ def scored_paths(tree: TokenTree, b: int, score: dict[tuple[int, ...], float]) -
 
 @pytest.mark.parametrize("seed", range(60))
 def test_a_candidate_that_ends_early_has_no_nodes_behind_its_end(seed: int) -> None:
-    """And hides none of those that others have there."""
+    """Nor does it hide nodes of other candidates there."""
     rng = random.Random(3000 + seed)
     B, W, L = rng.randrange(1, 4), rng.randrange(1, 6), rng.randrange(2, 6)
     tokens, scores = random_beams(rng, B, W, L, vocab=2)
@@ -208,7 +208,7 @@ def test_a_candidate_that_ends_early_has_no_nodes_behind_its_end(seed: int) -> N
 
 @pytest.mark.parametrize("seed", range(60))
 def test_joined_beams_keep_the_likeliest_nodes_of_both_and_are_still_a_tree(seed: int) -> None:
-    """Two sources that score the same prefixes differently, some candidates ending early."""
+    """Two sources score the same prefixes differently, and some candidates end early."""
     rng = random.Random(4000 + seed)
     B, L, vocab = rng.randrange(1, 4), rng.randrange(2, 6), rng.choice([2, 3])
     parts = []
@@ -232,7 +232,7 @@ def test_joined_beams_keep_the_likeliest_nodes_of_both_and_are_still_a_tree(seed
 
 
 def random_search(rng: random.Random, root: int, W: int, L: int, vocab: int) -> tuple:
-    """Prefixes that go on from any of those before, some of them twice, some of them none."""
+    """Return prefixes with random parents: some parents have several children, some have none."""
     tokens, parents = [[root] for _ in range(W)], [[0] for _ in range(W)]
     scores = [[0.0] for _ in range(W)]
     for depth in range(1, L):
@@ -248,7 +248,7 @@ def random_search(rng: random.Random, root: int, W: int, L: int, vocab: int) -> 
 
 @pytest.mark.parametrize("seed", range(60))
 def test_prefixes_without_children_are_merged_and_packed_like_all_others(seed: int) -> None:
-    """Two searches in one tree, against their prefixes in a dictionary."""
+    """Two searches in one tree, compared with a dictionary of their prefixes."""
     rng = random.Random(5000 + seed)
     L, vocab = rng.randrange(2, 6), rng.choice([2, 3, 20])
     searches = [random_search(rng, 1, rng.randrange(1, 5), L, vocab) for _ in range(2)]
@@ -266,7 +266,7 @@ def test_prefixes_without_children_are_merged_and_packed_like_all_others(seed: i
 
 
 def test_the_two_packings_of_the_worked_example() -> None:
-    """The drawing of `final_candidates`: `red` is in the search, and no candidate extends it."""
+    """The drawing of `final_candidates`: `red` is in the search, but no candidate extends it."""
     beams = Beams(
         tokens=mx.array([[[MARS, IS, A], [MARS, RED, DARK]]]),
         log_probs=mx.array([[[0, -0.1, -0.3], [0, -0.7, -0.8]]]),
@@ -299,7 +299,7 @@ def test_the_two_packings_of_the_worked_example() -> None:
 
 @pytest.mark.parametrize("seed", range(60))
 def test_final_candidates_pack_to_the_prefixes_of_the_last_ones(seed: int) -> None:
-    """The paper's tree of two searches, found by going back from each last prefix."""
+    """The paper's tree of two searches, found by following the parents of each last prefix."""
     rng = random.Random(6000 + seed)
     L, vocab = rng.randrange(2, 6), rng.choice([2, 3, 20])
     searches = [random_search(rng, 1, rng.randrange(1, 4), L, vocab) for _ in range(2)]

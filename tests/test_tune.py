@@ -1,4 +1,4 @@
-"""Measuring the machine: once, after answers, and what answers make of it."""
+"""Measuring the machine: once, after answers, and its effect on later answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ DEAR = timings(lambda rows: 20.0 * rows)
 
 
 class Bench:
-    """Stands for measuring everything: finds what it is told to, and counts how often."""
+    """A stand-in for measuring everything: returns given timings, and counts its calls."""
 
     def __init__(self, timings: Timings) -> None:
         self.timings = timings
@@ -66,10 +66,10 @@ class Bench:
 
 @pytest.fixture
 def bench(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Bench:
-    """Measuring is simulated, and kept in a folder of the test's own.
+    """Simulate measurements, and store them in a temporary folder.
 
-    What this machine's steps take is not looked at: that would contradict it. The environment
-    names a BLAS, so that those of this machine are not compared.
+    Real step times are ignored, because they would contradict the simulation. The environment names
+    a BLAS, so that those of this machine are not compared.
     """
     stand_in = Bench(CHEAP)
     monkeypatch.setenv("REDRAFTER_BLAS", "the one in use")
@@ -90,7 +90,7 @@ def drafted(model: nn.Module) -> Redrafter:
 
 
 def measured(redrafter: Redrafter) -> Redrafter:
-    """The same, on a machine that has been measured."""
+    """Return the same redrafter with its machine measured."""
     assert redrafter.tuning is not None
     redrafter.tuning.measure()
     return redrafter
@@ -102,7 +102,7 @@ def oracle(model: nn.Module, prompt: list[int] = PROMPT) -> Redrafter:
 
 
 def test_no_answer_waits_for_a_measurement(bench: Bench, model: nn.Module) -> None:
-    """Nothing but `measure` measures all at once, and what it measured is kept."""
+    """Only `measure` measures everything at once, and its results are stored."""
     redrafter = drafted(model)
     redrafter.warm_up()
     for asked in ({}, {"beam_width": 2}, {"max_nodes": 3}, {"draft": False}):
@@ -111,7 +111,7 @@ def test_no_answer_waits_for_a_measurement(bench: Bench, model: nn.Module) -> No
     assert redrafter.tuning is not None
     assert not redrafter.tuning.measured
     redrafter.tuning.measure()
-    later = drafted(byte_model(seed=2))  # other weights of the same shapes cost the same
+    later = drafted(byte_model(seed=2))  # same costs: other weights, same shapes
     assert later.tuning is not None
     assert later.tuning.measured
     later.tuning.setup.path.write_text("{")
@@ -119,7 +119,7 @@ def test_no_answer_waits_for_a_measurement(bench: Bench, model: nn.Module) -> No
 
 
 def calls_before_the_first_token(model: nn.Module, draft: bool) -> int:
-    """Calls of the target, from loading to the first token of the first answer."""
+    """Count the target's calls from loading to the first token of the first answer."""
     calls = 0
     honest = Target.verify, Target.hidden
 
@@ -145,14 +145,14 @@ def calls_before_the_first_token(model: nn.Module, draft: bool) -> int:
 def test_the_first_token_takes_as_many_target_calls_as_without_drafts(
     bench: Bench, model: nn.Module
 ) -> None:
-    """With an empty cache; graphs that were built and not computed count as calls."""
+    """With an empty cache; graphs that were built but not computed count as calls."""
     assert bench.asked == 0
     plain = calls_before_the_first_token(model, draft=False)
     assert calls_before_the_first_token(model, draft=True) <= 1.2 * plain
 
 
 class Clock:
-    """A clock that measurements move by a second each."""
+    """A clock that advances by one second with each measurement."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -176,7 +176,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def in_use(model: nn.Module) -> Profiler:
-    """A process's profiler, with what earlier processes have measured."""
+    """Return a process's profiler, with the measurements of earlier processes."""
     target = Target(model)
     setup = setup_of(model, target, "drafter")
     drafter = random_drafter(vocab_size=258).bind(target)
@@ -229,7 +229,7 @@ def test_what_only_batches_cost_is_measured_after_the_first_batch_and_once(
 
 
 def test_drafting_is_timed_for_as_many_rows_as_a_batch_has(model: nn.Module) -> None:
-    """With a memory and without one."""
+    """With and without a memory."""
     target, words = Target(model), byte_tokenizer()
     remembers = DraftModel(model, words).bind(target, words)
     for drafter in (random_drafter(vocab_size=258).bind(target), remembers):
@@ -265,7 +265,7 @@ def test_answers_choose_by_what_was_measured_after_earlier_ones(
 
 
 def test_two_drafters_of_one_class_share_no_times_on_disk(bench: Bench, model: nn.Module) -> None:
-    """Nobody knows what drafters of another's making cost; each is measured for itself."""
+    """The cost of a user-defined drafter is unknown; each one is measured separately."""
     for _ in range(2):
         redrafter = oracle(model)
         assert redrafter.tuning is not None
@@ -335,7 +335,7 @@ def test_drafts_that_pay_are_made_and_those_that_do_not_are_not(
 
 
 def test_what_one_answer_learns_the_next_one_knows(bench: Bench, model: nn.Module) -> None:
-    """A random drafter is found out in the first answer, and hardly tried in the next."""
+    """The first answer reveals a random drafter, so the next one hardly tries it."""
     assert bench.asked == 0
     redrafter = drafted(model)
     first = redrafter.generate(PROMPT, max_tokens=40)
@@ -354,7 +354,7 @@ def test_a_tree_to_measure_with_has_as_many_nodes_as_asked(rows: int) -> None:
 
 
 def profile(widest: int) -> Profiler:
-    """Of a random model with a drafter if `widest` is above 0, with nothing measured."""
+    """Return the profiler of a random model, with a drafter if `widest` > 0, nothing measured."""
     model = random_model()
     target = Target(model)
     timings = Timings(setup_of(model, target, "lookup"))
@@ -368,7 +368,7 @@ def costs_of(timings: Timings) -> CostModel:
 def test_measuring_finds_the_cliff_that_is_there(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Calls of more than six rows take longer, by a clock that calls alone move."""
+    """Calls of more than six rows take longer; only calls advance the clock."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     monkeypatch.setattr(profiler, "_MOST_ROUNDS", 3)
     machine = profile(widest=2)
@@ -402,7 +402,7 @@ def test_measuring_finds_the_cliff_that_is_there(
 
 
 def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each thing once, its first call being the measurement."""
+    """Each case once, and its first call is the measurement."""
     machine = profile(widest=1)
     honest, calls = machine._target.verify, Counter[int]()
 
@@ -426,7 +426,7 @@ def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:
 def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Every call takes longer than the one before; what a step takes beside it stays the same."""
+    """Every call takes longer than the one before; the rest of a step takes constant time."""
     machine = profile(widest=2)
     target = machine._target
     honest, clock = target.verify, [0.0, 0.0]
@@ -457,7 +457,7 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
 
 @pytest.fixture
 def shell(bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs a command line on a model whose drafter knows what it is about to say."""
+    """Return a function that runs a command line on a model with an oracle drafter."""
     loaded = oracle(model, HEL)
     assert loaded.tuning is not None
     monkeypatch.setattr(loaded.tuning, "_on_disk", True)

@@ -1,4 +1,4 @@
-"""The verification report: passes what is exact, explains rounding, shows a defect as one."""
+"""The verification report: accepts exact output, explains rounding, and reports defects."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_prompt_lookup_is_exact_and_the_oracle_can_replace_it() -> None:
 
 
 def test_differences_by_rounding_are_found_and_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose calls of several rows round coarsely, as kernels do finely."""
+    """Calls of several rows round coarsely here, as real kernels do finely."""
     redrafter = make()
     kind = type(redrafter.model)
     honest = kind.__call__

@@ -1,4 +1,4 @@
-"""MLX and mlx-lm, whose internals are used, are bounded on both sides, and are what is tested."""
+"""MLX and mlx-lm, whose internals we use, have lower and upper bounds, which are tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wired-memory limit is the process's, however many models there are."""
+"""There is one wired-memory limit per process, for any number of models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redrafter_mlx.runtime import wired_memory
 
 
 class Process:
-    """A process whose limit is set and put back as mlx-lm's `wired_limit` does it on Metal."""
+    """A process whose limit is set and restored as by mlx-lm's `wired_limit` on Metal."""
 
     def __init__(self) -> None:
         self.limit = 0

@@ -78,7 +78,7 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
 
 
 def random_model(name: str = "llama", seed: int = 0, **changes: object) -> nn.Module:
-    """A model of an mlx-lm architecture with random weights large enough to have opinions."""
+    """Return a model of an mlx-lm architecture, with weights large enough for distinct logits."""
     model_type = name.split(" ")[0]
     architecture = importlib.import_module(f"mlx_lm.models.{model_type}")
     given = {"model_type": model_type, **_COMMON, **ARCHITECTURES.get(name, {}), **changes}
@@ -94,7 +94,7 @@ def random_model(name: str = "llama", seed: int = 0, **changes: object) -> nn.Mo
 
 
 def truncated(model: nn.Module, layers: int) -> nn.Module:
-    """The model's first layers, with its own embedding, norm and output layer."""
+    """Return the model's first layers, with its own embedding, norm and output layer."""
     less = copy.copy(model)
     less["model"] = copy.copy(model["model"])
     less["model"]["layers"] = model["model"]["layers"][:layers]
@@ -102,7 +102,7 @@ def truncated(model: nn.Module, layers: int) -> nn.Module:
 
 
 def random_drafter(seed: int = 0, **changes: object) -> RecurrentNetwork:
-    """A drafter for `random_model` with random weights."""
+    """Return a drafter for `random_model` with random weights."""
     given: dict[str, object] = {
         "hidden_size": HIDDEN,
         "vocab_size": VOCAB,
@@ -117,7 +117,7 @@ def random_drafter(seed: int = 0, **changes: object) -> RecurrentNetwork:
 
 
 def plain_tokens(model: nn.Module, prompt: list[int], n: int) -> list[int]:
-    """What mlx-lm's own greedy loop says: the reference of every exactness test."""
+    """Return the tokens of mlx-lm's own greedy loop: the reference of every exactness test."""
     steps = generate_step(mx.array(prompt), model, max_tokens=n)
     return [int(token) for token, _ in steps]
 
@@ -129,7 +129,7 @@ CHAT_TEMPLATE = (
 
 
 def byte_tokenizer() -> TokenizerWrapper:
-    """One token a byte, three control tokens after them, and a ChatML template."""
+    """Return a tokenizer of one token per byte, three control tokens, and a ChatML template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -142,5 +142,5 @@ def byte_tokenizer() -> TokenizerWrapper:
 
 
 def byte_model(seed: int = 0, **changes: object) -> nn.Module:
-    """A tiny model over `byte_tokenizer`'s vocabulary."""
+    """Return a tiny model over `byte_tokenizer`'s vocabulary."""
     return random_model("llama", seed, vocab_size=258, **changes)

@@ -1,4 +1,4 @@
-"""Files as PyTorch writes them, put together byte by byte without PyTorch."""
+"""Files as PyTorch writes them, assembled byte by byte without PyTorch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def integer(value: int) -> bytes:
 
 
 def group(*parts: bytes) -> bytes:
-    """A tuple."""
+    """Return the pickle of a tuple."""
     return b"(" + b"".join(parts) + b"t"
 
 
@@ -64,7 +64,7 @@ def dictionary(items: Mapping[str, bytes]) -> bytes:
 def archive(
     path: Path, pickle: bytes, storages: Mapping[str, bytes], byteorder: bytes = b"little"
 ) -> Path:
-    """A zip archive of PyTorch's form."""
+    """Return a zip archive of PyTorch's form."""
     with zipfile.ZipFile(path, "w") as out:
         out.writestr("archive/data.pkl", pickle)
         out.writestr("archive/byteorder", byteorder)
@@ -75,7 +75,7 @@ def archive(
 
 
 def write_torch_file(path: Path, arrays: Mapping[str, mx.array]) -> Path:
-    """Those arrays, each in a storage of its own."""
+    """Write these arrays, each in a storage of its own."""
     items, storages = {}, {}
     for key, (name, array) in enumerate(arrays.items()):
         strides = tuple(int(np.prod(array.shape[i + 1 :])) for i in range(array.ndim))

@@ -15,7 +15,7 @@ from mlx_lm.models import llama
 
 F32, F16, Q4_0, Q4_1, Q8_0, IQ2_S = 0, 1, 2, 3, 8, 22
 Tensor = tuple[tuple[int, ...], int, bytes]
-"""Shape with rows first, GGUF type, and the bytes as they lie in the file."""
+"""Shape with rows first, GGUF type, and the bytes as they are in the file."""
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96,
@@ -32,7 +32,7 @@ TEMPLATE = (
 
 
 def byte_characters() -> list[str]:
-    """GPT-2's printable character for each of the 256 bytes."""
+    """Return GPT-2's printable character for each of the 256 bytes."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [b for b in range(256) if b not in plain]
     return [chr(b) if b in plain else chr(256 + others.index(b)) for b in range(256)]
@@ -43,7 +43,7 @@ def vocabulary() -> list[str]:
 
 
 def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Path:
-    """A GGUF file, version 3."""
+    """Write a GGUF file, version 3."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(metadata))
     for key, value in metadata.items():
         head += _string(key) + _value(value)
@@ -59,7 +59,7 @@ def write_gguf(path: Path, metadata: Mapping[str, object], tensors: Mapping[str,
 
 
 def gguf_metadata(**changes: object) -> dict[str, object]:
-    """The metadata of a file of `llama_model`; keys of `changes` have `__` for dots."""
+    """Return the metadata of a file of `llama_model`; keys of `changes` have `__` for dots."""
     tokens = vocabulary()
     metadata: dict[str, object] = {
         "general.architecture": "llama",
@@ -86,7 +86,7 @@ def gguf_metadata(**changes: object) -> dict[str, object]:
 
 
 def llama_model(vocab_size: int | None = None, **changes: object) -> nn.Module:
-    """A random Llama with rotary embedding over halves, as in safetensors."""
+    """Return a random Llama with rotary embedding over halves, as in safetensors."""
     size = len(vocabulary()) if vocab_size is None else vocab_size
     mx.random.seed(3)
     model = llama.Model(llama.ModelArgs.from_dict({**LLAMA, "vocab_size": size, **changes}))
@@ -95,7 +95,7 @@ def llama_model(vocab_size: int | None = None, **changes: object) -> nn.Module:
 
 
 def gguf_tensors(model: nn.Module, kind: int = F32) -> dict[str, Tensor]:
-    """A model's tensors under GGUF's names, query and key rows permuted as GGUF has them."""
+    """Return a model's tensors under GGUF's names, query and key rows permuted as in GGUF."""
     names = {
         "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
         "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
@@ -124,7 +124,7 @@ def gguf_tensors(model: nn.Module, kind: int = F32) -> dict[str, Tensor]:
 
 
 def unpack(tensor: Tensor) -> np.ndarray:
-    """The numbers of a tensor in float32, read straight from ggml's definition of its type."""
+    """Return a tensor's numbers in float32, read directly from ggml's definition of its type."""
     shape, kind, data = tensor
     if kind in (F32, F16):
         return np.frombuffer(data, np.float32 if kind == F32 else np.float16).reshape(shape)
@@ -141,7 +141,7 @@ def unpack(tensor: Tensor) -> np.ndarray:
 
 
 def write_folder(folder: Path, model: nn.Module, **config: object) -> Path:
-    """config.json and model.safetensors of a `llama_model`, without a tokenizer."""
+    """Write config.json and model.safetensors of a `llama_model`, without a tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = dict(tree_flatten(model.parameters()))
     mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
@@ -152,7 +152,7 @@ def write_folder(folder: Path, model: nn.Module, **config: object) -> Path:
 
 
 def _pairs_adjacent(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows in the order for rotary embedding over adjacent pairs instead of halves."""
+    """Return the rows in the order for rotary embedding over adjacent pairs instead of halves."""
     rows, columns = values.shape
     halves = values.reshape(heads, 2, rows // heads // 2, columns)
     return halves.swapaxes(1, 2).reshape(rows, columns)

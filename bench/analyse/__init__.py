@@ -1,1 +1,1 @@
-"""From answers to figures: summaries with their spread, verdicts, comparisons."""
+"""Analysis of answers: summaries with their spread, verdicts, comparisons."""

@@ -1,4 +1,4 @@
-"""Figures of batches: what each request gets, and all of them together (the paper's Table 3)."""
+"""Summaries of batches: tokens per second of each request and in total (the paper's Table 3)."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from redrafter_mlx.bench.statistics import Ragged, Spread, ratio, ratio_of_ratio
 
 @dataclass(frozen=True)
 class BatchRow:
-    """One method with so many requests at once.
+    """Figures of one method with batches of `size` requests.
 
-    request_tps:     tokens a second that a request gets
-    total_tps:       of all requests together
-    speedup:         of total_tps over mlx-lm's own batch of that size
-    over_plain:      of total_tps over our own batch of that size without drafts
-    tokens_per_step: of a request
+    request_tps:     tokens per second of one request
+    total_tps:       tokens per second of all requests together
+    speedup:         total_tps over that of mlx-lm's own batch of that size
+    over_plain:      total_tps over that of our own batch of that size without drafts
+    tokens_per_step: of one request, the mean
+    first_seconds:   seconds until every request has its first token, the median
     peak_memory:     GB
-    matches_plain:   whether all tokens are those of mlx-lm's loop for one prompt; None if sampled
+    matches_plain:   whether all tokens equal those of mlx-lm's loop for one prompt; None if sampled
     """
 
     size: int
@@ -39,7 +40,7 @@ class BatchRow:
     matches_plain: bool | None
 
     def to_dict(self) -> dict[str, object]:
-        """As `-o json` prints it."""
+        """Return the object that `-o json` prints."""
         shown = asdict(self)
         method = shown.pop("method")
         shape = {key: method[key] for key in ("temperature", "accept", "beam_width", "beam_length")}
@@ -49,7 +50,7 @@ class BatchRow:
 
 @dataclass(frozen=True)
 class BatchResult:
-    """Everything that one `bench --batch-size` measured."""
+    """The whole result of one `bench --batch-size`."""
 
     machine: Machine
     models: tuple[LoadedModel, ...]
@@ -58,12 +59,12 @@ class BatchResult:
 
     @property
     def failed(self) -> bool:
-        """Whether our tokens are not those of mlx-lm where float32 promises them."""
+        """Whether our tokens differ from mlx-lm's although float32 guarantees equality."""
         differ = any(row.matches_plain is False for row in self.rows if row.method.ours)
         return differ and all(model.exact for model in self.models)
 
     def to_dict(self) -> dict[str, object]:
-        """As `-o json` prints it."""
+        """Return the object that `-o json` prints."""
         return {
             "machine": asdict(self.machine),
             "models": [asdict(model) for model in self.models],
@@ -76,10 +77,10 @@ class BatchResult:
 def summarise_batches(
     measured: Sequence[BatchMeasurement], plain: Mapping[int | str, Sequence[int]]
 ) -> list[BatchRow]:
-    """A row for each size and method, in the order of `measured`.
+    """Return a row per batch size and method, by size, then temperature, baselines first.
 
     Args:
-      plain: the tokens of mlx-lm's loop for one prompt, by the question's id
+      plain: the tokens of mlx-lm's loop for one prompt, by question id
     """
     cases: dict[tuple[int, Method], list[BatchMeasurement]] = {}
     for measurement in measured:
@@ -114,21 +115,21 @@ def summarise_batches(
 
 
 def _place(method: Method) -> tuple[float, int, str, int, int]:
-    """Baselines first, then the automatic shape, then by width and length."""
+    """Sort key: temperature; baselines first; then drafter, automatic shape, width and length."""
     kind = ("mlx-lm", "autoregressive").index(method.name) if method.name != "redrafter" else 2
     width, length = method.beam_width or 0, method.beam_length or 0
     return method.temperature, kind, method.drafter or "", width, length
 
 
 def _tokens(measured: Sequence[BatchMeasurement]) -> Ragged:
-    """By group of questions, of each repeat."""
+    """Return the number of tokens per group of questions and repeat."""
     return _by_group(measured, lambda run: float(sum(run.tokens)))
 
 
 def _seconds(
     measured: Sequence[BatchMeasurement], together: Callable[[Sequence[float]], float]
 ) -> Ragged:
-    """The same of seconds: `sum` over the requests of a batch, or `max`, its own."""
+    """Return the seconds per group and repeat: `sum` over its requests, or `max` of the batch."""
     return _by_group(measured, lambda run: together(run.seconds))
 
 
@@ -143,7 +144,7 @@ def _by_group(measured: Sequence[BatchMeasurement], value: Callable[[BatchRun], 
 def _over(
     mine: Sequence[BatchMeasurement], other: Sequence[BatchMeasurement] | None
 ) -> Spread | None:
-    """Total tokens a second over another method's, of the same questions and repeats."""
+    """Return total tokens per second over another method's, for the same questions and repeats."""
     if other is None:
         return None
     return ratio_of_ratios(

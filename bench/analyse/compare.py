@@ -1,4 +1,4 @@
-"""Two results side by side: which figures differ by more than their spread."""
+"""Comparison of two results: which figures differ by more than their spread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width"
              "max_nodes", "prefixes", "epsilon", "delta", "draft_tokens", "category")  # fmt: skip
 
 RESULT = "result.json"
-"""The file of a report's folder that holds the result."""
+"""Name of the file in a report's folder that holds the result."""
 
 Row = Mapping[str, object]
 """A row of a saved result."""
@@ -26,7 +26,7 @@ Row = Mapping[str, object]
 class Change:
     """One figure of one row in both results.
 
-    ratio: the second by the first, with its 95% interval
+    ratio: the second over the first, with its 95% interval
     """
 
     row: Row
@@ -37,7 +37,7 @@ class Change:
 
     @property
     def certain(self) -> bool:
-        """Whether the interval leaves out 1, that is, no change."""
+        """Whether the interval excludes 1, which means no change."""
         return not self._measured_once and not self.ratio.low <= 1 <= self.ratio.high
 
     @property
@@ -48,19 +48,19 @@ class Change:
 
     @property
     def _measured_once(self) -> bool:
-        """Whether neither figure has an interval, so that their scatter is unknown."""
+        """Whether neither figure has an interval, so its scatter is unknown."""
         return self.ratio.low == self.ratio.high != 1
 
     def to_dict(self) -> dict[str, object]:
-        """As `--compare -o json` prints it."""
+        """Return the object that `--compare -o json` prints."""
         return {**asdict(self), "certain": self.certain, "verdict": self.verdict}
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """The rows of the object that `bench -o json` printed: the last line of a file.
+    """Return the rows of the object that `bench -o json` printed, the last line of a file.
 
     path: that file, or the folder of a report
-    Raises BadInputError if there is none.
+    Raises BadInputError if there is no such object.
     """
     file = Path(path) / RESULT if Path(path).is_dir() else Path(path)
     try:
@@ -77,10 +77,11 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def compare(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
-    """Every figure that both results have, in the first one's order.
+    """Return every figure that both results have, in the first result's order.
 
     The two runs are independent, so the interval of a ratio follows from both intervals: on a
-    logarithmic scale half-widths add as squares. Raises BadInputError if nothing can be compared.
+    logarithmic scale the squares of the half-widths add. Raises BadInputError if the results have
+    no row in common.
     """
     second = {_identity(row): row for row in after}
     changes = []
@@ -111,7 +112,7 @@ def _spread(value: object) -> Spread | None:
 
 
 def _ratio(a: Spread, b: Spread) -> Spread:
-    """b / a; below and above the centre the half-widths are each side's own."""
+    """Return b / a; the half-widths below and above the centre are computed separately."""
     centre = math.log(b.median / a.median)
     down = math.hypot(math.log(b.median / b.low), math.log(a.high / a.median))
     up = math.hypot(math.log(b.high / b.median), math.log(a.median / a.low))

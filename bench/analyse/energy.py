@@ -1,4 +1,4 @@
-"""Joules a token, from a meter's readings over the time in which each answer was decoded."""
+"""Joules per token, from a power meter's readings while each answer was decoded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,12 @@ from redrafter_mlx.bench.measure.methods import Method
 
 @dataclass(frozen=True)
 class Energy:
-    """Of one method: joules for each token after the first, the mean power, and of how many."""
+    """Energy of one method.
+
+    joules_per_token: over the tokens after each answer's first
+    watts:            mean power
+    answers:          number of answers measured
+    """
 
     dtype: str
     method: Method
@@ -26,10 +31,10 @@ class Energy:
 def energy_of(
     answers: Sequence[Answer], joules: Callable[[float, float], float | None]
 ) -> tuple[Energy, ...]:
-    """For each method in the order of its first answer.
+    """Return the energy of each method, in the order of its first answer.
 
-    joules: between two moments, seconds since 1970; None where that is not known, as of answers
-            that an earlier run gave
+    joules: energy between two moments, in seconds since 1970; None if it is unknown, as it is for
+            answers of an earlier run
     """
     sums: dict[tuple[str, Method], tuple[float, float, int, int]] = {}
     for answer in answers:

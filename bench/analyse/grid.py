@@ -1,4 +1,4 @@
-"""Figures over beam width and length, from which both heatmaps, terminal and picture, are drawn."""
+"""Figures by beam width and length: the data of both heatmaps, in the terminal and as a picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from redrafter_mlx.bench.measure.methods import Method
 
 
 class Cell(NamedTuple):
-    """One beam shape."""
+    """Figures of one beam shape."""
 
     beam_width: int
     beam_length: int
@@ -22,7 +22,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Grid:
-    """Cells that differ in beam shape alone; not every width needs every length."""
+    """Cells that differ only in beam shape; not every width needs every length."""
 
     title: str
     cells: tuple[Cell, ...]
@@ -44,14 +44,14 @@ class Grid:
         return next((c for c in self.cells if c[:2] == (width, length)), None)
 
     def heat(self, cell: Cell) -> float:
-        """0 for the slowest shape, 1 for the fastest."""
+        """Return the colour value: 0 for the slowest shape, 1 for the fastest."""
         least = min(c.tps for c in self.cells)
         span = self.best.tps - least
         return (cell.tps - least) / span if span > 0 else 1.0
 
 
 def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
-    """A grid for each way to draft and accept that has at least `least` shapes."""
+    """Return a grid per drafter and acceptance method with at least `least` beam shapes."""
     cells: dict[tuple[str, Method], list[Cell]] = {}
     for r in rows:
         m = r.method
@@ -73,7 +73,7 @@ def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
 
 
 def _accepted(way: Method) -> str:
-    """`typical at temperature 0.7, epsilon 0.1, delta 0.3`."""
+    """Return a text such as `typical at temperature 0.7, epsilon 0.1, delta 0.3`."""
     thresholds = {"epsilon": way.epsilon, "delta": way.delta}
     named = [f", {name} {value:g}" for name, value in thresholds.items() if value is not None]
     return f"{way.accept} at temperature {way.temperature:g}{''.join(named)}"

@@ -1,4 +1,4 @@
-"""The whole result of one `bench`, its JSON, and whether its tokens are what they must be."""
+"""The whole result of one `bench`, its JSON, and whether its tokens equal the baseline's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrafter_mlx.bench.measure.methods import BASELINE
 
 @dataclass(frozen=True)
 class Protocol:
-    """How it was measured; `questions` names them in words, `asked` counts them."""
+    """How it was measured; `questions` describes the questions, `asked` counts them."""
 
     questions: str
     asked: int
@@ -28,11 +28,11 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Result:
-    """Everything that one `bench` measured.
+    """The whole result of one `bench`.
 
     interrupted: Ctrl-C came before everything was measured
     notes:       lines that must be shown with the figures
-    energy:      by method, where it was measured
+    energy:      by method; empty if it was not measured
     """
 
     machine: Machine
@@ -44,7 +44,7 @@ class Result:
     energy: tuple[Energy, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
-        """As `-o json` prints it."""
+        """Return the object that `-o json` prints."""
         energy = {"energy": [one.to_dict() for one in self.energy]} if self.energy else {}
         return energy | {
             "machine": asdict(self.machine),
@@ -58,14 +58,17 @@ class Result:
 
 
 class Verdict(NamedTuple):
-    """Lines to print, and whether something is wrong: tokens differ where float32 promises them."""
+    """Lines to print, and whether tokens differ although float32 guarantees equality."""
 
     notes: list[str]
     failed: bool
 
 
 def judge(rows: Sequence[Row], models: Sequence[LoadedModel]) -> Verdict:
-    """Our own greedy rows against the baseline; mlx-lm's speculative ones are only marked."""
+    """Judge whether our own greedy rows have the baseline's tokens.
+
+    Rows of mlx-lm's speculative decoding do not affect the verdict.
+    """
     notes, failed = [], False
     for model in {model.dtype: model for model in models}.values():
         differing = [

@@ -1,4 +1,4 @@
-"""What a load of users has seen, as figures."""
+"""Summaries of a server under load, as its users see it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from redrafter_mlx.bench.measure.load_client import Answered
 class ServingRow:
     """One server under one load.
 
-    total_tps:     tokens a second of all users together
-    user_tps:      of one answer after its first token, the median
+    total_tps:     tokens per second of all users together
+    user_tps:      tokens per second of one answer after its first token, the median
     first_token, slowest_first_token: seconds, the median and the 95th percentile
-    speedup:       of total_tps over that of the first server
-    same_text:     the share of answers that are the first server's, letter for letter
+    speedup:       total_tps over that of the first server
+    same_text:     share of answers whose text equals the first server's
     """
 
     url: str
@@ -34,7 +34,7 @@ class ServingRow:
 
 
 def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -> list[ServingRow]:
-    """The servers under one load, each with its answers to the same questions."""
+    """Return a row per server under one load; all have answered the same questions."""
     first = by_url[0][1]
     rows = []
     for url, answers in by_url:
@@ -59,6 +59,6 @@ def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -
 
 
 def total_tps(answers: Sequence[Answered]) -> float:
-    """Tokens a second from the first question to the last answer's end."""
+    """Return tokens per second from the first question to the end of the last answer."""
     took = max(a.ended for a in answers) - min(a.began for a in answers)
     return sum(a.tokens for a in answers) / max(took, 1e-9)

@@ -1,4 +1,4 @@
-"""Answers summarised: a row for each method and category, every figure beside its baseline's."""
+"""Summaries of answers: a row per method and category, compared with its baseline."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from redrafter_mlx.bench.statistics import (
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 
 WHOLE = "all"
-"""The category of a row over all questions."""
+"""Category of a row over all questions."""
 
 Runs = Mapping[tuple[int | str, int], Run]
-"""By question and repeat."""
+"""Runs by question id and repeat."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One method on one category of questions.
 
-    tps:              tokens a second after the first token
-    speedup:          tps over the baseline's, over the questions and repeats that both have
+    tps:              tokens per second after the first token
+    speedup:          tps over the baseline's, for the questions and repeats that both have
     first_token:      seconds
-    nodes:            N, the mean number of nodes verified in a step, padding left out; counted in
+    nodes:            N, the mean number of nodes verified in a step, without padding; counted in
                       the trees, None for mlx-lm's loops
-    query_rows:       the same with the padding, which the target's call computes as well
-    shapes:           [W, L, share of the steps], most frequent first; one unless it is automatic
-    nodes_before:     W * L, what the beams hold before shared prefixes are merged
-    nodes_after:      nodes verified, padding left out
+    query_rows:       the same with padding, which the target's call also computes
+    shapes:           [W, L, share of the steps], most frequent first; only one unless automatic
+    nodes_before:     W * L, the size of the beams before shared prefixes are merged
+    nodes_after:      nodes verified, without padding
     acceptance:       share of steps in which the first draft was accepted, the second, ...
-    peak_memory:      GB, the most of any run; the weights are in it
-    matches_baseline: whether all tokens of all runs are the baseline's; None above temperature 0
-    agreeing:         share of the tokens before the first difference; None as above
+    peak_memory:      GB, maximum over the runs; includes the weights
+    matches_baseline: whether all tokens of all runs equal the baseline's; None above temperature 0
+    agreeing:         share of tokens before the first difference; None above temperature 0
     """
 
     dtype: str
@@ -65,16 +65,16 @@ class Row:
     agreeing: float | None
 
     def to_dict(self) -> dict[str, object]:
-        """As JSON holds it: the method's fields are the row's, its name is `method`."""
+        """Return the row as JSON: with the method's fields, and the method's name as `method`."""
         method = asdict(self.method)
         name = method.pop("name")
         return {**asdict(self), **method, "method": name}
 
 
 def summarise(answers: Sequence[Answer]) -> list[Row]:
-    """A row for each dtype, category and method, in the order of first occurrence.
+    """Return a row per dtype, category and method; dtypes and categories as they first occur.
 
-    There are rows by category where there is more than one.
+    Rows by category are added only if there are several categories.
     """
     rows = []
     for dtype in dict.fromkeys(a.dtype for a in answers):
@@ -139,7 +139,7 @@ def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) 
 
 
 def _by_question(values: Mapping[tuple[int | str, int], float]) -> Ragged:
-    """Values grouped by question, repeats in order."""
+    """Group values by question, repeats in order."""
     grouped: dict[int | str, list[float]] = {}
     for key in sorted(values, key=lambda k: (str(k[0]), k[1])):
         grouped.setdefault(key[0], []).append(values[key])
@@ -147,7 +147,7 @@ def _by_question(values: Mapping[tuple[int | str, int], float]) -> Ragged:
 
 
 def _tokens_and_seconds(runs: Runs, partner: Runs) -> tuple[Ragged, Ragged]:
-    """Tokens after the first and their seconds, of the runs that `partner` has as well."""
+    """Return the tokens after the first and their seconds, for runs that `partner` has too."""
     tokens = {k: float(sum(r.accept_lengths)) for k, r in runs.items() if k in partner}
     seconds = {k: r.decode_seconds for k, r in runs.items() if k in partner}
     return _by_question(tokens), _by_question(seconds)
@@ -159,7 +159,7 @@ def _acceptance(accepted: Sequence[int]) -> tuple[float, ...]:
 
 
 def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, float | None]:
-    """Whether every paired run has the baseline's tokens, and the share of tokens that agree.
+    """Return whether all paired runs have the baseline's tokens, and the share that agrees.
 
     The baseline's own later repeats are compared with its first.
     """

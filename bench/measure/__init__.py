@@ -1,1 +1,1 @@
-"""Questions, methods, their order and their answers: what is timed and written down."""
+"""Measurement: questions, methods, the order of runs, and their recorded answers."""

@@ -1,7 +1,8 @@
-"""The answers file: one JSON object a line for each question, method and repeat.
+"""The answers file: one line of JSON per question, method and repeat.
 
-It has the fields of Spec-Bench's answer files, so Spec-Bench's tools read it, and also the token
-ids and everything that a summary is computed from. An interrupted run resumes where its file ends.
+It has the fields of Spec-Bench's answer files, so Spec-Bench's tools can read it, and in addition
+the token ids and everything that a summary is computed from. An interrupted run resumes where its
+file ends.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _NUMBERS = ("first_token_seconds", "decode_seconds", "peak_memory")  # fmt: skip
 
 @dataclass(frozen=True)
 class Settings:
-    """What two answers must have in common to be summarised together.
+    """Settings that answers must share to be summarised together.
 
-    drafts:     every drafter, as `LoadedModel.drafts` describes it
-    ignore_eos: whether answers go on to max_tokens
+    drafts:     all drafters, as `LoadedModel.drafts` describes them
+    ignore_eos: whether answers continue after an ending token, up to max_tokens
     """
 
     model: str
@@ -50,9 +51,9 @@ class Settings:
 class Answer:
     """One run of one method on one question.
 
-    dtype:  as the user asked for it, such as `float16` or `4bit`
-    repeat: from 0
-    tstamp: seconds since 1970 at its end
+    dtype:  as given by the user, such as `float16` or `4bit`
+    repeat: counted from 0
+    tstamp: end of the run, in seconds since 1970
     """
 
     question_id: int | str
@@ -69,7 +70,7 @@ class Answer:
         return self.dtype, self.method, self.question_id, self.repeat
 
     def to_dict(self, settings: Settings) -> dict[str, object]:
-        """As a line of the answers file holds it."""
+        """Return the JSON object that is a line of the answers file."""
         run = self.run
         choice = {
             "index": 0,
@@ -97,7 +98,7 @@ class Answer:
 
     @classmethod
     def from_dict(cls, line: dict[str, Any]) -> Answer:
-        """Raises KeyError, TypeError, ValueError or IndexError for what is no answer."""
+        """Parse a line; raises KeyError, TypeError, ValueError or IndexError if it is invalid."""
         choice = line["choices"][0]
         measured: dict[str, Any] = {name: _integers(line[name]) for name in _INTEGERS}
         measured |= {name: _number(line[name]) for name in _NUMBERS}
@@ -120,15 +121,15 @@ class Answer:
 
 
 class LinesFile(Generic[T]):
-    """Measurements on disk, a line each with its settings: read at the start, appended to later."""
+    """Measurements on disk, one per line with its settings: read once, then appended to."""
 
     def __init__(self, path: str | Path, read: Callable[[dict[str, Any]], T]) -> None:
-        """Read what is there; raises BadInputError naming a line that is no measurement.
+        """Read the file; raises BadInputError naming the first line that is no measurement.
 
-        An incomplete last line, left by a process that was killed, is cut off.
+        An incomplete last line, left by a process that was killed, is removed from the file.
 
         Args:
-          read: a measurement from its line; may raise KeyError, TypeError, ValueError, IndexError
+          read: parses a line; may raise KeyError, TypeError, ValueError, IndexError
         """
         self.path = Path(path)
         self.lines: list[tuple[T, dict[str, object]]] = []
@@ -148,7 +149,7 @@ class LinesFile(Generic[T]):
                 os.truncate(self.path, len(text[: -len(rest)].encode()))
 
     def check(self, stored: Mapping[str, object], settings: Settings, names: Sequence[str]) -> None:
-        """Raise BadInputError unless a line was made with the same settings of those names."""
+        """Raise BadInputError unless the settings in `names` equal the stored ones of a line."""
         made_with, wanted = {"ignore_eos": False, **stored}, asdict(settings)
         for name in names:
             if made_with.get(name) != wanted[name]:
@@ -192,14 +193,14 @@ class LinesFile(Generic[T]):
 
 
 class AnswersFile:
-    """Answers of requests one by one on disk."""
+    """Answers on disk, of requests that ran one at a time."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises as `LinesFile`."""
+        """Read the file; raises as `LinesFile` does."""
         self._file = LinesFile(path, Answer.from_dict)
 
     def matching(self, dtype: str, settings: Settings) -> list[Answer]:
-        """The answers of one dtype; raises BadInputError if they were made with other settings."""
+        """Return the answers of one dtype; raises BadInputError if settings differ."""
         found = []
         for answer, stored in self._file.lines:
             everything = [f.name for f in fields(Settings)]

@@ -1,4 +1,4 @@
-"""The answers file of requests at once: one JSON object a line for each run of a batch."""
+"""The answers file of `bench --batch-size`: one line of JSON per run of a batch."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class BatchAnswersFile:
     """Runs of batches on disk."""
 
     def __init__(self, path: str | Path) -> None:
-        """Raises as `LinesFile`."""
+        """Read the file; raises as `LinesFile` does."""
         self._file = LinesFile(path, _from_dict)
 
     def matching(self, settings: Settings) -> list[tuple[BatchKey, BatchRun]]:
-        """Every run; raises BadInputError if one was made with other settings."""
+        """Return all runs; raises BadInputError if one was made with other settings."""
         names = [field.name for field in fields(Settings)]
         for _, stored in self._file.lines:
             self._file.check(stored, settings, names)

@@ -1,7 +1,7 @@
-"""Several prompts decoded at once: mlx-lm's own batches, and ours with drafts and without.
+"""Batched decoding, timed: mlx-lm's own batches, and ours with and without drafts.
 
-The clock of a run is read when every prompt has its first token, and at each token after that: what
-is timed are batches of full size, until their answers end.
+Timing starts when every prompt has its first token, so that a batch has its full size from the
+start; each answer is then timed up to its last token.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from redrafter_mlx.errors import BadInputError
 
 @dataclass(frozen=True)
 class BatchRun:
-    """One run of a method on several prompts.
+    """One run of a method on several prompts; lists have one entry per answer.
 
-    token_ids:     of each answer, the ending token too
-    tokens:        of each answer, those that came after every prompt had its first token
-    seconds:       of each answer, from that moment to its last token
-    steps:         of each answer, target calls after the prompt's that it was in
+    token_ids:     including the ending token
+    tokens:        number of tokens after every prompt had its first token
+    seconds:       from that moment to the answer's last token
+    steps:         target calls that the answer took part in, without the prompt's
     first_seconds: from the start to the last prompt's first token
     peak_memory:   GB
     """
@@ -44,7 +44,7 @@ class BatchRun:
 
 
 class BatchToken(NamedTuple):
-    """A token of one of the answers, and the target calls after the prompt's so far."""
+    """A token of one answer, and the number of target calls after the prompt's so far."""
 
     row: int
     id: int
@@ -53,7 +53,7 @@ class BatchToken(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchKey:
-    """What was run: a method on the prompts of some questions, which `prompts` is the hash of."""
+    """Identity of a run: its method and its questions; `prompts` is the hash of their prompts."""
 
     method: Method
     question_ids: tuple[int | str, ...]
@@ -67,12 +67,12 @@ class BatchKey:
 
 
 Case = tuple[Method, Sequence[Prepared]]
-"""A method and the questions that it answers at once."""
+"""A method and the questions that it answers in one batch."""
 
 
 @dataclass(frozen=True)
 class BatchMeasurement:
-    """A run of one method on questions that were asked at once."""
+    """A run of one method on one batch of questions."""
 
     method: Method
     questions: Sequence[Prepared]
@@ -87,9 +87,9 @@ class BatchMeasurement:
 class BatchPlan:
     """What to measure.
 
-    sizes:   how many questions are answered at once; each size goes through all questions
-    repeats: how often each group of questions is answered by each method
-    seed:    of sampled answers
+    sizes:   batch sizes; each size goes through all questions
+    repeats: number of times that each method answers each group of questions
+    seed:    random seed of sampled answers
     """
 
     questions: Sequence[Prepared]
@@ -115,12 +115,12 @@ class BatchPlan:
 
     @property
     def size(self) -> int:
-        """How many runs are timed."""
+        """Number of timed runs."""
         groups = sum(len(self.groups(size)) for size in self.sizes)
         return self.repeats * len(self.methods) * groups
 
     def groups(self, size: int) -> list[Sequence[Prepared]]:
-        """Questions that are asked at once; the last ones fill a group up from the start."""
+        """Split the questions into batches; the first questions fill up the last batch."""
         Q = len(self.questions)
         around = [*self.questions, *self.questions]
         return [around[at : at + size] for at in range(0, Q, size)]
@@ -128,7 +128,7 @@ class BatchPlan:
     def split(
         self, done: Iterable[tuple[BatchKey, BatchRun]]
     ) -> tuple[list[BatchMeasurement], list[Case]]:
-        """What of the plan is done already, and what is missing."""
+        """Split the plan into the measurements that are done and the cases that are missing."""
         runs: dict[BatchKey, list[BatchRun]] = {}
         for key, run in done:
             runs.setdefault(key, []).append(run)
@@ -141,7 +141,7 @@ class BatchPlan:
         return finished, missing
 
     def order(self) -> Iterator[Case]:
-        """Every timed run; methods take turns at being first."""
+        """Yield all timed runs; the method that comes first rotates."""
         for repeat in range(self.repeats):
             for size in self.sizes:
                 for i, group in enumerate(self.groups(size)):
@@ -151,7 +151,7 @@ class BatchPlan:
 
 
 class BatchRunner:
-    """Runs methods on several prompts of one loaded model."""
+    """Runs methods on batches of prompts, with one loaded model."""
 
     def __init__(
         self, redrafters: Mapping[str | None, Redrafter], clock: Clock = time.perf_counter
@@ -163,7 +163,7 @@ class BatchRunner:
     def measure(
         self, plan: BatchPlan, missing: Sequence[Case] | None = None
     ) -> Iterator[BatchMeasurement]:
-        """Time everything, or what is missing, after untimed runs that compile."""
+        """Time the missing cases (None: all), after untimed runs that compile."""
         cases = list(plan.order()) if missing is None else missing
         untimed = {(method, len(group)): (method, group) for method, group in reversed(cases)}
         for method, group in reversed(untimed.values()):
@@ -175,7 +175,7 @@ class BatchRunner:
     def run(
         self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
     ) -> BatchRun:
-        """Answer the prompts at once."""
+        """Answer the prompts in one batch."""
         mx.reset_peak_memory()
         B = len(prompts)
         ids: list[list[int]] = [[] for _ in range(B)]

@@ -1,4 +1,4 @@
-"""Energy by macOS's `powermetrics`, which only root may run; elsewhere there is none."""
+"""Energy measured with `powermetrics`, which exists only on macOS and which only root may run."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from redrafter_mlx.errors import BadInputError
 
 _PROGRAM = "powermetrics"
 _ARGUMENTS = ("--samplers", "cpu_power", "-i", "200", "-b", "1")
-"""Five samples a second of CPU, GPU and Neural Engine together, each line at once."""
+"""Five samples per second of CPU, GPU and Neural Engine together; output is line-buffered."""
 
 _ELAPSED = re.compile(r"\(([\d.]+)ms elapsed\)")
 _POWER = re.compile(r"Combined Power[^:]*:\s*([\d.]+)\s*mW")
 _LAST = 0.3
-"""Seconds until a sample has covered all that was measured."""
+"""Seconds to wait after measuring, so that the last sample covers its end."""
 
 _PATIENCE = 10.0
-"""Seconds that the first sample may take."""
+"""Maximum number of seconds to wait for the first sample, and for the program to end."""
 
 
 class Sample(NamedTuple):
@@ -36,10 +36,10 @@ class Sample(NamedTuple):
 
 
 class PowerMeter:
-    """Samples of the chip's power, from a thread that reads what the program prints.
+    """Samples of the chip's power, read by a thread from the program's output.
 
-    first:   set with the first sample, or where there will be none
-    stopped: set to read no more
+    first:   set with the first sample, or when the output ends
+    stopped: set to stop reading
     """
 
     def __init__(self, printed: IO[str]) -> None:
@@ -50,7 +50,7 @@ class PowerMeter:
         self._reader.start()
 
     def stop(self) -> None:
-        """Close what the program prints into, which ends a program that may not be signalled."""
+        """Close the program's output, which ends the program even if it may not be signalled."""
         self.stopped.set()
         self._reader.join(_PATIENCE)
 
@@ -72,7 +72,7 @@ class PowerMeter:
                 self.first.set()
 
     def joules(self, begin: float, end: float) -> float | None:
-        """Energy between two moments; None unless samples cover nearly all of the time."""
+        """Return the energy between two moments; None unless samples cover over 80% of the time."""
         covered = energy = 0.0
         for sample in self.samples:
             seconds = min(end, sample.end) - max(begin, sample.begin)
@@ -85,9 +85,9 @@ class PowerMeter:
 
 @contextlib.contextmanager
 def power_meter() -> Iterator[PowerMeter]:
-    """Within, power is sampled.
+    """Sample the power within the context.
 
-    Raises BadInputError where the program is missing or may not be run.
+    Raises BadInputError if the program is missing or may not be run.
     """
     program = shutil.which(_PROGRAM)
     if program is None:
@@ -108,7 +108,7 @@ def power_meter() -> Iterator[PowerMeter]:
         yield meter
         time.sleep(_LAST)
     finally:
-        with contextlib.suppress(PermissionError):  # root's
+        with contextlib.suppress(PermissionError):  # root owns the process
             process.terminate()
         meter.stop()
         with contextlib.suppress(subprocess.TimeoutExpired):

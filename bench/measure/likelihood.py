@@ -1,4 +1,4 @@
-"""What the target itself thinks of a text: a stand-in for its quality that needs no judge."""
+"""Likelihood of a text under the target: a proxy for its quality that needs no judge."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from redrafter_mlx.speculation.sampling import log_softmax
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Of one text, at temperature 1.
+    """Likelihood of one text, at temperature 1.
 
-    tokens:         how many the means are over
-    log_likelihood: nats a token, the mean
-    entropy:        of the target's distribution before each token in nats, the mean
+    tokens:         number of tokens in the means
+    log_likelihood: mean log probability of a token, nats
+    entropy:        mean entropy of the target's distribution before each token, nats
     """
 
     tokens: int
@@ -29,7 +29,7 @@ class Likelihood:
 def likelihood(
     redrafter: Redrafter, prompt: Sequence[int], tokens: Sequence[int]
 ) -> Likelihood | None:
-    """How likely the target finds `tokens` after `prompt`, in one call; None for no tokens."""
+    """Score `tokens` after `prompt` in one call of the target; None if there are no tokens."""
     if not tokens:
         return None
     text = mx.array([[*prompt, *tokens]])

@@ -1,7 +1,7 @@
-"""A client that puts a server for OpenAI's API under load, and sees what its users would see.
+"""Load client: measures a server for OpenAI's API as its users see it.
 
-Each of N users asks a question, reads the answer as it streams, and asks the next one at once. Any
-server can be measured, so that two of them are measured by the same client.
+Each of N users asks a question, reads the answer as it streams, and then asks the next question
+immediately. It works with any server, so that two servers are measured by the same client.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from redrafter_mlx.errors import BadInputError, ServerError
 _CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 
 _TO_CONNECT, _PATIENCE = 10.0, 600.0
-"""Seconds without a byte after which a server counts as gone."""
+"""Timeouts in seconds: to connect, and without a byte from a connected server."""
 
 
 @dataclass(frozen=True)
 class Server:
     """A server for OpenAI's API.
 
-    url:   with the path before `/chat/completions`, such as http://127.0.0.1:8080/v1
-    model: as the server names it; None leaves the choice to it
+    url:   including the path before `/chat/completions`, such as http://127.0.0.1:8080/v1
+    model: the server's name for it; None lets the server choose
     """
 
     url: str
@@ -40,7 +40,7 @@ class Server:
         try:
             parts = urlsplit(self.url)
             usable = parts.scheme in _CONNECTIONS and parts.hostname and parts.port != 0
-        except ValueError:  # of a port that is no number, or brackets that are not closed
+        except ValueError:  # the port is no number, or brackets are not closed
             usable = False
         if not usable:
             raise BadInputError(
@@ -48,12 +48,12 @@ class Server:
             )
 
     def models(self) -> list[dict[str, object]]:
-        """The models that it lists; raises ServerError as `stream` does."""
+        """Return the models that the server lists; raises ServerError as `stream` does."""
         with self._response("GET", "models") as response:
             return [{**entry, "id": str(entry["id"])} for entry in json.load(response)["data"]]
 
     def stream(self, body: Mapping[str, object]) -> Generator[dict[str, object], None, None]:
-        """The chunks of one streamed chat completion.
+        """Yield the chunks of one streamed chat completion.
 
         Raises ServerError, naming the server, if it is out of reach, refuses, or breaks off.
         """
@@ -73,7 +73,7 @@ class Server:
 
     @contextmanager
     def _response(self, method: str, path: str, body: str | None = None) -> Iterator[HTTPResponse]:
-        """A response with status 200; what goes wrong until it is read is a ServerError."""
+        """Open a response with status 200; any failure until it is read is a ServerError."""
         parts = urlsplit(self.url)
         connection = _CONNECTIONS[parts.scheme](parts.netloc, timeout=_TO_CONNECT)
         headers = {"Content-Type": "application/json"}
@@ -103,7 +103,7 @@ class Server:
 
 
 def _words(body: bytes) -> str:
-    """The message of OpenAI's error object, or else the text, on one line."""
+    """Return the message of OpenAI's error object, else the whole text, on one line."""
     try:
         said = json.loads(body)["error"]["message"]
     except (ValueError, LookupError, TypeError):
@@ -113,9 +113,9 @@ def _words(body: bytes) -> str:
 
 @dataclass(frozen=True)
 class Answered:
-    """One answer as its user saw it; times are of one clock.
+    """One answer as its user saw it; all times are from one clock.
 
-    tokens: as the server counts them
+    tokens: the server's count
     """
 
     text: str
@@ -127,10 +127,7 @@ class Answered:
 
 @dataclass(frozen=True)
 class Load:
-    """What users ask, how many at once.
-
-    questions: each of them is asked once
-    """
+    """The questions, each asked once, and the number of users who ask at the same time."""
 
     questions: Sequence[str]
     users: int
@@ -138,7 +135,7 @@ class Load:
 
 
 def ask(server: Server, question: str, max_tokens: int) -> Answered:
-    """One greedy answer; raises ServerError also for one without the usage that was asked for."""
+    """Ask for one greedy answer; a reply without token usage is a ServerError, too."""
     began, first = time.perf_counter(), None
     text, tokens = "", None
     body = {
@@ -162,9 +159,9 @@ def ask(server: Server, question: str, max_tokens: int) -> Answered:
 
 
 def measure_load(server: Server, load: Load) -> list[Answered]:
-    """The answers to all questions, in their order, as users come free.
+    """Return the answers in the order of the questions; each free user asks the next question.
 
-    The first error ends the load when the answers that run have ended, and is raised.
+    After an error no more questions are asked. It is raised when the running answers have ended.
     """
     waiting, failed = iter(enumerate(load.questions)), threading.Event()
     lock = threading.Lock()

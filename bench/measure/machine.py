@@ -1,4 +1,4 @@
-"""What figures were measured on: the machine, the versions, and the weights by their hashes."""
+"""Description of a measurement's setup: the machine, the versions, and hashes of the weights."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from redrafter_mlx.version import __version__
 class Machine:
     """The machine and the versions.
 
-    device: "gpu" or "cpu", what MLX computes on
-    blas:   the library of matrix products on the CPU
+    device: MLX's default device, "gpu" or "cpu"
+    blas:   library of matrix products on the CPU
     """
 
     chip: str
@@ -56,13 +56,13 @@ class Machine:
 class LoadedModel:
     """The target as it was loaded, with one of its drafters.
 
-    dtype:      as the user asked for it
+    dtype:      as given by the user
     model_hash: see TargetSource; None for a model that was not loaded by name
     arithmetic: such as "float32"
-    bits:       of quantised weights in memory, None if they are not quantised
-    drafter:    described in words; None if there is none
-    named:      the name that the user gave the drafter, where there are several
-    tf32:       whether float32 products are rounded to TF32 here
+    bits:       bits per quantised weight in memory; None if weights are not quantised
+    drafter:    description in words; None if there is none
+    named:      the user's name for the drafter, if there are several drafters
+    tf32:       whether float32 products are rounded to TF32 on this machine
     """
 
     dtype: str
@@ -94,17 +94,17 @@ class LoadedModel:
 
     @property
     def drafts(self) -> str:
-        """The drafter: its name if there are several, its kind, and its weights' hash."""
+        """Description of the drafter: its name if there are several, its kind, its hash."""
         return " ".join(filter(None, (self.named, self.drafter or "none", self.drafter_hash)))
 
     @property
     def exact(self) -> bool:
-        """Whether the output must equal the baseline's: float32 throughout, products too."""
+        """Whether the output must equal the baseline's: all arithmetic is float32, not TF32."""
         return self.arithmetic == "float32" and self.bits is None and not self.tf32
 
 
 def parameters_hash(module: nn.Module) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes of a module's parameters in memory."""
+    """Return the SHA-256 of the names, dtypes, shapes and bytes of a module's parameters."""
     digest = hashlib.sha256()
     leaves = nn.utils.tree_flatten(module.parameters(), destination={})
     assert isinstance(leaves, dict)

@@ -1,8 +1,8 @@
 """The methods: two baselines, mlx-lm's own speculative decoding, and drafted decoding.
 
-Every method answers the same prompt's token ids and is timed the same way, token by token as a
-caller gets them: up to the first token, and from there to the last. All other figures come from
-the records that each loop gives its callers; nothing is evaluated or read for them.
+Every method gets the same prompt's token ids. Every method is timed as its caller receives tokens:
+up to the first token, and from the first to the last. All other figures come from the records that
+each loop gives its callers; measuring evaluates and reads nothing more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from redrafter_mlx.errors import BadInputError, MismatchError
 
 MethodName = Literal["mlx-lm", "autoregressive", "mlx-lm speculative", "redrafter"]
 BASELINE: MethodName = "mlx-lm"
-"""mlx-lm's own `stream_generate`: what speedups and equality of tokens refer to."""
+"""mlx-lm's own `stream_generate`: the reference for speedups and for equality of tokens."""
 
 Clock = Callable[[], float]
 
@@ -33,12 +33,12 @@ Clock = Callable[[], float]
 class Method:
     """One way to decode.
 
-    drafter:     which of several drafters, by the name it was asked for; None if there is one
-    accept:      how drafts are accepted; None where we draft nothing
-    beam_width, beam_length: of `redrafter`; None for the automatic shape
+    drafter:      the user's name for the drafter; None if there is only one
+    accept:       acceptance method; None if this is not our drafted decoding
+    beam_width, beam_length: for `redrafter`; None for the automatic shape
     max_nodes, prefixes: as in GenerationOptions
-    epsilon, delta: of typical acceptance; None for its defaults, and for other methods
-    draft_tokens: of `mlx-lm speculative`
+    epsilon, delta: for typical acceptance; None for its defaults, and for other methods
+    draft_tokens: number of draft tokens of `mlx-lm speculative`
     """
 
     name: MethodName
@@ -62,11 +62,11 @@ class Method:
         return self.name == "redrafter" and None in (self.beam_width, self.beam_length)
 
     def baseline(self) -> Method:
-        """The baseline that this method's runs are paired with."""
+        """Return the baseline that this method's runs are paired with."""
         return Method(BASELINE, self.temperature)
 
     def options(self, max_tokens: int, seed: int) -> GenerationOptions:
-        """What our own loop is asked for."""
+        """Return the options for our own decoding loop."""
         default = SamplingParams()
         return GenerationOptions(
             epsilon=default.epsilon if self.epsilon is None else self.epsilon,
@@ -87,8 +87,8 @@ class Method:
 class Token(NamedTuple):
     """One token as a loop yields it.
 
-    call:   the target call that it comes from; the prompt's is 0
-    result: of the step that emitted it; None for mlx-lm's loops
+    call:   index of the target call that emitted it; the prompt's is 0
+    result: result of the step that emitted it; None for mlx-lm's loops
     """
 
     id: int
@@ -99,14 +99,14 @@ class Token(NamedTuple):
 
 @dataclass
 class Run:
-    """One answer and how long it took.
+    """One answer, its times, and one list entry per target call after the prompt's.
 
-    accept_lengths: tokens of each target call after the prompt's that are part of the answer
-    accepted:       drafts accepted in each of them, those after the answer's end included
-    nodes:          nodes verified in each of them, padding left out; empty for mlx-lm's loops
-    query_rows:     the same with the padding
-    shapes:         [W, L, capacity N] that each of them was drafted with; empty for mlx-lm's loops
-    first_token_seconds, decode_seconds: up to the first token, and from there to the last
+    accept_lengths: tokens of the call that are part of the answer
+    accepted:       drafts accepted in the call, including those after the answer's end
+    nodes:          nodes verified in the call, without padding; empty for mlx-lm's loops
+    query_rows:     the same with padding
+    shapes:         [W, L, capacity N] of the call's drafts; empty for mlx-lm's loops
+    first_token_seconds, decode_seconds: up to the first token, and from the first to the last
     peak_memory:    GB
     """
 
@@ -123,10 +123,9 @@ class Run:
 
 
 class Runner:
-    """Runs methods on one loaded model, one after the other.
+    """Runs methods one at a time, with one loaded model.
 
-    redrafters: by the `drafter` of the methods that they are for; the first one also decodes
-      without drafts
+    redrafters: by the `drafter` of their methods; the first one also decodes without drafts
     """
 
     def __init__(
@@ -141,11 +140,11 @@ class Runner:
         self._clock = clock
 
     def redrafter(self, method: Method) -> Redrafter:
-        """What decodes by a method of ours."""
+        """Return the redrafter that runs one of our own methods."""
         return self._redrafters[method.drafter] if method.name == "redrafter" else self._first
 
     def check(self, methods: Sequence[Method], max_tokens: int) -> None:
-        """Raise BadInputError for a method that this model or drafter cannot do."""
+        """Raise BadInputError for a method that this model or its drafter does not support."""
         for method in methods:
             if not method.ours:
                 continue
@@ -155,7 +154,7 @@ class Runner:
                 raise BadInputError(redrafter.drafter_note or "there is no drafter to measure")
 
     def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
-        """Answer `prompt` once; the same seed gives the same answer of the same method."""
+        """Answer `prompt` once; the same method with the same seed gives the same answer."""
         mx.reset_peak_memory()
         run, texts, lengths, call = Run(), [], [0], 0
         tokens = self._tokens(method, prompt, max_tokens, seed)
@@ -174,7 +173,7 @@ class Runner:
             texts.append(token.text)
         run.text = "".join(texts)
         run.accept_lengths = lengths[1:]
-        if not run.shapes:  # mlx-lm's loops yield the drafts that they accepted, and the target's
+        if not run.shapes:  # a call of mlx-lm yields its accepted drafts and one target token
             run.accepted = [n - 1 for n in run.accept_lengths]
         run.first_token_seconds = first - began
         run.decode_seconds = last - first
@@ -190,8 +189,8 @@ class Runner:
                 yield Token(response.token, response.text, response.steps, response.step)
             return
         # A token of mlx-lm that is not from a draft is the last one of its target call. Its
-        # speculative loop drafts before the first call already, so that call's tokens count as the
-        # prompt's: they come with the first token, in no time of their own.
+        # speculative loop already drafts before the first call. That call's tokens are treated as
+        # the prompt's, because they arrive together with the first token.
         mx.random.seed(seed)
         drafts = method.name == "mlx-lm speculative"
         call = 0
@@ -227,11 +226,11 @@ def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) ->
 
 
 def our_stream() -> mx.Stream | mx.ThreadLocalStream:
-    """The stream for mlx-lm's loop: its own; on the CPU, the one that ours uses.
+    """Return the stream for mlx-lm's loop: mlx-lm's own on a GPU, our loop's on the CPU.
 
-    A CPU stream is a thread, and the BLAS gives every thread that calls it a pool of workers. Two
-    pools compete for the same cores and double the time of products of several rows, so a method's
-    time would depend on which ran before.
+    A CPU stream is a thread, and the BLAS gives a pool of workers to every thread that calls it.
+    Two pools compete for the same cores and double the time of products with several rows, so a
+    method's time would depend on which method ran before.
     """
     device = mx.default_device()
     if device.type == mx.DeviceType.cpu:

@@ -1,7 +1,7 @@
-"""The order of measuring: question by question, every method in turn.
+"""The order of measurement: question by question, every method in turn.
 
-All methods answer a question one right after the other, so a machine that grows hot or is busy for
-a minute slows them all alike. Which method comes first changes from question to question.
+All methods answer a question right after each other, so a machine that is hot or busy for a minute
+slows them all alike. The method that comes first changes from question to question.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Prepared:
 
 
 def resized(prompt_ids: Sequence[int], length: int) -> list[int]:
-    """A prompt of exactly `length` tokens: repeated, and cut."""
+    """Return a prompt of exactly `length` tokens, by repeating and cutting `prompt_ids`."""
     times = -(-length // max(len(prompt_ids), 1))
     return (list(prompt_ids) * times)[:length]
 
@@ -38,10 +38,10 @@ def resized(prompt_ids: Sequence[int], length: int) -> list[int]:
 class Plan:
     """What to measure.
 
-    repeats: how often each question is answered by each method
-    warmup:  answers of the first question by each method before anything is timed
-    delay:   seconds of rest before each run, for machines that grow hot
-    seed:    the i-th question's answers are drawn with seed + i, in every repeat
+    repeats: number of answers to each question by each method
+    warmup:  number of untimed answers to the first question by each method
+    delay:   seconds to rest before each run, for machines that overheat
+    seed:    question i is sampled with seed + i, in every repeat
     """
 
     questions: Sequence[Prepared]
@@ -68,11 +68,11 @@ class Plan:
 
     @property
     def size(self) -> int:
-        """How many runs are timed."""
+        """Number of timed runs."""
         return self.repeats * len(self.questions) * len(self.methods)
 
     def order(self) -> Iterator[tuple[int, Prepared, Method, int]]:
-        """Every timed run: the question's index, the question, the method, the repeat."""
+        """Yield all timed runs: the question's index, the question, the method, the repeat."""
         for repeat in range(self.repeats):
             for i, prepared in enumerate(self.questions):
                 first = (repeat + i) % len(self.methods)
@@ -86,9 +86,9 @@ def measure(
     done: Collection[Answer] = (),
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Answer]:
-    """Time what is not `done` yet; yields each answer as soon as it is complete.
+    """Time the runs that are not in `done`; yields each answer as soon as it is complete.
 
-    Raises BadInputError when a question that is done had another prompt.
+    Raises BadInputError if a question in `done` had another prompt.
     """
     finished = {answer.key: answer for answer in done}
     todo = []
@@ -138,16 +138,16 @@ def list_methods(
     prefixes: Sequence[Prefixes] = ("all",),
     thresholds: Sequence[Thresholds] = ((None, None),),
 ) -> list[Method]:
-    """Baselines and drafted methods: temperatures x acceptance methods x drafters x shapes.
+    """List the baselines, and drafted methods for all combinations of the arguments.
 
-    And every one of `prefixes`, and for typical acceptance every one of `thresholds`.
+    Only typical acceptance is combined with `thresholds`.
 
     Args:
-      shapes:       of each drafter, by name; the key is None where there is only one
-      accepts:      None takes the default: greedy at temperature 0, sample above
-      draft_tokens: of mlx-lm's speculative decoding; empty leaves it out
+      shapes:       beam shapes by drafter name; the name is None if there is only one drafter
+      accepts:      None for the default: greedy at temperature 0, sample above
+      draft_tokens: for mlx-lm's speculative decoding; empty leaves that method out
     Raises:
-      BadInputError: an acceptance method that fits no temperature, or an impossible shape
+      BadInputError: if an acceptance method fits no temperature, or a shape is impossible
     """
     methods: list[Method] = []
     used: set[AcceptMethod] = set()

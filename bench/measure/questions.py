@@ -1,4 +1,4 @@
-"""Questions to measure with: our own, and those of public files."""
+"""Benchmark questions: our own, and those of public data sets and files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from redrafter_mlx.errors import BadInputError, DownloadError
 _TEXT_KEYS = ("prompt", "question", "instruction", "text")
 _ID_KEYS = ("question_id", "prompt_id", "id")
 _CATEGORY_KEYS = ("category", "dataset")
-"""MT-Bench's and Spec-Bench's, and AlpacaEval's."""
+"""The first is MT-Bench's and Spec-Bench's, the second AlpacaEval's."""
 
 MT_BENCH = ("HuggingFaceH4/mt_bench_prompts", "raw/question.jsonl")
-"""The data set on the Hub that holds MT-Bench's 80 questions, and the file in it."""
+"""The data set on the Hub that has MT-Bench's 80 questions, and the file in it."""
 
 
 @dataclass(frozen=True)
 class Question:
     """The first turn of a conversation.
 
-    category: "" where a file does not name it
-    id:       as the file names it; None where it does not
+    category: "" if the file gives none
+    id:       as in the file; None if the file gives none
     """
 
     text: str
@@ -53,16 +53,14 @@ OWN_QUESTIONS = (
     Question("What did the printing press change in Europe?", "humanities"),
     Question("Compare the idea of a republic with that of a monarchy.", "humanities"),
 )  # fmt: skip
-"""Two for each of MT-Bench's eight categories; written for this project."""
+"""Two questions for each of MT-Bench's eight categories, written for this project."""
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """The questions of a file: MT-Bench or Spec-Bench (`turns`), Alpaca, JSONL, or plain lines.
-
-    A file that is one JSON array, as Alpaca's is, counts its elements instead of lines.
+    """Read a file of questions: MT-Bench or Spec-Bench (`turns`), Alpaca, JSONL, or plain lines.
 
     Raises:
-      BadInputError: naming the file and the line
+      BadInputError: naming the file and the line, or the element of a JSON array such as Alpaca's
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -85,12 +83,12 @@ def read_questions(path: str | Path) -> list[Question]:
 
 
 def fetch_mt_bench(*, offline: bool = False) -> list[Question]:
-    """MT-Bench's 80 questions, from the Hub's cache or, unless `offline`, from the Hub.
+    """Return MT-Bench's 80 questions, from the Hub's cache or, unless `offline`, from the Hub.
 
-    The Hub is asked once and without retries first, so that one out of reach shows in seconds.
+    The first request is made once, without retries, so that an unreachable Hub shows in seconds.
 
     Raises:
-      DownloadError: in one line
+      DownloadError: with a message of one line
     """
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
@@ -115,11 +113,11 @@ def fetch_mt_bench(*, offline: bool = False) -> list[Question]:
 def choose_questions(
     questions: Sequence[Question], categories: Sequence[str] | None, limit: int | None
 ) -> list[Question]:
-    """Those of `categories` (None: all), `limit` of them evenly spaced, each with an id.
+    """Return the questions of `categories` (None: all), at most `limit`, each with an id.
 
-    Question files are sorted by category: their first questions alone would be of one category.
-
-    Raises BadInputError for a category that does not occur, or a limit below 1.
+    They are evenly spaced: question files are sorted by category, so the first questions would be
+    of one category. Raises BadInputError for a category that does not occur, a limit below 1, or
+    an id that occurs twice.
     """
     if limit is not None and limit < 1:
         raise BadInputError(f"--limit is {limit}; it must be at least 1")

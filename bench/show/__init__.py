@@ -1,1 +1,1 @@
-"""Figures for people: tables, heatmaps, pictures."""
+"""Presentation of results: tables, heatmaps, pictures."""

@@ -1,4 +1,4 @@
-"""What several users at once get, as tables of text."""
+"""Tables of text for batches, and for servers under load."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redrafter_mlx.bench.show.tables import TextTable, spread
 
 
 def serving_table(rows: Sequence[ServingRow]) -> TextTable:
-    """Servers under load."""
+    """Return a table of servers under load."""
     several = len({row.url for row in rows}) > 1
     columns = ["server", "users", "answers", "total tok/s", "tok/s each", "first token", "95%"]
     cells = [
@@ -31,7 +31,7 @@ def serving_table(rows: Sequence[ServingRow]) -> TextTable:
 
 
 def batch_table(rows: Sequence[BatchRow]) -> TextTable:
-    """Requests at once by method, as in the paper's Table 3."""
+    """Return a table of batch sizes and methods, as in the paper's Table 3."""
     sampled = any(row.method.temperature > 0 for row in rows)
     columns = (
         "batch", "method", *(("accept", "T") if sampled else ()), "W", "L",

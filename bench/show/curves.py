@@ -1,4 +1,4 @@
-"""A cost model as tables and as a picture."""
+"""A cost model shown as tables and as a picture."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redrafter_mlx.bench.show.plot import check_plot, save_figure
 
 
 def describe_curves(costs: CostModel) -> str:
-    """Every measured time in milliseconds, and the cliffs."""
+    """Return all measured times in milliseconds, and the cliffs, as text."""
     long = dict(costs.long)
     cliffs = costs.cliffs()
     head = f"{'rows':>4}  {costs.short_context:>6} tokens  {costs.long_context:>6} tokens"
@@ -34,9 +34,9 @@ def describe_curves(costs: CostModel) -> str:
 
 
 def plot_curves(costs: CostModel, path: str | Path) -> None:
-    """The staircase of the target's call at both contexts, and drafting over lengths.
+    """Plot the target's call by query rows at both context lengths, and drafting by beam length.
 
-    Raises BadInputError as `check_plot`.
+    Raises BadInputError as `check_plot` does.
     """
     check_plot(path)
     from matplotlib.backends.backend_agg import FigureCanvasAgg

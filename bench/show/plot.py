@@ -1,4 +1,4 @@
-"""The heatmap as a picture, with tokens/step and speedup as lines, after the paper's Figure 7."""
+"""The heatmap as a picture, with line plots of tokens/step and speedup (the paper's Figure 7)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SUFFIXES = (".png", ".svg", ".pdf")
 
 
 def check_plot(path: str | Path) -> None:
-    """Raise BadInputError for a picture that cannot be written, before hours of measuring."""
+    """Raise BadInputError, before hours of measuring, if the picture cannot be written."""
     path = Path(path)
     if path.suffix.lower() not in _SUFFIXES:
         raise BadInputError(f"--plot is {path}; its name must end in {', '.join(_SUFFIXES)}")
@@ -32,9 +32,9 @@ def check_plot(path: str | Path) -> None:
 
 
 def plot(grids: Sequence[Grid], path: str | Path, heading: str = "") -> None:
-    """Three plots for each grid: tokens a second, tokens/step, speedup.
+    """Draw three plots per grid: tokens per second, tokens/step, speedup.
 
-    Raises BadInputError as `check_plot`, and if there is nothing to draw.
+    Raises BadInputError as `check_plot` does, and if there is nothing to draw.
     """
     check_plot(path)
     if not grids:
@@ -56,7 +56,7 @@ def plot(grids: Sequence[Grid], path: str | Path, heading: str = "") -> None:
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Raises BadInputError where the file cannot be written."""
+    """Write the picture; raises BadInputError if the file cannot be written."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
@@ -64,7 +64,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def _heatmap(axes: Axes, grid: Grid) -> None:
-    """Bright is fast; the fastest shape has a frame, and each cell its speedup."""
+    """Draw tokens per second, bright for fast; frame the fastest shape, note each speedup."""
     from matplotlib.patches import Rectangle
 
     widths, lengths = grid.widths, grid.lengths
@@ -93,7 +93,7 @@ def _heatmap(axes: Axes, grid: Grid) -> None:
 
 
 def _lines(axes: Axes, grid: Grid, name: str, value: Callable[[Cell], float]) -> None:
-    """One line a beam length, over beam width."""
+    """Draw one line per beam length, over beam width."""
     for length in grid.lengths:
         cells = [c for w in grid.widths if (c := grid.at(w, length)) is not None]
         axes.plot(

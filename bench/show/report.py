@@ -1,4 +1,4 @@
-"""The result in a terminal: tables, and heatmaps in colour."""
+"""The result in a terminal: tables and coloured heatmaps."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231
 """matplotlib's colours, dark for slow and bright for fast."""
 
 _LIGHT = 0.55
-"""From this heat on, dark letters are read more easily than light ones."""
+"""Heat from which dark letters are easier to read than light ones."""
 
 _BEST = "★"
 
 
 def show(result: Result, console: Console) -> None:
-    """Print everything: header, tables, heatmaps, notes."""
+    """Print the result: header, tables, heatmaps, notes."""
     for line in header_lines(result):
         console.print(Text(line), soft_wrap=True)
     main, *others = tables_of(result)
@@ -34,7 +34,7 @@ def show(result: Result, console: Console) -> None:
 
 
 def rich_table(table: TextTable) -> RenderableType:
-    """Figures to the right, words to the left."""
+    """Draw a table; figures are right-aligned, words left-aligned."""
     drawn = Table()
     for i, name in enumerate(table.columns):
         column = [row[i] for row in table.rows]
@@ -46,7 +46,10 @@ def rich_table(table: TextTable) -> RenderableType:
 
 
 def heatmap(grid: Grid) -> RenderableType:
-    """Width downwards, length across; tokens a second with the speedup below."""
+    """Draw a heatmap: rows are beam widths, columns beam lengths.
+
+    A cell has tokens per second, and the speedup below it.
+    """
     drawn = Table(show_lines=True)
     drawn.add_column("")
     for length in grid.lengths:
@@ -64,7 +67,7 @@ def _titled(title: str, drawn: Table, note: str) -> RenderableType:
 
 
 def _heat_cell(grid: Grid, cell: Cell | None) -> Text:
-    """`★ 31.42` above `1.25x`; empty where that shape was not measured."""
+    """Return `★ 31.42` above `1.25x`; an empty text if that shape was not measured."""
     if cell is None:
         return Text("")
     mark = f"{_BEST} " if cell == grid.best else ""

@@ -1,4 +1,4 @@
-"""A result to share: one folder with the tables, the pictures, the profile, and all figures."""
+"""A report to share: one folder with the tables, the pictures, the profile, and all figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ REPORT, HEATMAP = "report.md", "heatmap.png"
 
 
 def check_report(folder: str | Path) -> None:
-    """Raise BadInputError for a folder that cannot be written or holds anything but a report."""
+    """Raise BadInputError if the folder cannot be written or holds anything but a report."""
     folder = Path(folder)
     if not str(folder).strip() or folder.is_file():
         raise BadInputError(f"--report is {str(folder)!r}, which is a file; give a folder")
@@ -38,11 +38,11 @@ def check_report(folder: str | Path) -> None:
 def write_report(
     folder: str | Path, result: Result, profiles: Mapping[str, CostModel], command: str
 ) -> Path:
-    """Write the folder, in place of a report that is there; it appears whole or not at all.
+    """Write the folder and replace an older report; a partial report never appears.
 
-    profiles: what calls and drafting cost, by the loading and drafter that were measured
-    command:  the command line, by which others measure the same
-    Raises BadInputError where it cannot be written.
+    profiles: cost models by the dtype and drafter that were measured
+    command:  the command line with which others can repeat the measurement
+    Raises BadInputError if it cannot be written.
     """
     folder = Path(folder).absolute()
     partial = folder.with_name(f".{folder.name}.partial")
@@ -66,7 +66,10 @@ def write_report(
 
 
 def _draw(folder: Path, result: Result, profiles: Mapping[str, CostModel]) -> list[str]:
-    """The pictures' names; none without matplotlib, for the tables hold the same figures."""
+    """Draw the pictures and return their names.
+
+    Without matplotlib there are none: the tables have the same figures.
+    """
     if find_spec("matplotlib") is None:
         return []
     names = []

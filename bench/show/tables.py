@@ -1,4 +1,4 @@
-"""The result as tables of text, before they are drawn."""
+"""The result as tables of text, before they are drawn or printed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrafter_mlx.bench.measure.methods import BASELINE
 from redrafter_mlx.bench.statistics import Spread
 
 _EVERY_DEPTH, _SPARSE = 8, 8
-"""Acceptance has a column for each depth up to the first, then for every so many."""
+"""The acceptance table has a column for each depth up to the first, then one in `_SPARSE`."""
 
 _PACKED = {"final": "final candidates alone", "separate": "candidates separately"}
 
@@ -30,7 +30,7 @@ class TextTable:
 
 
 def tables_of(result: Result) -> list[TextTable]:
-    """Everything but the heatmaps."""
+    """Return all tables of a result, which are everything but the heatmaps."""
     whole = [r for r in result.rows if r.category == WHOLE]
     found = [main_table(whole)]
     if any(r.acceptance or r.nodes_after for r in whole):
@@ -43,7 +43,7 @@ def tables_of(result: Result) -> list[TextTable]:
 
 
 def energy_table(measured: Sequence[Energy]) -> TextTable:
-    """Joules a token and the mean power of each method."""
+    """Return a table of joules per token and mean power by method."""
     return TextTable(
         "Energy of the chip while tokens after the first one were made",
         ("method", "dtype", "T", "joules/token", "watts", "answers"),
@@ -56,7 +56,7 @@ def energy_table(measured: Sequence[Energy]) -> TextTable:
 
 
 def header_lines(result: Result | BatchResult) -> list[str]:
-    """Machine, versions, models and questions."""
+    """Return lines that describe the machine, the versions, the models and the questions."""
     m, p = result.machine, result.protocol
     lines = [
         f"{m.chip} ({m.device}), {m.os}, Python {m.python}, redrafter-mlx {m.redrafter_mlx}, "
@@ -80,7 +80,7 @@ def header_lines(result: Result | BatchResult) -> list[str]:
 
 
 def main_table(rows: Sequence[Row]) -> TextTable:
-    """Every method over all questions."""
+    """Return a table of the methods over all questions."""
     columns: dict[str, Callable[[Row], str]] = {"method": label}
     if len({r.dtype for r in rows}) > 1:
         columns["dtype"] = lambda r: r.dtype
@@ -110,7 +110,7 @@ def main_table(rows: Sequence[Row]) -> TextTable:
 
 
 def acceptance_table(rows: Sequence[Row]) -> TextTable:
-    """How far drafts are accepted, and what merging prefixes saves."""
+    """Return a table of acceptance by draft position, and of the nodes that merging saves."""
     drafted = [r for r in rows if r.acceptance or r.nodes_after]
     deepest = max(len(r.acceptance) for r in drafted)
     depths = [d for d in range(1, deepest + 1)
@@ -136,7 +136,7 @@ def acceptance_table(rows: Sequence[Row]) -> TextTable:
 
 
 def category_table(rows: Sequence[Row]) -> TextTable:
-    """The fastest shape of each drafter by category, beside the baseline."""
+    """Return a table of each drafter's fastest shape by category, next to the baseline."""
     found = {(r.dtype, r.method, r.category): r for r in rows}
     fastest: dict[tuple[str, float, str | None], Row] = {}
     for r in rows:
@@ -162,7 +162,7 @@ def category_table(rows: Sequence[Row]) -> TextTable:
 
 
 def compare_table(changes: Sequence[Change], before: str, after: str) -> TextTable:
-    """Two results, figure by figure."""
+    """Return a table of the figures that two results share."""
     cells = tuple(
         (_describe(c.row), c.figure, spread(c.before), spread(c.after), spread(c.ratio, "x"),
          c.verdict)
@@ -174,7 +174,7 @@ def compare_table(changes: Sequence[Change], before: str, after: str) -> TextTab
 
 
 def spread(value: Spread | None, unit: str = "", scale: float = 1.0, digits: int = 2) -> str:
-    """`31.42 [30.90, 31.80]`; empty for None."""
+    """Format a figure, such as `31.42 [30.90, 31.80]`; empty for None."""
     if value is None:
         return ""
     median, low, high = (f"{v * scale:.{digits}f}" for v in (value.median, value.low, value.high))
@@ -182,7 +182,7 @@ def spread(value: Spread | None, unit: str = "", scale: float = 1.0, digits: int
 
 
 def label(row: Row | Energy) -> str:
-    """The method's name, with what tells it from others of that name."""
+    """Return the method's name, with the settings that distinguish it from others of that name."""
     method = row.method
     if method.draft_tokens is not None:
         return f"{method.name} ({method.draft_tokens} drafts)"
@@ -195,7 +195,7 @@ def label(row: Row | Energy) -> str:
 
 
 def _describe(row: Mapping[str, object]) -> str:
-    """A row of a saved result in words."""
+    """Describe a row of a saved result in words."""
     named = [str(row["drafter"])] if row.get("drafter") else []
     parts = [str(row["method"]), *named, str(row["dtype"])]
     if row["beam_width"] is not None:
@@ -215,14 +215,14 @@ def _number(value: float | None) -> str:
 
 
 def _saved(row: Row) -> str:
-    """The mean share of the beams' tokens that merging saved (the paper's figure 6)."""
+    """Return the mean share of the beams' tokens that merging saved (the paper's Figure 6)."""
     if row.nodes is None or row.nodes_before is None or row.method.beam_width is None:
         return ""
     return f"{1 - row.nodes / row.nodes_before.median:.0%}"
 
 
 def _automatic(row: Row) -> str:
-    """Which shapes were chosen, those of at least one step in a hundred."""
+    """List the shapes that were chosen in at least 1% of the steps."""
     method = row.method
     chosen = ", ".join(f"{W} x {L} {share:.0%}" for W, L, share in row.shapes if share >= 0.01)
     which = ", ".join(filter(None, (row.dtype, method.drafter, method.accept)))

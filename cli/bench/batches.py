@@ -1,4 +1,4 @@
-"""`redrafter-mlx bench --batch-size`: several requests at once, with drafts and without."""
+"""`redrafter-mlx bench --batch-size`: batches of requests, with and without drafts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from redrafter_mlx.cli.progress import progress_bars
 
 
 def run_batches(options: BenchOptions) -> BatchResult:
-    """Measure all batch sizes and methods in one run."""
+    """Measure all batch sizes and methods with one loading."""
     (loading,) = options.loadings
     drafters = load_drafters(options, loading)
     drafting = {name: r for name, r in drafters.items() if r.drafting is not None}

@@ -1,4 +1,4 @@
-"""`redrafter-mlx bench`: drafted decoding against plain decoding, measured side by side."""
+"""`redrafter-mlx bench`: measure drafted decoding against plain decoding."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
 
 
 def given_options(context: typer.Context) -> frozenset[str]:
-    """The fields of the options that the command line names."""
+    """Return the names of the options that the command line sets."""
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return frozenset(
         name for name, source in sources.items() if source is not None and source.name != "DEFAULT"
@@ -100,7 +100,7 @@ def given_options(context: typer.Context) -> frozenset[str]:
 
 
 def spelled(options: BenchOptions, given: frozenset[str]) -> str:
-    """The command line that gives these options."""
+    """Return the command line that sets these options."""
     words = ["redrafter-mlx", "bench"]
     for field in fields(options):
         value = getattr(options, field.name)
@@ -113,7 +113,7 @@ def spelled(options: BenchOptions, given: frozenset[str]) -> str:
 
 
 def print_paper(options: BenchOptions, given: frozenset[str]) -> int:
-    """The result of `--paper` in the form asked for; returns the exit status."""
+    """Run `--paper`, print its result in the chosen format, and return the exit status."""
     from redrafter_mlx.bench.analyse.grid import grids
     from redrafter_mlx.bench.analyse.result import Result
     from redrafter_mlx.bench.papers.published import CHIPS, authors_grid
@@ -147,7 +147,7 @@ def print_paper(options: BenchOptions, given: frozenset[str]) -> int:
 
 
 def print_result(result: Result, options: BenchOptions) -> None:
-    """The result in the form asked for, and the picture."""
+    """Print the result in the chosen format, and draw the picture of `--plot`."""
     from redrafter_mlx.bench.analyse.grid import grids
     from redrafter_mlx.bench.show.plot import plot
     from redrafter_mlx.bench.show.report import show
@@ -162,7 +162,7 @@ def print_result(result: Result, options: BenchOptions) -> None:
 
 
 def print_batches(result: BatchResult, options: BenchOptions) -> None:
-    """The result of `--batch-size` in the form asked for."""
+    """Print the result of `--batch-size` in the chosen format."""
     from redrafter_mlx.bench.show.batch_tables import batch_table
     from redrafter_mlx.bench.show.report import rich_table
     from redrafter_mlx.bench.show.tables import header_lines
@@ -178,7 +178,7 @@ def print_batches(result: BatchResult, options: BenchOptions) -> None:
 
 
 def print_comparison(before: str, after: str, *, as_json: bool) -> None:
-    """Two saved results side by side."""
+    """Print a comparison of two saved results."""
     from redrafter_mlx.bench.analyse.compare import compare, read_rows
     from redrafter_mlx.bench.show.report import rich_table
     from redrafter_mlx.bench.show.tables import compare_table
@@ -191,7 +191,7 @@ def print_comparison(before: str, after: str, *, as_json: bool) -> None:
 
 
 def console() -> Console:
-    """For tables; in a pipe no cell is folded: the table is for whoever reads the file."""
+    """Return a console for tables; in a pipe it is 200 columns wide, so that no cell is folded."""
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else 200)

@@ -1,4 +1,4 @@
-"""The options of `bench`, and the lists in them as values."""
+"""The options of `bench`, and the values parsed from their lists."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _QUANTIZED = {"4bit": 4, "8bit": 8}
 
 
 class Loading(NamedTuple):
-    """One way to load the target: its label, and what that means to the loader."""
+    """One way to load the target: its `--dtype` label, and the loader's options for it."""
 
     label: str
     dtype: str
@@ -52,7 +52,7 @@ class Loading(NamedTuple):
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured, and what is done with it."""
+    """What is measured, and how the result is presented."""
 
     # fmt: off
     paper: str | None = flag(None, Flag(
@@ -128,15 +128,15 @@ class BenchOptions:
     offline: bool = flag(False, OFFLINE)
     # fmt: on
     only: tuple[Question, ...] = ()
-    """Asked where no others are; no option."""
+    """Questions used if no option gives any; not an option itself."""
 
     def check_output(self) -> None:
-        """Raise BadInputError for an output that does not exist."""
+        """Raise BadInputError for an unknown output format."""
         if self.output not in _FORMATS:
             raise BadInputError(f"--output is {self.output!r}; choose one of {', '.join(_FORMATS)}")
 
     def check_comparison(self) -> None:
-        """Raise BadInputError for an option that `--compare` has no use for."""
+        """Raise BadInputError for an option that `--compare` does not use."""
         for option in fields(self):
             used = option.name in ("compare", "output")
             if not used and getattr(self, option.name) != option.default:
@@ -144,7 +144,7 @@ class BenchOptions:
                 raise BadInputError(f"--compare measures nothing; leave out --{name}")
 
     def check(self) -> None:
-        """Raise BadInputError for everything that is wrong without a model being loaded."""
+        """Raise BadInputError for every mistake that can be found without loading a model."""
         from redrafter_mlx.bench.show.plot import check_plot
 
         check_drafter_bits(self.drafter_bits)
@@ -170,7 +170,7 @@ class BenchOptions:
                 )
 
     def check_batches(self) -> None:
-        """Raise BadInputError for an option that `--batch-size` has no use for."""
+        """Raise BadInputError for an option that `--batch-size` does not use."""
         self.batch_plan(self.methods([None]))
         for name in ("draft_model", "plot", "report", "energy", "delay", "warmup"):
             if getattr(self, name) != getattr(BenchOptions, name):
@@ -201,7 +201,7 @@ class BenchOptions:
 
     @cached_property
     def chosen(self) -> list[Question]:
-        """The questions, from every file that is named and from the Hub."""
+        """The questions of MT-Bench and of all given files, filtered by category and limit."""
         found: list[Question] = fetch_mt_bench(offline=self.offline) if self.mt_bench else []
         for path in self.questions:
             found += read_questions(path)
@@ -210,14 +210,14 @@ class BenchOptions:
 
     @property
     def asked_for(self) -> str:
-        """Where the questions come from, in words."""
+        """Description of where the questions come from."""
         named = [*(["MT-Bench"] if self.mt_bench else []), *self.questions]
         if not named and self.only:
             return f"question {self.only[0].id}"
         return " and ".join(named) or "our own"
 
     def methods(self, drafters: Sequence[str | None]) -> list[Method]:
-        """What to measure by each drafter: every width with every length that was asked for."""
+        """List the methods to measure: each drafter with each combination of width and length."""
         from redrafter_mlx.bench.measure.plan import list_methods
 
         shapes = [(w, length) for w in self.widths or (None,) for length in self.lengths or (None,)]
@@ -237,7 +237,7 @@ class BenchOptions:
         )
 
     def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:
-        """The plan for one loading; without a model the prompts are left empty."""
+        """Return the plan for one loading; without a model its prompts are empty."""
         from redrafter_mlx.bench.measure.plan import Plan
 
         return Plan(
@@ -252,7 +252,7 @@ class BenchOptions:
         )
 
     def batch_plan(self, methods: Sequence[Method], loaded: Redrafter | None = None) -> BatchPlan:
-        """The plan of `--batch-size`; without a model the prompts are left empty."""
+        """Return the plan of `--batch-size`; without a model its prompts are empty."""
         from redrafter_mlx.bench.measure.batches import BatchPlan
 
         return BatchPlan(
@@ -261,7 +261,7 @@ class BenchOptions:
         )  # fmt: skip
 
     def prepared(self, loaded: Redrafter | None) -> list[Prepared]:
-        """The questions with their prompts, which are empty without a model."""
+        """Return the questions with their encoded prompts, which are empty without a model."""
         from redrafter_mlx.bench.measure.plan import Prepared, resized
 
         def encode(question: Question) -> list[int]:
@@ -280,7 +280,7 @@ class BenchOptions:
 
     @cached_property
     def prompt_length(self) -> int | None:
-        """What every prompt is brought to; None leaves them as they are."""
+        """Number of tokens to which every prompt is repeated or cut; None leaves them unchanged."""
         lengths = _integers("--prompt-tokens", self.prompt_tokens)
         if len(lengths) > 1:
             raise BadInputError(f"--prompt-tokens is {self.prompt_tokens}; give one number")
@@ -303,7 +303,7 @@ class BenchOptions:
         return cast(list[Prefixes], words)
 
     def _thresholds(self) -> list[Thresholds]:
-        """Every epsilon with every delta."""
+        """Return all pairs of epsilon and delta."""
         if self.epsilon is self.delta is None:
             return [(None, None)]
         if "typical" not in (self._accepts() or ()):
@@ -320,7 +320,7 @@ def _integers(name: str, text: str | None) -> list[int]:
 
 
 def _parse_loading(label: str) -> Loading:
-    """`float16`, `4bit`, ...; raises BadInputError for anything else."""
+    """Parse a label such as `float16` or `4bit`; raises BadInputError for an unknown one."""
     if label in _QUANTIZED:
         return Loading(label, "auto", _QUANTIZED[label])
     try:

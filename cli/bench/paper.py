@@ -1,4 +1,4 @@
-"""`redrafter-mlx bench --paper`: what a table of the papers measures, on the model at hand."""
+"""`redrafter-mlx bench --paper`: repeat the measurement of a paper's table on the given model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DEFAULT_MODEL = "smollm2-135m"
 
 
 class PaperRun(NamedTuple):
-    """A table, the results that it was made of, and the exit status."""
+    """A table, the results that it was computed from, and the exit status."""
 
     paper: PaperResult
     results: Sequence[Result | BatchResult]
@@ -38,9 +38,9 @@ class PaperRun(NamedTuple):
 
 
 def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
-    """Measure a table; `given` names the options of the command line, which win over the table's.
+    """Measure a table; `given` names the options of the command line, which override the table's.
 
-    Raises BadInputError for an option that the table has no use for.
+    Raises BadInputError for an option that the table does not use.
     """
     protocol = find_protocol(asked.paper or "")
     options = fill(protocol, asked, given)
@@ -70,7 +70,7 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
 
 
 def fill(protocol: Protocol, asked: BenchOptions, given: Collection[str]) -> BenchOptions:
-    """The table's own options where the command line gives none."""
+    """Return the options, with the table's own values for those that the command line omits."""
     own = {name: value for name, value in protocol.options.items() if name not in given}
     if "questions" in given:
         own.pop("mt_bench", None)
@@ -92,16 +92,16 @@ def fill(protocol: Protocol, asked: BenchOptions, given: Collection[str]) -> Ben
 
 
 def installed_drafters(model: str) -> tuple[str, ...]:
-    """Every drafter on this machine for a model, prompt lookup, and what "auto" takes."""
+    """List the model's drafters on this machine, prompt lookup, and "auto" if there is any."""
     here = [drafter for drafter in list_drafters(model) if drafter.path is not None]
     found = [drafter.name for drafter in here]
     if here and here[0].name == str(here[0].path):
-        found[0] = "trained"  # a folder of our own, the first of them
+        found[0] = "trained"  # the first is a folder that was trained here
     return (*found, "lookup", *(("auto",) if found else ()))
 
 
 class _Inspector:
-    """What is looked at beside the clock, while a loading's models are in memory."""
+    """Collects what is not timed: likelihoods or draft costs, while the models are in memory."""
 
     def __init__(self, protocol: Protocol) -> None:
         self._inspects = protocol.inspects
@@ -187,7 +187,7 @@ def _paper(
 
 
 def _changed(protocol: Protocol, options: BenchOptions, given: Collection[str]) -> list[Difference]:
-    """The table's options that the command line overrules."""
+    """Return the table's options that the command line overrides."""
     own = dict(protocol.options)
     if protocol.prompt_lengths:
         own["prompt_tokens"] = ",".join(map(str, protocol.prompt_lengths))
@@ -207,6 +207,6 @@ def _shown(value: object) -> str:
 
 
 def _training_options(names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """The options files beside drafters, by the drafters' names."""
+    """Read the training options in the drafters' folders, by drafter name."""
     paths = {name: Path(name) / OPTIONS for name in names}
     return {name: read_options(path) for name, path in paths.items() if path.is_file()}

@@ -1,4 +1,4 @@
-"""`redrafter-mlx bench serve`: servers for OpenAI's API under the load of several users."""
+"""`redrafter-mlx bench serve`: measure servers for OpenAI's API under the load of several users."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MOST_USERS = 256
 
 @dataclass(frozen=True)
 class LoadOptions(opt.QuestionOptions):
-    """Which servers are asked, and by how many users."""
+    """The servers to measure, and the numbers of users."""
 
     # fmt: off
     url: tuple[str, ...] = flag((), Flag(
@@ -39,21 +39,21 @@ class LoadOptions(opt.QuestionOptions):
     # fmt: on
 
     def servers(self) -> list[Server]:
-        """Raises BadInputError for an address that is none, or for none at all."""
+        """Return the servers; raises BadInputError for an invalid address, or for none at all."""
         if not self.url:
             raise BadInputError("--url is missing; give one like http://127.0.0.1:8080/v1")
         key = self.api_key or os.environ.get(_KEY_VARIABLE)
         return [Server(url, self.server_model, key) for url in self.url]
 
     def loads(self) -> list[Load]:
-        """Raises BadInputError for numbers that cannot be."""
+        """Return one load per number of users; raises BadInputError for impossible numbers."""
         if self.max_tokens < 2:
             raise BadInputError(f"--max-tokens is {self.max_tokens}; it must be at least 2")
         users, texts = parse_integers("--users", self.users), [q.text for q in self.chosen()]
         for n in users:
             if not 1 <= n <= _MOST_USERS:
                 raise BadInputError(f"--users holds {n}; give numbers from 1 to {_MOST_USERS}")
-        # The number keeps a server from knowing the question from a load before.
+        # The prefix keeps a server from reusing the cached prompt of an earlier load.
         return [
             Load([f"({i}.{k}) {text}" for k, text in enumerate(texts, 1)], n, self.max_tokens)
             for i, n in enumerate(users, 1)

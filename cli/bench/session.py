@@ -1,4 +1,4 @@
-"""One `bench`, from loading to the result."""
+"""One run of `bench`, from loading to the result."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from redrafter_mlx.loading import (
 from redrafter_mlx.runtime.launched import launched_rank
 
 INTERRUPTED = 130
-"""128 + SIGINT."""
+"""Exit status after Ctrl-C: 128 + SIGINT."""
 
 RANDOM = "random"
-"""The name of the model's drafter with its initial weights: what useless drafts cost."""
+"""Name of the drafter with untrained weights, which measures the cost of useless drafts."""
 
 _TRIALS = 15
 """Of the ranks' exchange."""
 
 
 class Outcome(NamedTuple):
-    """A result, the exit status that it means, and the answers that it was computed from."""
+    """A result, its exit status, and the answers that it was computed from."""
 
     result: Result
     status: int
@@ -50,13 +50,13 @@ class Outcome(NamedTuple):
 
 
 Inspect = Callable[[Mapping[str | None, Redrafter], Sequence[Answer]], None]
-"""Looks at the answers of one loading while its models are in memory."""
+"""Callback that inspects the answers of one loading while its models are in memory."""
 
 
 def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcome:
-    """Measure every loading in turn; Ctrl-C ends it with what was finished.
+    """Measure all loadings in turn; after Ctrl-C the result covers the finished answers.
 
-    Raises KeyboardInterrupt if nothing was.
+    Raises KeyboardInterrupt if no answer was finished.
     """
     if launched_rank():
         load_drafters(options, options.loadings[0])  # which ends with rank 0, who has the file
@@ -100,7 +100,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
 
 
 def protocol_of(options: BenchOptions) -> Protocol:
-    """How it is measured."""
+    """Return the protocol that the options describe."""
     return Protocol(
         options.asked_for, len(options.chosen), options.max_tokens, options.repeats,
         options.warmup, options.delay, options.seed, options.draft_model,
@@ -108,7 +108,7 @@ def protocol_of(options: BenchOptions) -> Protocol:
 
 
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
-    """The target with each drafter that was asked for; the key of a single one is None."""
+    """Load the target with each drafter of the options, by name; a single drafter's key is None."""
     first, *others = [name for name in options.drafters if name != RANDOM] or ["trained"]
     bits = options.drafter_bits
     named = {name: parse_drafter(name, bits) for name in others}
@@ -127,7 +127,7 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
     for redrafter in found.values():
         if options.ignore_eos:
-            redrafter.tokenizer.eos_token_ids = ()  # mlx-lm's loops end by it, and so do ours
+            redrafter.tokenizer.eos_token_ids = ()  # read by mlx-lm's loops, and by ours
         if redrafter.drafting is None and (options.widths or options.lengths):
             raise BadInputError(
                 redrafter.drafter_note
@@ -137,7 +137,7 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
 
 
 class Progress:
-    """`37 of 960 · 12 min left · redrafter 2 x 4: 31.4 tok/s`."""
+    """Progress in words, such as `37 of 960 · 12 min left · redrafter 2 x 4: 31.4 tok/s`."""
 
     def __init__(self, size: int, before: int) -> None:
         self.done = before
@@ -170,7 +170,7 @@ def _measure(
     models: Sequence[LoadedModel],
     answers: list[Answer],
 ) -> None:
-    """One loading: what the file has already, and what is missing."""
+    """Append one loading's answers: first those of the file, then the missing ones, measured."""
     first, dtype = next(iter(drafters.values())), models[0].dtype
     methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
     profiled = drafters if options.report else {m.drafter for m in methods if m.automatic}
@@ -196,7 +196,7 @@ def _measure(
 
 
 def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
-    """Measure the cost curves before anything is timed, not bit by bit after answers."""
+    """Measure the cost curves now, so that auto-tuning does not do it between timed answers."""
     tuning = redrafter.tuning
     if tuning is None or (tuning.measured_for(batch) if batch > 1 else tuning.measured):
         return
@@ -205,7 +205,7 @@ def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
 
 
 def exchange_note(redrafter: Redrafter) -> str | None:
-    """How long the ranks' exchange of one call takes; None where one process has it all."""
+    """Time the exchange between ranks in one call; None unless the ranks share the tensors."""
     mirror, target = redrafter.mirror, redrafter.target
     if mirror is None or mirror.sharing != "tensor":
         return None
@@ -223,7 +223,7 @@ def exchange_note(redrafter: Redrafter) -> str | None:
 
 
 def settings_of(options: BenchOptions, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
-    """What answers must have in common with those that a file holds already."""
+    """Return the settings that new answers must share with those in the answers file."""
     model = models[0]
     return Settings(
         model=model.model,
@@ -242,7 +242,7 @@ def settings_of(options: BenchOptions, machine: Machine, models: Sequence[Loaded
 
 
 def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> nn.Module | None:
-    """mlx-lm's draft model, if one was asked for."""
+    """Load the draft model for mlx-lm's speculative decoding; None without `--draft-model`."""
     if options.draft_model is None:
         return None
     with progress_bars(f"loading {options.draft_model}") as progress:
@@ -253,14 +253,14 @@ def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> nn.Module | N
 
 
 def _again(loaded: Redrafter, drafter: NamedDrafter) -> Redrafter:
-    """The same target with another drafter."""
+    """Return the same target with another drafter."""
     assert loaded.source is not None, "was loaded by name"
     again = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)
     return draft_with(drafter, again)
 
 
 def _untrained(loaded: Redrafter) -> Redrafter | None:
-    """The same with a drafter that has learned nothing; None where there is no such drafter."""
+    """Return the same target with the drafter untrained; None if it has no untrained form."""
     drafter = None if loaded.drafter is None else loaded.drafter.untrained()
     if drafter is None:
         return None
