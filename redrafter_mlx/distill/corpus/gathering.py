@@ -34,11 +34,11 @@ def write_together(
       blocks: number of blocks; None is no bound
     """
     for first in itertools.count(0, ranks.size):
-        if _told(ranks, [enough() or (blocks is not None and first >= blocks)])[0]:
+        if _from_rank_0(ranks, [enough() or (blocks is not None and first >= blocks)])[0]:
             return
         round_ = range(first, first + ranks.size)
-        wanted = _told(
-            ranks, [(blocks is None or b < blocks) and not _there(files(b)) for b in round_]
+        wanted = _from_rank_0(
+            ranks, [(blocks is None or b < blocks) and not _all_exist(files(b)) for b in round_]
         )
         if wanted[ranks.rank]:
             write(round_[ranks.rank])
@@ -47,11 +47,11 @@ def write_together(
                 _collect(ranks, writer, files(round_[writer]))
 
 
-def _there(files: Sequence[Path]) -> bool:
+def _all_exist(files: Sequence[Path]) -> bool:
     return all(path.exists() for path in files)
 
 
-def _told(ranks: Ranks, mine: Sequence[bool]) -> list[bool]:
+def _from_rank_0(ranks: Ranks, mine: Sequence[bool]) -> list[bool]:
     """Return rank 0's values on all ranks."""
     given = mx.array([*mine]) if ranks.leads else mx.zeros((len(mine),), mx.bool_)
     return cast("list[bool]", ranks.broadcast(given.astype(mx.int32)).astype(mx.bool_).tolist())
@@ -66,8 +66,8 @@ def _collect(ranks: Ranks, writer: int, files: Sequence[Path]) -> None:
         words = mx.zeros((-(-size // 4),), mx.int32)
         if mine:
             words = mx.array(np.frombuffer(each.ljust(words.nbytes, b"\0"), np.int32))
-        heard = np.array(ranks.broadcast(words)).tobytes()[:size]
+        received = np.array(ranks.broadcast(words)).tobytes()[:size]
         if ranks.leads and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as partial:
-                partial.write_bytes(heard)
+                partial.write_bytes(received)

@@ -67,9 +67,9 @@ class Writer:
         left_out: Counter[str] = Counter()
         key = mx.random.key(self.options.seed * 1_000_003 + block)
         if self._is_own(block):
-            texts = self._own(block, key, left_out)
+            texts = self._write_own(block, key, left_out)
         else:
-            texts = self._given(block, key, left_out)
+            texts = self._write_given(block, key, left_out)
         return Shard(texts, left_out)
 
     def held_out(self, block: int) -> bool:
@@ -87,11 +87,11 @@ class Writer:
         return self._is_own(block) or self._round_and_part(block)[0] == 0
 
     def _is_own(self, block: int) -> bool:
-        return _falls_in(block, self._own_share)
+        return _in_share(block, self._own_share)
 
     def _own_before(self, block: int) -> int:
         """Return the number of blocks before `block` whose prompts the target writes."""
-        return _before(block, self._own_share)
+        return _count_in_share(block, self._own_share)
 
     @property
     def _own_share(self) -> float:
@@ -102,7 +102,7 @@ class Writer:
         size = self.options.batch // len(self.options.openings)
         return divmod(block - self._own_before(block), -(-len(self.prompts) // size))
 
-    def _given(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
+    def _write_given(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
         """Write answers to the next of the user's prompts, with other openings in each round."""
         opt = self.options
         size = opt.batch // len(opt.openings)
@@ -116,7 +116,7 @@ class Writer:
         openings = tuple(n + 3 * round_ for n in opt.openings)
         return self._converse(chosen, openings, key, left_out)
 
-    def _own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
+    def _write_own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
         """Write the target's own prompts, after the opening of its chat template, and answers."""
         opt = self.options
         wanted = opt.batch // len(opt.openings)
@@ -124,7 +124,7 @@ class Writer:
         message = _SYSTEM_MESSAGES[earlier // 8 % len(_SYSTEM_MESSAGES)]
         system = message if earlier % 8 == 5 else None
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
-        if _falls_in(earlier, opt.starter_share):
+        if _in_share(earlier, opt.starter_share):
             starters = draw_starters(wanted * 5 // 4, f"{opt.seed} {block}")
             prefixes = [TurnPrefix([], system, n, starter) for starter, n in starters.items()]
             temperature = opt.starter_temperature
@@ -158,7 +158,7 @@ class Writer:
             for c, w in zip(firsts, written[:: len(opt.openings)], strict=True)
             if w.ended
         ]
-        texts = self._kept(written, left_out)
+        texts = self._filtered(written, left_out)
         if not answered:
             return texts
         for_turns, for_second = mx.random.split(for_more)
@@ -199,7 +199,7 @@ class Writer:
                 openings=openings, temperature=opt.opening_temperature, key=noise,
                 room=self.room,
             )  # fmt: skip
-            texts += self._kept(written, left_out)
+            texts += self._filtered(written, left_out)
             live = []
             for n, i in enumerate(prompts):
                 first = written[n * len(openings)]
@@ -227,7 +227,7 @@ class Writer:
             self.room,
         )
 
-    def _kept(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:
+    def _filtered(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:
         """Return the texts worth training on; an answer is cut where it begins to loop."""
         texts = []
         seen: set[bytes] = set()
@@ -254,11 +254,11 @@ class Writer:
         return set(self.tokenizer.eos_token_ids)
 
 
-def _before(block: int, share: float) -> int:
+def _count_in_share(block: int, share: float) -> int:
     """Return how many blocks before `block` belong to an evenly spread share of all blocks."""
     return int(block * share + 1e-9)
 
 
-def _falls_in(block: int, share: float) -> bool:
+def _in_share(block: int, share: float) -> bool:
     """Whether `block` belongs to that share."""
-    return _before(block + 1, share) > _before(block, share)
+    return _count_in_share(block + 1, share) > _count_in_share(block, share)

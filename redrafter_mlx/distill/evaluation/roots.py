@@ -16,7 +16,7 @@ from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 _POSITIONS = 512
 """Maximum number of positions in one call of the drafter, which bounds its use of memory."""
 
-_REMEMBERING = 32
+_POSITIONS_WITH_MEMORY = 32
 """The same if each position comes with a copy of the drafter's memory of the text."""
 
 
@@ -49,14 +49,14 @@ def roots_along(
     at = 0
     for part, size in enumerate(parts):
         memory = _memory_of(drafter, texts[part], dtype) if every else ()
-        end, most = at + size, _REMEMBERING if every else _POSITIONS
+        end, most = at + size, _POSITIONS_WITH_MEMORY if every else _POSITIONS
         while at < end:
             n = min(most, end - at)
-            batch, stands = laid.batch(at, n), laid.root_at[at : at + n]
+            batch, root_at = laid.batch(at, n), laid.root_at[at : at + n]
             states = batch.states[:n, None].astype(dtype)
             once = mx.ones((n,), mx.int32)
             tokens = mx.stack([mx.zeros_like(batch.roots), batch.roots], axis=1)
-            seen = Seen(tokens, states, mx.array(stands - 1), once, int(stands.max()))
+            seen = Seen(tokens, states, mx.array(root_at - 1), once, int(root_at.max()))
             copied = tree_map(lambda array, n=n: mx.repeat(array, n, axis=0), memory)
             yield Roots(drafter, batch, copied, seen)
             at += n

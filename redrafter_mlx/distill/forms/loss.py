@@ -60,13 +60,13 @@ def distillation_loss(
         valid = batch.valid[:, depth]
         at_label = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)[:, 0]
         hard = mx.where(valid & batch.hard & (label >= 0), 1 - soft_share, 0.0)
-        paid, weight = mx.sum(hard * (normaliser - at_label)), mx.sum(hard)
+        summed, weight = mx.sum(hard * (normaliser - at_label)), mx.sum(hard)
         if soft_share > 0:
             assert teacher is not None
             expected = mx.sum(teacher[depth + 1 : depth + 1 + P] * logits, axis=1)
             soft = mx.where(valid, mx.where(batch.hard, soft_share, 1.0), 0.0)
-            paid, weight = paid + mx.sum(soft * (normaliser - expected)), weight + mx.sum(soft)
-        total = total + depth_weights[depth] * paid / mx.maximum(weight, 1.0)
+            summed, weight = summed + mx.sum(soft * (normaliser - expected)), weight + mx.sum(soft)
+        total = total + depth_weights[depth] * summed / mx.maximum(weight, 1.0)
     return total / sum(depth_weights)
 
 
