@@ -1,4 +1,4 @@
-"""The options of each form of drafter, table [drafter] of an options file: one record a form."""
+"""The options of each form of drafter, table [drafter] of an options file: one record per form."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from redrafter_mlx.errors import BadInputError
 class RecurrentForm:
     """A recurrent head, as in ReDrafter.
 
-    rnn:         the paper's recurrence; without it, tokens are summed up
-    layers:      residual blocks
+    rnn:         whether to use the paper's recurrence; without it, embeddings are summed
+    layers:      number of residual blocks
     exit_dim:    their width; None is twice the target's hidden size
-    head:        the output layer: the target's, or the drafter's own as in the paper
-    draft_vocab: how many of the most frequent tokens can be drafted
-    context_layers: layers of the target, counted from 0, whose inputs are read beside the last
-                 hidden state; auto chooses one at two thirds of the depth and one at nine tenths
+    head:        the output layer: `tied` to the target's, or the drafter's `own` as in the paper
+    draft_vocab: number of tokens that can be drafted, the most frequent ones
+    context_layers: layers of the target, counted from 0, whose inputs are read together with the
+                 last hidden state; auto chooses one at two thirds of the depth and one at nine
+                 tenths
     first_state: see FirstState
     """
 
@@ -34,7 +35,7 @@ class RecurrentForm:
     first_state: FirstState = "recurrent"
 
     def __post_init__(self) -> None:
-        """Raises BadInputError for a form that no target's drafter can have."""
+        """Raise BadInputError for options that no target's drafter can have."""
         DrafterConfig(
             hidden_size=1,
             vocab_size=1,
@@ -49,10 +50,10 @@ class RecurrentForm:
 
 @dataclass(frozen=True)
 class MedusaForm:
-    """Medusa heads, as many as drafts in a row are trained.
+    """Medusa heads, one for each of the `draft_length` drafts.
 
-    head:        an output matrix in each, which starts as the target's, or the target's for all
-    draft_vocab: how many of the most frequent tokens can be drafted
+    head:        `own` output matrix in each, which starts as the target's; or `tied` to it
+    draft_vocab: number of tokens that can be drafted, the most frequent ones
     """
 
     form: Literal["medusa"] = "medusa"
@@ -60,17 +61,17 @@ class MedusaForm:
     draft_vocab: int | Literal["all"] = 8192
 
     def __post_init__(self) -> None:
-        """Raises BadInputError for a vocabulary that no target has."""
+        """Raise BadInputError for a vocabulary size that no target has."""
         _check_vocabulary(self.draft_vocab)
 
 
 @dataclass(frozen=True)
 class SpeculatorForm:
-    """An MLP speculator, with a head for each draft in a row that is trained.
+    """An MLP speculator, with one head for each of the `draft_length` drafts.
 
-    inner_dim:   its width; None is the target's hidden size
-    tie_weights: one embedding, output matrix and norm for all heads
-    scale_input: the target's hidden state is normed first
+    inner_dim:   width of the heads; None is the target's hidden size
+    tie_weights: whether all heads share one embedding, output matrix and norm
+    scale_input: whether the target's hidden state is normed first
     """
 
     form: Literal["mlp"] = "mlp"
@@ -79,7 +80,7 @@ class SpeculatorForm:
     scale_input: bool = True
 
     def __post_init__(self) -> None:
-        """Raises BadInputError for a width that no drafter has."""
+        """Raise BadInputError for a width that no drafter has."""
         if self.inner_dim is not None:
             check_int("inner_dim", self.inner_dim, 1, MAX_SIZE)
 
@@ -88,8 +89,8 @@ class SpeculatorForm:
 class EagleForm:
     """A decoder layer that continues the target's features, as in EAGLE-3.
 
-    inner_dim:   the width of its MLP; None is eight thirds of the target's hidden size
-    draft_vocab: how many of the most frequent tokens can be drafted
+    inner_dim:   width of its MLP; None is eight thirds of the target's hidden size
+    draft_vocab: number of tokens that can be drafted, the most frequent ones
     context_layers: layers of the target, counted from 0, whose inputs are read; auto chooses one at
                  two thirds of the depth and one at nine tenths
     """
@@ -100,7 +101,7 @@ class EagleForm:
     context_layers: tuple[int, ...] | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        """Raises BadInputError for a form that no target's drafter can have."""
+        """Raise BadInputError for options that no target's drafter can have."""
         if self.inner_dim is not None:
             check_int("inner_dim", self.inner_dim, 1, MAX_SIZE)
         _check_vocabulary(self.draft_vocab)
@@ -119,7 +120,7 @@ class EagleForm:
 
 
 DrafterForm: TypeAlias = RecurrentForm | MedusaForm | SpeculatorForm | EagleForm
-"""Any of them."""
+"""The options of any form."""
 
 FORMS: tuple[type[DrafterForm], ...] = (RecurrentForm, MedusaForm, SpeculatorForm, EagleForm)
 
@@ -127,7 +128,7 @@ DEFAULT_FORM = RecurrentForm.form
 
 
 def form_named(name: object) -> type[DrafterForm]:
-    """The record of a form; raises BadInputError, naming them, for what is none."""
+    """Return a form's record class; raises BadInputError, listing the forms, if unknown."""
     for form in FORMS:
         if form.form == name:
             return form

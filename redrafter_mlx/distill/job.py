@@ -20,18 +20,18 @@ class TrainingJob:
     model, dtype, quantize, offline: as in `load_target`
     output:           the drafter's folder
     prompts:          files of the user's own prompts
-    data, labels:     a file of conversations with answers instead, and whether the target's
-                      continuations or the answers are the labels
+    data, labels:     a file of conversations with answers instead, and whether the labels are the
+                      target's continuations or the answers
     read:             files of texts that are only read: the target's probabilities are the labels
-    exclude:          files of questions that nothing is trained on, see `Exclusions`
-    learn_prompts:    train on the target's probabilities along the prompts too
-    answer_tokens:    size of the corpus
-    cache_bytes:      most that the corpus may take on disk
-    workers:          writing processes; None is one on a GPU, one a core on a CPU
-    memory:           bytes that all processes may take together; None is half of the machine's
-    timed_questions:  held-out questions on which the drafter is timed at the end
-    start_from:       the folder of a drafter of the same form that is trained further
-    writing, drafter, training: see there
+    exclude:          files of questions to exclude from training, see `Exclusions`
+    learn_prompts:    whether to train on the target's probabilities along the prompts too
+    answer_tokens:    size of the corpus in answer tokens
+    cache_bytes:      maximum size of the corpus on disk
+    workers:          number of writing processes; None is one on a GPU, one per core on a CPU
+    memory:           bytes that all processes may use together; None is half of the machine's
+    timed_questions:  number of held-out questions on which the drafter is timed at the end
+    start_from:       folder of a drafter of the same form, which is trained further
+    writing, drafter, training: see their classes
     """
 
     model: str
@@ -56,7 +56,7 @@ class TrainingJob:
     training: TrainOptions = field(default_factory=TrainOptions)
 
     def __post_init__(self) -> None:
-        """Raises BadInputError naming a value out of range, or two that exclude each other."""
+        """Raise BadInputError naming a value out of range, or two that exclude each other."""
         check_choice("dtype", self.dtype, DType)
         check_choice("labels", self.labels, Labels)
         least = 2 * self.training.batch

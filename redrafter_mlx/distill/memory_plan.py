@@ -1,7 +1,7 @@
-"""How much of a run is in memory at once: rows being written, and states being trained on.
+"""Memory plan: how many rows are written, and how many states are trained on, at once.
 
-All sizes follow from bytes: those of the target, of its keys and values for a token, and of what
-the run may take.
+All sizes are computed from bytes: of the target, of its keys and values per token, and of the
+memory that the run may use.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 
 _PROCESS = 200_000_000
-"""Of Python with its libraries, beside the target's weights."""
+"""Bytes of Python with its libraries, in addition to the target's weights."""
 
 _PROMPT_TOKENS = 64
-"""Of a usual prompt."""
+"""Length of a usual prompt."""
 
 _TURNS_DRAWN = 1.5
-"""User turns that are drawn at once for each prompt that is wanted; some are left out."""
+"""Number of user turns drawn at once for each prompt that is wanted; some are left out."""
 
 _LEAST_ROWS = 8
-"""Fewer rows in a batch are written by fewer processes."""
+"""Minimum number of rows in a batch; if memory is too short for them, fewer processes write."""
 
 _LEAST_STATES = 64_000_000
-"""Of hidden states to train on at once; below that, batches would be too much alike."""
+"""Minimum bytes of hidden states to train on at once; with fewer, batches would be too alike."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Sizes in bytes.
+    """The memory plan of a run; sizes in bytes.
 
-    workers:  processes that write
-    room:     for the rows of one batch, in each of them
-    states:   of hidden states while training, as they are on disk
-    writing, training: what either stage takes, all processes together
+    workers:  number of writing processes
+    room:     size of the rows of one batch, in each writing process
+    states:   size of the hidden states held while training, counted as on disk
+    writing, training: memory of each stage, all processes together
     """
 
     workers: int
@@ -50,7 +50,7 @@ class MemoryPlan:
 
     @property
     def most(self) -> int:
-        """What the run takes, in its larger stage."""
+        """Memory that the run takes in its larger stage."""
         return max(self.writing, self.training)
 
 
@@ -62,13 +62,13 @@ def plan_memory(
     workers: int,
     corpus_bytes: int | None = None,
 ) -> MemoryPlan:
-    """Fit a run into `job.memory`.
+    """Plan a run that fits into `job.memory`.
 
     Args:
-      workers: processes that could write; fewer do where memory is short, unless the job says how
-        many
-      corpus_bytes: if known; no more of it is ever held
-    Raises BadInputError, with the least that would do, where memory is too short.
+      workers: number of processes that could write; fewer do if memory is short, unless the job
+        sets their number
+      corpus_bytes: size of the corpus, if known; training never holds more than the whole corpus
+    Raises BadInputError, naming the least memory that would do, if memory is too short.
     """
     memory = job.memory or machine_memory() // 2
     process = _PROCESS + model_bytes
@@ -79,7 +79,7 @@ def plan_memory(
     block = 2 * written.batch * columns * context_size * host_size(target.dtype)
 
     def room(count: int) -> int:
-        held = process * (count + (count > 1)) + block * count  # several have a parent
+        held = process * (count + (count > 1)) + block * count  # several have a parent process
         return (memory - held) // count
 
     if job.workers is None:
@@ -102,5 +102,5 @@ def plan_memory(
 
 
 def machine_memory() -> int:
-    """Bytes of this machine."""
+    """Return the bytes of memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

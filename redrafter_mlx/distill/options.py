@@ -1,4 +1,4 @@
-"""How a corpus is written and how a drafter is trained on it, as records."""
+"""Options for writing a corpus and for training a drafter on it."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ from redrafter_mlx.config import (
 from redrafter_mlx.errors import BadInputError
 
 Labels = Literal["target", "data"]
-"""Of given answers: the target's continuations, or the answers themselves."""
+"""Labels for given answers: the target's continuations, or the answers themselves."""
 
 Optimizer = Literal["muon", "adamw", "adamw_torch"]
-"""What the drafter's matrices are moved by; see `drafter_optimizer`."""
+"""Optimiser of the drafter's matrices; see `drafter_optimizer`."""
 
 OPENINGS = (0, 6, 12)
-"""Of a prompt's first, second and third answer: so many tokens drawn at random."""
+"""Number of tokens drawn at random at the start of a prompt's first, second and third answer."""
 
 MAX_SEED = 2**32 - 1
-"""Each block of a corpus has a key of its own: the seed and its number, within 64 bits."""
+"""Maximum seed: each block of a corpus has its own key, made of the seed and the block's number
+within 64 bits."""
 
 
 @dataclass(frozen=True)
 class WritingOptions:
     """How the target writes a corpus, block by block.
 
-    own_share:           of the blocks, those whose prompts the target writes itself
-    starter_share:       of those blocks, those whose prompts continue a common prompt starter
-    batch:               texts written at once
-    openings:            one answer for each: so many tokens at random, the rest the likeliest
-    temperature:         at which the target writes prompts
-    starter_temperature: the same after a starter, which makes prompts differ already
-    opening_temperature: and the openings of answers
+    own_share:           share of the blocks whose prompts the target writes itself
+    starter_share:       share of those blocks whose prompts continue a common prompt starter
+    batch:               number of texts written at once
+    openings:            one answer per entry: this many tokens drawn at random, the rest greedy
+    temperature:         sampling temperature for prompts that the target writes
+    starter_temperature: the same after a starter, which already makes prompts differ
+    opening_temperature: the same for the openings of answers
     max_answer_tokens:   longer answers are cut
     max_prompt_tokens:   longer prompts are left out
     """
@@ -53,7 +54,7 @@ class WritingOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Raises BadInputError naming a value out of range."""
+        """Raise BadInputError naming a value out of range."""
         for name in ("own_share", "starter_share"):
             check_number(name, getattr(self, name), low=0, high=1)
         for name in ("temperature", "starter_temperature", "opening_temperature"):
@@ -71,23 +72,24 @@ class WritingOptions:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The optimisation of a drafter (a DrafterConfig) on a corpus.
+    """The training of a drafter on a corpus.
 
-    draft_length:  T, tokens drafted after the root (paper: 5)
-    epochs:        passes over the corpus
-    batch:         positions in one forward and backward call
-    accumulate:    such calls to one step of the optimiser
+    draft_length:  T, number of tokens drafted after the root (paper: 5)
+    epochs:        number of passes over the corpus
+    batch:         number of positions in one forward and backward call
+    accumulate:    number of such calls per optimiser step
     optimizer:     muon, with AdamW for all but matrices; adamw for everything; or adamw_torch, the
-                   same with PyTorch's betas and its correction of their bias
-    learning_rate: AdamW's highest, and Muon's in proportion; they warm up and fall along a cosine
-    final_rate:    what they fall to, as a share of the highest
+                   same with PyTorch's betas and bias correction
+    learning_rate: AdamW's peak learning rate; Muon's is proportional. Both warm up, then decay
+                   along a cosine
+    final_rate:    final learning rate, as a share of the peak
     weight_decay:  AdamW's; Muon's matrices have none
-    soft_share:    of the loss, the share of soft labels (the target's probabilities); hard labels
+    soft_share:    share of the soft labels (the target's probabilities) in the loss; hard labels
                    (its tokens) have the rest
-    depth_decay:   weight of each depth relative to the one before
-    evaluations:   on held-out texts, evenly spread
-    keep_start:    interpolate the weights that are evaluated and saved with those that training
-                   started from, which have this share (Wortsman et al., arXiv 2109.01903)
+    depth_decay:   weight of each depth relative to the depth before it
+    evaluations:   number of evaluations on held-out texts, evenly spaced
+    keep_start:    interpolate the weights that are evaluated and saved with the weights that
+                   training started from, which get this share (Wortsman et al., arXiv 2109.01903)
     """
 
     draft_length: int = 5
@@ -130,7 +132,7 @@ class TrainOptions:
         return [self.depth_decay**depth for depth in range(self.draft_length)]
 
     def steps(self, positions: int) -> int:
-        """Steps of the optimiser over a corpus of so many positions."""
+        """Return the number of optimiser steps over a corpus of `positions` positions."""
         return max(1, round(self.epochs * positions / (self.batch * self.accumulate)))
 
     def to_dict(self) -> dict[str, object]:

@@ -6,8 +6,8 @@
     [training]
     epochs = 4.0
 
-The fields of `writing`, `drafter` and `training` are tables; what is left out has its default. The
-keys of [drafter] are those of its `form`.
+The fields `writing`, `drafter` and `training` are tables. A key that is left out has its default.
+The keys of [drafter] are those of its `form`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ else:
     import tomli as tomllib
 
 OPTIONS = "train.toml"
-"""The name of the file that is written beside a drafter."""
+"""Name of the options file that is written next to a drafter."""
 
 _NOT_IN_FILE = ("output", "offline")
 _NAMES = {int: "a whole number", float: "a number", bool: "true or false"}
@@ -39,7 +39,7 @@ _T = TypeVar("_T")
 
 
 def read_options(path: Path) -> dict[str, object]:
-    """The tables of an options file; raises BadInputError, naming it, for what is no TOML."""
+    """Return the tables of an options file; raises BadInputError naming it if it is not TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -49,11 +49,11 @@ def read_options(path: Path) -> dict[str, object]:
 
 
 def make_job(given: Mapping[str, object], output: Path, *, offline: bool = False) -> TrainingJob:
-    """The job that the keys and tables of `given` describe.
+    """Return the job that the keys and tables of `given` describe.
 
-    Three defaults follow from where the texts are from: half of the prompts are the target's own
-    where some are given; those given are answered three times; and soft labels are left out where
-    the target continues given answers, since its probabilities there are not kept.
+    Three defaults depend on the source of the texts. If prompts are given, half of the prompts are
+    the target's own, and prompts are answered three times. If the target continues given answers,
+    there are no soft labels, since its probabilities there are not kept.
 
     Raises BadInputError naming an unknown key, or a value of the wrong type or out of range.
     """
@@ -72,7 +72,7 @@ def make_job(given: Mapping[str, object], output: Path, *, offline: bool = False
 
 
 def to_toml(job: TrainingJob) -> str:
-    """The job as an options file; raises BadInputError for a path that TOML cannot hold."""
+    """Return the job as an options file; raises BadInputError for a path that TOML cannot hold."""
     lines = ["# Repeat this run with: redrafter-mlx train --config train.toml --output DIR"]
     lines += _lines(job)
     for name in ("writing", "drafter", "training"):
@@ -102,12 +102,12 @@ def _to_toml(value: object) -> str:
         return repr(value)
     if isinstance(value, tuple):
         return f"[{', '.join(map(_to_toml, value))}]"
-    # JSON's strings are TOML's, but for the one control character that JSON leaves as it is.
+    # JSON strings are TOML strings, except for one control character that JSON does not escape.
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _build(kind: type[_T], given: Mapping[str, object], what: str) -> _T:
-    """A dataclass from a table; `what` names a key of it in an error."""
+    """Make a dataclass from a table; `what` describes its keys in error messages."""
     hints = get_type_hints(kind)
     refuse_unknown_keys(given, list(hints), what)
     values: dict[str, object] = {}
@@ -126,7 +126,7 @@ def _build(kind: type[_T], given: Mapping[str, object], what: str) -> _T:
 
 
 def _typed(name: str, value: object, hint: object) -> object:
-    """A value of a TOML file as a field of type `hint` has it."""
+    """Return a TOML value, converted to a field's type `hint`."""
     for kind in _alternatives(hint):
         if get_origin(kind) is tuple and isinstance(value, list):
             return tuple(_typed(name, held, get_args(kind)[0]) for held in value)
@@ -140,7 +140,7 @@ def _typed(name: str, value: object, hint: object) -> object:
 
 
 def _alternatives(hint: object) -> list[object]:
-    """The types of a union, without None, which TOML does not have."""
+    """Return the types of a union, without None, which TOML does not have."""
     union = get_origin(hint) not in (None, tuple, Literal)
     return [kind for kind in (get_args(hint) if union else (hint,)) if kind is not type(None)]
 

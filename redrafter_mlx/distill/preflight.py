@@ -1,4 +1,4 @@
-"""What can be known to go wrong before hours are spent on it."""
+"""Checks before a run, for errors that would otherwise cost hours."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from redrafter_mlx.weights.fit.machine import Machine
 
 
 def check_output(folder: Path) -> None:
-    """Whether a run can write into a folder, which need not be there yet and is not made.
+    """Check that a run can write into a folder, which need not exist and is not created.
 
-    Raises BadInputError if it cannot, or if files lie there that are no run's and would be lost.
+    Raises BadInputError if it cannot, or if it would overwrite files that no run wrote.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
@@ -46,7 +46,7 @@ def check_output(folder: Path) -> None:
 def check_memory(memory: int | None, machine: Machine) -> None:
     """Raise BadInputError for more memory than a GPU's working set, beyond which a Mac swaps.
 
-    memory: as asked for; None, half of the machine's, is always within it
+    memory: the user's limit; None, half of the machine's, is always within the working set
     """
     if memory is not None and not machine.on_cpu and memory > machine.working_set:
         raise BadInputError(
@@ -55,10 +55,10 @@ def check_memory(memory: int | None, machine: Machine) -> None:
 
 
 def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
-    """How many blocks of a corpus are needed to hold some out and to train on others.
+    """Return the number of blocks needed to hold some out and to train on others.
 
-    files: where the given prompts or answers are from
-    Raises BadInputError, naming them, if no number of blocks is enough.
+    files: the files of the given prompts or answers
+    Raises BadInputError, naming the files, if no number of blocks is enough.
     """
     tried = 2 * HELD_OUT_EVERY if source.blocks is None else source.blocks
     trained_on = next((block for block in range(tried) if not source.held_out(block)), None)

@@ -1,4 +1,4 @@
-"""Recipes: how a paper trains its drafter, as the keys of an options file that it fixes."""
+"""Recipes: how a paper trains its drafter, as fixed values for keys of an options file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RecipeName = Literal["paper", "speculators"]
 
 RECIPES: Mapping[RecipeName, Mapping[str, object]] = {
     # arXiv 2403.09919, section 3.5, and its code's recurrent_drafting/cmd/train.{py,sh}. The loss
-    # there is the sum over T = 5 drafts and its gradient is cut at 1; here it is their mean.
+    # there is the sum over T = 5 drafts, with gradients clipped at 1; here it is their mean.
     "paper": {
         "labels": "target",
         "learn_prompts": False,
@@ -40,19 +40,19 @@ RECIPES: Mapping[RecipeName, Mapping[str, object]] = {
         "training.depth_decay": 1.0,
     },
 }
-"""By name: keys of an options file, `training.epochs` for a key of a table, and their values; None
-for one that must be left out."""
+"""Recipes by name: keys of an options file (`training.epochs` for a key of a table) and their
+values; None for a key that must be left out."""
 
 
 def with_recipe(
     name: str, given: Mapping[str, object], sources: Mapping[str, str]
 ) -> dict[str, object]:
-    """The options `given`, as `make_job` takes them, with those that a recipe fixes.
+    """Return the options `given`, as `make_job` takes them, with those that a recipe fixes.
 
     Args:
       sources: what set a key, for messages: "--layers" for `drafter.layers`
     Raises:
-      BadInputError: for an unknown recipe, or a key that is given another value, naming what set it
+      BadInputError: for an unknown recipe, or for a key with another value, naming what set it
     """
     check_choice("recipe", name, RecipeName)
     keys = dict(flat(given))
@@ -76,7 +76,7 @@ def with_recipe(
 
 
 def flat(given: Mapping[str, object], table: str = "") -> Iterator[tuple[str, object]]:
-    """Every key with its table, `training.epochs`."""
+    """Yield every key, with its table as in `training.epochs`, and its value."""
     for key, value in given.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{key}.")

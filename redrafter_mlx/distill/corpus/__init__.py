@@ -1,1 +1,1 @@
-"""What a drafter is trained on: texts with the target's hidden states, in blocks on disk."""
+"""The training corpus: texts with the target's hidden states, in blocks on disk."""

@@ -1,7 +1,7 @@
-"""The cache of texts of different lengths in one call, and what a text takes in it.
+"""The KV cache for texts of different lengths in one call, and the memory of a text in it.
 
-mlx-lm's batched cache makes masks [B, 1, N, T]. Attention that is written out, such as Gemma 2's,
-keeps the query heads of one key head apart, and adds its mask to scores [B, K, H / K, N, T].
+mlx-lm's batched cache makes masks [B, 1, N, T]. Attention without a fused kernel, such as Gemma
+2's, groups the query heads by key head, and adds its mask to scores [B, K, H / K, N, T].
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from mlx_lm.models.cache import BatchKVCache, KVCache
 from redrafter_mlx.target.model import Target
 
 _CACHE_STEP = 256
-"""Columns by which mlx-lm's batched cache grows."""
+"""Number of cache slots by which mlx-lm's batched cache grows."""
 
 _NEAR = 0.05
-"""Of the largest coordinate: how far rounding may move a hidden state, in any arithmetic."""
+"""Maximum rounding error of a hidden state, in any type, as a share of its largest coordinate."""
 
 
 class _GroupedBatchCache(BatchKVCache):  # type: ignore[misc]
-    """The same rows, and masks [B, 1, 1, N, T]."""
+    """The same cache with masks [B, 1, 1, N, T]."""
 
     def make_mask(self, *args: object, **kwargs: object) -> mx.array:
         mask: mx.array = super().make_mask(*args, **kwargs)
@@ -27,9 +27,9 @@ class _GroupedBatchCache(BatchKVCache):  # type: ignore[misc]
 
 
 def batch_cache(target: Target) -> type[BatchKVCache] | None:
-    """The cache with whose masks a model reads texts together; None if it takes none for each row.
+    """Return the cache class for reading texts together; None if the model takes no row masks.
 
-    Where the batch's size happens to be that of another axis, a wrong mask goes unnoticed, so
+    If the batch size happens to equal the size of another axis, a wrong mask raises no error. So
     the results are compared with those of one row alone.
     """
     padding = [0, 1, 2, 3, 3]
@@ -48,7 +48,7 @@ def batch_cache(target: Target) -> type[BatchKVCache] | None:
 
 
 def row_bytes(target: Target, columns: int) -> int:
-    """Bytes of a text of so many tokens: its keys and values, and the logits of the next token."""
+    """Return the bytes of a text of `columns` tokens: keys and values, and next-token logits."""
     cache = [KVCache() for _ in range(target.n_layers)]
     mx.eval(target.hidden(mx.array([[0]]), cache))
     of_token = sum(a[..., :1, :].nbytes for layer in cache for a in (layer.keys, layer.values))

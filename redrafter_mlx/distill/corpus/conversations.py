@@ -1,4 +1,4 @@
-"""Prompts and finished conversations from files, in the formats that people have them in."""
+"""Prompts and finished conversations from files in common formats."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """A user's turns, and the answers where a file has them.
+    """A user's turns, with the answers if a file has them.
 
-    answers: one for each of the first turns; empty if the target is to write them
+    answers: answers to the first turns; empty if the target is to write them
     """
 
     turns: tuple[str, ...]
@@ -33,7 +33,7 @@ class Conversation:
     system: str | None = None
 
     def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
-        """The conversation up to the given user turn, with `answers` to the turns before."""
+        """Return the conversation up to user turn `turn`, with `answers` to the turns before it."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         for user, answer in zip(self.turns[:turn], answers, strict=False):
             messages += [
@@ -44,7 +44,7 @@ class Conversation:
 
 
 def read_conversations(path: str | Path) -> list[Conversation]:
-    """Conversations from JSONL, a JSON array, or plain lines (one prompt a line).
+    """Read conversations from JSONL, a JSON array, or plain lines (one prompt per line).
 
     Known objects: MT-Bench and Spec-Bench (`turns`), Alpaca (`instruction`, `input`, `output`),
     ShareGPT (`conversations` of `from`/`value`), OpenAI chat (`messages` of `role`/`content`), and
@@ -90,7 +90,7 @@ def _rows(text: str, path: Path) -> list[tuple[str, object]]:
 
 
 def _conversation(row: object, where: str) -> Conversation | None:
-    """None for a conversation in which no user speaks first."""
+    """Return the conversation of a row; None if it does not begin with a user's turn."""
     if isinstance(row, str):
         return Conversation((row.strip(),)) if row.strip() else None
     if not isinstance(row, dict):
@@ -125,7 +125,7 @@ def _from_messages(messages: Sequence[object], where: str) -> Conversation | Non
         elif role == "assistant" and len(answers) == len(turns) - 1:
             answers.append(content)
         else:
-            break  # the speakers do not alternate any more
+            break  # the roles no longer alternate
     return Conversation(tuple(turns), tuple(answers), system) if turns else None
 
 

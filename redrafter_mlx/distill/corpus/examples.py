@@ -1,4 +1,4 @@
-"""Training batches from a corpus, in an order that depends on a seed alone."""
+"""Training batches from a corpus, in an order that depends only on a seed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Batch(NamedTuple):
     """P positions of texts, laid end to end.
 
     Shapes:
-      states: [P + T, C], the target's hidden states that chose the roots; those of the T
-              positions after the last are there for their probabilities only
-      roots:  [P] int32, the token that drafts follow
+      states: [P + T, C], the target's hidden states that chose the roots; the T states after the
+              last position are used only for their probabilities
+      roots:  [P] int32, the token after which drafts start
       labels: [P, T] int32, the target's tokens after the root
       valid:  [P, T] bool, False after the end of a text
       hard:   [P] bool, False where the labels are not the target's tokens
@@ -37,7 +37,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Positions:
-    """Texts laid end to end; a position is one answer token, after which is drafted.
+    """Texts laid end to end; a position is one answer token, after which drafts start.
 
     Shapes:
       states: [M, C], roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
@@ -58,7 +58,7 @@ class Positions:
         return len(self.roots)
 
     def batch(self, start: int, size: int) -> Batch:
-        """The positions from `start` on; after the last one, invalid ones."""
+        """Return `size` positions from `start` on; positions after the last one are invalid."""
         T = self.labels.shape[1]
         rows = np.minimum(np.arange(start, start + size + T), len(self) - 1)
         inside = np.arange(start, start + size) < len(self)
@@ -73,9 +73,9 @@ class Positions:
 
 
 def lay_out(texts: Sequence[Text], length: int) -> Positions:
-    """Roots and the `length` labels after each, of texts in the given order.
+    """Return the roots of texts, in the given order, and the `length` labels after each root.
 
-    Of the text  I am fine <end>  with length 2:
+    The text  I am fine <end>  with length 2 gives:
 
         root   labels
         I      am    fine
@@ -108,9 +108,9 @@ def lay_out(texts: Sequence[Text], length: int) -> Positions:
 
 
 def _states(texts: Sequence[Text]) -> np.ndarray:
-    """[M, C]: the inputs of context layers, where the texts have them, and the last hidden state.
+    """Return [M, C]: the inputs of context layers, if the texts have them, and the last state.
 
-    Copied text by text: these are nearly all that is in memory.
+    The states are copied text by text, because they take nearly all of the memory.
     """
     wide = sum(part.shape[1] for part in _parts(texts[0]))
     whole = np.empty((sum(len(text.states) for text in texts), wide), texts[0].states.dtype)
@@ -130,10 +130,10 @@ def _parts(text: Text) -> list[np.ndarray]:
 class Examples:
     """The shards that are trained on, read a few at a time.
 
-    extras: what is loaded with them
-    length: T, labels after each root
-    size:   P, positions in a batch
-    memory: bytes of hidden states held at once: as they are read, and laid end to end
+    extras: data that is loaded with the shards
+    length: T, number of labels after each root
+    size:   P, number of positions in a batch
+    memory: bytes of hidden states held at once: the texts as read, and their copy laid end to end
     """
 
     shards: tuple[Path, ...]
@@ -144,7 +144,7 @@ class Examples:
     seed: int
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
-        """The batches of one pass, each time in another order; `skip` leaves out the first ones."""
+        """Yield the batches of one pass, in another order each time, without the first `skip`."""
         at = 0
         for texts in self.texts(number):
             laid = lay_out(texts, self.length)
@@ -156,7 +156,7 @@ class Examples:
             del laid
 
     def texts(self, number: int) -> Iterator[list[Text]]:
-        """The texts of one pass in its order, as many together as memory allows."""
+        """Yield the texts of one pass in its order, as many together as memory allows."""
         for group, paths in enumerate(self._groups(number)):
             texts = [text for path in paths for text in self.extras.load(path)]
             random.Random(f"{self.seed} {number} {group}").shuffle(texts)
@@ -164,11 +164,11 @@ class Examples:
                 yield texts
 
     def _groups(self, number: int) -> list[list[Path]]:
-        """The shards in this pass's order, as many together as memory allows."""
+        """Return the shards in this pass's order, grouped, as many together as memory allows."""
         order = list(self.shards)
         random.Random(f"{self.seed} {number}").shuffle(order)
         groups: list[list[Path]] = [[]]
-        room = share = self.memory // 2  # the other half is for the same, laid end to end
+        room = share = self.memory // 2  # the other half is for the copy laid end to end
         for path in order:
             size = sum(file.stat().st_size for file in (path, *self.extras.files(path)))
             if groups[-1] and size > room:
@@ -180,7 +180,7 @@ class Examples:
 
 
 def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
-    """[V] int64: how often each token is a label."""
+    """Return [V] int64: how often each token is a label."""
     counts = np.zeros(vocab_size, np.int64)
     for path in shards:
         for text in load_shard(path).texts:
@@ -190,9 +190,9 @@ def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
 
 
 def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
-    """The `size` most frequent tokens, in order of their ids.
+    """Return the `size` most frequent tokens, in order of their ids.
 
-    Raises BadInputError for more tokens than the vocabulary has.
+    Raises BadInputError if the vocabulary has fewer tokens.
     """
     if size > len(counts):
         raise BadInputError(

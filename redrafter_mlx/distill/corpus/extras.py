@@ -1,15 +1,15 @@
-"""What only some forms of drafter read, in folders beside the blocks of a corpus.
+"""Data that only some forms of drafter read, in folders next to the blocks of a corpus.
 
-The texts and the hidden states that chose their tokens serve drafters of every form. The rest lies
-beside them, under the names of the blocks, so that another form needs no new texts, only another
-pass of the target over them:
+The texts and the hidden states that chose their tokens are for drafters of every form. Other data
+is stored next to them, under the names of the blocks. So another form needs no new texts, only
+another pass of the target over them:
 
     prompts/     the prompts as texts with soft labels, see read_texts.py
-    read-KEY/    the same of other texts that are only read
-    states-I-J/  inputs of context layers: `states` [A, layers * D], what went into each layer where
+    read-KEY/    the same for other texts that are only read
+    states-I-J/  inputs of context layers: `states` [A, layers * D], the input of each layer where
                  an answer token was chosen, in the target's type
-    whole-I-J/   what the prompts lack of whole texts: `states` [P - texts, (layers + 1) * D], the
-                 same and the last hidden state where a prompt's token was chosen
+    whole-I-J/   the prompts' states, for whole texts: `states` [P - texts, (layers + 1) * D], the
+                 layer inputs and the last hidden state where a prompt's token was chosen
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ FORMAT = "redrafter-mlx contexts 1"
 
 @dataclass(frozen=True)
 class Extras:
-    """What is kept for one form of drafter.
+    """The data stored for one form of drafter.
 
-    context: layers whose inputs are kept
-    read:    texts that are only read, beside each block
-    whole:   whether the states of prompts are kept, so that texts can be trained on as a whole
+    context: layers whose inputs are stored
+    read:    texts that are only read, with each block
+    whole:   whether the states of prompts are stored, so that whole texts can be trained on
     """
 
     context: tuple[int, ...] = ()
@@ -52,7 +52,7 @@ class Extras:
     whole: bool = False
 
     def files(self, shard: Path) -> list[Path]:
-        """Where it lies for a shard."""
+        """Return the paths of this data for a shard."""
         own = [layer_inputs_path(shard, self.context)] if self.context else []
         own += [prompt_states_path(shard, self.context)] if self.whole else []
         return own + [
@@ -60,7 +60,7 @@ class Extras:
         ]
 
     def read_shards(self, shard: Path) -> list[Path]:
-        """The shards of texts that were read with a shard."""
+        """Return the shards of the texts that were read with a shard."""
         return [texts.path(shard) for texts in self.read]
 
     def add(
@@ -73,12 +73,12 @@ class Extras:
         *,
         new_prompts: bool = True,
     ) -> None:
-        """Write what is missing beside the shard of a block.
+        """Write the data that is missing for a block's shard.
 
-        What its texts do not hold already is computed in one more pass over them.
+        Data that its texts do not hold already is computed in one more pass over them.
 
-        texts:       of the shard; None loads them
-        new_prompts: whether its prompts are to be trained on, if any are
+        texts:       texts of the shard; None loads them
+        new_prompts: whether its prompts are trained on, if prompts are trained on at all
         """
         if all(path.exists() for path in self.files(shard)):
             return
@@ -103,9 +103,9 @@ class Extras:
             self.each.add(target, tokenizer, path, block, found)
 
     def load(self, shard: Path) -> list[Text]:
-        """The texts of a shard with what is kept for each.
+        """Return the texts of a shard, each with the data stored for it.
 
-        Raises DamagedFileError, naming the file, for what is not whole.
+        Raises DamagedFileError, naming the file, if a file is damaged.
         """
         texts = load_shard(shard).texts
         if self.context:
@@ -120,7 +120,7 @@ class Extras:
         return texts
 
     def compute(self, target: Target, texts: Sequence[Text]) -> list[Text]:
-        """The same for texts that are in no corpus."""
+        """Compute the same data for texts that are in no corpus."""
         target = target.reading(self.context)
         if self.context:
             texts = with_layer_inputs(target, texts)
@@ -130,22 +130,22 @@ class Extras:
 
     @property
     def each(self) -> Extras:
-        """What is kept for each shard, those of texts that were read among them."""
+        """The data stored for every shard, including the shards of texts that are only read."""
         return replace(self, read=())
 
 
 def layer_inputs_path(shard: Path, layers: Sequence[int]) -> Path:
-    """Where the layer inputs of a shard lie."""
+    """Return the path of the layer inputs of a shard."""
     return shard.parent / f"states-{'-'.join(map(str, layers))}" / shard.name
 
 
 def prompt_states_path(shard: Path, layers: Sequence[int]) -> Path:
-    """Where the states of its prompts lie."""
+    """Return the path of the states of a shard's prompts."""
     return shard.parent / "-".join(["whole", *map(str, layers)]) / shard.name
 
 
 def with_layer_inputs(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
-    """The texts with the inputs [A, C - D] of the target's context layers along their answers."""
+    """Return the texts with the inputs [A, C - D] of the context layers along their answers."""
     if all(text.layer_inputs is not None for text in texts):
         return texts
     whole = ((text.prompt + text.answer.tolist(), len(text.prompt)) for text in texts)
@@ -157,7 +157,7 @@ def with_layer_inputs(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
 
 
 def with_prompt_states(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
-    """The texts with the states [len(prompt) - 1, C] along their prompts."""
+    """Return the texts with the states [len(prompt) - 1, C] along their prompts."""
     width = target.context_size
     if all(t.prompt_states is not None and t.prompt_states.shape[1] == width for t in texts):
         return texts
@@ -171,9 +171,9 @@ def with_prompt_states(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
 
 
 def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None) -> None:
-    """Write the states of one shard's texts, in one file that appears whole or not at all.
+    """Write the states of one shard's texts to one file, atomically.
 
-    dtype: of the numbers in the file; None is that of the arrays
+    dtype: type of the numbers in the file; None is the arrays' type
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     together = np.concatenate(states) if states else np.zeros((0, 1))
@@ -182,9 +182,9 @@ def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None
 
 
 def load_states(path: Path, counts: Sequence[int]) -> list[np.ndarray]:
-    """The states of each text of a shard, which has so many.
+    """Return the states of each text of a shard; text i has `counts[i]` of them.
 
-    Raises DamagedFileError, naming the file, for what is not whole or belongs to other texts.
+    Raises DamagedFileError, naming the file, if it is damaged or belongs to other texts.
     """
     try:
         arrays, metadata = load_arrays(path)

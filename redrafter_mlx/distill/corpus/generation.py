@@ -1,8 +1,8 @@
-"""Batched generation with the target: answers to prompts, and prompts of its own.
+"""Batched generation with the target: answers to prompts, and the target's own prompts.
 
-Rows are padded on the left in mlx-lm's batched cache, so that all of them write the same column;
-a row that has ended leaves the batch once enough have. The hidden state that chose each token is
-kept beside it, so that no second pass has to compute it.
+Rows are padded on the left in mlx-lm's batched cache, so that all of them write the same cache
+slot. Ended rows leave the batch once enough rows have ended. The hidden state that chose each token
+is kept with it, so that no second pass has to compute it.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.target.model import Target
 
 _PREFILL_TOKENS = 8192
-"""Tokens in one call while prompts are read, which bounds memory."""
+"""Maximum number of tokens in one prefill call, which bounds memory."""
 
 _LEAVE_SHARE = 0.2
-"""Rows leave the batch once so many of it have ended; leaving copies the cache."""
+"""Share of the rows that must have ended before they leave the batch; leaving copies the cache."""
 
 _CHECK_EVERY = 10
-"""Tokens between checks whether an answer has fallen into a loop and need not go on."""
+"""Number of tokens between checks whether an answer has fallen into a loop and can stop."""
 
 
 @dataclass(frozen=True)
 class Written:
-    """What the target wrote after one prompt.
+    """The target's answer to one prompt.
 
-    prompt:  token ids before `answer`, tokens drawn at random included
+    prompt:  token ids before `answer`, including tokens drawn at random
     answer:  [A] int32, the likeliest token at each position; ends with an end-of-text token if
              `ended`
     states:  [A, C], the target's hidden states from which each of them was chosen
-    prompt_states: [len(prompt) - 1, C], the same of the prompt's tokens from its second on
+    prompt_states: [len(prompt) - 1, C], the same for the prompt's tokens from the second on
     """
 
     prompt: list[int]
@@ -50,7 +50,7 @@ class Written:
     prompt_states: np.ndarray
 
     def text(self, target: Target, length: int | None = None) -> Text:
-        """Its first `length` tokens, to be trained on."""
+        """Return its first `length` tokens as a text to train on."""
         return Text.of(
             target,
             self.prompt,
@@ -72,16 +72,16 @@ def write_answers(
     stop_at_loops: bool = True,
     room: int | None = None,
 ) -> list[Written]:
-    """Answers to each prompt, one for each of `openings`.
+    """Write answers to each prompt, one for each of `openings`.
 
     Args:
       eos: token ids that end an answer
-      max_tokens: of the greedy part
-      openings: how many tokens are drawn at random first, so that one prompt has many answers;
-        they count as prompt. Other than 0 they need `key`
-      stop_at_loops: end an answer that repeats itself; see filters
+      max_tokens: maximum number of tokens of the greedy part
+      openings: number of tokens drawn at random first, so that one prompt has many answers; they
+        become part of the prompt. Numbers above 0 need `key`
+      stop_at_loops: whether to end an answer that repeats itself; see filters
       room: bytes for the rows of a batch, None for all rows at once. The answers do not depend on
-        it, but for rounding
+        it, except for rounding
     Returns:
       the first prompt's answers, then the second's, ...
     """
@@ -118,13 +118,13 @@ def write_turns(
     key: mx.array,
     room: int | None = None,
 ) -> list[list[list[int]]]:
-    """So many texts drawn after each prefix: what a user would write there.
+    """Draw `counts[i]` texts after prefix i, as a user would write them there.
 
     room: as in `write_answers`
 
     Returns:
-      for each prefix, token ids without the token that ended the text; one that did not end is
-      left out
+      for each prefix, the token ids of its texts without the token that ended the text; a text
+      that did not end is left out
     """
     of_row = [i for i, count in enumerate(counts) for _ in range(count)]
     keys = mx.random.split(key, len(of_row))
@@ -147,11 +147,11 @@ def _batches(
     *,
     keep_states: bool,
 ) -> Iterator[tuple[Callable[[], _Batch], slice]]:
-    """Batches of the rows that continue the prompts `of_row` (ascending) with so many tokens.
+    """Yield batches of the rows that continue the prompts `of_row` (ascending) by `tokens` tokens.
 
-    Each is a function that prefills it, as large as `room` allows, and the rows that it holds. A
-    prompt is read once for all its rows in a batch. The caller prefills a batch and drops it before
-    the next one: two of them would not fit.
+    Each batch is a function that prefills it, and the rows that it holds, as many as `room` allows.
+    A prompt is read once for all its rows in a batch. The caller must drop a batch before it
+    prefills the next one: two of them would not fit.
     """
     kind, size = batch_cache(target), len(of_row)
     if kind is None:
@@ -169,8 +169,8 @@ def _batches(
 
 
 class _Row(NamedTuple):
-    """A row that was written: its tokens and, where states are kept, those that chose them [A, C]
-    and its prompt [P - 1, C]."""
+    """A row that was written: its tokens and, if states are kept, the states that chose them [A, C]
+    and its prompt's tokens [P - 1, C]."""
 
     tokens: list[int]
     states: np.ndarray
@@ -178,7 +178,7 @@ class _Row(NamedTuple):
 
 
 class _Batch:
-    """Rows being written: their cache, the last state of each, and the states of their prompts."""
+    """Rows being written: their cache, each row's last state, and their prompts' states."""
 
     def __init__(
         self,
@@ -206,25 +206,25 @@ class _Batch:
                 seen.append(to_host(hidden))
         if rows != list(range(len(prompts))):
             self.keep(rows)
-        # Of each row: the states that chose its prompt's tokens.
+        # For each row, the states that chose its prompt's tokens.
         self.before = [np.zeros(0)] * len(rows)
         if keep_states:
             read = np.concatenate(seen, axis=1)
             self.before = [read[row, padding[row] : -1] for row in rows]
 
     def keep(self, rows: list[int]) -> None:
-        """Keep these rows of the batch only; a row may be named several times."""
+        """Keep only these rows of the batch; a row may be named several times."""
         index = mx.array(rows)
         for layer in self.cache:
             layer.filter(index)
         self.hidden = self.hidden[index]
 
     def logits(self) -> mx.array:
-        """[B, V] of the next token."""
+        """Return the logits [B, V] of the next token."""
         return self.target.logits(self.hidden[:, None])[:, 0]
 
     def append(self, chosen: mx.array) -> tuple[list[int], np.ndarray | None]:
-        """Take the next token [B] of every row; returns it, and the states that it came from."""
+        """Append the next token [B] of every row; return it, and the states that chose it."""
         before = self.hidden
         self.hidden = self.target.hidden(chosen[:, None], self.cache)[:, 0]
         mx.async_eval(self.hidden)
@@ -241,10 +241,10 @@ def _write(
     keys: mx.array,
     stop_at_loops: bool,
 ) -> list[_Row]:
-    """Write each row to its end, its limit or a loop.
+    """Write each row until it ends, reaches its limit or loops.
 
-    The first `drawn` tokens of a row are drawn at random with its own of `keys` [B, 2], the others
-    are the likeliest.
+    The first `drawn` tokens of a row are drawn at random with the row's key of `keys` [B, 2]; the
+    others are greedy.
     """
     tokens: list[list[int]] = [[] for _ in limits]
     states: list[list[np.ndarray]] = [[] for _ in limits]
@@ -283,5 +283,5 @@ def _write(
 
 
 def _draw(logits: mx.array, key: mx.array) -> mx.array:
-    """A token of one row's logits [V]."""
+    """Draw a token from one row's logits [V]."""
     return mx.random.categorical(logits, key=key)

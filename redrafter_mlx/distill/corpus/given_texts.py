@@ -1,4 +1,4 @@
-"""The texts that a user gives to a training run, and the name of the corpus made of them."""
+"""The texts that a user gives to a training run, and the key of the corpus made from them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from redrafter_mlx.errors import BadInputError
 
 @dataclass(frozen=True)
 class Given:
-    """What a job's files hold.
+    """The contents of a job's files.
 
-    conversations: prompts, without the answers that a file may have for them; or, as data,
+    conversations: prompts, without the answers that a file may have for them; or, from `data`,
                    conversations with finished answers
     read:          texts that are only read, in random order; None without any
-    exclude:       questions that nothing is trained on
-    left_out:      conversations and texts that were left out for that
+    exclude:       questions to exclude from training
+    left_out:      number of conversations and texts that were excluded
     """
 
     conversations: tuple[Conversation, ...]
@@ -33,7 +33,7 @@ class Given:
 
 
 def read_given(job: TrainingJob) -> Given:
-    """Raises BadInputError, in one line, for a file that cannot be used."""
+    """Read a job's files; raises BadInputError, in one line, for a file that cannot be used."""
     files = job.prompts if job.data is None else (job.data,)
     asked = [conversation for file in files for conversation in read_conversations(file)]
     if job.data is not None and not any(c.answers for c in asked):
@@ -61,7 +61,7 @@ def corpus_key(
     given: Given,
     labels: tuple[Labels, int] | None,
 ) -> str:
-    """A name for the corpus that these would make."""
+    """Return a key for the corpus that these would make."""
     key: dict[str, object] = {
         "format": FORMAT,
         "target": fingerprint,
@@ -70,6 +70,6 @@ def corpus_key(
         "conversations": [asdict(conversation) for conversation in given.conversations],
         "labels": labels,
     }
-    if given.exclude.runs:  # the prompts that the target writes are other ones then
+    if given.exclude.runs:  # they change the prompts that the target writes
         key["reserved"] = sorted(given.exclude.runs)
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

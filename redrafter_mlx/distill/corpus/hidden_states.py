@@ -1,7 +1,7 @@
-"""The target's hidden states on their way into the corpus: teacher-forced, checked, converted.
+"""The target's hidden states for the corpus: teacher-forced, checked, converted.
 
-They stay in the target's own type. NumPy has no bfloat16, so there they are float32, which holds
-the same values; on disk they are bfloat16 again.
+They keep the target's type. NumPy has no bfloat16, so NumPy arrays hold the same values in float32;
+on disk they are bfloat16 again.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from redrafter_mlx.target.model import Target
 def teacher_forced_states(
     target: Target, texts: Iterable[tuple[Sequence[int], int]]
 ) -> Iterator[np.ndarray]:
-    """The hidden states that chose each text's tokens from an index (1 or later) on.
+    """Yield the hidden states that chose each text's tokens from an index (1 or later) on.
 
-    A prefix that a text shares with the one before it is not computed again.
+    A prefix that a text shares with the previous text is not computed again.
 
-    Returns:
+    Yields:
       [tokens - index, C] for each text
     """
     cache = [KVCache() for _ in range(target.n_layers)]
@@ -41,19 +41,19 @@ def teacher_forced_states(
 
 
 def to_host(array: mx.array) -> np.ndarray:
-    """The same values as a NumPy array; bfloat16 becomes float32."""
+    """Return the same values as a NumPy array; bfloat16 becomes float32."""
     return np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
 
 
 def host_size(dtype: mx.Dtype) -> int:
-    """Bytes of one number of that type after `to_host`."""
+    """Return the bytes of one number of type `dtype` after `to_host`."""
     return 4 if dtype == mx.bfloat16 else dtype.size
 
 
 def check_finite(states: np.ndarray, target: Target) -> np.ndarray:
-    """The states [..., C] of a target, unchanged.
+    """Return the states [..., C] of a target, unchanged.
 
-    Raises UnsupportedModelError, naming the layer, where one is infinite or not a number.
+    Raises UnsupportedModelError, naming the layer, if one is infinite or not a number.
     """
     if not np.isfinite(states).all():
         names = [f"the input of layer {i}" for i in target.context_layers] + ["the last norm"]

@@ -1,12 +1,12 @@
 """Texts that the target reads and did not write: the prompts, and files of other texts.
 
-Their tokens are no labels, because the target might have written others. But at each of them the
-target has its probabilities of the next one, which are soft labels (paper, section 3.5:
-distillation along the ground truth). Reading is several times faster than writing, and what people
-write is more varied than what a small model answers.
+Their tokens are not labels, because the target might have written others. But the target's
+next-token probabilities at each of them are soft labels (paper, section 3.5: distillation along the
+ground truth). Reading is several times faster than writing, and text written by people is more
+varied than a small model's answers.
 
-What is read with a block lies in a shard of the same form, in a folder beside it. It holds no
-prompts that an earlier block had, or that are held out.
+The texts read with a block are in a shard of the same format, in a folder next to it. They include
+no prompts that an earlier block had, or that are held out.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
 _MAX_TOKENS = 512
-"""Of a text that is only read; the rest is left out."""
+"""Maximum number of tokens of a text that is only read; later tokens are left out."""
 
 
 @dataclass(frozen=True)
 class ReadTexts:
-    """What is read beside the answers that the target writes: their prompts, or other texts.
+    """Texts read in addition to the answers that the target writes: their prompts, or others.
 
-    texts:     conversations that are only read, so many with each block; None for the prompts
-    per_block: how many
+    texts:     conversations that are only read; None for the prompts
+    per_block: number of them that are read with each block
     """
 
     texts: tuple[Conversation, ...] | None = None
     per_block: int = 126
 
     def path(self, shard: Path) -> Path:
-        """Where the texts read with a shard lie."""
+        """Return the path of the texts read with a shard."""
         return shard.parent / self.folder / shard.name
 
     def of_block(
         self, target: Target, tokenizer: TokenizerWrapper, block: int, asked: Sequence[Text]
     ) -> list[Text]:
-        """The texts that are read with a block; `asked` are those with its new prompts."""
+        """Return the texts that are read with a block; `asked` are those with its new prompts."""
         if self.texts is None:
             whole = [_Read(t.prompt, t.prompt + t.answer.tolist(), t.prompt_states) for t in asked]
         else:
@@ -62,14 +62,14 @@ class ReadTexts:
         return _new_parts(target, whole)
 
     def sample(self, target: Target, tokenizer: TokenizerWrapper, texts: int) -> list[Text]:
-        """So many of the texts, from all over them, to see how long reading takes."""
+        """Read a sample of `texts` texts, evenly spread, to measure how long reading takes."""
         given = self.texts or ()
         tried = given[:: max(1, len(given) // texts)][:texts]
         return ReadTexts(tried).of_block(target, tokenizer, 0, [])
 
     @cached_property
     def folder(self) -> str:
-        """Its name, which differs for different texts."""
+        """Name of the folder, which differs for different texts."""
         if self.texts is None:
             return "prompts"
         content = json.dumps([asdict(text) for text in self.texts])
@@ -87,9 +87,9 @@ def _tokens(text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
 class _Read(NamedTuple):
     """A text that the target reads.
 
-    whole:  its tokens with those that follow and have labels of their own
-    states: [tokens - 1, C] that chose its tokens from the second on; None where they are still to
-            be computed
+    whole:  its tokens and any answer after them, which has separate labels
+    states: [tokens - 1, C], the states that chose its tokens from the second on; None if not
+            computed yet
     """
 
     tokens: list[int]
@@ -98,11 +98,11 @@ class _Read(NamedTuple):
 
 
 def _new_parts(target: Target, read: Sequence[_Read]) -> list[Text]:
-    """The texts, without the prefixes that they share with earlier ones.
+    """Return the texts, without the prefixes that they share with earlier ones.
 
     Returns:
-      texts whose `prompt` is the part that is not new (at least one token) and whose `answer` is
-      the rest
+      texts whose `prompt` is the shared prefix (at least one token) and whose `answer` is the new
+      part
     """
     known: list[list[int]] = []
     found: list[tuple[_Read, int]] = []

@@ -25,16 +25,16 @@ from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
 _FORKS = 64
-"""Continuations that the target generates in one call."""
+"""Number of continuations that the target generates in one call."""
 
 
 @dataclass(frozen=True)
 class Reader:
-    """The target, reading blocks of conversations; the counterpart of `Writer`.
+    """Reads blocks of conversations with the target; the counterpart of `Writer`.
 
-    labels:     whether the target's continuations or the answers are the labels
-    length:     T, tokens of each continuation, with labels `target`
-    batch:      conversations in a block
+    labels:     whether the labels are the target's continuations or the answers
+    length:     T, number of tokens of each continuation, if the labels are `target`
+    batch:      number of conversations in a block
     max_tokens: longer texts are left out
     """
 
@@ -55,23 +55,23 @@ class Reader:
         return block % HELD_OUT_EVERY == 0
 
     def has_new_prompts(self, _block: int) -> bool:
-        """Each conversation is read once."""
+        """Return True, since each conversation is read once."""
         return True
 
     def write(self, block: int) -> Shard:
-        """The texts of one block: each answer, after the turns before it."""
+        """Return the texts of one block: each answer, after the turns before it."""
         left_out: Counter[str] = Counter()
         some = self.conversations[block * self.batch : (block + 1) * self.batch]
         return Shard([self._read(*text) for text in self._usable(some, left_out)], left_out)
 
     def sample(self, texts: int) -> list[Text]:
-        """So many texts from all over the conversations, to see how long reading takes."""
+        """Read a sample of `texts` texts, evenly spread, to measure how long reading takes."""
         every = max(1, len(self.conversations) // texts)
         tried = chain(self.conversations[::every], self.conversations)
         return [self._read(*text) for text in islice(self._usable(tried, Counter()), texts)]
 
     def count_tokens(self, most: int) -> int:
-        """Tokens of the answers that would be read, counted up to `most`; nothing is read."""
+        """Count the tokens of the answers that would be read, up to `most`, without reading."""
         found = 0
         for _, answer in self._usable(self.conversations, Counter()):
             if found >= most:
@@ -82,7 +82,7 @@ class Reader:
     def _usable(
         self, conversations: Iterable[Conversation], left_out: Counter[str]
     ) -> Iterator[tuple[list[int], list[int]]]:
-        """Prompt and answer of all that can be trained on; the rest is counted."""
+        """Yield prompt and answer of each text that can be trained on; count the others."""
         for conversation in conversations:
             for turn in range(len(conversation.answers)):
                 prompt, answer = self._split(conversation, turn)
@@ -96,7 +96,10 @@ class Reader:
                     yield prompt, answer
 
     def _split(self, conversation: Conversation, turn: int) -> tuple[list[int], list[int] | None]:
-        """The tokens before an answer, and the answer's up to the end of its turn."""
+        """Return the tokens before an answer, and the answer's up to the end of its turn.
+
+        The answer is None if the template renders the turns before it differently with it.
+        """
         before = conversation.messages(turn, conversation.answers)
         prompt = render_chat(self.tokenizer, before)
         messages = [*before, {"role": "assistant", "content": conversation.answers[turn]}]
@@ -129,12 +132,12 @@ class Reader:
 def continuations(
     target: Target, tokens: list[int], states: mx.array, first: int, length: int
 ) -> np.ndarray:
-    """What the target would generate at each position of a text: its next token and `length` more.
+    """Generate the target's next token and `length` more at each position of a text.
 
     The continuations are forks of one text, whose keys and values are in memory once.
 
     Shapes:
-      states: [A, C], the hidden states that choose tokens `first` and on
+      states: [A, C], the hidden states that chose the tokens from index `first` on
     Returns:
       [A, length + 1] int32
     """

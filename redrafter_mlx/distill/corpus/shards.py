@@ -2,17 +2,17 @@
 
 A shard is one safetensors file of the texts that were written together:
 
-    prompts [P]         int32    the prompts' tokens, one after the other
-    answers [A]         int32    the answers' tokens, one after the other
-    lengths [R, 2]      int32    of each text: tokens of its prompt, tokens of its answer
+    prompts [P]         int32    the prompts' tokens, concatenated
+    answers [A]         int32    the answers' tokens, concatenated
+    lengths [R, 2]      int32    for each text: number of prompt tokens, number of answer tokens
     states  [A, D]               the target's final-norm output that chose each answer token, in
                                  the target's own type
     labels  [A, T + 1]  int32    only where the answers are not the target's own: what the target
                                  would generate at each position, token by token
 
-and, as metadata, how it was made, what was left out of it, and `own`: "no" where the answers are
-texts that the target only read, see read_texts.py. A shard appears whole or not at all, and is
-never written again: an interrupted corpus is completed with the shards it lacks.
+The metadata state how the shard was made, what was left out of it, and `own`: "no" if the answers
+are texts that the target only read, see read_texts.py. A shard is written atomically and only once:
+an interrupted corpus is completed with the missing shards.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from redrafter_mlx.weights.files.folder import read_safetensors_header
 FORMAT = "redrafter-mlx corpus 2"
 
 HELD_OUT_EVERY = 32
-"""One block in so many is for evaluation, never for training."""
+"""One block in this many is for evaluation, never for training."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class Text:
     Shapes:
       answer: [A] int32, states: [A, D], labels: [A, T + 1] int32 or None
       layer_inputs:  [A, C - D], inputs of context layers; None without any
-      hard_labels:   whether the answer is the target's, or trained on as if it were; else the
+      hard_labels:   whether the answer is the target's, or trained on as if it were; otherwise the
                      target's probabilities at each position are the only labels
-      prompt_states: [len(prompt) - 1, C], the states that chose the prompt's tokens from its
-                     second on; None but where the text was just written
+      prompt_states: [len(prompt) - 1, C], the states that chose the prompt's tokens from the
+                     second on; None if they were not kept
     """
 
     prompt: list[int]
@@ -60,9 +60,9 @@ class Text:
 
     @property
     def whole_states(self) -> np.ndarray:
-        """[len(prompt) + A - 1, C], those that chose each token from the second on.
+        """[len(prompt) + A - 1, C], the states that chose each token from the second on.
 
-        Of a text that has the states of its prompt.
+        The text must have the states of its prompt.
         """
         assert self.prompt_states is not None, "the corpus keeps them for drafters that remember"
         parts = [self.states] if self.layer_inputs is None else [self.layer_inputs, self.states]
@@ -80,7 +80,7 @@ class Text:
         hard_labels: bool = True,
         prompt_states: np.ndarray | None = None,
     ) -> Text:
-        """The same from a target's hidden states [A, C], which hold the layer inputs too."""
+        """Make a text from a target's hidden states [A, C], which include the layer inputs."""
         D = target.hidden_size
         inputs = states[:, :-D] if target.context_layers else None
         return cls(prompt, answer, states[:, -D:], labels, inputs, hard_labels, prompt_states)
@@ -88,7 +88,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Shard:
-    """Texts that were written together, and what was left out: reason to count."""
+    """Texts that were written together, and how many were left out for each reason."""
 
     texts: list[Text]
     left_out: Mapping[str, int]
@@ -101,9 +101,9 @@ class Shard:
 def save_shard(
     shard: Shard, path: Path, made: Mapping[str, str], dtype: mx.Dtype | None = None
 ) -> None:
-    """Write a shard; `made` says from what, and is compared when the corpus is used again.
+    """Write a shard; `made` states how it was made, and is compared when the corpus is reused.
 
-    dtype: of the states in the file; None is that of the arrays
+    dtype: type of the states in the file; None is the arrays' type
     """
     texts = shard.texts
     arrays = {
@@ -134,7 +134,7 @@ def save_shard(
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """What a shard's header says; `bytes` on disk."""
+    """The contents of a shard's header; `bytes` is its size on disk."""
 
     answer_tokens: int
     texts: int
@@ -143,7 +143,7 @@ class ShardSummary:
 
 
 def summarise_shard(path: Path) -> ShardSummary:
-    """Raises DamagedFileError, naming the file, for what is not a whole shard."""
+    """Read a shard's header; raises DamagedFileError, naming the file, if it is damaged."""
     try:
         metadata = read_safetensors_header(path).metadata
         if metadata.get("format") != FORMAT:
@@ -159,7 +159,7 @@ def summarise_shard(path: Path) -> ShardSummary:
 
 
 def load_shard(path: Path) -> Shard:
-    """Raises DamagedFileError, naming the file, for what is not a whole shard."""
+    """Read a shard; raises DamagedFileError, naming the file, if it is damaged."""
     try:
         arrays, metadata = load_arrays(path)
         parts = {name: to_host(array) for name, array in arrays.items()}
@@ -172,7 +172,7 @@ def load_shard(path: Path) -> Shard:
 
 
 def load_arrays(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """A safetensors file's arrays, not read yet, and its metadata."""
+    """Return a safetensors file's arrays, which are read lazily, and its metadata."""
     loaded = mx.load(str(path), return_metadata=True)
     assert isinstance(loaded, tuple)
     arrays, metadata = loaded
@@ -204,5 +204,5 @@ def _join(parts: Sequence[np.ndarray], nothing: np.ndarray) -> np.ndarray:
 
 
 def damaged(path: Path, why: Exception) -> DamagedFileError:
-    """One line for a file of a corpus that is not whole."""
+    """Return a one-line error for a damaged file of a corpus."""
     return DamagedFileError(f"{path} cannot be used: {why}; delete it and run the same command")

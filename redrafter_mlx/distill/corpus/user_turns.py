@@ -1,4 +1,4 @@
-"""User turns that the target writes itself, where its chat template lets the user speak."""
+"""User turns that the target writes itself, at the user's place in its chat template."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from redrafter_mlx.weights.chat import encode_text, render_chat
 _MARK = "\ue000"
 
 _MAX_TOKENS = 64
-"""Of a turn; one that has not ended by then is left out."""
+"""Maximum number of tokens of a turn; a turn that has not ended by then is left out."""
 
 _MIN_CHARACTERS = 8
 
 
 @dataclass(frozen=True)
 class TurnPrefix:
-    """Where turns are drawn: after which turns, how many, and with which starter.
+    """The turns after which new turns are drawn, how many are drawn, and their starter.
 
-    turns: user and assistant in turn
+    turns: user and assistant, alternating
     """
 
     turns: Sequence[str]
@@ -36,7 +36,7 @@ class TurnPrefix:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The turns, as chat templates take them."""
+        """The turns as messages for a chat template."""
         head = [{"role": "system", "content": self.system}] if self.system else []
         roles = ("user", "assistant")
         return head + [{"role": roles[i % 2], "content": t} for i, t in enumerate(self.turns)]
@@ -52,7 +52,7 @@ def draw_user_turns(
     left_out: Counter[str],
     room: int | None = None,
 ) -> list[list[str]]:
-    """For each prefix its turns, starters included.
+    """Draw user turns for each prefix; return them with their starters.
 
     Duplicates and matches of `exclude` are left out and counted in `left_out`.
     """
@@ -80,6 +80,6 @@ def draw_user_turns(
 
 
 def _template_up_to(tokenizer: TokenizerWrapper, prefix: TurnPrefix) -> list[int]:
-    """The chat template up to where the user's next message continues."""
+    """Return the tokens of the chat template up to the user's next message, starter included."""
     ids = render_chat(tokenizer, [*prefix.messages, {"role": "user", "content": _MARK}])
     return encode_text(tokenizer, tokenizer.decode(ids).split(_MARK)[0] + prefix.starter)

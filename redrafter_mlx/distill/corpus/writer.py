@@ -1,8 +1,8 @@
 """The corpus that the target writes, block by block.
 
-A block is a batch of prompts and the target's answers to them. Block i depends on i and the options
-alone, not on which process writes it or when, so that a corpus can be written by several processes,
-be interrupted, and grow.
+A block is a batch of prompts and the target's answers to them. Block i depends only on i and the
+options, not on which process writes it or when. So several processes can write a corpus, and it can
+be interrupted and grow.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _SYSTEM_MESSAGES = (
     "You are a programmer who answers with working code and a short explanation.",
     "Answer in the form of a list where that helps.",
 )
-"""In one of eight blocks one of these replaces the template's own, so that others are met too."""
+"""In one of eight blocks one of these replaces the template's own, so that others occur too."""
 
 _SORTED_BLOCKS = 8
-"""Prompts are sorted by length within so many blocks: little padding, and still a mixture."""
+"""Number of blocks within which prompts are sorted by length: little padding, still a mixture."""
 
 
 @dataclass(frozen=True)
 class Writer:
-    """The target, writing blocks of a corpus.
+    """Writes blocks of a corpus with the target.
 
-    prompts: the user's own, none if the target writes all of them
-    exclude: questions that the target's own prompts must not be
-    room:    bytes for the rows of a batch; None writes all rows of a block at once. What is
-             written does not depend on it
+    prompts: the user's prompts, none if the target writes all of them
+    exclude: questions that the target's own prompts must not match
+    room:    bytes for the rows of a batch; None writes all rows of a block at once. The texts do
+             not depend on it
     """
 
     target: Target
@@ -59,50 +59,51 @@ class Writer:
 
     @property
     def blocks(self) -> None:
-        """There is no last block."""
+        """None, since there is no last block."""
         return None
 
     def write(self, block: int) -> Shard:
-        """The texts of one block, filtered, and counts of what was left out."""
+        """Return the texts of one block, filtered, and counts of what was left out."""
         left_out: Counter[str] = Counter()
         key = mx.random.key(self.options.seed * 1_000_003 + block)
         if self._is_own(block):
-            texts = self._own(block, key, left_out)
+            texts = self._write_own(block, key, left_out)
         else:
-            texts = self._given(block, key, left_out)
+            texts = self._write_given(block, key, left_out)
         return Shard(texts, left_out)
 
     def held_out(self, block: int) -> bool:
         """Whether a block is for evaluation, never for training: one in HELD_OUT_EVERY.
 
-        The user's prompts in such a block are in no other one, however often they are asked.
+        The user's prompts in a held-out block are never in a training block, however often they are
+        asked.
         """
         if self._is_own(block):
             return self._own_before(block) % HELD_OUT_EVERY == 0
         return self._round_and_part(block)[1] % HELD_OUT_EVERY == 0
 
     def has_new_prompts(self, block: int) -> bool:
-        """Whether the prompts of a block are in no block before it."""
+        """Whether the prompts of a block are in no earlier block."""
         return self._is_own(block) or self._round_and_part(block)[0] == 0
 
     def _is_own(self, block: int) -> bool:
-        return _falls_in(block, self._own_share)
+        return _in_share(block, self._own_share)
 
     def _own_before(self, block: int) -> int:
-        """Blocks below `block` whose prompts the target writes."""
-        return _before(block, self._own_share)
+        """Return the number of blocks before `block` whose prompts the target writes."""
+        return _count_in_share(block, self._own_share)
 
     @property
     def _own_share(self) -> float:
         return self.options.own_share if self.prompts else 1.0
 
     def _round_and_part(self, block: int) -> tuple[int, int]:
-        """How often the user's prompts were all asked before, and which part of them is next."""
+        """Return how often all the user's prompts were asked before, and which part is next."""
         size = self.options.batch // len(self.options.openings)
         return divmod(block - self._own_before(block), -(-len(self.prompts) // size))
 
-    def _given(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
-        """Answers to the next of the user's prompts; when all were asked, in other openings."""
+    def _write_given(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
+        """Write answers to the next of the user's prompts, with other openings in each round."""
         opt = self.options
         size = opt.batch // len(opt.openings)
         round_, part = self._round_and_part(block)
@@ -115,15 +116,15 @@ class Writer:
         openings = tuple(n + 3 * round_ for n in opt.openings)
         return self._converse(chosen, openings, key, left_out)
 
-    def _own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
-        """Prompts that the target writes after the opening of its template, and answers."""
+    def _write_own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
+        """Write the target's own prompts, after the opening of its chat template, and answers."""
         opt = self.options
         wanted = opt.batch // len(opt.openings)
         earlier = self._own_before(block)
         message = _SYSTEM_MESSAGES[earlier // 8 % len(_SYSTEM_MESSAGES)]
         system = message if earlier % 8 == 5 else None
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
-        if _falls_in(earlier, opt.starter_share):
+        if _in_share(earlier, opt.starter_share):
             starters = draw_starters(wanted * 5 // 4, f"{opt.seed} {block}")
             prefixes = [TurnPrefix([], system, n, starter) for starter, n in starters.items()]
             temperature = opt.starter_temperature
@@ -145,7 +146,7 @@ class Writer:
         for_more: mx.array,
         left_out: Counter[str],
     ) -> list[Text]:
-        """Conversations of two turns, the second one the target's own too."""
+        """Write conversations of two user turns, both written by the target."""
         opt = self.options
         written = write_answers(
             self.target, [self._render(c.messages(0, [])) for c in firsts], self._eos,
@@ -157,7 +158,7 @@ class Writer:
             for c, w in zip(firsts, written[:: len(opt.openings)], strict=True)
             if w.ended
         ]
-        texts = self._kept(written, left_out)
+        texts = self._filtered(written, left_out)
         if not answered:
             return texts
         for_turns, for_second = mx.random.split(for_more)
@@ -177,7 +178,7 @@ class Writer:
         key: mx.array,
         left_out: Counter[str],
     ) -> list[Text]:
-        """Answers to all user turns of conversations, the last of those that have no answer."""
+        """Write answers to the user turns of conversations, from the first unanswered one on."""
         opt = self.options
         answers = [list(c.answers) for c in conversations]
         texts: list[Text] = []
@@ -198,7 +199,7 @@ class Writer:
                 openings=openings, temperature=opt.opening_temperature, key=noise,
                 room=self.room,
             )  # fmt: skip
-            texts += self._kept(written, left_out)
+            texts += self._filtered(written, left_out)
             live = []
             for n, i in enumerate(prompts):
                 first = written[n * len(openings)]
@@ -214,7 +215,7 @@ class Writer:
         key: mx.array,
         left_out: Counter[str],
     ) -> list[list[str]]:
-        """The target's own user turns after each of `prefixes`."""
+        """Draw the target's own user turns after each of `prefixes`."""
         return draw_user_turns(
             self.target,
             self.tokenizer,
@@ -226,8 +227,8 @@ class Writer:
             self.room,
         )
 
-    def _kept(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:
-        """What is worth training on; an answer is cut where it begins to loop."""
+    def _filtered(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:
+        """Return the texts worth training on; an answer is cut where it begins to loop."""
         texts = []
         seen: set[bytes] = set()
         for text in written:
@@ -253,11 +254,11 @@ class Writer:
         return set(self.tokenizer.eos_token_ids)
 
 
-def _before(block: int, share: float) -> int:
-    """How many of the blocks below `block` are among a share of all, evenly spread."""
+def _count_in_share(block: int, share: float) -> int:
+    """Return how many blocks before `block` belong to an evenly spread share of all blocks."""
     return int(block * share + 1e-9)
 
 
-def _falls_in(block: int, share: float) -> bool:
-    """Whether `block` is one of those."""
-    return _before(block + 1, share) > _before(block, share)
+def _in_share(block: int, share: float) -> bool:
+    """Whether `block` belongs to that share."""
+    return _count_in_share(block + 1, share) > _count_in_share(block, share)

@@ -1,1 +1,1 @@
-"""How good a drafter is: on held-out texts, on questions, and timed."""
+"""Evaluation of a drafter: on held-out texts, on given questions, and timed."""

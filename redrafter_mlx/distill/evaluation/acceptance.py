@@ -1,7 +1,8 @@
-"""How good a drafter is on held-out texts, without decoding them again.
+"""A drafter's acceptance on held-out texts, simulated without decoding them again.
 
-The target's greedy text is known, and with it the drafts it would accept: the longest that agree
-with the text. Walking the text in such steps gives the very tokens/step of decoding it.
+The target's greedy text is known, and with it the drafts that it would accept: the longest
+candidate prefix that agrees with the text. Stepping through the text by these lengths gives exactly
+the tokens/step of decoding it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from redrafter_mlx.speculation.beam_search import beam_search
 class DraftQuality:
     """A drafter's quality on held-out texts.
 
-    top1, top5:      by depth: how often the target's token is the likeliest, or among five
+    top1, top5:      by depth: how often the target's token is the likeliest draft, or among the
+                     five likeliest
     tokens_per_step: simulated, by beam width
     accepted:        by beam width: share of steps in which drafts 1, 2, ... were accepted
     """
@@ -38,10 +40,10 @@ class DraftQuality:
 def measure_quality(
     drafter: LevelDrafter, texts: Sequence[Text], drafts: int, shapes: Sequence[BeamShape]
 ) -> DraftQuality:
-    """Quality along the answers of `texts`, by depth up to `drafts` and by shape.
+    """Measure the quality along the answers of `texts`, by depth up to `drafts` and by shape.
 
-    Of more drafts in a row than the drafter can make, it makes so many.
-    Tokens outside the draft vocabulary count as wrong.
+    Drafts and shapes are limited to the length that the drafter can draft. Tokens outside the draft
+    vocabulary are treated as wrong.
     """
     outputs = drafter.vocabulary.index()
     drafts = drafter.drafted(BeamShape(1, drafts + 1)).length - 1
@@ -66,7 +68,7 @@ def measure_quality(
 
 
 def accepted_lengths(drafter: LevelDrafter, texts: Sequence[Text], shape: BeamShape) -> np.ndarray:
-    """[M] int: how many drafts the target would accept after each answer token of texts."""
+    """Return [M] int: how many drafts the target would accept after each answer token of texts."""
     shape = drafter.drafted(shape)
     roots = roots_along(drafter, texts, shape.length - 1)
     return np.concatenate([_accepted(some, shape) for some in roots])
@@ -88,10 +90,10 @@ def _accepted(roots: Roots, shape: BeamShape) -> np.ndarray:
 
 
 def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
-    """The drafts accepted in each step, decoding each text from its first token.
+    """Return the number of drafts accepted in each step, decoding each text from its first token.
 
-    A step at position i emits its accepted drafts and one more token, from which the next starts.
-    Its last step, which would go beyond the text, is left out.
+    A step at position i emits its accepted drafts and one more token, at which the next step
+    starts. A text's last step, which would go beyond the text, is left out.
 
     Shapes:
       accepted, text: [M]
@@ -109,7 +111,7 @@ def simulate_steps(accepted: np.ndarray, text: np.ndarray) -> np.ndarray:
 
 
 def _hits(roots: Roots, outputs: mx.array) -> tuple[np.ndarray, np.ndarray]:
-    """[2, T] how often the label was first, or in the first five; [T] how often there was one."""
+    """Return [2, T], how often the label was first or in the first five; [T], how many labels."""
     first, five, batch = [], [], roots.batch
     levels = roots.levels(batch.labels.shape[1])
     for depth, logits in enumerate(draft_logits(levels, batch.labels)):

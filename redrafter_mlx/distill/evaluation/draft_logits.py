@@ -1,4 +1,4 @@
-"""The drafter's logits along texts: each draft is fed with the labels before it."""
+"""The drafter's teacher-forced logits along texts: each draft is fed with the labels before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 
 
 def levels_along(drafter: LevelDrafter, batch: Batch, drafts: int) -> DraftLevels:
-    """What a drafter that remembers nothing drafts after the roots [P], in float32."""
+    """Return the draft levels of a drafter without memory after the roots [P], in float32."""
     roots = batch.roots
     once = mx.ones_like(roots)
     states = batch.states[: roots.shape[0], None].astype(mx.float32)
@@ -21,7 +21,7 @@ def levels_along(drafter: LevelDrafter, batch: Batch, drafts: int) -> DraftLevel
 
 
 def draft_logits(levels: DraftLevels, labels: mx.array) -> Iterator[mx.array]:
-    """Logits [P, V'] float32 of the tokens at `labels` [P, T], depth by depth."""
+    """Yield logits [P, V'] float32 of the tokens at `labels` [P, T], depth by depth."""
     parents = mx.zeros((labels.shape[0], 1), mx.int32)
     yield levels.first()[:, 0]
     for depth in range(1, labels.shape[1]):

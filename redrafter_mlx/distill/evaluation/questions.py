@@ -1,6 +1,7 @@
-"""How good drafters are on given questions: the tokens/step of decoding, from one pass.
+"""The quality of drafters on given questions: the tokens/step of decoding, from one pass.
 
-The target answers all questions together, once; decoding with each drafter is simulated on them.
+The target answers all questions together, once. Decoding with each drafter is simulated on these
+answers.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _TIMED = 15
 
 @dataclass(frozen=True)
 class DrafterQuality:
-    """One drafter on all questions.
+    """The quality of one drafter on all questions.
 
-    parameters:     of the drafter itself; a tied head has none of its own
-    draft_seconds:  of drafting one step, by beam width; see `draft_seconds`
+    parameters:     number of the drafter's own parameters, without those of a tied head
+    draft_seconds:  time to draft for one step, by beam width; see `draft_seconds`
     """
 
     name: str
@@ -40,7 +41,7 @@ class DrafterQuality:
     draft_seconds: dict[int, float]
 
     def to_dict(self) -> dict[str, object]:
-        """One flat object, for JSON."""
+        """Return one flat object, for JSON."""
         record = asdict(self)
         quality: dict[str, object] = record.pop("quality")
         return {**record, **quality}
@@ -49,7 +50,7 @@ class DrafterQuality:
 def answer_questions(
     target: Target, prompts: Sequence[list[int]], eos: set[int], max_tokens: int
 ) -> list[Text]:
-    """The target's greedy answers to all prompts."""
+    """Return the target's greedy answers to all prompts."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
     texts: dict[int, Text] = {}
     for at in range(0, len(order), _AT_ONCE):
@@ -68,7 +69,7 @@ def quality_on(
     answers: Sequence[Text],
     shapes: Sequence[BeamShape],
 ) -> Iterator[DrafterQuality]:
-    """Time the drafting of all in turn, then simulate decoding with one after the other."""
+    """Time the drafting of all drafters, then simulate decoding with one after the other."""
     seconds = draft_seconds(list(drafters.values()), target, answers[0], shapes)
     for (name, drafter), timed in zip(drafters.items(), seconds, strict=True):
         read = _extras(drafter).compute(target, answers)
@@ -80,9 +81,10 @@ def quality_on(
 def draft_seconds(
     drafters: Sequence[LevelDrafter], target: Target, answer: Text, shapes: Sequence[BeamShape]
 ) -> list[dict[int, float]]:
-    """What one step's drafts take each drafter after `answer`'s first token, by beam width.
+    """Return each drafter's time to draft after `answer`'s first token, by beam width.
 
-    The median of several rounds, interleaved, so that a machine that slows down slows all alike.
+    It is the median of several interleaved rounds, so that a slowdown of the machine affects all
+    drafters alike.
     """
     ready = [_first_root(drafter, target, answer) for drafter in drafters]
     times: list[dict[int, list[float]]] = [{s.width: [] for s in shapes} for _ in ready]
@@ -100,12 +102,12 @@ def _parameters(drafter: LevelDrafter) -> int:
 
 
 def _extras(drafter: LevelDrafter) -> Extras:
-    """What the drafter reads of a text."""
+    """Return the data of a text that the drafter reads."""
     return Extras(drafter.features.layers, whole=drafter.features.every_position)
 
 
 def _first_root(drafter: LevelDrafter, target: Target, text: Text) -> Roots:
-    """The input of a drafter in the first step of an answer."""
+    """Return a drafter's input in the first step of an answer."""
     one = replace(text, answer=text.answer[:1], states=text.states[:1])
     (read,) = _extras(drafter).compute(target, [one])
     return next(roots_along(drafter, [read], 1, target.dtype))

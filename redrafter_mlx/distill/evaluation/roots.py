@@ -1,4 +1,4 @@
-"""The positions of texts after which a drafter drafts, with what it remembers there."""
+"""The positions of texts after which a drafter drafts, with its memory there."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 
 _POSITIONS = 512
-"""In one call of the drafter, which bounds memory."""
+"""Maximum number of positions in one call of the drafter, which bounds its use of memory."""
 
-_REMEMBERING = 32
-"""The same where each position comes with a copy of what the drafter remembers of the text."""
+_POSITIONS_WITH_MEMORY = 32
+"""The same if each position comes with a copy of the drafter's memory of the text."""
 
 
 @dataclass(frozen=True)
@@ -30,18 +30,18 @@ class Roots:
     seen: Seen
 
     def levels(self, drafts: int) -> DraftLevels:
-        """What the drafter drafts after the roots, of which so many levels will be asked for."""
+        """Return the draft levels after the roots, of which the first `drafts` will be used."""
         return self.drafter.levels(self.memory, self.seen, drafts)
 
 
 def roots_along(
     drafter: LevelDrafter, texts: Sequence[Text], drafts: int, dtype: mx.Dtype = mx.float32
 ) -> Iterator[Roots]:
-    """Every answer token of texts in turn as a root, with the `drafts` labels after it.
+    """Yield every answer token of texts in turn as a root, with the `drafts` labels after it.
 
-    A drafter that remembers needs the states of the prompts as well.
+    A drafter with memory needs the states of the prompts as well.
 
-    dtype: of the states that it is given
+    dtype: type of the states that the drafter gets
     """
     drafter, laid = drafter.uncompiled(), lay_out(texts, drafts)
     every = drafter.features.every_position
@@ -49,21 +49,21 @@ def roots_along(
     at = 0
     for part, size in enumerate(parts):
         memory = _memory_of(drafter, texts[part], dtype) if every else ()
-        end, most = at + size, _REMEMBERING if every else _POSITIONS
+        end, most = at + size, _POSITIONS_WITH_MEMORY if every else _POSITIONS
         while at < end:
             n = min(most, end - at)
-            batch, stands = laid.batch(at, n), laid.root_at[at : at + n]
+            batch, root_at = laid.batch(at, n), laid.root_at[at : at + n]
             states = batch.states[:n, None].astype(dtype)
             once = mx.ones((n,), mx.int32)
             tokens = mx.stack([mx.zeros_like(batch.roots), batch.roots], axis=1)
-            seen = Seen(tokens, states, mx.array(stands - 1), once, int(stands.max()))
+            seen = Seen(tokens, states, mx.array(root_at - 1), once, int(root_at.max()))
             copied = tree_map(lambda array, n=n: mx.repeat(array, n, axis=0), memory)
             yield Roots(drafter, batch, copied, seen)
             at += n
 
 
 def _memory_of(drafter: LevelDrafter, text: Text, dtype: mx.Dtype) -> Memory:
-    """What a drafter remembers of a whole text."""
+    """Return a drafter's memory of a whole text."""
     tokens = mx.array([[*text.prompt, *text.answer.tolist()]])
     states = mx.array(text.whole_states[None]).astype(dtype) if drafter.features.any else None
     count = tokens.shape[1] - 1

@@ -1,1 +1,1 @@
-"""The forms of drafters that can be trained, one file a form."""
+"""The forms of drafters that can be trained, one file per form."""

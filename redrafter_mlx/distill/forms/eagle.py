@@ -46,15 +46,19 @@ from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.raw_model import context_length
 
 _HEAD_SIZE, _QUERIES = 64, (4, 3, 5, 7, 2, 1)
-"""Of attention: the size of a head, and how many query heads may share a key head."""
+"""Size of an attention head, and the allowed numbers of query heads per key head, best first."""
 
 _POSITIONS = 2048
-"""Of a drafter whose target names no limit."""
+"""Maximum number of positions of a drafter whose target names no limit."""
 
 
 @dataclass(frozen=True)
 class EagleRecipe(Recipe):
-    """Drafters of one configuration for the target of that name and fingerprint."""
+    """The recipe for EAGLE-3 drafters of one configuration.
+
+    target, fingerprint: name and fingerprint of the target
+    draft_length:        number of successive drafts
+    """
 
     config: EagleConfig
     target: str
@@ -68,7 +72,7 @@ class EagleRecipe(Recipe):
     def of(
         cls, form: EagleForm, target: Target, name: str, fingerprint: str, draft_length: int
     ) -> EagleRecipe:
-        """The recipe for a target of that name, for so many drafts in a row.
+        """Return the recipe for a target called `name` and `draft_length` successive drafts.
 
         Raises BadInputError for layers that the target does not have.
         """
@@ -125,7 +129,7 @@ class EagleRecipe(Recipe):
         return PADDED * logits_bytes(options, self.config.output_size)
 
     def extras(self, read: Sequence[ReadTexts]) -> Extras:
-        """Prompts are read with their answers, as whole texts."""
+        """Read prompts together with their answers, as whole texts."""
         others = tuple(texts for texts in read if texts.texts is not None)
         return Extras(self.context_layers, others, whole=True)
 
@@ -210,7 +214,7 @@ class EagleStudent(Student):
         save_eagle(self._network, self.vocabulary, folder, recipe.draft_length, keys)
 
     def loss(self, batch: Sequences) -> mx.array:
-        """The distillation loss of a batch."""
+        """Return the distillation loss of a batch."""
         options = self._options
         logits = unrolled_logits(
             self._network, self._target.embedding, self._network.lm_head, batch
@@ -225,7 +229,7 @@ class EagleStudent(Student):
         )
 
     def teacher(self, batch: Sequences) -> mx.array:
-        """The soft labels [M + T, V']: the target's probabilities after each trained position."""
+        """Return the soft labels [M + T, V']: target probabilities after each trained position."""
         states = batch.states.reshape(-1, batch.states.shape[-1])
         rows = mx.pad(batch.rows, (0, batch.labels.shape[1]))
         logits = self._logits(states[rows][None].astype(self._target.dtype))[0]
@@ -237,7 +241,7 @@ class EagleStudent(Student):
 
 
 def _context_layers(form: EagleForm, n_layers: int) -> tuple[int, ...]:
-    """For a target of so many layers; BadInputError for one that it does not have."""
+    """Return the layers to read; raises BadInputError for a layer that the target does not have."""
     if form.context_layers == "auto":
         layers = tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
         return layers if layers[0] != 1 else (0, *layers)  # see EagleForm
@@ -245,6 +249,6 @@ def _context_layers(form: EagleForm, n_layers: int) -> tuple[int, ...]:
 
 
 def _flat(config: Mapping[str, object]) -> dict[str, object]:
-    """The keys of a drafter's config.json, those of its decoder layer among the others."""
+    """Return the keys of a drafter's config.json, with those of its decoder layer at the top."""
     layer = config.get(LAYER_CONFIG)
     return {**config, LAYER_CONFIG: None, **(layer if isinstance(layer, dict) else {})}

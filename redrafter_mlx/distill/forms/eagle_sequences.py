@@ -1,4 +1,4 @@
-"""Whole texts of a corpus as batches for EAGLE, in an order that depends on a seed alone."""
+"""Whole texts of a corpus as batches for EAGLE, in an order that depends only on a seed."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.forms.eagle_unrolled import Sequences
 
 PADDED = 2
-"""Positions of a batch for each of the answer tokens that it may have."""
+"""Maximum number of positions of a batch, as a multiple of its maximum number of answer tokens."""
 
 _LEAST_TOKENS = 3
-"""A shorter text has no draft: one position with features, the root, and a token after it."""
+"""Minimum tokens of a text with a draft: a position with features, the root, a token after it."""
 
 
 def grouped(texts: Sequence[Text], size: int, seed: str) -> list[list[Text]]:
-    """Groups of texts of nearly one length, each of at most `size` answer tokens.
+    """Return groups of texts of similar length, each with at most `size` answer tokens.
 
-    Padded, and with their prompts, they take at most twice as many positions. A longer text is a
-    group of its own.
+    With prompts and padding, a group takes at most twice as many positions. A longer text forms a
+    group alone.
     """
     drawn = random.Random(seed)
     usable = [text for text in texts if _length(text) >= _LEAST_TOKENS]
@@ -42,11 +42,11 @@ def grouped(texts: Sequence[Text], size: int, seed: str) -> list[list[Text]]:
 def pad_together(
     texts: Sequence[Text], length: int, hidden_size: int, *, prompts: bool
 ) -> Sequences:
-    """Texts with the states of their prompts as one batch, with `length` labels after each root.
+    """Pad texts, with their prompts' states, to one batch with `length` labels after each root.
 
     prompts: whether drafts are trained within the prompts too, on soft labels alone
 
-    Of the text  how are you | I am fine  (prompt | answer) with length 2:
+    The text  how are you | I am fine  (prompt | answer)  with length 2 gives:
 
         position  token  root   labels
         0         how    are    you   I

@@ -1,9 +1,9 @@
-"""An EAGLE drafter unrolled over whole texts, its own guesses fed back: training-time test.
+"""An EAGLE drafter unrolled over whole texts, with its own output fed back: training-time test.
 
 EAGLE-3 (arXiv 2503.01840), section 3.2: at depth 0 each position of a text has a true row, whose
-context is the target's features. At every later depth it has one more row, whose context is the
-drafter's own output at the depth before, with the text's next token. So the drafter is trained on
-the very rows that it computes when it drafts, at all positions in a few calls.
+context is the target's features. At every later depth it has one more row, with the text's next
+token. The context of that row is the drafter's own output at the previous depth. So the drafter is
+trained on the same rows that it computes when it drafts, at all positions in a few calls.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from redrafter_mlx.drafting.published.eagle_network import EagleNetwork
 
 
 class Sequences(NamedTuple):
-    """Whole texts, padded at their ends to S positions with features, and T drafts after each.
+    """Whole texts, padded at the end to S positions with features, and T drafts after each.
 
     Shapes:
       tokens:   [B, S + T] int32
-      features: [B, S, C], what the drafter reads of the target
+      features: [B, S, C], what the drafter reads from the target
       states:   [B, S, D], the target's last hidden states: the one at i chose token i + 1
-      rows:     [M] int32, which positions are trained on, text by text: b * S + i. Drafts after
-                position i follow its next token, the root
+      rows:     [M] int32, the positions that are trained on, text by text: b * S + i. The root of
+                position i is its next token; its drafts come after the root
       labels:   [M, T] int32, the text's tokens after the root
       valid:    [M, T] bool, False after the end of a text
       hard:     [M] bool, False where the labels are not the target's tokens
@@ -40,10 +40,10 @@ class Sequences(NamedTuple):
 
 
 class UnrolledCache:
-    """One layer's keys and values at all depths so far, as attention asks for them.
+    """One layer's keys and values at all depths so far, with the interface of a KV cache.
 
-    The row of position i at depth k stands at i + k. It sees the true rows up to i, and of later
-    depths its own alone. Of three positions at depth 2:
+    The row of position i at depth k has rotary position i + k. It attends to the true rows up to i,
+    and at later depths only to the rows of position i. For three positions at depth 2:
 
         depth 0   1       2
         1 0 0   1 0 0   1 0 0
@@ -61,12 +61,12 @@ class UnrolledCache:
         return len(self._keys)
 
     def make_mask(self, n: int) -> mx.array:
-        """[n, n * depths] bool, True = may attend."""
+        """Return [n, n * depths] bool, True = may attend."""
         own = mx.eye(n, dtype=mx.bool_)
         return mx.concatenate([mx.tri(n, dtype=mx.bool_), *[own] * (len(self._keys) - 1)], axis=1)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """All keys and values [B, K, n * depths, head size], with those of one more depth."""
+        """Add one depth; return all keys and values [B, K, n * depths, head size]."""
         self._keys.append(keys)
         self._values.append(values)
         return mx.concatenate(self._keys, axis=2), mx.concatenate(self._values, axis=2)
@@ -78,7 +78,7 @@ def unrolled_logits(
     head: Callable[[mx.array], mx.array],
     batch: Sequences,
 ) -> Iterator[mx.array]:
-    """Logits [M, V'] float32 of each of the T drafts after `batch.rows`, fed with the labels."""
+    """Yield logits [M, V'] float32 for each of the T drafts after `batch.rows`, fed with labels."""
     S, T = batch.features.shape[1], batch.labels.shape[1]
     caches = [UnrolledCache() for _ in network.layers]
     context = network.fuse(batch.features.astype(mx.float32))

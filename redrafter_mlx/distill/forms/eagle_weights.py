@@ -20,15 +20,15 @@ from redrafter_mlx.target.model import Target
 def fresh_network(
     config: EagleConfig, target: Target, tokens: mx.array | None, texts: Sequence[Text], seed: int
 ) -> EagleThreeNetwork:
-    """An untrained network.
+    """Return an untrained network.
 
-    It starts from the last of the layers that it reads, each coordinate at unit size, as its
-    context, and from the target's output layer as its own. A target's hidden states have a few
-    coordinates far larger than the rest, which would drown the others.
+    Its context starts as the last of the layers that it reads, each coordinate scaled to unit size:
+    a target's hidden states have a few coordinates far larger than the rest, which would drown the
+    others. Its output layer starts as the target's.
 
-    tokens: [V'], what it drafts; None is the whole vocabulary
-    texts:  some of the corpus
-    seed:   of its weights
+    tokens: [V'], the tokens that it can draft; None is the whole vocabulary
+    texts:  some texts of the corpus
+    seed:   seed of its weights
     """
     network = EagleThreeNetwork(config)
     matrices = {n: a.shape for n, a in parameters_of(network).items() if a.ndim == 2}
@@ -51,6 +51,6 @@ def fresh_network(
 
 
 def _normed_size(states: np.ndarray) -> mx.array:
-    """The root mean square [D] of each coordinate of states [M, D] that are normed one by one."""
+    """Return the root mean square [D] of each coordinate of states [M, D], each state normed."""
     squares = mx.square(mx.array(states).astype(mx.float32))
     return mx.sqrt(mx.mean(squares / mx.mean(squares, axis=1, keepdims=True), axis=0))

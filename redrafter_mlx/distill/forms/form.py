@@ -1,7 +1,8 @@
-"""What a form of drafter is to training: the one interface that every form implements.
+"""The one interface that every trainable form of drafter implements.
 
-A form has a record of its options in `drafter_forms.py` and a file here, with a `Recipe` and a
-`Student`; `registry.py` leads from one to the other. No other part of training asks for the form.
+A form has a record of its options in `drafter_forms.py`, and a file here with a `Recipe` and a
+`Student`. `registry.py` maps the record to the recipe. No other part of training asks which form
+it is.
 """
 
 from __future__ import annotations
@@ -30,43 +31,43 @@ from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS
 
 BatchLoss: TypeAlias = Callable[[], mx.array]
-"""The loss of one batch at the network's present weights."""
+"""A function that computes the loss of one batch at the network's current weights."""
 
 
 class Student(ABC):
-    """A drafter in training, with what it takes of its target."""
+    """A drafter in training, with the parts of the target that it uses."""
 
     @property
     @abstractmethod
     def network(self) -> nn.Module:
-        """Its trainable parameters are trained; the target's are not among them."""
+        """The network whose trainable parameters are trained; none of them is the target's."""
 
     @abstractmethod
     def losses(self, examples: Examples, epoch: int, skip: int) -> Iterator[BatchLoss]:
-        """One pass over the corpus, batch by batch; `skip` leaves out the first ones."""
+        """Yield the loss of each batch of one pass over the corpus, without the first `skip`."""
 
     @abstractmethod
     def trial(self) -> BatchLoss:
-        """The loss of a batch of random numbers, for timing."""
+        """Return the loss of a batch of random numbers, for timing."""
 
     @abstractmethod
     def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
-        """Its quality on texts that it was not trained on."""
+        """Measure its quality on texts that it was not trained on."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write the drafter in its published layout, each file whole, the weights first."""
+        """Write the drafter in its published layout, each file atomically, the weights first."""
 
     def by_adamw(self, name: str) -> bool:
-        """Whether a matrix is AdamW's although the others are Muon's: embeddings, output layers."""
+        """Whether AdamW trains a matrix (embeddings, output layers) and Muon the others."""
         del name
         return False
 
 
 class Recipe(ABC):
-    """How drafters of one form are made for one target, before any has weights.
+    """How drafters of one form are made for one target, before any weights exist.
 
-    title, method: what the model card calls it, and the paper
+    title, method: the model card's name of the drafter, and of the method with its paper
     """
 
     title: ClassVar[str]
@@ -75,61 +76,61 @@ class Recipe(ABC):
     @property
     @abstractmethod
     def record(self) -> dict[str, object]:
-        """For JSON; a run resumes, and a drafter is trained further, where it is the same."""
+        """A record for JSON; it must be equal to resume a run or to train a drafter further."""
 
     @property
     @abstractmethod
     def description(self) -> str:
-        """Its form and sizes, for the model card."""
+        """Form and sizes, for the model card."""
 
     @property
     def context_layers(self) -> tuple[int, ...]:
-        """Layers of the target whose inputs it reads beside the last hidden state."""
+        """Layers of the target whose inputs it reads in addition to the last hidden state."""
         return ()
 
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """How many numbers are trained."""
+        """Number of trained parameters."""
 
     @abstractmethod
     def step_bytes(self, options: TrainOptions) -> int:
-        """The most that one batch takes in memory."""
+        """Return the maximum memory of one batch, in bytes."""
 
     def extras(self, read: Sequence[ReadTexts]) -> Extras:
-        """What it reads of the corpus beside the shards; `read` are texts that are only read."""
+        """Return what it reads in addition to the shards; `read` are texts that are only read."""
         return Extras(self.context_layers, tuple(read))
 
     @abstractmethod
     def check_start(self, folder: Path) -> None:
-        """Refuse a folder that no training of this recipe can start from; no weights are read.
+        """Check that training by this recipe can start from a folder; reads no weights.
 
         Raises:
-          ModelNotFoundError, DamagedFileError: for what is no drafter
-          MismatchError: naming the key in which they differ, or the target it was trained for
+          ModelNotFoundError, DamagedFileError: if the folder holds no drafter
+          MismatchError: naming a key that differs, or the target that the drafter was trained for
         """
 
     @abstractmethod
     def blank(self, target: Target, options: TrainOptions) -> Student:
-        """A student whose weights mean nothing, for timing."""
+        """Return a student with arbitrary weights, for timing."""
 
     @abstractmethod
     def fresh(
         self, target: Target, options: TrainOptions, counts: np.ndarray, texts: Sequence[Text]
     ) -> Student:
-        """An untrained student.
+        """Return an untrained student.
 
         counts: [V], how often each token is a label
-        texts:  some of the corpus
+        texts:  some texts of the corpus
         """
 
     @abstractmethod
     def start(self, folder: Path, target: Target, options: TrainOptions) -> Student:
-        """The drafter in a folder, which `check_start` let pass, as a student."""
+        """Return the drafter in a folder, which has passed `check_start`, as a student."""
 
 
 def check_layers(layers: tuple[int, ...], n_layers: int) -> tuple[int, ...]:
-    """The layers, if a target of so many has them all; raises BadInputError."""
+    """Return the layers; raises BadInputError unless a target of `n_layers` has them all."""
     if any(i >= n_layers for i in layers):
         raise BadInputError(
             f"the drafter cannot read layers {', '.join(map(str, layers))}; "
@@ -139,7 +140,7 @@ def check_layers(layers: tuple[int, ...], n_layers: int) -> tuple[int, ...]:
 
 
 def open_start(folder: Path, form: Form) -> DrafterFiles:
-    """The folder of a drafter that training of a form starts from; errors as in `check_start`."""
+    """Open a drafter of the given form to start training from; errors as in `check_start`."""
     files = open_files(folder)
     found = find_form(files)
     if found is not form:
@@ -153,7 +154,7 @@ def open_start(folder: Path, form: Form) -> DrafterFiles:
 def check_same_form(
     folder: Path, given: Mapping[str, object], wanted: Mapping[str, object]
 ) -> None:
-    """Raises MismatchError naming the first key of `wanted` in which a drafter differs."""
+    """Raise MismatchError naming the first key of `wanted` that differs in `given`."""
     for key, value in wanted.items():
         if given.get(key) != value:
             raise MismatchError(
@@ -163,7 +164,7 @@ def check_same_form(
 
 
 def weights_digest(folder: Path) -> str:
-    """The SHA-256 of a drafter's weights; raises DamagedFileError where there are none."""
+    """Return the SHA-256 of a drafter's weights; raises DamagedFileError if there are none."""
     weights = folder / WEIGHTS
     if not weights.is_file():
         raise DamagedFileError(f"{weights} is missing; a drafter's folder holds {WEIGHTS}")

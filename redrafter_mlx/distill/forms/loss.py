@@ -1,8 +1,8 @@
 """The distillation loss: drafts against the tokens and the probabilities of the target.
 
-Paper, section 3.5: at each position of a text the drafter runs over the next T tokens and pays the
-cross-entropy of each against the target's token (hard labels). To these are added the target's
-probabilities (soft labels), which follow from the hidden states in the corpus.
+Paper, section 3.5: at each position of a text the drafter drafts the next T tokens. The loss is the
+cross-entropy of each draft against the target's token (hard labels). Here the target's
+probabilities (soft labels), computed from the hidden states in the corpus, are used as well.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ def distillation_loss(
     depth_weights: Sequence[float],
     soft_share: float,
 ) -> mx.array:
-    """The mean cross-entropy of a position, weighted over depths.
+    """Return the mean cross-entropy of a position, weighted over depths.
 
-    Against the target's token, and for `soft_share` of it against the target's probabilities
-    (which differs from the Kullback-Leibler divergence by a constant). Texts without hard labels
-    have the probabilities alone.
+    It is taken against the target's token, and with the share `soft_share` against the target's
+    probabilities (which differs from the Kullback-Leibler divergence by a constant). Texts without
+    hard labels use the probabilities alone.
 
     Shapes:
-      draft_logits: [P, V'] float32, of each depth
+      draft_logits: [P, V'] float32, for each depth
       outputs: [V] int32, see `DraftVocabulary.index`
-      teacher: [P + T, V'] the target's probabilities of what can be drafted; with `soft_share`
-               above 0
+      teacher: [P + T, V'], the target's probabilities of the tokens that can be drafted; required
+               if `soft_share` is above 0
     """
     total = mx.zeros(())
     P = batch.labels.shape[0]
@@ -60,21 +60,21 @@ def distillation_loss(
         valid = batch.valid[:, depth]
         at_label = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)[:, 0]
         hard = mx.where(valid & batch.hard & (label >= 0), 1 - soft_share, 0.0)
-        paid, weight = mx.sum(hard * (normaliser - at_label)), mx.sum(hard)
+        summed, weight = mx.sum(hard * (normaliser - at_label)), mx.sum(hard)
         if soft_share > 0:
             assert teacher is not None
             expected = mx.sum(teacher[depth + 1 : depth + 1 + P] * logits, axis=1)
             soft = mx.where(valid, mx.where(batch.hard, soft_share, 1.0), 0.0)
-            paid, weight = paid + mx.sum(soft * (normaliser - expected)), weight + mx.sum(soft)
-        total = total + depth_weights[depth] * paid / mx.maximum(weight, 1.0)
+            summed, weight = summed + mx.sum(soft * (normaliser - expected)), weight + mx.sum(soft)
+        total = total + depth_weights[depth] * summed / mx.maximum(weight, 1.0)
     return total / sum(depth_weights)
 
 
 def log_sum_exp(logits: mx.array) -> mx.array:
-    """log sum exp over the last axis, from one exponential of each logit.
+    """Return log sum exp over the last axis, with only one exponential per logit.
 
-    Its gradient is the softmax that it was computed from; over a vocabulary, exponentials are
-    most of what a loss costs on a CPU.
+    The gradient reuses the softmax from which the result was computed. Over a vocabulary,
+    exponentials are most of the cost of a loss on a CPU.
     """
     return cast(tuple[mx.array, mx.array], _normalised(logits))[0]
 

@@ -1,6 +1,6 @@
 """Medusa heads: see drafting/published/medusa.py.
 
-As their authors train them, each head starts as the target's own guess of the next token: its
+As in the authors' training, each head starts as the target's own prediction of the next token: its
 residual block adds nothing at first, and its output matrix is the target's.
 """
 
@@ -35,7 +35,10 @@ from redrafter_mlx.target.model import Target
 
 @dataclass(frozen=True)
 class MedusaRecipe(Recipe):
-    """Heads of one configuration for the target of that name and fingerprint."""
+    """The recipe for Medusa heads of one configuration.
+
+    target, fingerprint: name and fingerprint of the target
+    """
 
     config: MedusaConfig
     target: str
@@ -48,7 +51,7 @@ class MedusaRecipe(Recipe):
     def of(
         cls, form: MedusaForm, target: Target, name: str, fingerprint: str, draft_length: int
     ) -> MedusaRecipe:
-        """The recipe for a target of that name, with a head for each draft in a row."""
+        """Return the recipe for a target called `name`, with one head per draft."""
         V, size = target.vocab_size, form.draft_vocab
         config = MedusaConfig(
             hidden_size=target.hidden_size,
@@ -137,9 +140,10 @@ class MedusaStudent(PositionStudent):
 
 
 def output_matrix(target: Target, tokens: mx.array | None) -> mx.array:
-    """The target's output layer with its scaling as a matrix [V', D], dequantised, unbiased.
+    """Return the target's output layer, with its scaling, as a matrix [V', D].
 
-    Soft caps, which hardly change the logits of unit vectors, drop out.
+    It is dequantised and without bias. Soft caps are ignored, since they hardly change the logits
+    of unit vectors.
     """
     logits, D = target.logits_of(tokens), target.hidden_size
     unit, nothing = mx.eye(D, dtype=target.dtype), mx.zeros((1, D), target.dtype)

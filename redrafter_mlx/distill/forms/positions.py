@@ -1,4 +1,4 @@
-"""What the forms have in common that remember nothing: they are trained position by position."""
+"""Training common to the forms without memory: they are trained position by position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from redrafter_mlx.target.model import Target
 
 
 class PositionStudent(Student):
-    """At each position it drafts `draft_length` tokens, each fed with the labels before it."""
+    """A student that drafts `draft_length` tokens at each position, fed with the labels before."""
 
     def __init__(self, drafter: MemorylessDrafter, target: Target, options: TrainOptions) -> None:
         self.drafter = drafter
@@ -51,7 +51,7 @@ class PositionStudent(Student):
         return measure_quality(self.drafter, held_out, self._options.draft_length, shapes)
 
     def loss(self, batch: Batch) -> mx.array:
-        """The distillation loss of a batch."""
+        """Return the distillation loss of a batch."""
         options = self._options
         levels = levels_along(self.drafter, batch, options.draft_length)
         return distillation_loss(
@@ -64,9 +64,9 @@ class PositionStudent(Student):
         )
 
     def teacher(self, states: mx.array) -> mx.array | None:
-        """The soft labels: the target's probabilities [P, V'] of what can be drafted.
+        """Return the soft labels: the target's probabilities [P, V'] of the draft vocabulary.
 
-        states: [P, C], hidden states. None where soft labels have no share in the loss.
+        Return None if soft labels have no share in the loss. states: [P, C], hidden states.
         """
         if self._logits is None:
             return None
@@ -75,12 +75,12 @@ class PositionStudent(Student):
 
 
 def logits_bytes(options: TrainOptions, output_size: int) -> int:
-    """Of the logits of a batch, with their gradients and the target's probabilities."""
+    """Return the bytes of a batch's logits, their gradients and the target's probabilities."""
     return 12 * options.batch * options.draft_length * output_size
 
 
 def ready_to_train(network: nn.Module) -> None:
-    """Put a network into float32 and into training, and evaluate its parameters."""
+    """Convert a network to float32, put it into training mode and evaluate its parameters."""
     network.set_dtype(mx.float32)
     network.train()
     mx.eval(network.parameters())

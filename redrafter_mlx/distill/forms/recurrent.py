@@ -29,12 +29,12 @@ from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
 
 _NOT_FORM = {"target", "target_fingerprint", "draft_length"}
-"""Keys of a drafter that may differ from those of the drafter it starts from."""
+"""Config keys in which a drafter may differ from the drafter that its training starts from."""
 
 
 @dataclass(frozen=True)
 class RecurrentRecipe(Recipe):
-    """Drafters of one configuration."""
+    """The recipe for recurrent drafters of one configuration."""
 
     config: DrafterConfig
 
@@ -45,7 +45,7 @@ class RecurrentRecipe(Recipe):
     def of(
         cls, form: RecurrentForm, target: Target, name: str, fingerprint: str, draft_length: int
     ) -> RecurrentRecipe:
-        """The recipe for a target of that name, for so many drafts in a row."""
+        """Return the recipe for a target called `name` and `draft_length` successive drafts."""
         D, V, size = target.hidden_size, target.vocab_size, form.draft_vocab
         return cls(
             DrafterConfig(
@@ -133,7 +133,7 @@ class RecurrentStudent(PositionStudent):
 
 
 def _context_layers(form: RecurrentForm, n_layers: int) -> tuple[int, ...]:
-    """For a target of so many layers; BadInputError for one that it does not have."""
+    """Return the layers to read; raises BadInputError for a layer that the target does not have."""
     if form.context_layers == "auto":
         return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
     return check_layers(form.context_layers, n_layers)

@@ -1,4 +1,4 @@
-"""The recurrent head that training starts from: a fresh one, or one that was trained before."""
+"""The recurrent head that training starts from: a fresh one, or an already trained one."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.model import Target
 
 SPREAD = 2.0
-"""Of a fresh tied drafter's logits. The factors of a norm grow slowly, by no more than the learning
-rate a step: started far below their final values, they hold all the rest back."""
+"""Root mean square of a fresh tied drafter's logits. The factors of a norm grow slowly, by at most
+the learning rate per step. If they start far below their final values, they slow everything down.
+"""
 
 
 def fresh_drafter(
     config: DrafterConfig, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
 ) -> RecurrentNetwork:
-    """An untrained drafter, its inputs scaled to those of a corpus.
+    """Return an untrained drafter, with its inputs scaled for a corpus.
 
     counts: [V], how often each token is a label; the most frequent can be drafted
-    texts:  some of the corpus
-    seed:   of its weights
+    texts:  some texts of the corpus
+    seed:   seed of its weights
     """
     drafter = RecurrentNetwork.fresh(config, seed)
     if config.draft_vocab_size is not None:
@@ -43,7 +44,7 @@ def fresh_drafter(
 
 
 def trained_drafter(folder: Path, target: Target) -> RecurrentNetwork:
-    """The drafter in a folder, ready for training."""
+    """Return the drafter in a folder, ready for training."""
     drafter = load_drafter(folder, target)
     ready_to_train(drafter)
     return drafter
@@ -54,19 +55,20 @@ def initialise(
 ) -> None:
     """Scale a fresh drafter's inputs to unit size, and a tied head's logits.
 
-    A target's hidden states have a few coordinates far larger than the rest, and its embeddings
-    are small; left as they are, the first would drown the others. The paper's form is scaled by its
-    weights. What context layers read is far more uneven, and has a scale of its own: a weight that
-    is a thousandth would be thrown about by every step of the optimiser.
+    A target's hidden states have a few coordinates far larger than the rest, and its embeddings are
+    small. Without scaling, those coordinates would drown everything else. In the paper's form the
+    scale is part of the weights. The inputs of context layers are far more uneven, so they have a
+    separate scale: every optimiser step would be large compared with a weight of a thousandth.
 
     Args:
-      context_rms: [C], of the hidden states, coordinate by coordinate
-      logit_rms: of what a tied output layer makes of inputs of unit size
+      context_rms: [C], root mean square of each coordinate of the hidden states
+      embedding_rms: root mean square of the embeddings
+      logit_rms: root mean square of a tied output layer's logits for inputs of unit size
     """
     D = drafter.config.hidden_size
     unit = 1 / mx.maximum(context_rms, 1e-6)
     if drafter.config.context_layers:
-        # The last state as it is, the layers' inputs not yet: that much is sure to help.
+        # Start with the last state alone, which is sure to help, and without the layers' inputs.
         last = mx.concatenate([mx.zeros((D, unit.size - D)), mx.eye(D)], axis=1)
         drafter.context_scale, unit = unit, mx.ones((D,))
         drafter.context_proj.weight, drafter.context_proj.bias = last, mx.zeros((D,))
@@ -87,18 +89,18 @@ def initialise(
 
 
 def context_size(states: np.ndarray) -> mx.array:
-    """The root mean square [C] of hidden states [M, C], coordinate by coordinate."""
+    """Return the root mean square [C] of hidden states [M, C], coordinate by coordinate."""
     return mx.sqrt(mx.mean(mx.square(mx.array(states).astype(mx.float32)), axis=0))
 
 
 def embedding_size(target: Target, counts: np.ndarray) -> float:
-    """The root mean square of the embeddings of the tokens with a count [V] above 0."""
+    """Return the root mean square of the embeddings of the tokens with a count [V] above 0."""
     embedded = target.embedding(mx.array(np.flatnonzero(counts))).astype(mx.float32)
     return _number(mx.sqrt(mx.mean(mx.square(embedded))))
 
 
 def logit_size(target: Target, tokens: mx.array | None) -> float:
-    """The root mean square of the target's logits of `tokens` for random inputs of unit size."""
+    """Return the root mean square of the logits of `tokens` for random inputs of unit size."""
     drawn = mx.random.normal((64, target.hidden_size), key=mx.random.key(0)).astype(target.dtype)
     logits = target.output_rows(tokens)(drawn).astype(mx.float32)
     return _number(mx.sqrt(mx.mean(mx.square(logits))))

@@ -1,4 +1,4 @@
-"""From the options of a form to the recipe for one target."""
+"""Map the options of a form to the recipe for one target."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from redrafter_mlx.target.model import Target
 def recipe_for(
     form: DrafterForm, target: Target, name: str, fingerprint: str, draft_length: int
 ) -> Recipe:
-    """How a drafter of that form is made for a target, for so many drafts in a row.
+    """Return the recipe for a drafter of this form with `draft_length` successive drafts.
 
-    name, fingerprint: of the target
+    name, fingerprint: name and fingerprint of the target
 
     Raises BadInputError for a form that this target's drafter cannot have.
     """

@@ -1,7 +1,7 @@
 """MLP speculators: see drafting/published/mlp_speculator.py.
 
 Their paper (arXiv 2404.19124) trains them in two stages, on plain text and then on the target's own
-answers; here, that is two runs, the second of which starts from the first (docs/training.md).
+answers. Here these are two runs, the second of which starts from the first (docs/training.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from redrafter_mlx.target.model import Target
 
 @dataclass(frozen=True)
 class SpeculatorRecipe(Recipe):
-    """Speculators of one configuration for the target of that name and fingerprint."""
+    """The recipe for MLP speculators of one configuration.
+
+    target, fingerprint: name and fingerprint of the target
+    """
 
     config: SpeculatorConfig
     target: str
@@ -48,7 +51,7 @@ class SpeculatorRecipe(Recipe):
     def of(
         cls, form: SpeculatorForm, target: Target, name: str, fingerprint: str, draft_length: int
     ) -> SpeculatorRecipe:
-        """The recipe for a target of that name, with a head for each draft in a row."""
+        """Return the recipe for a target called `name`, with one head per draft."""
         config = SpeculatorConfig(
             hidden_size=target.hidden_size,
             inner_size=form.inner_dim or target.hidden_size,

@@ -1,1 +1,1 @@
-"""What a training run tells people: its log, its curves, the model card."""
+"""Reports of a training run: its log, its plots and the model card."""

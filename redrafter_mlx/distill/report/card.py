@@ -25,11 +25,11 @@ CARD = "README.md"
 
 @dataclass(frozen=True)
 class TrainingReport:
-    """All that a card says.
+    """The contents of a card.
 
     versions: by package
-    machine:  the chip and the system, on which it was trained and measured
-    seconds:  of training, without writing the corpus
+    machine:  chip and system on which the drafter was trained and measured
+    seconds:  time of training, without writing the corpus
     started_from: digest of the weights that training started from, None for a fresh drafter
     """
 
@@ -46,9 +46,9 @@ class TrainingReport:
 
 
 def write_card(report: TrainingReport, folder: Path) -> Path:
-    """Write README.md in the Hub's conventions, whole or not at all; returns its path.
+    """Write README.md in the Hub's conventions, atomically; return its path.
 
-    It shows the pictures of the training that lie in the folder already.
+    It shows the plots of the training that are already in the folder.
     """
     path = folder / CARD
     pictures = [name for name in (LOSS, ACCURACY) if (folder / name).exists()]
@@ -58,7 +58,7 @@ def write_card(report: TrainingReport, folder: Path) -> Path:
 
 
 def render_card(report: TrainingReport, pictures: Sequence[str] = ()) -> str:
-    """The card's text: YAML for the Hub, then Markdown for people."""
+    """Return the card's text: YAML for the Hub, then Markdown for people."""
     sections = (
         card_front_matter(report.target.name, report.target.licence),
         _what(report),
@@ -130,7 +130,7 @@ def _measured(report: TrainingReport) -> str:
 
 
 def _held_out(quality: DraftQuality) -> str:
-    """Its quality on held-out texts."""
+    """Return the section on the drafter's quality on held-out texts."""
     guesses = [
         (str(position), f"{first:.1%}", f"{five:.1%}")
         for position, (first, five) in enumerate(zip(quality.top1, quality.top5, strict=True), 1)
@@ -214,7 +214,7 @@ def _duration(seconds: float) -> str:
 
 
 def _public_name(name: str) -> str:
-    """A target's name without the folders of the machine that it was trained on."""
+    """Return a target's name, without the folders of the machine on which training ran."""
     return name if name in REGISTRY or hub_repo(name) else Path(name).name or name
 
 

@@ -1,4 +1,4 @@
-"""Markdown in which the words of others stay words: names of models, machines, command lines."""
+"""Markdown that shows given text literally: names of models, machines, command lines."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def plain(text: str) -> str:
-    """Text on one line, without meaning to Markdown."""
+    """Return text on one line, with Markdown's special characters escaped."""
     return re.sub(r"([\\`*_\[\]<>~#&])", r"\\\1", " ".join(text.split()))
 
 
 def code(text: str) -> str:
-    """Text as code, on one line."""
+    """Return text as inline code, on one line."""
     line = " ".join(text.split())
     fence = "`" * (_longest_run(line) + 1)
     gap = " " if line.startswith("`") or line.endswith("`") else ""
@@ -20,13 +20,13 @@ def code(text: str) -> str:
 
 
 def block(text: str, language: str) -> str:
-    """Lines of code, fenced by more backticks than there are in them."""
+    """Return a code block, with a fence longer than any run of backticks in the code."""
     fence = "`" * max(3, _longest_run(text) + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are Markdown already; a bar in one does not end it."""
+    """Return a table of cells that are already Markdown; bars in cells are escaped."""
     lines = [heads, ["---"] * len(heads), *rows]
     cells = [[cell.replace("|", "\\|") for cell in line] for line in lines]
     return "\n".join(f"| {' | '.join(line)} |" for line in cells)

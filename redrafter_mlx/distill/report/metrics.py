@@ -1,4 +1,4 @@
-"""The log of a training run: `metrics.jsonl`, one JSON object for each event, in order.
+"""The log of a training run: `metrics.jsonl`, one JSON object per event, in order.
 
     {"event": "step", "step": 7, "steps": 900, "loss": 5.1, "learning_rate": 1e-4,
      "positions_per_second": 830.0, "seconds": 61.2}
@@ -6,8 +6,8 @@
      "tokens_per_step": {"1": 1.4, ...}, "accepted": {"1": [0.3, ...], ...},
      "best": true, "training_top1": [0.3, ...], "seconds": 402.0}
 
-`seconds` is time spent in training, the run's earlier parts included. A loss that is not finite,
-that of a run that diverged, is null.
+`seconds` is the time spent in training, including earlier parts of a resumed run. A loss that is
+not finite, because the run diverged, is null.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ METRICS = "metrics.jsonl"
 class MetricsLog:
     """The log in a run's folder, open for more events.
 
-    Each event is one write, so that a killed process loses none that it wrote. A power cut may
-    lose the latest, back to the last evaluation; the checkpoint does not need them.
+    Each event is one write, so that a killed process loses no event that it wrote. A power cut may
+    lose the events after the last evaluation; the checkpoint does not need them.
     """
 
     def __init__(self, folder: Path, steps_made: int = 0) -> None:
         """Continue the log of a run whose checkpoint holds `steps_made` steps, 0 for a new run.
 
-        Later steps in the log are dropped: they will be made again.
+        Later steps in the log are dropped, because they will be repeated.
         Raises DamagedFileError for a log that is not one of ours.
         """
         self.path = folder / METRICS
@@ -73,9 +73,9 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The events of a run so far, in order; a half-written last line is left out.
+    """Return the events of a run so far, in order, without a half-written last line.
 
-    Raises DamagedFileError naming the line that is not one of ours.
+    Raises DamagedFileError naming a line that is not one of ours.
     """
     path = folder / METRICS
     lines = path.read_bytes().split(b"\n") if path.exists() else []
@@ -85,7 +85,7 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
             record = json.loads(line)
         except ValueError:
             if number == len(lines):
-                break  # after the last line's end: nothing, or what a power cut left
+                break  # after the last line break: nothing, or what a power cut left
             record = None
         if not isinstance(record, dict) or not {"event", "step", "seconds"} <= record.keys():
             raise DamagedFileError(
@@ -97,13 +97,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def training_seconds(folder: Path) -> float | None:
-    """What training the drafter in a folder took; None if the folder holds no log of it."""
+    """Return the training time of the drafter in a folder; None if the folder holds no log."""
     log = read_metrics(folder)
     return float(log[-1]["seconds"]) if log else None
 
 
 def best_quality(log: list[dict[str, Any]]) -> DraftQuality:
-    """The quality of the drafter that was saved, at the last evaluation marked best."""
+    """Return the quality of the saved drafter, from the last evaluation marked best."""
     best = next(record for record in reversed(log) if record.get("best"))
     return DraftQuality(
         top1=tuple(best["top1"]),

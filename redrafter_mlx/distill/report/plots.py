@@ -1,4 +1,4 @@
-"""Pictures of a training run, from its log: `loss.png` and `accuracy.png`."""
+"""Plots of a training run, from its log: `loss.png` and `accuracy.png`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Record = dict[str, Any]
-"""A line of the log."""
+"""One event of the log."""
 
 LOSS = "loss.png"
 ACCURACY = "accuracy.png"
@@ -24,14 +24,14 @@ ACCURACY = "accuracy.png"
 _NOTE = "no pictures of the training: install matplotlib with: pip install 'redrafter-mlx[plot]'"
 
 _WINDOWS = 50
-"""The loss is averaged over windows of a fiftieth of the run, since single steps scatter."""
+"""The loss is averaged over windows of a fiftieth of the run, since single steps are noisy."""
 
 
 def draw_plots(folder: Path) -> str | None:
-    """Draw what the log in `folder` holds so far; an empty picture is not drawn.
+    """Plot the events that the log in `folder` holds so far; empty plots are left out.
 
     Returns:
-      None, or one line that says why there are no pictures: a run does not fail for them
+      None, or one line that states why there are no plots: a run does not fail without them
     """
     try:
         import matplotlib  # noqa: F401
@@ -51,9 +51,9 @@ def draw_plots(folder: Path) -> str | None:
 
 
 def running_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndarray:
-    """The mean over each value and the `window - 1` before it, or as many as there are.
+    """Return the mean over each value and the `window - 1` before it, or as many as there are.
 
-    Values that are not numbers are left out of it.
+    Values that are not numbers are left out of the mean.
     """
     given = np.asarray(values, np.float64)
     known = np.isfinite(given)
@@ -86,7 +86,7 @@ def _loss(steps: Sequence[Record]) -> Figure:
 
 
 def _accuracy(evaluations: Sequence[Record]) -> Figure:
-    """Held-out top-1 by position on the left, simulated tokens/step by beam width on the right."""
+    """Plot held-out top-1 by position (left) and simulated tokens/step by beam width (right)."""
     figure = _figure(13)
     accuracy, accepted = figure.subplots(1, 2)
     at = [e["step"] for e in evaluations]

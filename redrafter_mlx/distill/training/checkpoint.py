@@ -19,11 +19,11 @@ FORMAT = "redrafter-mlx training 1"
 
 @dataclass
 class Progress:
-    """How far training has come.
+    """The progress of a training run.
 
-    step:  of the optimiser
-    epoch, batch: in the order of batches
-    best:  the highest simulated tokens/step that was saved, 0 if none was
+    step:  step of the optimiser
+    epoch, batch: position in the order of batches
+    best:  highest simulated tokens/step of a saved drafter, 0 if none was saved
     """
 
     step: int = 0
@@ -37,7 +37,7 @@ class Checkpoint:
     """A run's state.
 
     drafter, optimizer: parameters by dotted name
-    made_by: what the run is, compared before it resumes
+    made_by: what identifies the run, compared before it resumes
     """
 
     drafter: Mapping[str, mx.array]
@@ -47,7 +47,7 @@ class Checkpoint:
 
 
 def save_checkpoint(state: Checkpoint, folder: Path) -> None:
-    """Write one file, which appears whole or not at all, even if the machine stops."""
+    """Write the checkpoint to one file, atomically, even if the machine stops."""
     arrays = {
         **{f"drafter.{name}": array for name, array in state.drafter.items()},
         **{f"optimizer.{name}": array for name, array in state.optimizer.items()},
@@ -58,9 +58,9 @@ def save_checkpoint(state: Checkpoint, folder: Path) -> None:
 
 
 def load_checkpoint(folder: Path) -> Checkpoint | None:
-    """The run in a folder, None if there is none.
+    """Return the checkpoint of the run in a folder, None if there is none.
 
-    Raises DamagedFileError, naming the file, for what is not a checkpoint.
+    Raises DamagedFileError, naming the file, if it is not a checkpoint.
     """
     path = folder / CHECKPOINT
     remove_abandoned(folder.glob(f".*.{CHECKPOINT}"))
@@ -85,7 +85,7 @@ def load_checkpoint(folder: Path) -> Checkpoint | None:
 
 
 def check_same_run(found: Checkpoint, made_by: Mapping[str, object], folder: Path) -> None:
-    """Raise BadInputError, naming a key, unless the run in a folder is one of these options."""
+    """Raise BadInputError, naming a key, unless the run in a folder has the same options."""
     for key, wanted in made_by.items():
         if found.made_by.get(key) != wanted:
             raise BadInputError(

@@ -1,4 +1,4 @@
-"""One step of training: losses and gradients of a few batches, and a step of the optimiser."""
+"""One step of training: losses and gradients of a few batches, and one optimiser step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redrafter_mlx.distill.training.optimizer import drafter_optimizer
 
 
 class Learner:
-    """A student and its optimiser; nothing but the student's network is trained."""
+    """A student and its optimiser; only the student's network is trained."""
 
     def __init__(self, student: Student, options: TrainOptions, steps: int) -> None:
         self._network, self._options = student.network, options
@@ -23,7 +23,7 @@ class Learner:
         self.optimizer.init(self._network.trainable_parameters())
 
     def step(self, losses: Sequence[BatchLoss]) -> float:
-        """One step of the optimiser over the batches of all `losses`; their mean."""
+        """Take one optimiser step over the batches of all `losses`; return the mean loss."""
         total, gradients = mx.zeros(()), None
         for batch in losses:
             loss, fresh = nn.value_and_grad(self._network, batch)()

@@ -1,8 +1,8 @@
-"""The optimiser: Muon for a drafter's matrices, AdamW for the rest.
+"""The optimiser: Muon for a drafter's matrices, AdamW for all other parameters.
 
-Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; mlx.optimizers.Muon) turns the
-running mean of a matrix's gradients into the nearest orthogonal matrix and moves by that, so that
-all directions are trained at one speed. A step takes more time, and far fewer are needed.
+Muon (Jordan et al., https://kellerjordan.github.io/posts/muon; mlx.optimizers.Muon) replaces the
+running mean of a matrix's gradients by the nearest orthogonal matrix and uses that as the update.
+So all directions are trained at the same speed. A step takes longer, but far fewer are needed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import mlx.optimizers as optim
 from redrafter_mlx.distill.options import TrainOptions
 
 _MUON = 20.0
-"""Muon's learning rate, of AdamW's. Its updates are orthogonal: in a matrix of a thousand rows
-their entries are some thirty times smaller than the signs that AdamW's are near to."""
+"""Muon's learning rate as a multiple of AdamW's. Muon's updates are orthogonal: in a matrix of a
+thousand rows their entries are about thirty times smaller than AdamW's, which are close to signs.
+"""
 
 
 def drafter_optimizer(
     options: TrainOptions, by_adamw: Callable[[str], bool], steps: int
 ) -> optim.Optimizer:
-    """The optimiser of one run of so many steps; `by_adamw` names the matrices that are AdamW's."""
+    """Return the optimiser of a run of `steps` steps; `by_adamw` selects matrices for AdamW."""
     as_torch = options.optimizer == "adamw_torch"
     adamw = optim.AdamW(
         learning_rate=_schedule(options, steps, options.learning_rate),
@@ -43,7 +44,7 @@ def drafter_optimizer(
 
 
 def _schedule(options: TrainOptions, steps: int, high: float) -> Callable[[mx.array], mx.array]:
-    """Warm-up, then a cosine down to `final_rate`."""
+    """Return a warm-up followed by a cosine decay to the share `final_rate` of `high`."""
     warmup = max(1, round(options.warmup_share * steps))
     rise = optim.linear_schedule(high / warmup, high, warmup)
     fall = optim.cosine_decay(high, max(1, steps - warmup), high * options.final_rate)
