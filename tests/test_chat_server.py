@@ -16,10 +16,11 @@ from test_chat import FakeModel
 from redrafter_mlx.bench.measure.load_client import Server
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.chat.command import Chat, run_chat
-from redrafter_mlx.cli.chat.conversation import Conversation, Model
-from redrafter_mlx.cli.chat.remote import RemoteSession, connect
+from redrafter_mlx.cli.chat.remote import RemoteModel, RemoteSession, connect
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import ServerError
 
 KEY = "a-key-of-ours"
@@ -44,7 +45,9 @@ def locked() -> Iterator[str]:
         yield url
 
 
-def chatted(model: Model, session: Conversation, *lines: str) -> tuple[int, str, str]:
+def chatted(
+    model: Redrafter | RemoteModel, session: Session | RemoteSession, *lines: str
+) -> tuple[int, str, str]:
     """The status, stdout and stderr of a chat whose input is these lines."""
     out, err = io.StringIO(), io.StringIO()
     terminal = Terminal(io.StringIO("".join(f"{x}\n" for x in lines)), out, err, False)

@@ -12,7 +12,6 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.chat import commands as chat_commands
-from redrafter_mlx.cli.chat.conversation import Conversation, Model, Token
 from redrafter_mlx.cli.serve import API_KEY_VARIABLE
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
@@ -28,7 +27,11 @@ from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 
 if TYPE_CHECKING:
+    from redrafter_mlx.cli.chat.remote import RemoteModel, RemoteSession, RemoteToken
     from redrafter_mlx.decoding.step_result import Source
+    from redrafter_mlx.engine.engine import Redrafter
+    from redrafter_mlx.engine.session import Session
+    from redrafter_mlx.response import Response
 
 PROMPT = ">>> "
 MORE = "... "
@@ -51,7 +54,7 @@ class Totals:
     tokens_of_steps: float = 0.0
     sources: Counter[Source] = field(default_factory=Counter)
 
-    def add(self, last: Token, sources: Counter[Source]) -> None:
+    def add(self, last: Response | RemoteToken, sources: Counter[Source]) -> None:
         """Count one answer by its last token and the sources of all."""
         self.answers += 1
         self.sources += sources
@@ -77,8 +80,8 @@ class Chat:
     failed: whether anything was refused; in a pipe the exit status says so
     """
 
-    model: Model
-    session: Conversation
+    model: Redrafter | RemoteModel
+    session: Session | RemoteSession
     options: GenerationOptions
     terminal: Terminal
     show_drafts: bool = False
@@ -134,7 +137,7 @@ def command(
 
 def _open(
     url: str | None, api_key: str | None, loading: opt.ModelOptions, system: str | None
-) -> tuple[Model, Conversation]:
+) -> tuple[Redrafter | RemoteModel, Session | RemoteSession]:
     """The model that answers, on the server or loaded here, and a new conversation with it."""
     if url is None:
         loaded = opt.load_model(loading)
@@ -242,7 +245,9 @@ def answer(chat: Chat, text: str) -> None:
     finish_answer(chat, last, sources, key.pressed)
 
 
-def finish_answer(chat: Chat, last: Token | None, sources: Counter[Source], stopped: bool) -> None:
+def finish_answer(
+    chat: Chat, last: Response | RemoteToken | None, sources: Counter[Source], stopped: bool
+) -> None:
     """Count an answer and show its statistics line."""
     note = "stopped" if stopped else None
     if last is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,11 +11,12 @@ from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING
 
-from redrafter_mlx.cli.chat.saved_chat import SavedChat, read_chat, shown_turns, write_chat
 from redrafter_mlx.cli.options import describe_kinds, kinds_of_option, option_names
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.runtime.atomic_write import write_private_text
+from redrafter_mlx.runtime.json_file import read_object
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.command import Chat
@@ -107,7 +109,7 @@ def _show(chat: Chat, _: str) -> None:
     if chat.model.drafter_note:
         rows.append(chat.model.drafter_note)
     rows.append(_shown_system(chat))
-    rows.append(f"conversation {shown_turns(chat.session.messages)}")
+    rows.append(f"conversation {_turns(chat)}")
     chat.terminal.say("\n".join([*rows, _shown_options(chat)]))
 
 
@@ -123,22 +125,45 @@ def _stats(chat: Chat, rest: str) -> None:
 
 def _save(chat: Chat, rest: str) -> None:
     path, session = _path("/save", rest), chat.session
-    name = chat.model.source.name if chat.model.source is not None else None
-    write_chat(path, SavedChat(name, session.system, session.messages, chat.options))
-    chat.terminal.say(f"saved {shown_turns(session.messages)} to {path}")
+    if path.exists():
+        _read_chat(path)  # no other file is replaced
+    system = [] if session.system is None else [{"role": "system", "content": session.system}]
+    content = {"messages": [*system, *session.messages]}
+    try:
+        write_private_text(path.resolve(), json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise BadInputError(f"cannot write {path}: {error.strerror or error}") from None
+    chat.terminal.say(f"saved {_turns(chat)} to {path}")
 
 
 def _load(chat: Chat, rest: str) -> None:
     path = _path("/load", rest)
-    saved = read_chat(path, chat.options)
-    chat.session.clear()
-    chat.session.system = saved.system
-    chat.session.messages = saved.messages
-    chat.options = saved.options
-    source = chat.model.source
-    other = saved.model is not None and source is not None and saved.model != source.name
-    note = f"; they were with {saved.model}" if other else ""
-    chat.terminal.say(f"loaded {shown_turns(saved.messages)} from {path}{note}")
+    chat.session.system, chat.session.messages = _read_chat(path)
+    chat.terminal.say(f"loaded {_turns(chat)} from {path}")
+
+
+def _read_chat(path: Path) -> tuple[str | None, list[dict[str, str]]]:
+    """System message and turns of a file that /save wrote; raises BadInputError for any other."""
+    try:
+        messages = [
+            {"role": message["role"], "content": check_text("a message", message["content"])}
+            for message in read_object(path)["messages"]  # type: ignore[attr-defined]
+        ]
+    except FileNotFoundError:
+        raise BadInputError(f"cannot load {path}: No such file") from None
+    except (DamagedFileError, BadInputError) as error:
+        raise BadInputError(f"cannot load {path}: {error}") from None
+    except (LookupError, TypeError, AttributeError):
+        raise BadInputError(f"{path} is not a chat that /save wrote") from None
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    if [message["role"] for message in messages] != ["user", "assistant"] * (len(messages) // 2):
+        raise BadInputError(f"{path} is not a chat: user and assistant do not take turns")
+    return system, messages
+
+
+def _turns(chat: Chat) -> str:
+    n = len(chat.session.messages) // 2
+    return f"{n} turn{'' if n == 1 else 's'}"
 
 
 def _exit(chat: Chat, _: str) -> None:
