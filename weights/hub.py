@@ -30,7 +30,7 @@ from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import Progress
-from redrafter_mlx.weights.files.names import weight_names
+from redrafter_mlx.weights.files.names import shards, weight_names
 from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0
@@ -144,14 +144,12 @@ def cached_repo(repo: str, revision: str) -> Path | None:
     weights = weight_names([path.name for path in folder.iterdir()])
     if not weights or not (_are_safetensors(weights) or _is_drafters(config)):
         return None
-    shards = set(weights)
     if weights[0].endswith(".json"):
         try:
-            index = read_object(folder / weights[0])
-            shards = set(index["weight_map"].values())  # type: ignore[attr-defined]
-        except (DamagedFileError, KeyError, TypeError, AttributeError):
+            shards(folder / weights[0])
+        except DamagedFileError:
             return None
-    return folder if all((folder / str(shard)).exists() for shard in shards) else None
+    return folder
 
 
 def cached_repos() -> list[str]:

@@ -26,13 +26,13 @@ MAX_SHARING = 4
 """How often the different tensors of one storage may cover it; tied weights count once."""
 
 STORAGES = {
-    f"torch {kind}Storage": size
-    for kind, size in (
-        ("Half", 2), ("BFloat16", 2), ("Float", 4), ("Double", 8), ("Bool", 1), ("Long", 8),
-        ("Int", 4), ("Short", 2), ("Char", 1), ("Byte", 1),
+    f"torch {kind}Storage": code
+    for kind, code in (
+        ("Half", "<f2"), ("BFloat16", "<u2"), ("Float", "<f4"), ("Double", "<f8"), ("Bool", "u1"),
+        ("Long", "<i8"), ("Int", "<i4"), ("Short", "<i2"), ("Char", "i1"), ("Byte", "u1"),
     )
 }  # fmt: skip
-"""Bytes of an element, by the name of a storage's type."""
+"""NumPy's code of the numbers, by the name of a storage's type."""
 
 _DICTIONARY = "collections OrderedDict"
 _TENSOR = "torch._utils _rebuild_tensor_v2"
