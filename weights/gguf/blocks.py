@@ -1,7 +1,7 @@
 """The numbers in GGUF's blocks, by the definitions of ggml's ggml-common.h and ggml-quants.c.
 
 Types whose weights share a scale by 32 stay quantised, as MLX does it: a weight is
-scale * code + bias. Of the other types the numbers themselves are computed, in float32.
+scale * code + bias. Of Q6_K the numbers themselves are computed, in float32.
 """
 
 from __future__ import annotations
@@ -28,23 +28,13 @@ BLOCKS: dict[str, np.dtype[Any]] = {
     "Q5_0": np.dtype([("scale", "<f2"), ("high", "u1", 4), ("codes", "u1", 16)]),
     "Q5_1": np.dtype([("scale", "<f2"), ("least", "<f2"), ("high", "u1", 4), ("codes", "u1", 16)]),
     "Q8_0": np.dtype([("scale", "<f2"), ("codes", "u1", 32)]),
-    "Q2_K": np.dtype([("scales", "u1", 16), ("low", "u1", (2, 1, 32)),
-                      ("scale", "<f2"), ("least", "<f2")]),
-    "Q3_K": np.dtype([("high", "u1", (1, 32)), ("low", "u1", (2, 1, 32)),
-                      ("scales", "u1", 12), ("scale", "<f2")]),
     "Q4_K": np.dtype([("scale", "<f2"), ("least", "<f2"), ("scales", "u1", (3, 4)),
                       ("low", "u1", (4, 1, 32))]),
     "Q5_K": np.dtype([("scale", "<f2"), ("least", "<f2"), ("scales", "u1", (3, 4)),
                       ("high", "u1", (1, 32)), ("low", "u1", (4, 1, 32))]),
     "Q6_K": np.dtype([("low", "u1", (2, 2, 32)), ("high", "u1", (2, 1, 32)),
                       ("scales", "i1", 16), ("scale", "<f2")]),
-    "IQ4_NL": np.dtype([("scale", "<f2"), ("codes", "u1", 16)]),
-    "IQ4_XS": np.dtype([("scale", "<f2"), ("high", "<u2"), ("scales", "u1", 4),
-                        ("codes", "u1", (8, 16))]),
 }  # fmt: skip
-
-_UNEVEN = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-"""What the 16 codes of IQ4_NL and IQ4_XS stand for."""
 
 Blocks = npt.NDArray[Any]
 
@@ -72,17 +62,10 @@ def quantised(blocks: Blocks, kind: str) -> tuple[mx.array, mx.array, mx.array]:
 
 
 def numbers(blocks: Blocks, kind: str) -> mx.array:
-    """The numbers of any other type, [n, numbers of a block].
-
-    Plain numbers keep their type; those of blocks are float32.
-    """
+    """The numbers of any other type: plain ones in their own type, those of Q6_K in float32."""
     if kind == "BF16":
         return mx.array(blocks).view(mx.bfloat16)
-    if kind in ("F32", "F16"):
-        return mx.array(blocks)
-    scale = _field(blocks, "scale").astype(mx.float32)[:, None]
-    of_type = {"Q2_K": _q2_k, "Q3_K": _q3_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs}
-    return of_type[kind](blocks, scale).reshape(len(blocks), -1)
+    return _q6_k(blocks) if kind == "Q6_K" else mx.array(blocks)
 
 
 def _codes_k(blocks: Blocks) -> mx.array:
@@ -103,45 +86,13 @@ def _scales_k(blocks: Blocks) -> tuple[mx.array, mx.array]:
     return (scale * scales).reshape(-1), (-least * leasts).reshape(-1)
 
 
-def _q2_k(blocks: Blocks, scale: mx.array) -> mx.array:
-    codes = _bits(blocks, "low", 2).reshape(-1, 16, 16)
-    scales, least = _field(blocks, "scales"), _field(blocks, "least").astype(mx.float32)[:, None]
-    return (scale * (scales & 15))[..., None] * codes - (least * (scales >> 4))[..., None]
-
-
-def _q3_k(blocks: Blocks, scale: mx.array) -> mx.array:
-    """Of a weight, the third bit is high where 4 is not to be subtracted."""
-    codes = _bits(blocks, "low", 2).reshape(-1, 8, 32) | _bits(blocks, "high", 1) << 2
-    packed = _field(blocks, "scales")
-    low = mx.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
-    high = packed[:, None, 8:] >> mx.array([[0], [2], [4], [6]], mx.uint8) & 3
-    scales = (low | high.reshape(-1, 16) << 4).astype(mx.float32) - 32
-    return (scale * scales)[..., None] * (codes.reshape(-1, 16, 16).astype(mx.float32) - 4)
-
-
-def _q6_k(blocks: Blocks, scale: mx.array) -> mx.array:
-    """A half of a block: two rows of low bits, whose lower halves come first, and one of high."""
+def _q6_k(blocks: Blocks) -> mx.array:
+    """Half of a block is two rows of low bits, whose lower halves come first, and one of high."""
+    scale = _field(blocks, "scale").astype(mx.float32)[:, None]
     low = _field(blocks, "low")
     low = mx.concatenate([low & 15, low >> 4], axis=2)  # [n, 2, 4, 32]
     codes = (low | _bits(blocks, "high", 2) << 4).astype(mx.float32).reshape(-1, 16, 16) - 32
     return (scale * _field(blocks, "scales"))[..., None] * codes
-
-
-def _iq4_nl(blocks: Blocks, scale: mx.array) -> mx.array:
-    return scale * _uneven(_field(blocks, "codes"))
-
-
-def _iq4_xs(blocks: Blocks, scale: mx.array) -> mx.array:
-    high = _field(blocks, "high")[:, None] >> mx.arange(0, 16, 2, dtype=mx.uint16) & 3
-    packed = _field(blocks, "scales")[..., None] >> mx.array([0, 4], mx.uint8) & 15
-    scales = (packed.reshape(-1, 8) | high.astype(mx.uint8) << 4).astype(mx.float32) - 32
-    return (scale * scales)[..., None] * _uneven(_field(blocks, "codes"))
-
-
-def _uneven(codes: mx.array) -> mx.array:
-    """[..., 16] bytes: the numbers of their lower halves, then those of the upper ones."""
-    values = mx.array(_UNEVEN, mx.float32)
-    return values[mx.concatenate([codes & 15, codes >> 4], axis=-1)]
 
 
 def _bits(blocks: Blocks, name: str, width: int) -> mx.array:

@@ -1,8 +1,7 @@
 """The tensors of a GGUF file as MLX arrays, equal to what ggml's own definitions give.
 
-`mx.load` reads some types wrongly (half of the weights of Q4_K), rounds others to float16 (Q2_K,
-Q6_K), and refuses the rest of the K types. It also opens the file for writing, so it fails on a
-model that the user may only read.
+`mx.load` reads Q4_K wrongly (half of the weights), rounds Q6_K to float16, and refuses Q5_K. It also
+opens the file for writing, so it fails on a model that the user may only read.
 """
 
 from __future__ import annotations
