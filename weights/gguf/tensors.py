@@ -1,7 +1,7 @@
 """The tensors of a GGUF file as MLX arrays, equal to what ggml's own definitions give.
 
-`mx.load` reads Q4_K wrongly (half of the weights), rounds Q6_K to float16, and refuses Q5_K. It also
-opens the file for writing, so it fails on a model that the user may only read.
+`mx.load` reads half of the weights of Q4_K wrongly, rounds Q6_K to float16, and refuses Q5_K. It
+also opens the file for writing, so it fails on a model that the user may only read.
 """
 
 from __future__ import annotations
