@@ -132,6 +132,7 @@ def quieten_libraries() -> None:
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
         ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
+        ("HF_HUB_VERBOSITY", "error"),
         ("HF_HUB_DISABLE_TELEMETRY", "1"),
         ("TOKENIZERS_PARALLELISM", "false"),
     ):
