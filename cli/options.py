@@ -7,7 +7,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from types import NoneType, UnionType
+from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -24,16 +24,13 @@ import typer
 
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import check_text
-from redrafter_mlx.config import DType, GenerationOptions, check_choice
+from redrafter_mlx.config import DType, GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.questions import Question
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.options import EngineOptions
-
-_KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text",
-          tuple: "a list of strings"}  # fmt: skip
 
 MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
 
@@ -133,14 +130,6 @@ class TargetOptions:
     quantize: int | None = flag(None, QUANTIZE)
     offline: bool = flag(False, OFFLINE)
 
-    def check(self) -> None:
-        """Raise BadInputError for a value that cannot be used."""
-        check_choice("--dtype", self.dtype, DType)
-        if self.quantize not in (None, 4, 8):
-            raise BadInputError(f"--quantize is {self.quantize}; choose 4 or 8")
-        if self.model is not None and not self.model.strip():
-            raise BadInputError("--model is empty; give a name that `redrafter-mlx list` shows")
-
 
 @dataclass(frozen=True)
 class ModelOptions(TargetOptions):
@@ -153,10 +142,6 @@ class ModelOptions(TargetOptions):
         "auto|trained|lookup|none|NAME", DRAFTS,
     ))  # fmt: skip
     drafter_bits: int | None = flag(None, DRAFTER_BITS)
-
-    def check(self) -> None:
-        super().check()
-        check_drafter_bits(self.drafter_bits)
 
 
 @dataclass(frozen=True)
@@ -187,9 +172,6 @@ System = Annotated[
 
 def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Redrafter:
     """Load target and drafter with progress on stderr."""
-    options.check()
-    if not options.drafter.strip():
-        raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a name")
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading import load
 
@@ -260,17 +242,6 @@ def option_names() -> list[str]:
     """
     library_only = ("logit_bias", "logprobs", "prefixes", "cache_prompt")
     return [f.name for f in fields(GenerationOptions) if f.name not in library_only]
-
-
-def kinds_of_option(name: str) -> tuple[type, ...]:
-    """The types of a field of GenerationOptions, see `kinds_of`."""
-    return kinds_of(get_type_hints(GenerationOptions)[name])
-
-
-def describe_kinds(kinds: tuple[type, ...]) -> str:
-    """`a whole number or none`, for a message."""
-    named = [_KINDS[kind] for kind in kinds if kind is not NoneType]
-    return " or ".join([*named, "none"] if NoneType in kinds else named)
 
 
 def kinds_of(hint: object) -> tuple[type, ...]:

@@ -79,7 +79,6 @@ def command(
     if name is not None and loading.model is not None:
         raise BadInputError(f"two models are named, {name!r} and {loading.model!r}; name one")
     loading = replace(loading, model=name or loading.model)
-    loading.check()
     if launched_rank() is not None and serving.unload_after is not None:
         raise BadInputError("--unload-after cannot be had with several ranks; leave it out")
     if launched_rank():

@@ -26,7 +26,7 @@ from redrafter_mlx.errors import ServerError
 KEY = "a-key-of-ours"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 LINES = ("hello hello hello", "/set temperature 0.9", "/set presence_penalty 0.7", "/set seed 5",
-         "and again", "/stats")  # fmt: skip
+         "and again")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def chatted(
     """The status, stdout and stderr of a chat whose input is these lines."""
     out, err = io.StringIO(), io.StringIO()
     terminal = Terminal(io.StringIO("".join(f"{x}\n" for x in lines)), out, err, False)
-    status = run_chat(Chat(model, session, GenerationOptions(max_tokens=40), terminal))
+    status = run_chat(Chat(model, session, GenerationOptions(max_tokens=40), terminal, True))
     return status, out.getvalue(), err.getvalue()
 
 

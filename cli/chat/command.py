@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,38 +41,6 @@ _HISTORY_LINES = 1000
 
 
 @dataclass
-class Totals:
-    """Sums over the answers so far.
-
-    sources: of the tokens
-    """
-
-    answers: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    steps: int = 0
-    tokens_of_steps: float = 0.0
-    sources: Counter[Source] = field(default_factory=Counter)
-
-    def add(self, last: Response | RemoteToken, sources: Counter[Source]) -> None:
-        """Count one answer by its last token and the sources of all."""
-        self.answers += 1
-        self.sources += sources
-        self.tokens += last.generation_tokens
-        if last.generation_tps > 0:
-            self.seconds += last.generation_tokens / last.generation_tps
-        self.steps += last.steps
-        self.tokens_of_steps += last.tokens_per_step * last.steps
-
-    def line(self) -> str:
-        """The statistics line of all answers together."""
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        per_step = self.tokens_of_steps / self.steps if self.steps else 1.0
-        answers = f"answers so far: {self.answers}"
-        return statistics_line(self.tokens, rate, per_step, shares_line(self.sources), answers)
-
-
-@dataclass
 class Chat:
     """A running chat.
 
@@ -88,7 +56,6 @@ class Chat:
     show_statistics: bool = True
     leaving: bool = False
     failed: bool = False
-    totals: Totals = field(default_factory=Totals)
 
 
 @opt.with_options
@@ -248,13 +215,12 @@ def answer(chat: Chat, text: str) -> None:
 def finish_answer(
     chat: Chat, last: Response | RemoteToken | None, sources: Counter[Source], stopped: bool
 ) -> None:
-    """Count an answer and show its statistics line."""
+    """Show the statistics line of an answer."""
     note = "stopped" if stopped else None
     if last is None:
         if stopped:
             chat.terminal.note(statistics_line(0, 0.0, 1.0, note))
         return
-    chat.totals.add(last, sources)
     if last.finish_reason == "length":
         full = last.generation_tokens < chat.options.max_tokens
         note = (

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING
 
-from redrafter_mlx.cli.options import describe_kinds, kinds_of_option, option_names
+from redrafter_mlx.cli.options import option_names
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError, DamagedFileError
@@ -21,8 +21,7 @@ from redrafter_mlx.runtime.json_file import read_object
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.command import Chat
 
-_BOOLS = {"on": True, "true": True, "yes": True, "1": True,
-          "off": False, "false": False, "no": False, "0": False}  # fmt: skip
+_WORDS = {"on": True, "true": True, "off": False, "false": False, "none": None}
 
 
 @dataclass(frozen=True)
@@ -114,13 +113,10 @@ def _show(chat: Chat, _: str) -> None:
 
 
 def _stats(chat: Chat, rest: str) -> None:
-    if rest not in ("", "on", "off"):
-        raise BadInputError(f"/stats {rest} is not known; give on, off, or nothing for the totals")
-    if rest:
-        chat.show_statistics = rest == "on"
-        chat.terminal.say(f"statistics line {rest}")
-    else:
-        chat.terminal.say(chat.totals.line())
+    if rest not in ("on", "off"):
+        raise BadInputError(f"/stats {rest} is not known; give on or off")
+    chat.show_statistics = rest == "on"
+    chat.terminal.say(f"statistics line {rest}")
 
 
 def _save(chat: Chat, rest: str) -> None:
@@ -177,7 +173,7 @@ COMMANDS = (
     Command("/system TEXT", "set the system message; none removes it, nothing shows it", _system),
     Command("/set NAME VALUE", "set an option; default resets it, nothing shows them", _set),
     Command("/show", "model, drafter and options", _show),
-    Command("/stats on|off", "the line after each answer; nothing shows the totals", _stats),
+    Command("/stats on|off", "the line after each answer", _stats),
     Command("/save FILE", "write the conversation as JSON", _save),
     Command("/load FILE", "resume a saved conversation", _load),
     Command("/exit", "leave", _exit),
@@ -185,27 +181,21 @@ COMMANDS = (
 
 
 def parse_setting(name: str, text: str) -> object:
-    """The value of option `name` that `text` spells.
+    """The value of option `name` that `text` spells; `GenerationOptions` says whether it can be.
 
-    `default` is the default; `none` is None where that is allowed; `stop` takes several words,
-    quoted where they hold spaces.
-
-    Raises:
-      BadInputError: no such option, or no such value
+    `default` is the default; `stop` takes several words, quoted where they hold spaces.
     """
     refuse_unknown_keys({name: text}, option_names(), "option")
     if text == "default":
         return getattr(GenerationOptions(), name)
-    kinds = kinds_of_option(name)
-    if tuple in kinds:
+    if name == "stop":
         return () if text == "none" else _words(name, text)
-    if text == "none" and NoneType in kinds:
-        return None
-    kind = next(k for k in kinds if k is not NoneType)
-    try:
-        return _BOOLS[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise BadInputError(f"{name} cannot be {text!r}; give {describe_kinds(kinds)}") from None
+    if text in _WORDS:
+        return _WORDS[text]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _words(name: str, text: str) -> tuple[str, ...]:
