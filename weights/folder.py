@@ -9,7 +9,6 @@ with a model is never run.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -77,7 +76,9 @@ def _load_model(
     except RedrafterError:
         raise
     except Exception as error:  # architectures fail in any way on a checkpoint that is not theirs
-        raise _explain(error, folder, headers) from error
+        text = f"{folder} cannot be loaded: {' '.join(str(error).split()):.200}"
+        unknown = "not supported" in text
+        raise (UnsupportedModelError if unknown else DamagedFileError)(text) from error
     return model, config
 
 
@@ -92,36 +93,6 @@ def _without_heads(config: dict[str, object]) -> tuple[type[nn.Module], type]:
             return cast("dict[str, mx.array]", rename(own))
 
     return Trunk, args
-
-
-def _explain(
-    error: Exception, folder: Path, headers: dict[Path, SafetensorsHeader]
-) -> RedrafterError:
-    """mlx-lm's complaint in one line that names file and tensor."""
-    text = " ".join(str(error).split())
-    if (match := re.search(r"Model type (\S+) not supported", text)) is not None:
-        return UnsupportedModelError(f"{folder}: mlx-lm does not know model type {match[1]}")
-    if (match := re.match(r"Missing (\d+) parameters: (.+?)[,.]?(?:\s|$)", text)) is not None:
-        return DamagedFileError(_first(f"{folder}: tensor {match[2]} is missing", int(match[1])))
-    if match := re.match(r"Received (\d+) parameters not in model: (.+?)[,.]?(?:\s|$)", text):
-        where = _holder(match[2], folder, headers)
-        return DamagedFileError(
-            _first(f"{where}: tensor {match[2]} is not part of the model", int(match[1]))
-        )
-    pattern = r"Expected shape (\(.*?\)) but received shape (\(.*?\)) for parameter (\S+)"
-    if (match := re.search(pattern, text)) is not None:
-        where = _holder(match[3], folder, headers)
-        return DamagedFileError(f"{where}: tensor {match[3]} has shape {match[2]}, not {match[1]}")
-    return DamagedFileError(f"{folder} cannot be loaded: {type(error).__name__}: {text:.200}")
-
-
-def _first(line: str, count: int) -> str:
-    return line if count == 1 else f"{line}, and {count - 1} more"
-
-
-def _holder(tensor: str, folder: Path, headers: dict[Path, SafetensorsHeader]) -> Path:
-    """The file that holds a tensor; the folder where mlx-lm has renamed it."""
-    return next((file for file, header in headers.items() if tensor in header.shapes), folder)
 
 
 def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper:
