@@ -151,8 +151,8 @@ def _rows(model: ModelStatus) -> list[tuple[str, str]]:
         ("path", str(model.path) if model.path else remedy),
         ("on disk", _size(model.on_disk)),
     ]
-    details = [(label, value) for label, value in model.details.items() if label != "licence"]
-    return [(label, " ".join(value.split())) for label, value in [*known, *details] if value]
+    known += model.details.items()
+    return [(label, " ".join(value.split())) for label, value in known if value]
 
 
 def _memory_rows(model: ModelStatus, machine: Machine, context: int) -> list[tuple[str, str]]:
