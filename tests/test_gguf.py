@@ -326,9 +326,9 @@ class SlowTokenizer:
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)
-        self._pre = header.text("tokenizer.ggml.pre")
-        self._ids = {t: i for i, t in enumerate(header.texts("tokenizer.ggml.tokens"))}
-        merges = header.texts("tokenizer.ggml.merges")
+        self._pre = header.get("tokenizer.ggml.pre", str)
+        self._ids = {t: i for i, t in enumerate(header.items("tokenizer.ggml.tokens", str))}
+        merges = header.items("tokenizer.ggml.merges", str)
         self._ranks = {tuple(m.split(" ")): i for i, m in enumerate(merges)}
         self._characters = byte_characters()
 

@@ -83,41 +83,41 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
 
 def _model_args(header: GGUFHeader) -> llama.ModelArgs:
     """The configuration that the metadata describes, refused where Llama's layers differ."""
-    architecture = header.text("general.architecture")
-    if architecture != "llama" or header.integer("llama.expert_count", 0):
+    architecture = header.get("general.architecture", str)
+    if architecture != "llama" or header.get("llama.expert_count", int, 0):
         kind = architecture if architecture != "llama" else "mixture-of-experts llama"
         raise UnsupportedModelError(
             f"{header.path}: GGUF files of architecture {kind} are not read, only dense llama; "
             f"give the model's safetensors folder or Hub repository instead"
         )
-    hidden = header.integer("llama.embedding_length")
-    heads = header.integer("llama.attention.head_count")
+    hidden = header.get("llama.embedding_length", int)
+    heads = header.get("llama.attention.head_count", int)
     if hidden <= 0 or heads <= 0:
         raise DamagedFileError(f"{header.path}: {hidden} hidden units in {heads} heads")
-    head_dim = header.integer("llama.attention.key_length", hidden // heads)
-    rotary = header.integer("llama.rope.dimension_count", head_dim)
+    head_dim = header.get("llama.attention.key_length", int, hidden // heads)
+    rotary = header.get("llama.rope.dimension_count", int, head_dim)
     if rotary != head_dim:
         raise UnsupportedModelError(
             f"{header.path}: rotary embedding of {rotary} of {head_dim} dimensions is not read"
         )
-    layers = header.integer("llama.block_count")
+    layers = header.get("llama.block_count", int)
     if not 0 < layers <= len(header.tensors):
         raise DamagedFileError(f"{header.path}: {layers} layers, but {len(header.tensors)} tensors")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise DamagedFileError(f"{header.path}: tensor token_embd.weight is missing")
-    base = header.number("llama.rope.freq_base", 10000.0)
+    base = header.get("llama.rope.freq_base", float, 10000.0)
     return llama.ModelArgs(
         model_type="llama",
         hidden_size=hidden,
         num_hidden_layers=layers,
-        intermediate_size=header.integer("llama.feed_forward_length"),
+        intermediate_size=header.get("llama.feed_forward_length", int),
         num_attention_heads=heads,
-        num_key_value_heads=header.integer("llama.attention.head_count_kv", heads),
+        num_key_value_heads=header.get("llama.attention.head_count_kv", int, heads),
         head_dim=head_dim,
-        rms_norm_eps=header.number("llama.attention.layer_norm_rms_epsilon"),
+        rms_norm_eps=header.get("llama.attention.layer_norm_rms_epsilon", float),
         vocab_size=embedding.shape[0],
-        max_position_embeddings=header.integer("llama.context_length"),
+        max_position_embeddings=header.get("llama.context_length", int),
         rope_theta=base,
         rope_traditional=True,
         rope_scaling=_rope_scaling(header, head_dim, base),
@@ -126,13 +126,13 @@ def _model_args(header: GGUFHeader) -> llama.ModelArgs:
 
 
 def _rope_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float | str] | None:
-    kind = header.text("llama.rope.scaling.type", "none")
+    kind = header.get("llama.rope.scaling.type", str, "none")
     if _FREQUENCIES in header.tensors and kind == "none":
         return _llama3_scaling(header, dims, base)
     if kind == "none":
         return None
     if kind == "linear":
-        return {"type": "linear", "factor": header.number("llama.rope.scaling.factor")}
+        return {"type": "linear", "factor": header.get("llama.rope.scaling.factor", float)}
     raise UnsupportedModelError(
         f"{header.path}: GGUF files with {kind} rope scaling are not read; give the model's "
         f"safetensors folder or Hub repository instead"
