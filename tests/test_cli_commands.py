@@ -269,7 +269,7 @@ def test_doctor_names_the_machine_and_every_cache(capsys: pytest.CaptureFixture[
     report = json.loads(capsys.readouterr().out)
     assert status == 0
     assert set(report) == {
-        "system", "packages", "mlx", "memory", "good for", "model", "hub cache", "our cache",
+        "system", "packages", "mlx", "memory", "model", "hub cache", "our cache",
         "problems",
     }  # fmt: skip
     assert report["mlx"]["computes"] is True

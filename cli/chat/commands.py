@@ -99,17 +99,11 @@ def _set(chat: Chat, rest: str) -> None:
 
 
 def _show(chat: Chat, _: str) -> None:
-    source = chat.model.source
-    rows = []
-    if source is not None:
-        bits = f", {source.bits}-bit weights" if source.bits else ""
-        rows = [f"model {source.name} ({source.path})", f"dtype {source.dtype}{bits}"]
-    rows.append(f"drafts by {chat.model.drafting or 'nothing'}")
-    if chat.model.drafter_note:
-        rows.append(chat.model.drafter_note)
-    rows.append(_shown_system(chat))
-    rows.append(f"conversation {_turns(chat)}")
-    chat.terminal.say("\n".join([*rows, _shown_options(chat)]))
+    note = [chat.model.drafter_note] if chat.model.drafter_note else []
+    path = [str(chat.model.source.path)] if chat.model.source is not None else []
+    turns = f"conversation {_turns(chat)}"
+    rows = [describe_model(chat), *path, *note, _shown_system(chat), turns, _shown_options(chat)]
+    chat.terminal.say("\n".join(rows))
 
 
 def _stats(chat: Chat, rest: str) -> None:
