@@ -192,7 +192,7 @@ PICKLES = {
     "doubled two hundred times": (one(DOUBLED), "entry 'w' is no tensor"),
     "doubled two hundred times, as a name": (START + b"}" + DOUBLED + b"Ns.", "tuple where a str"),
     "a memo of 2^32": (START + b"Nr\xff\xff\xff\xff" + STOP, "no dictionary"),
-    "recalled from nowhere": (START + b"j\xff\xff\xff\xff" + STOP, "was not there"),
+    "recalled from nowhere": (START + b"j\xff\xff\xff\xff" + STOP, "is not there"),
     "a string of 4 GB": (START + b"X\xff\xff\xff\xff" + b"abc" + STOP, "damaged"),
     "a number of 255 bytes for a size": (
         one(storage("Float", "0", 2**2000)), "no count"),
