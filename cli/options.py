@@ -234,24 +234,6 @@ def flags_of(kind: type) -> Mapping[str, Flag]:
     return {f.name: f.metadata["flag"] for f in fields(kind) if "flag" in f.metadata}
 
 
-def option_names() -> list[str]:
-    """Every field of GenerationOptions that a person can type, in its order.
-
-    A logit bias names tokens by their ids, and log-probabilities are arrays; both are for the
-    library's callers. `prefixes` and `cache_prompt` are for measuring.
-    """
-    library_only = ("logit_bias", "logprobs", "prefixes", "cache_prompt")
-    return [f.name for f in fields(GenerationOptions) if f.name not in library_only]
-
-
-def kinds_of(hint: object) -> tuple[type, ...]:
-    """The types that an option of that type hint may have; `tuple` stands for several strings."""
-    if hint == tuple[str, ...]:
-        return (tuple,)
-    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return tuple(str if get_origin(h) is Literal else h for h in hints)
-
-
 def _parameters(
     kind: type, flags: Mapping[str, Flag], base: object | None
 ) -> list[inspect.Parameter]:
@@ -261,19 +243,23 @@ def _parameters(
     for name, shown in flags.items():
         default = defaults[name] if base is None else getattr(base, name)
         assert default is not MISSING
-        kinds = kinds_of(hints[name])
-        annotation = (
-            list[str] | None if kinds == (tuple,) else functools.reduce(operator.or_, kinds)
-        )
         made.append(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=shown.option(name, default),
-                annotation=annotation,
+                annotation=_annotation(hints[name]),
             )
         )
     return made
+
+
+def _annotation(hint: object) -> object:
+    """A field's type as typer takes it: lists for tuples, text for one of several words."""
+    if hint == tuple[str, ...]:
+        return list[str] | None
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return functools.reduce(operator.or_, (str if get_origin(h) is Literal else h for h in hints))
 
 
 def _value(name: str, shown: Flag, given: object) -> object:

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 import pytest
 
 from redrafter_mlx.cli.chat.command import Chat, run_chat
-from redrafter_mlx.cli.options import option_names
+from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.step_result import Source
@@ -197,10 +197,9 @@ def test_every_option_can_be_set_and_reset_by_its_name() -> None:
         "stop": ('a "b c"', ("a", "b c")), "beam_width": ("3", 3), "beam_length": ("5", 5),
         "max_nodes": ("8", 8), "draft": ("off", False), "accept": ("typical", "typical"),
         "epsilon": ("0.2", 0.2), "delta": ("0.3", 0.3), "repetition_penalty": ("1.2", 1.2),
-        "repetition_context": ("9", 9), "frequency_penalty": ("0.3", 0.3),
-        "presence_penalty": ("-1", -1.0),
+        "frequency_penalty": ("0.3", 0.3), "presence_penalty": ("-1", -1.0),
     }  # fmt: skip
-    assert set(values) == set(option_names())
+    assert set(values) == set(GENERATION)
     lines = [f"/set {name} {text}" for name, (text, _) in values.items()]
     got = piped(*lines)
     chosen = {name: getattr(got.chat.options, name) for name in values}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from redrafter_mlx.cli.options import option_names
+from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError, DamagedFileError
@@ -92,7 +92,7 @@ def _set(chat: Chat, rest: str) -> None:
     if not name:
         chat.terminal.say(_shown_options(chat))
         return
-    if text.strip() or name not in option_names():
+    if text.strip() or name not in GENERATION:
         value = parse_setting(name, text.strip())
         chat.options = chat.options.updated({name: value})
     chat.terminal.say(_shown_option(chat, name))
@@ -179,7 +179,7 @@ def parse_setting(name: str, text: str) -> object:
 
     `default` is the default; `stop` takes several words, quoted where they hold spaces.
     """
-    refuse_unknown_keys({name: text}, option_names(), "option")
+    refuse_unknown_keys({name: text}, [*GENERATION], "option")
     if text == "default":
         return getattr(GenerationOptions(), name)
     if name == "stop":
@@ -217,7 +217,7 @@ def _shown_system(chat: Chat) -> str:
 
 
 def _shown_options(chat: Chat) -> str:
-    return "\n".join(_shown_option(chat, name) for name in option_names())
+    return "\n".join(_shown_option(chat, name) for name in GENERATION)
 
 
 def _shown_option(chat: Chat, name: str) -> str:
