@@ -41,12 +41,14 @@ class Flag:
 
     panel: the heading below which `--help` lists it; None for the first one
     names: `--beam-width` for a field `beam_width` if empty; `--no-draft` sets `draft` to False
+    variable: of the environment, which gives the value where the command line does not
     """
 
     help: str
     metavar: str | None = None
     panel: str | None = None
     names: tuple[str, ...] = ()
+    variable: str | None = None
 
     def option(self, name: str, default: object) -> Any:
         """typer's option for a field of that name."""
@@ -58,6 +60,8 @@ class Flag:
             metavar=self.metavar,
             rich_help_panel=self.panel,
             show_default=default is not None,
+            envvar=self.variable,
+            show_envvar=False,
         )
 
     @property
@@ -198,7 +202,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     Each parameter whose type is a dataclass becomes one option for each of the dataclass's options;
     the command gets the dataclass filled. The parameter's default, if any, is an instance that
-    holds the options' defaults; `Annotated[T, ("a", "b")]` takes those fields alone.
+    holds the options' defaults; `Annotated[T, ("a", "b")]` takes those fields alone, and
+    `Annotated[T, {"a": Flag(...)}]` says how they look.
     """
     signature = inspect.signature(command, eval_str=True)
     expanded: list[inspect.Parameter] = []
@@ -209,7 +214,10 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         assert isinstance(kind, type)
-        flags = {n: f for n, f in flags_of(kind).items() if not only or n in only[0]}
+        if only and isinstance(only[0], Mapping):
+            flags = only[0]
+        else:
+            flags = {n: f for n, f in flags_of(kind).items() if not only or n in only[0]}
         groups[parameter.name] = kind, flags
         base = None if parameter.default is parameter.empty else parameter.default
         expanded += _parameters(kind, flags, base)
