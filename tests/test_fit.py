@@ -31,7 +31,6 @@ from redrafter_mlx.weights.fit.needs import (
     drafter_bytes,
     largest_named,
     most_parameters,
-    need,
     needs,
     stored_model,
 )
@@ -144,14 +143,13 @@ def _floats(name: str) -> StoredModel:
 
 def test_what_is_asked_for_decides_what_is_needed() -> None:
     stored, machine = _floats("llama-3.1-8b"), mac(16)
-    short, long = (need(stored, machine, context=n).cache for n in (1000, 4000))
+    short, long = (needs(stored, machine, context=n)[0].cache for n in (1000, 4000))
     assert 4 * short == long == 4000 * 131_072
-    assert need(stored, machine, quantize=4).weights < need(stored, machine, quantize=8).weights
-    assert need(stored, machine, drafter=7).drafter == 7
-    single = need(stored, machine, dtype="float32")
-    assert single.weights == 2 * need(stored, machine).weights
+    plain, eight, four = needs(stored, machine, drafter=7)
+    assert four.weights < eight.weights < plain.weights
+    assert plain.drafter == 7
     on_cpu = replace(machine, on_cpu=True)
-    assert need(REGISTRY["llama-3.1-8b"].stored, on_cpu).weights == single.weights
+    assert needs(REGISTRY["llama-3.1-8b"].stored, on_cpu)[0].weights == 2 * plain.weights
 
 
 def test_weights_beyond_the_working_set_are_refused_before_they_are_read(
