@@ -15,6 +15,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import sanitise
 from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.weights.fit.machine import Machine
@@ -212,6 +213,4 @@ def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _size(size: int | None) -> str:
-    from redrafter_mlx.runtime.paths import human_size
-
     return "" if size is None else human_size(size)
