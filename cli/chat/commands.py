@@ -108,18 +108,18 @@ def _show(chat: Chat, _: str) -> None:
 
 def _stats(chat: Chat, rest: str) -> None:
     if rest not in ("on", "off"):
-        raise BadInputError(f"/stats {rest} is not known; give on or off")
+        raise BadInputError(f"/stats takes on or off, not {rest!r}")
     chat.show_statistics = rest == "on"
     chat.terminal.say(f"statistics line {rest}")
 
 
 def _save(chat: Chat, rest: str) -> None:
     path, session = _path("/save", rest), chat.session
-    if path.exists():
-        _read_chat(path)  # no other file is replaced
     system = [] if session.system is None else [{"role": "system", "content": session.system}]
     content = {"messages": [*system, *session.messages]}
     try:
+        if path.exists():
+            _read_chat(path)  # no other file is replaced
         write_private_text(path.resolve(), json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise BadInputError(f"cannot write {path}: {error.strerror or error}") from None
