@@ -10,9 +10,8 @@ import pytest
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.loading import load_target
-from redrafter_mlx.weights.gguf.blocks import BITS, GROUP_SIZE
 from redrafter_mlx.weights.gguf.header import read_header
-from redrafter_mlx.weights.gguf.tensors import READABLE, read_tensors
+from redrafter_mlx.weights.gguf.tensors import BITS, GROUP_SIZE, READABLE, read_tensors
 
 gguf = pytest.importorskip("gguf")
 

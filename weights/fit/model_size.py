@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
-from redrafter_mlx.weights.gguf.blocks import BITS
 from redrafter_mlx.weights.gguf.header import GGUFHeader
+from redrafter_mlx.weights.gguf.tensors import BITS
 
 _GROUP = 64
 """Weights that share a scale and a bias where `quantize` made them, and in most repositories."""

@@ -20,9 +20,8 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.checksum import sha256_of
-from redrafter_mlx.weights.gguf.blocks import BITS, GROUP_SIZE
 from redrafter_mlx.weights.gguf.header import GGUFHeader, TensorInfo, read_header
-from redrafter_mlx.weights.gguf.tensors import READABLE, read_tensors
+from redrafter_mlx.weights.gguf.tensors import BITS, GROUP_SIZE, READABLE, read_tensors
 from redrafter_mlx.weights.gguf.tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.raw_model import RawModel, context_length
 
