@@ -187,21 +187,19 @@ def _mlx(report: Report) -> Facts:
 
 
 def _memory(_: Report) -> Facts:
-    """The largest models that fit: named ones, and of any at all their parameters."""
+    """What there is, and the largest of the named models that fit into it."""
     from redrafter_mlx.weights.fit.machine import this_machine
-    from redrafter_mlx.weights.fit.needs import CONTEXT, largest_named, most_parameters
+    from redrafter_mlx.weights.fit.needs import CONTEXT, largest_named
 
     machine = this_machine()
-    named = [entry.name for entry in largest_named(machine)]
-    facts: Facts = {
+    named = largest_named(machine)
+    return {
         "total_bytes": machine.memory,
         "models_may_use_bytes": machine.working_set,
         "context_tokens": CONTEXT,
+        "parameters_that_fit": f"{named[0].shape.parameters / 1e9:.3g} billion" if named else None,
+        "named_models": ", ".join(entry.name for entry in named[:_NAMED]) or None,
     }
-    for bits in (4, 8, 32 if machine.on_cpu else 16):
-        most = most_parameters(machine, bits)
-        facts[f"largest_in_{bits}_bits"] = f"{most / 1e9:.3g} billion parameters"
-    return {**facts, "named_models": ", ".join(named[:_NAMED]) or None}
 
 
 def _model(report: Report) -> Facts:

@@ -23,7 +23,12 @@ from redrafter_mlx.cli import (
 from redrafter_mlx.cli.bench import command as bench
 from redrafter_mlx.cli.bench import serve as bench_serve
 from redrafter_mlx.cli.chat import command as chat
-from redrafter_mlx.cli.terminal import one_line, open_missing_streams, tolerate_any_text
+from redrafter_mlx.cli.terminal import (
+    check_text,
+    one_line,
+    open_missing_streams,
+    tolerate_any_text,
+)
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.version import __version__
@@ -97,6 +102,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line; an error that a user can cause becomes one line on stderr."""
     try:
+        for argument in arguments:
+            check_text("an argument", argument)
         status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
         return status if isinstance(status, int) else 0
     except RedrafterError as error:

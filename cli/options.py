@@ -23,7 +23,6 @@ from typing import (
 import typer
 
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import DType, GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
@@ -224,7 +223,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     def run(**given: Any) -> None:
         for name, (kind, flags) in groups.items():
-            filled = {n: _value(n, f, given.pop(n)) for n, f in flags.items()}
+            filled = {n: _value(f, given.pop(n)) for n, f in flags.items()}
             given[name] = kind(**{n: v for n, v in filled.items() if v is not None})
         command(**given)
 
@@ -270,11 +269,8 @@ def _annotation(hint: object) -> object:
     return functools.reduce(operator.or_, (str if get_origin(h) is Literal else h for h in hints))
 
 
-def _value(name: str, shown: Flag, given: object) -> object:
+def _value(shown: Flag, given: object) -> object:
     """The value of a field, for what the command line gave."""
-    what = f"--{name.replace('_', '-')}"
-    if isinstance(given, str):
-        return check_text(what, given)
     if isinstance(given, list):
-        return tuple(check_text(what, text) for text in given)
+        return tuple(given)
     return not given if shown.negated else given

@@ -151,7 +151,7 @@ def test_stdin_is_the_prompt_and_raw_takes_it_to_the_letter(
         (["generate", "-p", ""], "the prompt is empty", 1),
         (["generate", "-p", " \n"], "the prompt is empty", 1),
         (["generate", "-p", "-"], "standard input gave nothing", 1),
-        (["generate", "-p", "bad \udcff"], "the prompt is not UTF-8", 1),
+        (["generate", "-p", "bad \udcff"], "an argument is not UTF-8", 1),
         (["generate", "-p", "x", "--raw", "--system", "s"], "--system needs", 1),
         (["generate", "-p", "x", "--temperature", "-1"], "temperature is -1", 1),
         (["generate", "-p", "x", "--max-tokens", "0"], "max_tokens is 0", 1),

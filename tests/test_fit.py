@@ -30,7 +30,6 @@ from redrafter_mlx.weights.fit.needs import (
     check_download,
     drafter_bytes,
     largest_named,
-    most_parameters,
     needs,
     stored_model,
 )
@@ -103,8 +102,6 @@ def test_each_mac_is_offered_what_fits_it(
     machine = mac(gigabytes)
     named = largest_named(machine)
     assert named[0].name == largest
-    in_words = most_parameters(machine, 4) / named[0].shape.parameters
-    assert 0.95 < in_words < 1.8, "about the same, named models being few"
     for name, wanted in (("vicuna-7b", vicuna_7b), ("llama-3.1-8b", llama_8b)):
         ways = needs(REGISTRY[name].stored, machine)
         assert [way.quantize for way in ways if way.fits(machine)] == wanted

@@ -93,8 +93,6 @@ def command(
 
     Without a terminal, each line of stdin is a turn: answers go to stdout, all else to stderr.
     """
-    if system is not None:
-        check_text("--system", system)
     model, session = _open(server, api_key, loading, system)
     chat = Chat(model, session, generation, Terminal.standard(), show_drafts)
     if model.drafter_note and generation.draft:

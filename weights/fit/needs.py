@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +21,6 @@ CONTEXT = 8192
 
 _WORK = 500_000_000
 """Bytes for all that is neither weights nor cache nor drafter."""
-
-_CACHE_AND_DRAFTER = 1.9e9
-"""Bytes of a model of 8 billion parameters, at `CONTEXT` tokens."""
 
 _SMALLER = "take a smaller model"
 
@@ -79,17 +75,6 @@ def largest_named(machine: Machine) -> list[Registered]:
         and any(way.fits(machine) for way in needs(entry.stored, machine))
     ]
     return sorted(found, key=lambda entry: entry.shape.parameters, reverse=True)
-
-
-def most_parameters(machine: Machine, bits: int) -> float:
-    """Of a model whose weights have so many bits (16 and more: floats), with cache and drafter.
-
-    Those two take about as much as the square root of the parameters says: 1.9 GB for 8 billion.
-    """
-    each = bits / 8 if bits >= 16 else (bits + 0.5) / 8
-    room = max(0, machine.working_set - _WORK)
-    beside = _CACHE_AND_DRAFTER / math.sqrt(8e9)
-    return ((math.sqrt(beside**2 + 4 * each * room) - beside) / (2 * each)) ** 2
 
 
 def check_download(name: str, stored: StoredModel, machine: Machine) -> str | None:
