@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 
 from redrafter_mlx.cli.options import ModelOptions
@@ -31,8 +31,6 @@ def compare_libraries(
     loading: ModelOptions,
     again: bool,
     note: Callable[[str], None],
-    libraries: Callable[[], Sequence[str]] = libraries_here,
-    rate_with: Callable[[str, ModelOptions, float], float | None] | None = None,
 ) -> str | None:
     """Measure each library and prefer the fastest from now on; None if there is no choice.
 
@@ -40,10 +38,9 @@ def compare_libraries(
     A library whose measurement takes several times as long as another's is given up. Ranks of
     `mlx.launch` compare nothing: they would have to start again together.
     """
-    rate_with = rate_with or _rate_with
     if sys.platform != "linux" or os.environ.get(_CHOSEN) or launched_rank() is not None:
         return None
-    here = libraries()
+    here = libraries_here()
     chosen = preferred_library() in here and not again
     if len(here) < 2 or chosen or not _computes_on_cpu():
         return None
@@ -51,7 +48,7 @@ def compare_libraries(
     for library in here:
         began = time.monotonic()
         try:
-            rate = rate_with(library, loading, longest)
+            rate = _rate_with(library, loading, longest)
         except subprocess.TimeoutExpired:
             note(f"{library}: given up after {longest:.0f} seconds")
             continue

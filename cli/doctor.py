@@ -80,7 +80,6 @@ def examine() -> Report:
         ("packages", _packages),
         ("mlx", _mlx),
         ("memory", _memory),
-        ("good for", _good_for),
         ("model", _model),
         ("hub cache", _hub_cache),
         ("our cache", _our_cache),
@@ -187,27 +186,20 @@ def _mlx(report: Report) -> Facts:
     return facts
 
 
-def _memory(report: Report) -> Facts:  # noqa: ARG001
-    facts: Facts = {"total_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")}
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("MemAvailable:"):
-                facts["available_bytes"] = int(line.split()[1]) * 1024
-    return facts
-
-
-def _good_for(report: Report) -> Facts:  # noqa: ARG001
-    """The largest models that fit: named ones, and of any at all their parameters."""
+def _memory(_: Report) -> Facts:
+    """What there is, and the largest of the named models that fit into it."""
     from redrafter_mlx.weights.fit.machine import this_machine
-    from redrafter_mlx.weights.fit.needs import CONTEXT, largest_named, most_parameters
+    from redrafter_mlx.weights.fit.needs import CONTEXT, largest_named
 
     machine = this_machine()
-    named = [entry.name for entry in largest_named(machine)]
-    facts: Facts = {"models_may_use_bytes": machine.working_set, "context_tokens": CONTEXT}
-    for bits in (4, 8, 32 if machine.on_cpu else 16):
-        most = most_parameters(machine, bits)
-        facts[f"largest_in_{bits}_bits"] = f"{most / 1e9:.3g} billion parameters"
-    return {**facts, "named_models": ", ".join(named[:_NAMED]) or None}
+    named = largest_named(machine)
+    return {
+        "total_bytes": machine.memory,
+        "models_may_use_bytes": machine.working_set,
+        "context_tokens": CONTEXT,
+        "parameters_that_fit": f"{named[0].shape.parameters / 1e9:.3g} billion" if named else None,
+        "named_models": ", ".join(entry.name for entry in named[:_NAMED]) or None,
+    }
 
 
 def _model(report: Report) -> Facts:

@@ -14,7 +14,6 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
     Terminal,
-    check_text,
     loss_note,
     statistics_line,
 )
@@ -66,7 +65,7 @@ def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
     """The prompt as the library takes it; raises BadInputError if there is nothing in it."""
     if raw and system is not None:
         raise BadInputError("--system needs the chat template; leave out --raw or --system")
-    text = read_stdin() if prompt == "-" else check_text("the prompt", prompt)
+    text = read_stdin() if prompt == "-" else prompt
     if prompt == "-" and not raw:
         text = text.rstrip("\r\n")
     if not (text if raw else text.strip()):
@@ -75,7 +74,7 @@ def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
     if system is None:
         return text
     return [
-        {"role": "system", "content": check_text("--system", system)},
+        {"role": "system", "content": system},
         {"role": "user", "content": text},
     ]
 

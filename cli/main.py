@@ -23,7 +23,12 @@ from redrafter_mlx.cli import (
 from redrafter_mlx.cli.bench import command as bench
 from redrafter_mlx.cli.bench import serve as bench_serve
 from redrafter_mlx.cli.chat import command as chat
-from redrafter_mlx.cli.terminal import one_line, open_missing_streams, tolerate_any_text
+from redrafter_mlx.cli.terminal import (
+    check_text,
+    one_line,
+    open_missing_streams,
+    tolerate_any_text,
+)
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
 from redrafter_mlx.runtime.launched import (
     leave_to_rank_0,
@@ -107,6 +112,8 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command line; an error that a user can cause becomes one line on stderr."""
     try:
+        for argument in arguments:
+            check_text("an argument", argument)
         with rank_0_speaks():
             status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
         return status if isinstance(status, int) else 0
@@ -143,6 +150,7 @@ def quieten_libraries() -> None:
         ("TRANSFORMERS_VERBOSITY", "error"),
         ("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1"),
         ("HF_HUB_DISABLE_PROGRESS_BARS", "1"),
+        ("HF_HUB_VERBOSITY", "error"),
         ("HF_HUB_DISABLE_TELEMETRY", "1"),
         ("TOKENIZERS_PARALLELISM", "false"),
     ):

@@ -13,8 +13,9 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.cli.terminal import check_text, sanitise
-from redrafter_mlx.errors import BadInputError, RedrafterError
+from redrafter_mlx.cli.terminal import sanitise
+from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.weights.fit.machine import Machine
@@ -36,11 +37,10 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
 
     REPO may name a revision: org/name@revision. An interrupted download resumes where it stopped.
     """
-    wanted = _checked(name)
-    with progress_bars(f"pulling {wanted}") as progress:
+    with progress_bars(f"pulling {name}") as progress:
         from redrafter_mlx.weights.resolve import pull as fetch
 
-        local = fetch(wanted, offline=target.offline, progress=progress, advise=_say)
+        local = fetch(name, offline=target.offline, progress=progress, advise=_say)
         _check_files(local.path)
     print(sanitise(str(local.path)))
 
@@ -74,18 +74,17 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
 
     `pull` fetches one. Without --drafter, the first that is on this machine is used.
     """
-    wanted = _checked(name)
-    with progress_bars(f"looking for drafters of {wanted}") as progress:
+    with progress_bars(f"looking for drafters of {name}") as progress:
         from redrafter_mlx.drafting.installed import list_drafters
         from redrafter_mlx.weights import no_progress
 
-        listed = list_drafters(wanted, progress or no_progress)
+        listed = list_drafters(name, progress or no_progress)
     if as_json:
         rows = [{**asdict(one), "path": one.path and str(one.path)} for one in listed]
-        print(json.dumps({"model": wanted, "drafters": rows}))
+        print(json.dumps({"model": name, "drafters": rows}))
         return
     if not listed:
-        print(f"no drafter is known for {wanted}; `redrafter-mlx train` trains one")
+        print(f"no drafter is known for {name}; `redrafter-mlx train` trains one")
         return
     _print_table(
         ("NAME", "FORM", "ON DISK", "SIZE", "LICENCE"),
@@ -112,12 +111,11 @@ def show(
 
     Uses no network.
     """
-    wanted = _checked(name)
-    with progress_bars(f"looking at {wanted}"):
+    with progress_bars(f"looking at {name}"):
         from redrafter_mlx.weights.fit.machine import this_machine
         from redrafter_mlx.weights.status import show_model
 
-        model = show_model(wanted)
+        model = show_model(name)
         rows = [*_rows(model), *_memory_rows(model, this_machine(), context)]
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
@@ -151,8 +149,8 @@ def _rows(model: ModelStatus) -> list[tuple[str, str]]:
         ("path", str(model.path) if model.path else remedy),
         ("on disk", _size(model.on_disk)),
     ]
-    details = [(label, value) for label, value in model.details.items() if label != "licence"]
-    return [(label, " ".join(value.split())) for label, value in [*known, *details] if value]
+    known += model.details.items()
+    return [(label, " ".join(value.split())) for label, value in known if value]
 
 
 def _memory_rows(model: ModelStatus, machine: Machine, context: int) -> list[tuple[str, str]]:
@@ -215,12 +213,4 @@ def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def _size(size: int | None) -> str:
-    from redrafter_mlx.runtime.paths import human_size
-
     return "" if size is None else human_size(size)
-
-
-def _checked(name: str) -> str:
-    if not name.strip():
-        raise BadInputError("the model's name is empty; `redrafter-mlx list` shows names")
-    return check_text("the model's name", name)

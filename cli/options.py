@@ -7,7 +7,7 @@ import inspect
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from types import NoneType, UnionType
+from types import UnionType
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -23,17 +23,13 @@ from typing import (
 import typer
 
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.cli.terminal import check_text
-from redrafter_mlx.config import DType, GenerationOptions, check_choice
+from redrafter_mlx.config import DType, GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.questions import Question
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.options import EngineOptions
-
-_KINDS = {int: "a whole number", float: "a number", bool: "on or off", str: "text",
-          tuple: "a list of strings"}  # fmt: skip
 
 MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
 
@@ -44,12 +40,14 @@ class Flag:
 
     panel: the heading below which `--help` lists it; None for the first one
     names: `--beam-width` for a field `beam_width` if empty; `--no-draft` sets `draft` to False
+    variable: of the environment, which gives the value where the command line does not
     """
 
     help: str
     metavar: str | None = None
     panel: str | None = None
     names: tuple[str, ...] = ()
+    variable: str | None = None
 
     def option(self, name: str, default: object) -> Any:
         """typer's option for a field of that name."""
@@ -61,6 +59,8 @@ class Flag:
             metavar=self.metavar,
             rich_help_panel=self.panel,
             show_default=default is not None,
+            envvar=self.variable,
+            show_envvar=False,
         )
 
     @property
@@ -133,14 +133,6 @@ class TargetOptions:
     quantize: int | None = flag(None, QUANTIZE)
     offline: bool = flag(False, OFFLINE)
 
-    def check(self) -> None:
-        """Raise BadInputError for a value that cannot be used."""
-        check_choice("--dtype", self.dtype, DType)
-        if self.quantize not in (None, 4, 8):
-            raise BadInputError(f"--quantize is {self.quantize}; choose 4 or 8")
-        if self.model is not None and not self.model.strip():
-            raise BadInputError("--model is empty; give a name that `redrafter-mlx list` shows")
-
 
 @dataclass(frozen=True)
 class ModelOptions(TargetOptions):
@@ -153,10 +145,6 @@ class ModelOptions(TargetOptions):
         "auto|trained|lookup|none|NAME", DRAFTS,
     ))  # fmt: skip
     drafter_bits: int | None = flag(None, DRAFTER_BITS)
-
-    def check(self) -> None:
-        super().check()
-        check_drafter_bits(self.drafter_bits)
 
 
 @dataclass(frozen=True)
@@ -187,9 +175,6 @@ System = Annotated[
 
 def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Redrafter:
     """Load target and drafter with progress on stderr."""
-    options.check()
-    if not options.drafter.strip():
-        raise BadInputError("--drafter is empty; give auto, trained, lookup, none or a name")
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading import load
 
@@ -216,7 +201,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     Each parameter whose type is a dataclass becomes one option for each of the dataclass's options;
     the command gets the dataclass filled. The parameter's default, if any, is an instance that
-    holds the options' defaults; `Annotated[T, ("a", "b")]` takes those fields alone.
+    holds the options' defaults; `Annotated[T, ("a", "b")]` takes those fields alone, and
+    `Annotated[T, {"a": Flag(...)}]` says how they look.
     """
     signature = inspect.signature(command, eval_str=True)
     expanded: list[inspect.Parameter] = []
@@ -227,14 +213,17 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         assert isinstance(kind, type)
-        flags = {n: f for n, f in flags_of(kind).items() if not only or n in only[0]}
+        if only and isinstance(only[0], Mapping):
+            flags = only[0]
+        else:
+            flags = {n: f for n, f in flags_of(kind).items() if not only or n in only[0]}
         groups[parameter.name] = kind, flags
         base = None if parameter.default is parameter.empty else parameter.default
         expanded += _parameters(kind, flags, base)
 
     def run(**given: Any) -> None:
         for name, (kind, flags) in groups.items():
-            filled = {n: _value(n, f, given.pop(n)) for n, f in flags.items()}
+            filled = {n: _value(f, given.pop(n)) for n, f in flags.items()}
             given[name] = kind(**{n: v for n, v in filled.items() if v is not None})
         command(**given)
 
@@ -252,35 +241,6 @@ def flags_of(kind: type) -> Mapping[str, Flag]:
     return {f.name: f.metadata["flag"] for f in fields(kind) if "flag" in f.metadata}
 
 
-def option_names() -> list[str]:
-    """Every field of GenerationOptions that a person can type, in its order.
-
-    A logit bias names tokens by their ids, and log-probabilities are arrays; both are for the
-    library's callers. `prefixes` and `cache_prompt` are for measuring.
-    """
-    library_only = ("logit_bias", "logprobs", "prefixes", "cache_prompt")
-    return [f.name for f in fields(GenerationOptions) if f.name not in library_only]
-
-
-def kinds_of_option(name: str) -> tuple[type, ...]:
-    """The types of a field of GenerationOptions, see `kinds_of`."""
-    return kinds_of(get_type_hints(GenerationOptions)[name])
-
-
-def describe_kinds(kinds: tuple[type, ...]) -> str:
-    """`a whole number or none`, for a message."""
-    named = [_KINDS[kind] for kind in kinds if kind is not NoneType]
-    return " or ".join([*named, "none"] if NoneType in kinds else named)
-
-
-def kinds_of(hint: object) -> tuple[type, ...]:
-    """The types that an option of that type hint may have; `tuple` stands for several strings."""
-    if hint == tuple[str, ...]:
-        return (tuple,)
-    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return tuple(str if get_origin(h) is Literal else h for h in hints)
-
-
 def _parameters(
     kind: type, flags: Mapping[str, Flag], base: object | None
 ) -> list[inspect.Parameter]:
@@ -290,26 +250,27 @@ def _parameters(
     for name, shown in flags.items():
         default = defaults[name] if base is None else getattr(base, name)
         assert default is not MISSING
-        kinds = kinds_of(hints[name])
-        annotation = (
-            list[str] | None if kinds == (tuple,) else functools.reduce(operator.or_, kinds)
-        )
         made.append(
             inspect.Parameter(
                 name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=shown.option(name, default),
-                annotation=annotation,
+                annotation=_annotation(hints[name]),
             )
         )
     return made
 
 
-def _value(name: str, shown: Flag, given: object) -> object:
+def _annotation(hint: object) -> object:
+    """A field's type as typer takes it: lists for tuples, text for one of several words."""
+    if hint == tuple[str, ...]:
+        return list[str] | None
+    hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return functools.reduce(operator.or_, (str if get_origin(h) is Literal else h for h in hints))
+
+
+def _value(shown: Flag, given: object) -> object:
     """The value of a field, for what the command line gave."""
-    what = f"--{name.replace('_', '-')}"
-    if isinstance(given, str):
-        return check_text(what, given)
     if isinstance(given, list):
-        return tuple(check_text(what, text) for text in given)
+        return tuple(given)
     return not given if shown.negated else given

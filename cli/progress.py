@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli.terminal import one_line
+from redrafter_mlx.runtime.paths import human_size
 from redrafter_mlx.weights import Progress
 
 if TYPE_CHECKING:
@@ -57,8 +58,6 @@ def progress_bars(
 
 def describe_bytes(done: int, total: float | None) -> str:
     """`12 MB of 98 MB`, or what is known of it."""
-    from redrafter_mlx.runtime.paths import human_size
-
     if not done and not total:
         return ""
     return human_size(done) + (f" of {human_size(int(total))}" if total else "")

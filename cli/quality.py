@@ -65,7 +65,6 @@ def command(
         raise BadInputError(f"--beam-length is {beam_length}; drafts begin at 2")
     if generation.max_tokens < 8:
         raise BadInputError(f"--max-tokens is {generation.max_tokens}; give at least 8")
-    loading.check()
     chosen = asked.chosen()
     from redrafter_mlx.distill.evaluation.questions import answer_questions, quality_on
     from redrafter_mlx.distill.report.metrics import training_seconds

@@ -6,14 +6,14 @@ import contextlib
 import copy
 import os
 import socket
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.options import Flag, flag
+from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
@@ -27,40 +27,24 @@ API_KEY_VARIABLE = "REDRAFTER_API_KEY"
 _SERVER, _LIMITS = "Server", "Limits"
 
 
-@dataclass(frozen=True)
-class ServeOptions(ServerOptions):
-    """The server's options as a person types them."""
-
-    host: str = flag(ServerOptions.host, Flag("Address to listen on.", "HOST", _SERVER))
-    port: int = flag(ServerOptions.port, Flag("0 takes any free one.", "PORT", _SERVER))
-    api_key: str | None = flag(None, Flag(
+SERVING: Mapping[str, Flag] = {
+    "host": Flag("Address to listen on.", "HOST", _SERVER),
+    "port": Flag("0 takes any free one.", "PORT", _SERVER),
+    "api_key": Flag(
         f"What clients must send; needed to listen beyond this machine. [env: {API_KEY_VARIABLE}]",
-        "KEY", _SERVER,
-    ))  # fmt: skip
-    cors_origin: tuple[str, ...] = flag((), Flag(
+        "KEY", _SERVER, variable=API_KEY_VARIABLE,
+    ),
+    "cors_origin": Flag(
         "Web pages of this origin may ask; may be given several times.", "ORIGIN", _SERVER
-    ))  # fmt: skip
-    log_level: str = flag(ServerOptions.log_level, Flag(
-        "What is logged to stderr.", "debug|info|warning|error", _SERVER
-    ))  # type: ignore[assignment]  # fmt: skip
-    max_concurrency: int = flag(
-        ServerOptions.max_concurrency, Flag("Answers generated at once.", "N", _LIMITS)
-    )
-    max_queue: int = flag(
-        ServerOptions.max_queue, Flag("Answers that may wait; more are refused.", "N", _LIMITS)
-    )
-    max_body: int = flag(ServerOptions.max_body, Flag("Largest request.", "MB", _LIMITS))
-    keep_alive: int = flag(
-        ServerOptions.keep_alive, Flag("Close an idle connection after this.", "SECONDS", _LIMITS)
-    )
-    unload_after: float | None = flag(
-        None, Flag("Unload an idle model after this. [default: never]", "SECONDS", _LIMITS)
-    )
-
-    def __post_init__(self) -> None:
-        if self.api_key is None:
-            object.__setattr__(self, "api_key", os.environ.get(API_KEY_VARIABLE))
-        super().__post_init__()
+    ),
+    "log_level": Flag("What is logged to stderr.", "debug|info|warning|error", _SERVER),
+    "max_concurrency": Flag("Answers generated at once.", "N", _LIMITS),
+    "max_queue": Flag("Answers that may wait; more are refused.", "N", _LIMITS),
+    "max_body": Flag("Largest request.", "MB", _LIMITS),
+    "keep_alive": Flag("Close an idle connection after this.", "SECONDS", _LIMITS),
+    "unload_after": Flag("Unload an idle model after this. [default: never]", "SECONDS", _LIMITS),
+}  # fmt: skip
+"""The fields of ServerOptions that are options."""
 
 
 @opt.with_options
@@ -69,7 +53,7 @@ def command(
     name: Annotated[
         str | None, typer.Argument(metavar="MODEL", show_default=False, help=opt.TARGET.help)
     ] = None,
-    serving: ServeOptions,
+    serving: Annotated[ServerOptions, SERVING],
     loading: opt.ModelOptions,
 ) -> None:
     """Serve a model by OpenAI's API, for editors, assistants and the page at /.
@@ -79,7 +63,6 @@ def command(
     if name is not None and loading.model is not None:
         raise BadInputError(f"two models are named, {name!r} and {loading.model!r}; name one")
     loading = replace(loading, model=name or loading.model)
-    loading.check()
     if launched_rank() is not None and serving.unload_after is not None:
         raise BadInputError("ranks share one model until they end; leave out --unload-after")
     if launched_rank():

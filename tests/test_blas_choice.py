@@ -41,8 +41,10 @@ def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str
             raise subprocess.TimeoutExpired("tune", longest)
         return RATES[library]
 
-    chosen = compare_libraries(ModelOptions(), again, lambda _: None, lambda: libraries, rate_with)
-    return chosen, measured
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blas_choice, "libraries_here", lambda: libraries)
+        patch.setattr(blas_choice, "_rate_with", rate_with)
+        return compare_libraries(ModelOptions(), again, lambda _: None), measured
 
 
 def test_the_fastest_of_several_is_preferred_and_not_measured_again() -> None:

@@ -16,16 +16,17 @@ from test_chat import FakeModel
 from redrafter_mlx.bench.measure.load_client import Server
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.chat.command import Chat, run_chat
-from redrafter_mlx.cli.chat.conversation import Conversation, Model
-from redrafter_mlx.cli.chat.remote import RemoteSession, connect
+from redrafter_mlx.cli.chat.remote import RemoteModel, RemoteSession, connect
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import ServerError
 
 KEY = "a-key-of-ours"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
 LINES = ("hello hello hello", "/set temperature 0.9", "/set presence_penalty 0.7", "/set seed 5",
-         "and again", "/stats")  # fmt: skip
+         "and again")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +45,13 @@ def locked() -> Iterator[str]:
         yield url
 
 
-def chatted(model: Model, session: Conversation, *lines: str) -> tuple[int, str, str]:
+def chatted(
+    model: Redrafter | RemoteModel, session: Session | RemoteSession, *lines: str
+) -> tuple[int, str, str]:
     """The status, stdout and stderr of a chat whose input is these lines."""
     out, err = io.StringIO(), io.StringIO()
     terminal = Terminal(io.StringIO("".join(f"{x}\n" for x in lines)), out, err, False)
-    status = run_chat(Chat(model, session, GenerationOptions(max_tokens=40), terminal))
+    status = run_chat(Chat(model, session, GenerationOptions(max_tokens=40), terminal, True))
     return status, out.getvalue(), err.getvalue()
 
 

@@ -55,35 +55,24 @@ def test_any_safetensors_are_read_and_a_name_in_two_files_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("place", "message"),
+    "places",
     [
-        ({"shape": [2, 2**40], "data_offsets": [0, 16]}, "cannot be at bytes 0 to 16"),
-        ({"shape": [-2, -2], "data_offsets": [0, 16]}, "cannot be at bytes"),
-        ({"shape": [4], "data_offsets": [-16, 0]}, "cannot be at bytes"),
-        ({"shape": [1] * 10_000, "data_offsets": [0, 4]}, "cannot be at bytes"),
-        ({"shape": [4], "data_offsets": [0]}, "not that of a safetensors file"),
-        ({"shape": [float("inf")], "data_offsets": [0, 4]}, "not that of a safetensors file"),
-        ({"shape": [8], "data_offsets": [0, 32]}, "is truncated"),
+        {"a": {"shape": [2, 2**40], "data_offsets": [0, 16]}},
+        {"a": {"shape": [4], "data_offsets": [-16, 0]}},
+        {"a": {"shape": [4], "data_offsets": [0]}},
+        {"a": {"shape": [8], "data_offsets": [0, 32]}},
+        {name: {"shape": [4], "data_offsets": [0, 16]} for name in "ab"},
     ],
 )
 def test_a_safetensors_header_that_lies_is_refused(
-    tmp_path: Path, place: dict[str, object], message: str
+    tmp_path: Path, places: dict[str, dict[str, object]]
 ) -> None:
-    header = json.dumps({"w": {"dtype": "F32", **place}}).encode()
+    header = json.dumps({n: {"dtype": "F32", **place} for n, place in places.items()}).encode()
     data = struct.pack("<Q", len(header)) + header + bytes(16)
     (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(DamagedFileError, match=message) as caught:
+    with pytest.raises(DamagedFileError, match=r"model\.safetensors is truncated or no") as caught:
         open_tensors(tmp_path)
     assert len(str(caught.value)) < len(str(tmp_path)) + 250
-
-
-def test_tensors_at_the_same_bytes_are_refused(tmp_path: Path) -> None:
-    place = {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}
-    header = json.dumps({"a": place, "b": place}).encode()
-    data = struct.pack("<Q", len(header)) + header + bytes(16)
-    (tmp_path / "model.safetensors").write_bytes(data)
-    with pytest.raises(DamagedFileError, match="tensor b of shape"):
-        open_tensors(tmp_path)
 
 
 @pytest.mark.parametrize("value", [None, "4", 4.0, True, 0, 2**40, [4]])

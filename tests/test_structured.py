@@ -204,12 +204,13 @@ def test_a_template_that_knows_no_tools_is_told_of_them_in_words() -> None:
         {"role": "tool", "content": "late"},
     ]
     text = shown(of_model, plan(of_model, messages, tools=[CLOCK]))
-    assert text.startswith("<|im_start|>system\nBe brief.\n\n")
-    assert json.dumps(CLOCK) in text
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    assert json.dumps(CLOCK) in text.partition("Rain in Rome?")[0]
     assert text.count('{"name": "clock", "arguments": {"zone": "UT"}}') == 2
     results = "<tool_response>\ndry\n</tool_response>\n<tool_response>\nlate\n</tool_response>"
     assert f"<|im_start|>user\n{results}<|im_end|>" in text
     assert text.count("<|im_start|>user") == 2
+    assert "<|im_start|>user\nYou can call functions." in text
 
 
 def test_a_template_whose_calls_nobody_reads_is_told_of_the_form_that_is_read() -> None:
@@ -221,16 +222,6 @@ def test_a_template_whose_calls_nobody_reads_is_told_of_the_form_that_is_read() 
     assert '<tool_call>\n{"name": "function_name"' in text
 
 
-def test_a_template_without_a_system_message_has_the_tools_in_the_users() -> None:
-    refusing = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    )
-    of_model = model(refusing + CHAT_TEMPLATE)
-    text = shown(of_model, plan(of_model, ASKED, tools=[CLOCK]))
-    assert text.startswith("<|im_start|>user\nYou can call functions.")
-    assert "\n\nRain in Rome?<|im_end|>" in text
-
-
 @pytest.mark.parametrize("template", [WITH_TOOLS, CHAT_TEMPLATE])
 def test_control_tokens_in_tools_and_calls_stay_text(template: str) -> None:
     of_model = model(template)
@@ -240,8 +231,9 @@ def test_control_tokens_in_tools_and_calls_stay_text(template: str) -> None:
     made = plan(of_model, messages, tools=[evil])
     control = of_model.tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
     counts = [made.prompt.count(token) for token in control]
-    assert counts == [4, 3], "those of the template: system, user, assistant, and the answer"
-    assert shown(of_model, made).count("<|im_end|>") == 3 + 2
+    turns = 3 if template == WITH_TOOLS else 2  # this one shows tools in a turn of the system
+    assert counts == [turns + 1, turns], "those of the template, and the answer's"
+    assert shown(of_model, made).count("<|im_end|>") == turns + 2
 
 
 @pytest.mark.parametrize(

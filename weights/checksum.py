@@ -23,13 +23,15 @@ _WORTH_REMEMBERING = 16 * _BLOCK
 def sha256_of(path: Path, progress: Progress = no_progress) -> str:
     """The SHA-256 of a file in hexadecimal, from the cache if the file has not changed."""
     path = path.resolve()
-    before = _state(path)
-    remembered = _remembered(path)
-    if remembered is not None and remembered.get("state") == before:
-        return str(remembered["sha256"])
+    before, note = _state(path), _note(path)
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        remembered = json.loads(note.read_text(encoding="utf-8"))
+        if remembered["state"] == before:
+            return str(remembered["sha256"])
     digest = _read(path, progress)
     if before[0] >= _WORTH_REMEMBERING and _state(path) == before:
-        remember(path, digest)
+        with contextlib.suppress(OSError):  # a cache that cannot be written is no error
+            write_private_text(note, json.dumps({"state": before, "sha256": digest}))
     return digest
 
 
@@ -39,14 +41,6 @@ def is_intact(path: Path, sha256: str, size: int, progress: Progress = no_progre
         return path.stat().st_size == size and sha256_of(path, progress) == sha256
     except OSError:
         return False
-
-
-def remember(path: Path, sha256: str) -> None:
-    """Cache a checksum; a cache that cannot be written is no error."""
-    note = _note(path.resolve())
-    content = {"path": str(path), "state": _state(path), "sha256": sha256}
-    with contextlib.suppress(OSError):
-        write_private_text(note, json.dumps(content))
 
 
 def _read(path: Path, progress: Progress) -> str:
@@ -66,11 +60,3 @@ def _state(path: Path) -> list[int]:
 
 def _note(path: Path) -> Path:
     return cache_dir() / "checksums" / f"{hashlib.sha256(str(path).encode()).hexdigest()}.json"
-
-
-def _remembered(path: Path) -> dict[str, object] | None:
-    try:
-        content = json.loads(_note(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and "sha256" in content else None

@@ -9,7 +9,6 @@ with a model is never run.
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -35,13 +34,7 @@ from redrafter_mlx.weights.files.folder import (
     read_headers,
 )
 from redrafter_mlx.weights.raw_model import RawModel, context_length
-from redrafter_mlx.weights.spm import (
-    CONTROL,
-    USER_DEFINED,
-    Pieces,
-    read_pieces,
-    spm_tokenizer,
-)
+from redrafter_mlx.weights.spm import Pieces, read_pieces, spm_tokenizer
 
 _HEADS = "medusa_head."
 
@@ -83,7 +76,9 @@ def _load_model(
     except RedrafterError:
         raise
     except Exception as error:  # architectures fail in any way on a checkpoint that is not theirs
-        raise _explain(error, folder, headers) from error
+        text = f"{folder} cannot be loaded: {' '.join(str(error).split()):.200}"
+        unknown = "not supported" in text
+        raise (UnsupportedModelError if unknown else DamagedFileError)(text) from error
     return model, config
 
 
@@ -98,36 +93,6 @@ def _without_heads(config: dict[str, object]) -> tuple[type[nn.Module], type]:
             return cast("dict[str, mx.array]", rename(own))
 
     return Trunk, args
-
-
-def _explain(
-    error: Exception, folder: Path, headers: dict[Path, SafetensorsHeader]
-) -> RedrafterError:
-    """mlx-lm's complaint in one line that names file and tensor."""
-    text = " ".join(str(error).split())
-    if (match := re.search(r"Model type (\S+) not supported", text)) is not None:
-        return UnsupportedModelError(f"{folder}: mlx-lm does not know model type {match[1]}")
-    if (match := re.match(r"Missing (\d+) parameters: (.+?)[,.]?(?:\s|$)", text)) is not None:
-        return DamagedFileError(_first(f"{folder}: tensor {match[2]} is missing", int(match[1])))
-    if match := re.match(r"Received (\d+) parameters not in model: (.+?)[,.]?(?:\s|$)", text):
-        where = _holder(match[2], folder, headers)
-        return DamagedFileError(
-            _first(f"{where}: tensor {match[2]} is not part of the model", int(match[1]))
-        )
-    pattern = r"Expected shape (\(.*?\)) but received shape (\(.*?\)) for parameter (\S+)"
-    if (match := re.search(pattern, text)) is not None:
-        where = _holder(match[3], folder, headers)
-        return DamagedFileError(f"{where}: tensor {match[3]} has shape {match[2]}, not {match[1]}")
-    return DamagedFileError(f"{folder} cannot be loaded: {type(error).__name__}: {text:.200}")
-
-
-def _first(line: str, count: int) -> str:
-    return line if count == 1 else f"{line}, and {count - 1} more"
-
-
-def _holder(tensor: str, folder: Path, headers: dict[Path, SafetensorsHeader]) -> Path:
-    """The file that holds a tensor; the folder where mlx-lm has renamed it."""
-    return next((file for file, header in headers.items() if tensor in header.shapes), folder)
 
 
 def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper:
@@ -155,11 +120,10 @@ def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper
 
 
 def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
-    """The vocabulary of a LLaMA tokenizer that is there only as tokenizer.model, with what
-    tokenizer_config.json or added_tokens.json adds; None for any other tokenizer.
+    """The vocabulary of a LLaMA tokenizer that exists only as tokenizer.model; else None.
 
-    `legacy: false` asks for another treatment of text after control tokens, and is left to
-    transformers.
+    Left to transformers are tokens added to the vocabulary, and `legacy: false`, which asks for
+    another treatment of text after control tokens.
     """
     if (folder / "tokenizer.json").exists() or not (folder / "tokenizer.model").exists():
         return None
@@ -167,27 +131,10 @@ def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
     if kind not in _LLAMA_TOKENIZERS or settings.get("legacy", True) is False:
         return None
     pieces = read_pieces(folder / "tokenizer.model")
-    texts, kinds = list(pieces.texts), list(pieces.kinds)
-    for number, text, special in sorted(_added_tokens(folder, settings)):
-        if text in texts:
-            continue
-        if number != len(texts):
-            return None
-        texts.append(text)
-        kinds.append(CONTROL if special else USER_DEFINED)
-    scores = [*pieces.scores, *(0.0 for _ in texts[len(pieces.scores) :])]
-    bos = settings.get("add_bos_token", True) is not False
-    return replace(pieces, texts=texts, kinds=kinds, scores=scores, add_bos=bos)
-
-
-def _added_tokens(folder: Path, settings: dict[str, object]) -> set[tuple[int, str, bool]]:
-    """(number, text, whether it is a control token) of every token added to a vocabulary."""
-    path = folder / "added_tokens.json"
-    listed = read_object(path) if path.exists() else {}
-    found = {(number, text, True) for text, number in listed.items() if isinstance(number, int)}
-    described = settings.get("added_tokens_decoder")
-    for number, token in (described if isinstance(described, dict) else {}).items():
-        if str(number).isdecimal() and isinstance(token, dict) and "content" in token:
-            found.discard((int(number), str(token["content"]), True))
-            found.add((int(number), str(token["content"]), bool(token.get("special"))))
-    return found
+    listed, described = folder / "added_tokens.json", settings.get("added_tokens_decoder")
+    texts = {*read_object(listed)} if listed.exists() else set()
+    if isinstance(described, dict):
+        texts |= {str(token.get("content")) for token in described.values()}
+    if not texts <= {*pieces.texts}:
+        return None
+    return replace(pieces, add_bos=settings.get("add_bos_token", True) is not False)

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -23,14 +23,13 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from huggingface_hub.utils import logging as hub_logging
 from huggingface_hub.utils.tqdm import tqdm
 
-from redrafter_mlx.errors import DamagedFileError, ModelNotFoundError
+from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import Progress
-from redrafter_mlx.weights.files.names import weight_names
+from redrafter_mlx.weights.files.names import shards, weight_names
 from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0
@@ -44,23 +43,11 @@ _REPO = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 _MOST_DRAFTER_LAYERS = 8
 """A repository of PyTorch's files with more is a language model's, which needs safetensors."""
 
-_LICENCES = """
-afl-3.0 agpl-3.0 apache-2.0 apple-amlr apple-ascl artistic-2.0 bigcode-openrail-m
-bigscience-bloom-rail-1.0 bigscience-openrail-m bsd bsd-2-clause bsd-3-clause
-bsd-3-clause-clear bsl-1.0 c-uda cc cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-nc-2.0
-cc-by-nc-3.0 cc-by-nc-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0
-cc-by-nc-sa-4.0 cc-by-nd-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc0-1.0 cdla-permissive-1.0
-cdla-permissive-2.0 cdla-sharing-1.0 creativeml-openrail-m deepfloyd-if-license ecl-2.0
-epl-1.0 epl-2.0 etalab-2.0 eupl-1.1 eupl-1.2 fair-noncommercial-research-license gemma gfdl
-gpl gpl-2.0 gpl-3.0 h-research intel-research isc lgpl lgpl-2.1 lgpl-3.0 lgpl-lr llama2
-llama3 llama3.1 llama3.2 llama3.3 llama4 lppl-1.3c mit mpl-2.0 ms-pl ncsa odbl odc-by
-ofl-1.1 openmdw-1.0 openrail openrail++ osl-3.0 pddl postgresql unlicense wtfpl zlib
-"""
-"""The Hub's identifiers; it refuses a card with any other word."""
-
-
-class HubOutOfReachError(Exception):
-    """The Hub does not answer, or the transfer broke off; `str(error)` is a short reason."""
+_LICENCES = (
+    "apache-2.0", "mit", "gemma", "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4",
+    "cc-by-4.0", "cc-by-nc-4.0", "cc-by-sa-4.0",
+)  # fmt: skip
+"""The Hub's identifiers for most models; it refuses a card with a word that is none of its own."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +57,6 @@ class Listing:
     repo: str
     revision: str
     sizes: dict[str, int]
-
-
-def hub_is_switched_off() -> bool:
-    """Whether HF_HUB_OFFLINE asks to stay off the network."""
-    return bool(constants.HF_HUB_OFFLINE)
 
 
 def split_repo(name: str) -> tuple[str, str] | None:
@@ -87,7 +69,7 @@ def list_repo(repo: str, revision: str) -> Listing:
     """Ask the Hub what a repository holds.
 
     Raises:
-      HubOutOfReachError: no answer
+      DownloadError: no answer
       ModelNotFoundError: no such repository or revision, or one that is not open to this user
     """
     try:
@@ -105,7 +87,7 @@ def list_repo(repo: str, revision: str) -> Listing:
             f"no repository {repo!r} on the Hub (or it is private: log in with: hf auth login)"
         ) from error
     except Exception as error:  # the HTTP client's own classes differ between hub versions
-        raise HubOutOfReachError(_reason(error)) from error
+        raise _out_of_reach(error) from error
     return Listing(repo, revision, {f.rfilename: f.size or 0 for f in info.siblings or ()})
 
 
@@ -113,14 +95,14 @@ def download_file(listing: Listing, name: str, progress: Progress, *, again: boo
     """Download one file of a listing into the Hub's cache.
 
     A cached file whose size differs from the listing's is replaced, with `again` any cached file.
-    Raises HubOutOfReachError when the transfer breaks off; the next call resumes it.
+    Raises DownloadError when the transfer breaks off; the next call resumes it.
     """
     path = _download(listing, name, progress, again)
     size = listing.sizes[name]
     if path.stat().st_size != size and not again:
         path = _download(listing, name, progress, again=True)
     if path.stat().st_size != size:
-        raise HubOutOfReachError(f"{name} came with {path.stat().st_size} of {size} bytes")
+        raise DownloadError(f"{name} came with {path.stat().st_size} of {size} bytes")
     return path
 
 
@@ -144,14 +126,12 @@ def cached_repo(repo: str, revision: str) -> Path | None:
     weights = weight_names([path.name for path in folder.iterdir()])
     if not weights or not (_are_safetensors(weights) or _is_drafters(config)):
         return None
-    shards = set(weights)
     if weights[0].endswith(".json"):
         try:
-            index = read_object(folder / weights[0])
-            shards = set(index["weight_map"].values())  # type: ignore[attr-defined]
-        except (DamagedFileError, KeyError, TypeError, AttributeError):
+            shards(folder / weights[0])
+        except DamagedFileError:
             return None
-    return folder if all((folder / str(shard)).exists() for shard in shards) else None
+    return folder
 
 
 def cached_repos() -> list[str]:
@@ -163,7 +143,6 @@ def cached_repos() -> list[str]:
 
 def download_repo(
     listing: Listing,
-    remedy: str,
     progress: Progress,
     check: Callable[[Path, Mapping[str, int]], None] | None = None,
 ) -> Path:
@@ -176,7 +155,7 @@ def download_repo(
     Raises:
       ModelNotFoundError: it holds nothing that can be loaded
       NoRoomError: the disk is too small
-      HubOutOfReachError: the transfer broke off
+      DownloadError: the transfer broke off
     """
     names = [name for name in listing.sizes if "/" not in name]
     weights = weight_names(names)
@@ -189,16 +168,16 @@ def download_repo(
         small = ["config.json"]
     wanted = [n for n in small if n not in weights] + weights
     missing = [n for n in wanted if cached_file(listing.repo, listing.revision, n) is None]
-    check_free_disk(
-        Path(constants.HF_HUB_CACHE),
-        sum(listing.sizes[n] for n in missing),
-        listing.repo,
-        f"set HF_HUB_CACHE to a folder on another disk; then run: {remedy}",
-    )
+    check_room(sum(listing.sizes[n] for n in missing))
     if check is not None:
         check(download_file(listing, "config.json", progress), listing.sizes)
     paths = {n: download_file(listing, n, progress) for n in wanted}
     return paths["config.json"].parent
+
+
+def check_room(needed: int) -> None:
+    """Raise NoRoomError unless the disk of the Hub's cache has room for so many bytes."""
+    check_free_disk(Path(constants.HF_HUB_CACHE), needed, "HF_HUB_CACHE")
 
 
 def _are_safetensors(weights: Collection[str]) -> bool:
@@ -217,7 +196,7 @@ def _is_drafters(config: Path) -> bool:
 def hub_licence(licence: str | None) -> tuple[str, str | None]:
     """A card's identifier of a licence; with `other`, the licence's own name."""
     given = (licence or "").strip().lower()
-    if given in _LICENCES.split():
+    if given in _LICENCES:
         return given, None
     name = re.sub(r"[^a-z0-9.]+", "-", given).strip("-.")
     return ("other", name) if name else ("unknown", None)
@@ -247,18 +226,17 @@ def hub_repo(name: str) -> str | None:
 
 def _download(listing: Listing, name: str, progress: Progress, again: bool) -> Path:
     try:
-        with _quiet():
-            path = hf_hub_download(
-                listing.repo,
-                name,
-                revision=listing.revision,
-                endpoint=_endpoint(),
-                etag_timeout=ANSWER_TIMEOUT,
-                force_download=again,
-                tqdm_class=_tqdm_reporting(progress, name),
-            )
+        path = hf_hub_download(
+            listing.repo,
+            name,
+            revision=listing.revision,
+            endpoint=_endpoint(),
+            etag_timeout=ANSWER_TIMEOUT,
+            force_download=again,
+            tqdm_class=_tqdm_reporting(progress, name),
+        )
     except Exception as error:  # as in list_repo
-        raise HubOutOfReachError(_reason(error)) from error
+        raise _out_of_reach(error) from error
     return Path(path)
 
 
@@ -297,20 +275,8 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT") or None
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence huggingface-hub's retry messages."""
-    before = hub_logging.get_verbosity()
-    hub_logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        hub_logging.set_verbosity(before)
-
-
-def _reason(error: BaseException) -> str:
+def _out_of_reach(error: Exception) -> DownloadError:
     """One short line of why the Hub could not be used."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        raise NoRoomError("the disk is full; make room and try again") from error
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
+        return NoRoomError("the disk is full; make room")
+    return DownloadError(" ".join(str(error).split())[:160] or type(error).__name__)

@@ -53,7 +53,6 @@ def convert(
     Raises:
       BadInputError: `quantize` contradicts weights that are quantised already, or fits no layer
     """
-    check_quantize(quantize)
     on_cpu = _on_cpu()
     bits = stored_bits(model)
     if quantize is not None and bits not in (None, quantize):

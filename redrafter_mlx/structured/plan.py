@@ -14,13 +14,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.markup import JSON_CALLS, Markup, OutputParser, markup_of
 from redrafter_mlx.structured.output_grammar import answer_grammar
-from redrafter_mlx.structured.tools import (
-    Tool,
-    read_choice,
-    read_tools,
-    spelled_out,
-    system_as_user,
-)
+from redrafter_mlx.structured.tools import Tool, read_choice, read_tools, spelled_out
 from redrafter_mlx.weights.chat import check_messages, render_chat
 
 Messages = Sequence[Mapping[str, object]]
@@ -145,10 +139,6 @@ def _prompt(
     checked = check_messages(messages)
     told_of = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
     if told_of and not shows_tools(tokenizer):
-        told = spelled_out(checked, tools)
-        try:
-            return render_chat(tokenizer, told, thinking=thinking)
-        except BadInputError:  # some templates know no system message either
-            return render_chat(tokenizer, system_as_user(told), thinking=thinking)
+        return render_chat(tokenizer, spelled_out(checked, tools), thinking=thinking)
     given = [tool.given for tool in tools]
     return render_chat(tokenizer, checked, tools=given, thinking=thinking)

@@ -99,7 +99,8 @@ def spelled_out(
 ) -> list[dict[str, Any]]:
     """Checked messages for a template that knows no tools: tools, calls and results as text.
 
-    The tools join the system message. Results are the user's, those of one turn one message.
+    The tools join the user's first message, since some templates know no system message either.
+    Results are the user's, those of one turn one message.
     """
     told: list[dict[str, Any]] = []
     answered = False  # whether the last message that was told holds results
@@ -116,18 +117,11 @@ def spelled_out(
         guide = _GUIDE.format(
             tools="\n".join(json.dumps(tool.given, ensure_ascii=False) for tool in tools)
         )
-        if told and told[0]["role"] == "system":
-            guide = f"{told.pop(0)['content']}\n\n{guide}"
-        told.insert(0, {"role": "system", "content": guide})
-    return told
-
-
-def system_as_user(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The same with the system message at the head of the first message of the user."""
-    told = [dict(message) for message in messages]
-    if len(told) > 1 and told[0]["role"] == "system" and told[1]["role"] == "user":
-        guide = told.pop(0)["content"]
-        told[0]["content"] = f"{guide}\n\n{told[0]['content']}"
+        first = next((message for message in told if message["role"] == "user"), None)
+        if first is None:
+            told.append({"role": "user", "content": guide})
+        else:
+            first["content"] = f"{guide}\n\n{first['content']}"
     return told
 
 

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from fnmatch import fnmatch
+from pathlib import Path
+
+from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.runtime.json_file import read_object
 
 WEIGHTS = "model.safetensors"
 
@@ -35,3 +39,15 @@ def weight_names(names: Collection[str]) -> list[str]:
         if found:
             return [index, *found] if index in names else found
     return []
+
+
+def shards(index: Path) -> list[Path]:
+    """The files that an index names; raises DamagedFileError unless all of them are beside it."""
+    names = read_object(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise DamagedFileError(f"{index}: it has no weight_map")
+    files = sorted({index.parent / Path(str(name)).name for name in names.values()})
+    for file in files:
+        if not file.is_file():
+            raise DamagedFileError(f"{file} is missing; {index.name} names it")
+    return files

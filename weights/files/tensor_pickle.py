@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pickletools
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from typing import TypeVar
@@ -26,13 +25,13 @@ MAX_SHARING = 4
 """How often the different tensors of one storage may cover it; tied weights count once."""
 
 STORAGES = {
-    f"torch {kind}Storage": size
-    for kind, size in (
-        ("Half", 2), ("BFloat16", 2), ("Float", 4), ("Double", 8), ("Bool", 1), ("Long", 8),
-        ("Int", 4), ("Short", 2), ("Char", 1), ("Byte", 1),
+    f"torch {kind}Storage": code
+    for kind, code in (
+        ("Half", "<f2"), ("BFloat16", "<u2"), ("Float", "<f4"), ("Double", "<f8"), ("Bool", "u1"),
+        ("Long", "<i8"), ("Int", "<i4"), ("Short", "<i2"), ("Char", "i1"), ("Byte", "u1"),
     )
 }  # fmt: skip
-"""Bytes of an element, by the name of a storage's type."""
+"""NumPy's code of the numbers, by the name of a storage's type."""
 
 _DICTIONARY = "collections OrderedDict"
 _TENSOR = "torch._utils _rebuild_tensor_v2"
@@ -80,9 +79,8 @@ class _Global:
     name: str
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """Where a group of values on the stack begins."""
+_MARK = object()
+"""Where a group of values on the stack begins."""
 
 
 def read_views(data: bytes) -> dict[str, TensorView]:
@@ -95,7 +93,7 @@ def read_views(data: bytes) -> dict[str, TensorView]:
     Raises RefusedError for whatever is not a dictionary of tensors.
     """
     try:
-        result = _Reader().run(data)
+        result = _run(data)
     except ValueError as error:  # of pickletools: cut off, or an argument that is none
         raise RefusedError(f"its list of tensors is damaged ({error!s:.80})") from None
     if not isinstance(result, dict):
@@ -109,81 +107,75 @@ def read_views(data: bytes) -> dict[str, TensorView]:
     return views
 
 
-class _Reader:
-    """A stack and a memo, and what each admitted instruction does to them.
+def _run(data: bytes) -> object:
+    """What a pickle leaves on the stack.
 
     Dictionaries have strings as keys: hashing nested tuples can take for ever.
     """
+    stack: list[object] = []
+    memo: dict[object, object] = {}
 
-    def __init__(self) -> None:
-        self._stack: list[object] = []
-        self._memo: dict[int, object] = {}
-        self._done: dict[str, Callable[[object], object]] = {
-            "NONE": lambda _: None,
-            "NEWTRUE": lambda _: True,
-            "NEWFALSE": lambda _: False,
-            **dict.fromkeys(("BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE"), _itself),
-            "MARK": lambda _: _Mark(),
-            "EMPTY_DICT": lambda _: {},
-            "EMPTY_TUPLE": lambda _: (),
-            "TUPLE1": lambda _: self._take(1),
-            "TUPLE2": lambda _: self._take(2),
-            "TUPLE3": lambda _: self._take(3),
-            "TUPLE": lambda _: self._since_mark(),
-            "BINGET": self._recall,
-            "LONG_BINGET": self._recall,
-            "GLOBAL": _admit,
-            "REDUCE": lambda _: _call(*self._take(2)),
-            "BINPERSID": lambda _: _storage(*self._take(1)),
-            "BUILD": lambda _: _drop_attributes(*self._take(2)),
-            "SETITEM": lambda _: _with_items(*self._take(3)),
-            "SETITEMS": lambda _: self._with_items_since_mark(),
-        }
-
-    def run(self, data: bytes) -> object:
-        """What the pickle leaves on the stack."""
-        for opcode, argument, _ in pickletools.genops(data):
-            if opcode.name == "STOP":
-                return self._take(1)[0]
-            if opcode.name in ("BINPUT", "LONG_BINPUT"):
-                (value,) = self._take(1)
-                self._stack.append(value)
-                self._memo[_typed(argument, int)] = value
-            elif opcode.name in self._done:
-                self._stack.append(self._done[opcode.name](argument))
-            elif opcode.name != "PROTO":
-                raise RefusedError(f"it asks for {opcode.name}, which no tensor needs")
-        raise RefusedError("its list of tensors has no end")
-
-    def _take(self, count: int) -> tuple[object, ...]:
+    def take(count: int) -> tuple[object, ...]:
         """The last values of the stack, which loses them."""
-        taken = tuple(self._stack[-count:])
-        if len(taken) < count or any(isinstance(value, _Mark) for value in taken):
+        taken = tuple(stack[-count:])
+        if len(taken) < count or any(value is _MARK for value in taken):
             raise RefusedError("its list of tensors is damaged (a value is missing)")
-        del self._stack[-count:]
+        del stack[-count:]
         return taken
 
-    def _since_mark(self) -> tuple[object, ...]:
+    def since_mark() -> tuple[object, ...]:
         taken: list[object] = []
-        while self._stack:
-            value = self._stack.pop()
-            if isinstance(value, _Mark):
+        while stack:
+            if (value := stack.pop()) is _MARK:
                 return tuple(reversed(taken))
             taken.append(value)
         raise RefusedError("its list of tensors is damaged (a mark is missing)")
 
-    def _with_items_since_mark(self) -> dict[str, object]:
-        items = self._since_mark()
-        return _with_items(*self._take(1), *items)
-
-    def _recall(self, index: object) -> object:
-        if index not in self._memo:
-            raise RefusedError("its list of tensors is damaged (it recalls what was not there)")
-        return self._memo[_typed(index, int)]
-
-
-def _itself(argument: object) -> object:
-    return argument
+    for opcode, argument, _ in pickletools.genops(data):
+        match opcode.name:
+            case "PROTO":
+                pass
+            case "STOP":
+                return take(1)[0]
+            case "BINPUT" | "LONG_BINPUT":
+                memo[argument] = take(1)[0]
+                stack.append(memo[argument])
+            case "BINGET" | "LONG_BINGET":
+                if argument not in memo:
+                    raise RefusedError(
+                        "its list of tensors is damaged (it recalls what is not there)"
+                    )
+                stack.append(memo[argument])
+            case "BININT" | "BININT1" | "BININT2" | "LONG1" | "BINUNICODE":
+                stack.append(argument)
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
+            case "EMPTY_DICT" | "EMPTY_TUPLE":
+                stack.append({} if opcode.name == "EMPTY_DICT" else ())
+            case "MARK":
+                stack.append(_MARK)
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(take(int(opcode.name[-1])))
+            case "TUPLE":
+                stack.append(since_mark())
+            case "SETITEM":
+                stack.append(_with_items(*take(3)))
+            case "SETITEMS":
+                items = since_mark()
+                stack.append(_with_items(*take(1), *items))
+            case "GLOBAL":
+                stack.append(_admit(argument))
+            case "REDUCE":
+                stack.append(_call(*take(2)))
+            case "BINPERSID":
+                stack.append(_storage(*take(1)))
+            case "BUILD":  # a module gives its dictionary attributes, which are dropped
+                dictionary, attributes = take(2)
+                _typed(attributes, dict)
+                stack.append(_typed(dictionary, dict))
+            case other:
+                raise RefusedError(f"it asks for {other}, which no tensor needs")
+    raise RefusedError("its list of tensors has no end")
 
 
 def _admit(name: object) -> _Global:
@@ -225,12 +217,6 @@ def _storage(persistent_id: object) -> Storage:
     if kind not in STORAGES:
         raise RefusedError(f"a storage is of type {kind.replace(' ', '.')}")
     return Storage(kind, _typed(given[2], str), _count(given[4]))
-
-
-def _drop_attributes(value: object, attributes: object) -> dict[str, object]:
-    """A dictionary without the attributes that a module gives it (`_metadata`)."""
-    _typed(attributes, dict)
-    return _typed(value, dict)
 
 
 def _with_items(dictionary: object, *items: object) -> dict[str, object]:

@@ -1,6 +1,6 @@
 """The tensors of a folder's weight files: names and shapes from headers alone, arrays on demand.
 
-Files are safetensors, or what PyTorch writes (see pickle_tensors.py) where there are none.
+Files are safetensors, or what PyTorch writes (see pickles.py) where there are none.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from pathlib import Path
 import mlx.core as mx
 
 from redrafter_mlx.errors import DamagedFileError
-from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.files.folder import read_safetensors_header
-from redrafter_mlx.weights.files.names import WEIGHTS, weight_names
+from redrafter_mlx.weights.files.names import WEIGHTS, shards, weight_names
 from redrafter_mlx.weights.files.pickles import open_torch_file
 
 
@@ -59,20 +58,8 @@ def _weight_files(folder: Path) -> list[Path]:
     if not found:
         raise DamagedFileError(f"{folder / WEIGHTS} is missing; a drafter's folder holds {WEIGHTS}")
     if found[0].endswith(".json"):
-        return _shards(folder / found[0])
+        return shards(folder / found[0])
     return [folder / name for name in found]
-
-
-def _shards(index: Path) -> list[Path]:
-    """The files that an index names, all of which must be beside it."""
-    shards = read_object(index).get("weight_map")
-    if not isinstance(shards, dict) or not shards:
-        raise DamagedFileError(f"{index}: it has no weight_map")
-    files = sorted({index.parent / Path(str(shard)).name for shard in shards.values()})
-    for file in files:
-        if not file.is_file():
-            raise DamagedFileError(f"{file} is missing; {index.name} names it")
-    return files
 
 
 def _all_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
-from redrafter_mlx.weights.gguf.blocks import BITS
 from redrafter_mlx.weights.gguf.header import GGUFHeader
+from redrafter_mlx.weights.gguf.tensors import BITS
 
 _GROUP = 64
 """Weights that share a scale and a bias where `quantize` made them, and in most repositories."""
@@ -101,29 +103,34 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
 
 def of_gguf(header: GGUFHeader) -> StoredModel | None:
     """From a GGUF file's header; None if it is not a dense decoder's."""
-    kind = header.metadata.get("general.architecture")
-    names = {
-        "block_count": "num_hidden_layers",
-        "embedding_length": "hidden_size",
-        "feed_forward_length": "intermediate_size",
-        "attention.head_count": "num_attention_heads",
-        "attention.head_count_kv": "num_key_value_heads",
-        "attention.key_length": "head_dim",
-    }
-    config = {theirs: header.metadata.get(f"{kind}.{name}") for name, theirs in names.items()}
-    embedding = header.tensors.get("token_embd.weight")
-    config["vocab_size"] = embedding.shape[0] if embedding else None
-    config["tie_word_embeddings"] = "output.weight" not in header.tensors
-    nbytes, quantised = 0, dict.fromkeys(BITS.values(), 0)
+    nbytes, quantised = 0, Counter[int]()
     for tensor in header.tensors.values():
-        count = 1
-        for length in tensor.shape:
-            count *= length
-        bits = BITS.get(tensor.type)
+        count, bits = prod(tensor.shape), BITS.get(tensor.type)
         if bits is not None:
             quantised[bits] += count
         nbytes += count * (32 if tensor.type == "F32" else 16 if bits is None else bits + 1) // 8
-    known = of_config(config, nbytes)
-    if known is None or not any(quantised.values()):
+    known = of_config(gguf_config(header), nbytes)
+    if known is None or not quantised:
         return known
-    return StoredModel(known.size, max(quantised, key=quantised.__getitem__), nbytes)
+    return replace(known, bits=quantised.most_common(1)[0][0])
+
+
+def gguf_config(header: GGUFHeader) -> dict[str, object]:
+    """What a GGUF file's header says, under the names of config.json."""
+    kind = header.metadata.get("general.architecture")
+    names = {
+        "num_hidden_layers": "block_count",
+        "hidden_size": "embedding_length",
+        "intermediate_size": "feed_forward_length",
+        "num_attention_heads": "attention.head_count",
+        "num_key_value_heads": "attention.head_count_kv",
+        "head_dim": "attention.key_length",
+        "max_position_embeddings": "context_length",
+    }
+    embedding = header.tensors.get("token_embd.weight")
+    return {
+        **{ours: header.metadata.get(f"{kind}.{name}") for ours, name in names.items()},
+        "model_type": kind,
+        "vocab_size": embedding.shape[0] if embedding else None,
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +22,7 @@ CONTEXT = 8192
 _WORK = 500_000_000
 """Bytes for all that is neither weights nor cache nor drafter."""
 
-_CACHE_AND_DRAFTER = 1.9e9
-"""Bytes of a model of 8 billion parameters, at `CONTEXT` tokens."""
-
-_WAYS = (None, 8, 4)
-"""Of loading: as `auto` does it, and with --quantize."""
-
 _SMALLER = "take a smaller model"
-_FLOATS = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -55,57 +47,34 @@ class Need:
         return "as it is" if self.quantize is None else f"--quantize {self.quantize}"
 
 
-def need(
-    stored: StoredModel,
-    machine: Machine,
-    *,
-    dtype: str = "auto",
-    quantize: int | None = None,
-    context: int = CONTEXT,
-    drafter: int | None = None,
-) -> Need:
-    """What a model takes on a machine; drafter: its bytes, None for those of a usual one."""
-    floats = _FLOATS.get(dtype, 4 if machine.on_cpu else 2)
-    if quantize is not None:
-        weights = stored.size.weight_bytes(quantize, floats)
-    elif machine.on_cpu or (stored.bits is None and dtype != "auto"):
-        weights = stored.size.weight_bytes(None, floats)
-    else:
-        weights = stored.nbytes
-    cache = stored.size.cache_bytes(context, floats)
-    return Need(quantize, weights, cache, stored.size.drafter_bytes if drafter is None else drafter)
-
-
 def needs(
     stored: StoredModel, machine: Machine, *, context: int = CONTEXT, drafter: int | None = None
 ) -> list[Need]:
-    """The same for every way of loading that the stored weights allow."""
-    ways: list[int | None] = [*_WAYS]
-    if stored.bits is not None:  # they cannot be quantised again, and a GPU leaves them as they are
-        ways = [w for w in _WAYS if w is None or (w == stored.bits and machine.on_cpu)]
-    return [need(stored, machine, quantize=w, context=context, drafter=drafter) for w in ways]
+    """What a model takes on a machine, for every way of loading that the stored weights allow.
+
+    drafter: its bytes, None for those of a usual one
+    """
+    floats = 4 if machine.on_cpu else 2
+    cache = stored.size.cache_bytes(context, floats)
+    drafter = stored.size.drafter_bytes if drafter is None else drafter
+    weights: dict[int | None, int] = {
+        None: stored.size.weight_bytes(None, floats) if machine.on_cpu else stored.nbytes
+    }
+    for bits in (8, 4):  # quantised weights cannot be so again, and a GPU leaves them as they are
+        if stored.bits is None or (stored.bits == bits and machine.on_cpu):
+            weights[bits] = stored.size.weight_bytes(bits, floats)
+    return [Need(bits, size, cache, drafter) for bits, size in weights.items()]
 
 
-def largest_named(machine: Machine, context: int = CONTEXT) -> list[Registered]:
+def largest_named(machine: Machine) -> list[Registered]:
     """The named models that fit in memory and on disk, the largest first."""
     found = [
         entry
         for entry in REGISTRY.values()
         if entry.size <= machine.free_disk
-        and any(way.fits(machine) for way in needs(entry.stored, machine, context=context))
+        and any(way.fits(machine) for way in needs(entry.stored, machine))
     ]
     return sorted(found, key=lambda entry: entry.shape.parameters, reverse=True)
-
-
-def most_parameters(machine: Machine, bits: int) -> float:
-    """Of a model whose weights have so many bits (16 and more: floats), with cache and drafter.
-
-    Those two take about as much as the square root of the parameters says: 1.9 GB for 8 billion.
-    """
-    each = bits / 8 if bits >= 16 else (bits + 0.5) / 8
-    room = max(0, machine.working_set - _WORK)
-    beside = _CACHE_AND_DRAFTER / math.sqrt(8e9)
-    return ((math.sqrt(beside**2 + 4 * each * room) - beside) / (2 * each)) ** 2
 
 
 def check_download(name: str, stored: StoredModel, machine: Machine) -> str | None:

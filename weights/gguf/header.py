@@ -54,41 +54,20 @@ class GGUFHeader:
     metadata: dict[str, object]
     tensors: dict[str, TensorInfo]
 
-    def integer(self, key: str, default: int | None = None) -> int:
-        """A whole number of the metadata; raises DamagedFileError if it is not one."""
-        return self._typed(key, default, int, "a whole number")
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A number of the metadata; raises DamagedFileError if it is not one."""
+    def get(self, key: str, kind: type[T], default: T | None = None) -> T:
+        """A value of the metadata; raises DamagedFileError if it is none of that kind."""
         value = self.metadata.get(key, default)
-        return float(value) if type(value) is int else self._typed(key, default, float, "a number")
-
-    def text(self, key: str, default: str | None = None) -> str:
-        """A string of the metadata; raises DamagedFileError if it is not one."""
-        return self._typed(key, default, str, "a string")
-
-    def flag(self, key: str, default: bool) -> bool:
-        """A truth value of the metadata; raises DamagedFileError if it is not one."""
-        return self._typed(key, default, bool, "true or false")
-
-    def texts(self, key: str) -> list[str]:
-        """A list of strings of the metadata; raises DamagedFileError if it is not one."""
-        value = self.metadata.get(key)
-        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
-            raise self._wrong(key, "a list of strings")
-        return value
-
-    def numbers(self, key: str) -> list[float]:
-        """A list of numbers of the metadata; raises DamagedFileError if it is not one."""
-        value = self.metadata.get(key)
-        if not isinstance(value, list) or not all(isinstance(v, (int, float)) for v in value):
-            raise self._wrong(key, "a list of numbers")
-        return value
-
-    def _typed(self, key: str, default: T | None, kind: type[T], wanted: str) -> T:
-        value = self.metadata.get(key, default)
+        if kind is float and type(value) is int:
+            value = float(value)
         if type(value) is not kind:  # a bool is no whole number
-            raise self._wrong(key, wanted)
+            raise self._wrong(key, kind.__name__)
+        return value
+
+    def items(self, key: str, kind: type[T]) -> list[T]:
+        """A list of the metadata; raises DamagedFileError if it is none of that kind."""
+        value = self.metadata.get(key)
+        if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
+            raise self._wrong(key, f"list of {kind.__name__}")
         return value
 
     def _wrong(self, key: str, wanted: str) -> DamagedFileError:

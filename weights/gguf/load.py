@@ -8,6 +8,7 @@ pairs: MLX's `traditional` kind.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import mlx.core as mx
@@ -19,15 +20,13 @@ from mlx_lm.models.rope_utils import Llama3RoPE
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.checksum import sha256_of
-from redrafter_mlx.weights.gguf.blocks import BITS, GROUP_SIZE
-from redrafter_mlx.weights.gguf.header import GGUFHeader, read_header
-from redrafter_mlx.weights.gguf.tensors import READABLE, read_tensors
+from redrafter_mlx.weights.gguf.header import GGUFHeader, TensorInfo, read_header
+from redrafter_mlx.weights.gguf.tensors import BITS, GROUP_SIZE, READABLE, read_tensors
 from redrafter_mlx.weights.gguf.tokenizer import tokenizer_from_gguf
 from redrafter_mlx.weights.raw_model import RawModel, context_length
 
 _PLAIN = {"F32": mx.float32, "BF16": mx.bfloat16}
 _FREQUENCIES = "rope_freqs.weight"
-_IGNORED = (_FREQUENCIES,)
 _LLAMA3: dict[str, float | str] = {
     "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
 }  # fmt: skip
@@ -55,15 +54,19 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
     """
     header = read_header(path)
     args = _model_args(header)
-    _check_tensors(header, args)
+    _check_types(header)
     tokenizer = tokenizer_from_gguf(header, vocab_size=args.vocab_size)
-    model = llama.Model(args)
-    weights = read_tensors(
-        path, {_mlx_name(n): t for n, t in header.tensors.items() if n not in _IGNORED}
-    )
-    _quantize_as_stored(model, header)
-    model.eval()
-    model.load_weights(list(weights.items()), strict=True)
+    try:
+        model = llama.Model(args)
+        tensors = {_mlx_name(n): t for n, t in header.tensors.items() if n != _FREQUENCIES}
+        _quantize_as_stored(model, tensors)
+        model.eval()
+        model.load_weights(list(read_tensors(path, tensors).items()), strict=True)
+    except Exception as error:  # MLX raises whatever shapes that do not fit make it
+        text = " ".join(str(error).split())
+        raise DamagedFileError(
+            f"{path} does not hold the tensors of the llama that it describes: {text:.200}"
+        ) from error
     matrices = {t.type for t in header.tensors.values() if len(t.shape) == 2}
     licence = header.metadata.get("general.license")
     return RawModel(
@@ -79,41 +82,41 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
 
 def _model_args(header: GGUFHeader) -> llama.ModelArgs:
     """The configuration that the metadata describes, refused where Llama's layers differ."""
-    architecture = header.text("general.architecture")
-    if architecture != "llama" or header.integer("llama.expert_count", 0):
+    architecture = header.get("general.architecture", str)
+    if architecture != "llama" or header.get("llama.expert_count", int, 0):
         kind = architecture if architecture != "llama" else "mixture-of-experts llama"
         raise UnsupportedModelError(
             f"{header.path}: GGUF files of architecture {kind} are not read, only dense llama; "
             f"give the model's safetensors folder or Hub repository instead"
         )
-    hidden = header.integer("llama.embedding_length")
-    heads = header.integer("llama.attention.head_count")
+    hidden = header.get("llama.embedding_length", int)
+    heads = header.get("llama.attention.head_count", int)
     if hidden <= 0 or heads <= 0:
         raise DamagedFileError(f"{header.path}: {hidden} hidden units in {heads} heads")
-    head_dim = header.integer("llama.attention.key_length", hidden // heads)
-    rotary = header.integer("llama.rope.dimension_count", head_dim)
+    head_dim = header.get("llama.attention.key_length", int, hidden // heads)
+    rotary = header.get("llama.rope.dimension_count", int, head_dim)
     if rotary != head_dim:
         raise UnsupportedModelError(
             f"{header.path}: rotary embedding of {rotary} of {head_dim} dimensions is not read"
         )
-    layers = header.integer("llama.block_count")
+    layers = header.get("llama.block_count", int)
     if not 0 < layers <= len(header.tensors):
         raise DamagedFileError(f"{header.path}: {layers} layers, but {len(header.tensors)} tensors")
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None:
         raise DamagedFileError(f"{header.path}: tensor token_embd.weight is missing")
-    base = header.number("llama.rope.freq_base", 10000.0)
+    base = header.get("llama.rope.freq_base", float, 10000.0)
     return llama.ModelArgs(
         model_type="llama",
         hidden_size=hidden,
         num_hidden_layers=layers,
-        intermediate_size=header.integer("llama.feed_forward_length"),
+        intermediate_size=header.get("llama.feed_forward_length", int),
         num_attention_heads=heads,
-        num_key_value_heads=header.integer("llama.attention.head_count_kv", heads),
+        num_key_value_heads=header.get("llama.attention.head_count_kv", int, heads),
         head_dim=head_dim,
-        rms_norm_eps=header.number("llama.attention.layer_norm_rms_epsilon"),
+        rms_norm_eps=header.get("llama.attention.layer_norm_rms_epsilon", float),
         vocab_size=embedding.shape[0],
-        max_position_embeddings=header.integer("llama.context_length"),
+        max_position_embeddings=header.get("llama.context_length", int),
         rope_theta=base,
         rope_traditional=True,
         rope_scaling=_rope_scaling(header, head_dim, base),
@@ -122,13 +125,13 @@ def _model_args(header: GGUFHeader) -> llama.ModelArgs:
 
 
 def _rope_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float | str] | None:
-    kind = header.text("llama.rope.scaling.type", "none")
+    kind = header.get("llama.rope.scaling.type", str, "none")
     if _FREQUENCIES in header.tensors and kind == "none":
         return _llama3_scaling(header, dims, base)
     if kind == "none":
         return None
     if kind == "linear":
-        return {"type": "linear", "factor": header.number("llama.rope.scaling.factor")}
+        return {"type": "linear", "factor": header.get("llama.rope.scaling.factor", float)}
     raise UnsupportedModelError(
         f"{header.path}: GGUF files with {kind} rope scaling are not read; give the model's "
         f"safetensors folder or Hub repository instead"
@@ -155,65 +158,32 @@ def _llama3_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, flo
     return scaling
 
 
-def _expected_shapes(args: llama.ModelArgs) -> dict[str, tuple[int, ...]]:
-    """Every tensor that a Llama GGUF must hold, and its shape."""
-    D, F, V = args.hidden_size, args.intermediate_size, args.vocab_size
-    queries = args.num_attention_heads * args.head_dim
-    keys = args.num_key_value_heads * args.head_dim
-    layer = {
-        "attn_norm": (D,), "attn_q": (queries, D), "attn_k": (keys, D), "attn_v": (keys, D),
-        "attn_output": (D, queries), "ffn_norm": (D,), "ffn_gate": (F, D), "ffn_up": (F, D),
-        "ffn_down": (D, F),
-    }  # fmt: skip
-    shapes: dict[str, tuple[int, ...]] = {"token_embd.weight": (V, D), "output_norm.weight": (D,)}
-    if not args.tie_word_embeddings:
-        shapes["output.weight"] = (V, D)
-    for i in range(args.num_hidden_layers):
-        shapes.update({f"blk.{i}.{name}.weight": shape for name, shape in layer.items()})
-    return shapes
-
-
-def _check_tensors(header: GGUFHeader, args: llama.ModelArgs) -> None:
-    """Raise naming the first tensor that is missing, too many, misshapen or of a type not read."""
-    expected = _expected_shapes(args)
-    for name, shape in expected.items():
-        tensor = header.tensors.get(name)
-        if tensor is None:
-            raise DamagedFileError(f"{header.path}: tensor {name} is missing")
-        if tensor.shape != shape:
-            raise DamagedFileError(
-                f"{header.path}: tensor {name} has shape {tensor.shape}, not {shape}"
-            )
+def _check_types(header: GGUFHeader) -> None:
+    """Raise UnsupportedModelError naming the first tensor of a type that is not read."""
+    for name, tensor in header.tensors.items():
         if tensor.type not in READABLE:
             raise UnsupportedModelError(
                 f"{header.path}: tensor {name} is {tensor.type}, and read are "
                 f"{', '.join(READABLE)}; take a file of one of these, such as Q4_K_M, or the "
                 f"model's safetensors folder or Hub repository"
             )
-        if tensor.type in BITS and len(shape) == 1:
-            raise UnsupportedModelError(f"{header.path}: tensor {name} of a norm is {tensor.type}")
-    extra = [n for n in header.tensors if n not in expected and n not in _IGNORED]
-    if extra:
-        raise UnsupportedModelError(
-            f"{header.path}: tensor {extra[0]} is not part of a dense llama"
-        )
 
 
 def _mlx_name(name: str) -> str:
     """mlx-lm's name of a tensor: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
     stem, _, part = name.rpartition(".")
     if stem.startswith("blk."):
-        _, layer, module = stem.split(".")
-        return f"model.layers.{layer}.{_LAYER_NAMES[module]}.{part}"
+        _, layer, module = stem.split(".", 2)
+        return f"model.layers.{layer}.{_LAYER_NAMES.get(module, module)}.{part}"
     known = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-    return f"{known[stem]}.{part}"
+    return f"{known.get(stem, stem)}.{part}"
 
 
-def _quantize_as_stored(model: nn.Module, header: GGUFHeader) -> None:
+def _quantize_as_stored(model: nn.Module, tensors: Mapping[str, TensorInfo]) -> None:
     """Quantise the layers whose weights are quantised in the file."""
     bits = {
-        _mlx_name(name).removesuffix(".weight"): BITS[tensor.type]
-        for name, tensor in header.tensors.items()
+        name.removesuffix(".weight"): BITS[tensor.type]
+        for name, tensor in tensors.items()
         if tensor.type in BITS
     }
 

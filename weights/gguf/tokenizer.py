@@ -65,9 +65,9 @@ def tokenizer_from_gguf(header: GGUFHeader, vocab_size: int) -> TokenizerWrapper
       DamagedFileError: the metadata lacks a part of it, or has more tokens than the model
       UnsupportedModelError: a kind of tokenizer that is not read, by name
     """
-    kind = header.text("tokenizer.ggml.model")
-    tokens = header.texts("tokenizer.ggml.tokens")
-    types = [int(t) for t in header.numbers("tokenizer.ggml.token_type")]
+    kind = header.get("tokenizer.ggml.model", str)
+    tokens = header.items("tokenizer.ggml.tokens", str)
+    types = header.items("tokenizer.ggml.token_type", int)
     if len(types) != len(tokens) or not 0 < len(tokens) <= vocab_size:
         raise DamagedFileError(
             f"{header.path}: {len(tokens)} tokens with {len(types)} types, in a vocabulary "
@@ -83,7 +83,7 @@ def tokenizer_from_gguf(header: GGUFHeader, vocab_size: int) -> TokenizerWrapper
 
 
 def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> TokenizerWrapper:
-    pre = header.text("tokenizer.ggml.pre", "default")
+    pre = header.get("tokenizer.ggml.pre", str, "default")
     if pre not in _PRE_TOKENIZERS:
         raise UnsupportedModelError(
             f"{header.path}: how its tokenizer cuts text into words, {pre!r}, is not known here; "
@@ -99,7 +99,9 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
         added = [AddedToken(t, normalized=False, special=special) for t in found]
         backend.add_special_tokens(added) if special else backend.add_tokens(added)
     bos = _token(header, tokens, "bos")
-    if bos is not None and header.flag("tokenizer.ggml.add_bos_token", pre.startswith("llama")):
+    if bos is not None and header.get(
+        "tokenizer.ggml.add_bos_token", bool, pre.startswith("llama")
+    ):
         backend.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", special_tokens=[(bos, tokens.index(bos))]
         )
@@ -111,7 +113,7 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
         unk_token=_token(header, tokens, "unknown"),
         clean_up_tokenization_spaces=False,
         chat_template=_chat_template(header),
-        model_max_length=header.integer("llama.context_length"),
+        model_max_length=header.get("llama.context_length", int),
     )
     return TokenizerWrapper(
         tokenizer, BPEStreamingDetokenizer, eos_token_ids=_ends(header, tokens, types)
@@ -120,7 +122,7 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
 
 def _byte_level_model(header: GGUFHeader, tokens: list[str], ignore_merges: bool) -> models.BPE:
     merges = []
-    for merge in header.texts("tokenizer.ggml.merges"):
+    for merge in header.items("tokenizer.ggml.merges", str):
         left, _, right = merge.partition(" ")
         merges.append((left, right))
     vocabulary = {token: i for i, token in enumerate(tokens)}
@@ -131,7 +133,7 @@ def _byte_level_model(header: GGUFHeader, tokens: list[str], ignore_merges: bool
 
 
 def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> TokenizerWrapper:
-    scores = header.numbers("tokenizer.ggml.scores")
+    scores = header.items("tokenizer.ggml.scores", float)
     if len(scores) != len(tokens):
         raise DamagedFileError(f"{header.path}: {len(scores)} scores for {len(tokens)} tokens")
     bos, eos = _token(header, tokens, "bos", 1), _token(header, tokens, "eos", 2)
@@ -143,14 +145,14 @@ def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> T
         kinds=types,
         bos=tokens.index(bos),
         eos=tokens.index(eos),
-        add_prefix=header.flag("tokenizer.ggml.add_space_prefix", True),
-        add_bos=header.flag("tokenizer.ggml.add_bos_token", True),
+        add_prefix=header.get("tokenizer.ggml.add_space_prefix", bool, True),
+        add_bos=header.get("tokenizer.ggml.add_bos_token", bool, True),
     )
     return spm_tokenizer(
         pieces,
         eos_token_ids=_ends(header, tokens, types),
         chat_template=_chat_template(header),
-        max_length=header.integer("llama.context_length"),
+        max_length=header.get("llama.context_length", int),
     )
 
 
@@ -161,7 +163,7 @@ def _token(
     key = f"tokenizer.ggml.{role}_token_id"
     if key not in header.metadata and default is None:
         return None
-    i = header.integer(key, default)
+    i = header.get(key, int, default)
     if not 0 <= i < len(tokens):
         raise DamagedFileError(f"{header.path}: {key} is {i} of {len(tokens)} tokens")
     return tokens[i]

@@ -15,6 +15,12 @@ _SEEDS = 2**64
 _UNION_MEMBERS = ("str", "list[int]", "dict[str,any]")
 """What pydantic adds to the place of an error within a union."""
 
+_SAMPLING = (
+    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty",
+    "presence_penalty",
+)  # fmt: skip
+"""Fields that `GenerationOptions` has under the same names."""
+
 _Parsed = TypeVar("_Parsed", bound="Schema")
 
 
@@ -146,13 +152,7 @@ class GenerationRequest(Schema):
             max_tokens=max_tokens,
             seed=None if self.seed is None else (self.seed + number) % _SEEDS,
             stop=tuple(self.stop),
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            frequency_penalty=self.frequency_penalty,
-            presence_penalty=self.presence_penalty,
+            **{name: getattr(self, name) for name in _SAMPLING},
             logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
             draft=self.x_redrafter is None or self.x_redrafter.draft,
             logprobs=logprobs,
@@ -208,7 +208,7 @@ class CompletionRequest(GenerationRequest):
         min_length=1, max_length=128
     )
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: bool = False
+    echo: Literal[False] = False
 
     @property
     def answers(self) -> int:
