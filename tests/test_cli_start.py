@@ -1,19 +1,44 @@
-"""How the console script begins where standard streams are closed."""
+"""How the console script begins: Ctrl-C during imports, and standard streams that are closed."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+START = Path(__file__).parents[1] / "cli" / "start" / "__init__.py"
 
-def run(line: str) -> subprocess.CompletedProcess[str]:
+
+def run(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The console script with a shell's redirections."""
     return subprocess.run(
-        ["sh", "-c", f'exec "$0" -m redrafter_mlx.cli.main {line}', sys.executable],
+        ["sh", "-c", f'exec "$0" "$1" {line}', sys.executable, str(START)],
         capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, **environment},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("module", ["redrafter_mlx", "typer"])
+def test_ctrl_c_while_a_module_is_imported_is_130_without_text(module: str, tmp_path: Path) -> None:
+    (tmp_path / f"{module}.py").write_text(
+        "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)\n"
+    )
+    done = run("list", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_an_interrupt_that_the_caller_ignores_stays_ignored(tmp_path: Path) -> None:
+    (tmp_path / "redrafter_mlx.py").write_text(
+        "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nos._exit(7)\n"
+    )
+    line = f'trap "" INT; exec "{sys.executable}" "{START}" list'
+    done = subprocess.run(
+        ["sh", "-c", line], env={**os.environ, "PYTHONPATH": str(tmp_path)}, timeout=60, check=False
+    )
+    assert done.returncode == 7
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def modules() -> Iterator[tuple[str, Path]]:
         for path in (CHECKOUT / folder).rglob("*.py"):
             parts = path.relative_to(CHECKOUT / folder).with_suffix("").parts
             name = ".".join([*([prefix] if prefix else []), *parts]).removesuffix("__init__")
-            if name:
+            if name and not name.startswith("cli.start"):
                 yield name.rstrip("."), path
 
 

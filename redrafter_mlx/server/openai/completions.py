@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from redrafter_mlx.server.answering import Emitted, Wanted
-from redrafter_mlx.server.api_error import blamed_on
+from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.openai.reply import Reply
 from redrafter_mlx.server.openai.schemas import CompletionRequest
@@ -28,6 +30,8 @@ class CompletionReply(Reply):
 
     def _plan(self) -> list[Wanted]:
         asked = self._completion
+        if asked.echo and asked.logprobs is not None:
+            raise ApiError(400, "echo with logprobs is not supported; leave one out", param="echo")
         most = asked.max_tokens or _MAX_TOKENS
         wanted: list[Wanted] = []
         for prompt in asked.prompt:
@@ -35,6 +39,11 @@ class CompletionReply(Reply):
                 ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
             wanted += self._wanted(ids, most, asked.logprobs, first=len(wanted))
         return wanted
+
+    def opening(self) -> Iterable[Json]:
+        for answer in range(len(self.wanted)):
+            if echo := self._echo(answer):
+                yield self._chunk(_choice(answer, echo))
 
     def _choices(self, emitted: Emitted) -> list[Json]:
         answer, text = emitted.answer, emitted.text
@@ -56,10 +65,20 @@ class CompletionReply(Reply):
         asked = self._completion.logprobs is not None
         return {
             "index": answer,
-            "text": self._texts[answer],
+            "text": self._echo(answer) + self._texts[answer],
             "logprobs": self._logprobs[answer] if asked else None,
             "finish_reason": self.records[answer].last.finish_reason,
         }
+
+    def _echo(self, answer: int) -> str:
+        """The prompt's text, where it is to be repeated."""
+        if not self._completion.echo:
+            return ""
+        prompt = self._completion.prompt[answer // self._completion.n]
+        if isinstance(prompt, str):
+            return prompt
+        text: str = self._hosted.model.tokenizer.decode(prompt)
+        return text
 
     def _read(self, emitted: Emitted) -> dict[str, list[object]]:
         assert emitted.logprobs is not None

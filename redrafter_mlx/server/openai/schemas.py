@@ -208,7 +208,7 @@ class CompletionRequest(GenerationRequest):
         min_length=1, max_length=128
     )
     logprobs: int | None = Field(None, ge=0, le=5)
-    echo: Literal[False] = False
+    echo: bool = False
 
     @property
     def answers(self) -> int:
