@@ -83,7 +83,9 @@ class TrainOptions:
     learning_rate: AdamW's peak learning rate; Muon's is proportional. Both warm up, then decay
                    along a cosine
     final_rate:    final learning rate, as a share of the peak
+    warmup_share:  share of the steps in which the learning rate rises from 0
     weight_decay:  AdamW's; Muon's matrices have none
+    clip:          largest norm of the gradients; longer ones are scaled down to it
     soft_share:    share of the soft labels (the target's probabilities) in the loss; hard labels
                    (its tokens) have the rest
     depth_decay:   weight of each depth relative to the depth before it

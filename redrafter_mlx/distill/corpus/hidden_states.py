@@ -70,3 +70,10 @@ def check_finite(states: np.ndarray, target: Target) -> np.ndarray:
             f"no drafter can be trained on; {remedy}"
         )
     return states
+
+
+def host_number(scalar: mx.array) -> float:
+    """Read a scalar on the host."""
+    value = scalar.item()
+    assert isinstance(value, float)
+    return value

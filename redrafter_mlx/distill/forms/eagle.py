@@ -24,8 +24,8 @@ from redrafter_mlx.distill.forms.form import (
     BatchLoss,
     Recipe,
     Student,
-    check_layers,
     check_same_form,
+    chosen_layers,
     open_start,
 )
 from redrafter_mlx.distill.forms.loss import distillation_loss
@@ -242,10 +242,9 @@ class EagleStudent(Student):
 
 def _context_layers(form: EagleForm, n_layers: int) -> tuple[int, ...]:
     """Return the layers to read; raises BadInputError for a layer that the target does not have."""
-    if form.context_layers == "auto":
-        layers = tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
-        return layers if layers[0] != 1 else (0, *layers)  # see EagleForm
-    return check_layers(form.context_layers, n_layers)
+    layers = chosen_layers(form.context_layers, n_layers)
+    automatic = form.context_layers == "auto"
+    return (0, *layers) if automatic and layers[0] == 1 else layers  # see EagleForm
 
 
 def _flat(config: Mapping[str, object]) -> dict[str, object]:

@@ -10,7 +10,7 @@ from mlx.utils import tree_unflatten
 
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.forms.medusa import output_matrix
-from redrafter_mlx.distill.forms.recurrent_weights import SPREAD, logit_size
+from redrafter_mlx.distill.forms.recurrent_weights import SPREAD, logit_rms
 from redrafter_mlx.drafting.drafter_files import parameters_of
 from redrafter_mlx.drafting.published.eagle_config import EagleConfig
 from redrafter_mlx.drafting.published.eagle_network import EagleThreeNetwork
@@ -46,7 +46,7 @@ def fresh_network(
     ):
         norm.weight = 1 / mx.maximum(_normed_size(part), 1e-6)
     network.lm_head.weight = output_matrix(target, tokens)
-    network.norm.weight = mx.full((D,), SPREAD / logit_size(target, tokens))
+    network.norm.weight = mx.full((D,), SPREAD / logit_rms(target, tokens))
     return network
 
 

@@ -11,7 +11,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -129,8 +129,13 @@ class Recipe(ABC):
         """Return the drafter in a folder, which has passed `check_start`, as a student."""
 
 
-def check_layers(layers: tuple[int, ...], n_layers: int) -> tuple[int, ...]:
-    """Return the layers; raises BadInputError unless a target of `n_layers` has them all."""
+def chosen_layers(layers: tuple[int, ...] | Literal["auto"], n_layers: int) -> tuple[int, ...]:
+    """Return the layers to read; "auto" are those at 2/3 and 9/10 of the depth.
+
+    Raises BadInputError unless a target of `n_layers` has them all.
+    """
+    if layers == "auto":
+        return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
     if any(i >= n_layers for i in layers):
         raise BadInputError(
             f"the drafter cannot read layers {', '.join(map(str, layers))}; "

@@ -64,9 +64,14 @@ class PositionStudent(Student):
         )
 
     def teacher(self, states: mx.array) -> mx.array | None:
-        """Return the soft labels: the target's probabilities [P, V'] of the draft vocabulary.
+        """Return the soft labels: the target's probabilities of the draft vocabulary.
 
-        Return None if soft labels have no share in the loss. states: [P, C], hidden states.
+        Return None if soft labels have no share in the loss.
+
+        Shapes:
+          states: [P + T, C], hidden states
+        Returns:
+          [P + T, V']
         """
         if self._logits is None:
             return None

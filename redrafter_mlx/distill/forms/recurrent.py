@@ -14,8 +14,8 @@ from redrafter_mlx.distill.drafter_forms import RecurrentForm
 from redrafter_mlx.distill.forms.form import (
     Recipe,
     Student,
-    check_layers,
     check_same_form,
+    chosen_layers,
     open_start,
 )
 from redrafter_mlx.distill.forms.positions import PositionStudent, logits_bytes
@@ -56,7 +56,7 @@ class RecurrentRecipe(Recipe):
                 rnn=form.rnn,
                 head=form.head,
                 first_state=form.first_state,
-                context_layers=_context_layers(form, target.n_layers),
+                context_layers=chosen_layers(form.context_layers, target.n_layers),
                 draft_vocab_size=None if size == "all" else min(size, V),
                 target=name,
                 target_fingerprint=fingerprint,
@@ -130,10 +130,3 @@ class RecurrentStudent(PositionStudent):
 
     def save(self, folder: Path) -> None:
         save_drafter(self._network, folder, dtype=mx.float16)
-
-
-def _context_layers(form: RecurrentForm, n_layers: int) -> tuple[int, ...]:
-    """Return the layers to read; raises BadInputError for a layer that the target does not have."""
-    if form.context_layers == "auto":
-        return tuple(sorted({n_layers * 2 // 3, n_layers * 9 // 10}))
-    return check_layers(form.context_layers, n_layers)

@@ -9,6 +9,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
+from redrafter_mlx.distill.corpus.hidden_states import host_number
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.forms.positions import ready_to_train
 from redrafter_mlx.drafting.checkpoint import load_drafter
@@ -36,9 +37,7 @@ def fresh_drafter(
         drafter.draft_vocab = mx.array(choose_vocabulary(counts, config.draft_vocab_size))
     seen = lay_out(texts, 1).states
     tokens = None if config.draft_vocab_size is None else drafter.draft_vocab
-    initialise(
-        drafter, context_size(seen), embedding_size(target, counts), logit_size(target, tokens)
-    )
+    initialise(drafter, context_rms(seen), embedding_rms(target, counts), logit_rms(target, tokens))
     mx.eval(drafter.parameters())
     return drafter
 
@@ -88,25 +87,19 @@ def initialise(
         drafter.output_norm.weight = mx.full((D,), SPREAD / logit_rms)
 
 
-def context_size(states: np.ndarray) -> mx.array:
+def context_rms(states: np.ndarray) -> mx.array:
     """Return the root mean square [C] of hidden states [M, C], coordinate by coordinate."""
     return mx.sqrt(mx.mean(mx.square(mx.array(states).astype(mx.float32)), axis=0))
 
 
-def embedding_size(target: Target, counts: np.ndarray) -> float:
+def embedding_rms(target: Target, counts: np.ndarray) -> float:
     """Return the root mean square of the embeddings of the tokens with a count [V] above 0."""
     embedded = target.embedding(mx.array(np.flatnonzero(counts))).astype(mx.float32)
-    return _number(mx.sqrt(mx.mean(mx.square(embedded))))
+    return host_number(mx.sqrt(mx.mean(mx.square(embedded))))
 
 
-def logit_size(target: Target, tokens: mx.array | None) -> float:
+def logit_rms(target: Target, tokens: mx.array | None) -> float:
     """Return the root mean square of the logits of `tokens` for random inputs of unit size."""
     drawn = mx.random.normal((64, target.hidden_size), key=mx.random.key(0)).astype(target.dtype)
     logits = target.output_rows(tokens)(drawn).astype(mx.float32)
-    return _number(mx.sqrt(mx.mean(mx.square(logits))))
-
-
-def _number(scalar: mx.array) -> float:
-    value = scalar.item()
-    assert isinstance(value, float)
-    return value
+    return host_number(mx.sqrt(mx.mean(mx.square(logits))))

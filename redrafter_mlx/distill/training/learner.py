@@ -9,6 +9,7 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 from mlx.utils import tree_map
 
+from redrafter_mlx.distill.corpus.hidden_states import host_number
 from redrafter_mlx.distill.forms.form import BatchLoss, Student
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.optimizer import drafter_optimizer
@@ -36,14 +37,8 @@ class Learner:
         clipped, _ = optim.clip_grad_norm(mean, self._options.clip)
         self.optimizer.update(self._network, clipped)
         mx.eval(self._network.parameters(), self.optimizer.state)
-        return _number(total) * share
+        return host_number(total) * share
 
     @property
     def learning_rate(self) -> float:
-        return _number(self.optimizer.learning_rate)
-
-
-def _number(scalar: mx.array) -> float:
-    value = scalar.item()
-    assert isinstance(value, float)
-    return value
+        return host_number(self.optimizer.learning_rate)
