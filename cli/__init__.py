@@ -1,4 +1,4 @@
-"""The commands, and what a person sees of them; typer and rich stop here.
+"""The commands and what they print; only cli uses typer, only cli and bench/show use rich.
 
-Modules import MLX and what is built on it only inside commands, so that `--help` is quick.
+MLX and the modules that need it are imported only inside commands, so that `--help` is quick.
 """

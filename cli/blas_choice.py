@@ -1,7 +1,8 @@
-"""Which BLAS decodes fastest on this Linux machine, where it has several.
+"""Finds the BLAS that decodes fastest, for a Linux machine that has several.
 
-A process has one BLAS, loaded before MLX, so each library is measured in a process of its own. What
-counts is not products but what the whole loop promises with the beam shape that suits each library.
+A process has one BLAS, loaded before MLX, so each library is measured in a separate process. The
+criterion is not the speed of matrix products, but the decoding rate that the cost model predicts
+with the best beam shape for that library.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from redrafter_mlx.runtime.launched import launched_rank
 _CHOSEN = "REDRAFTER_BLAS"
 
 _ARGUMENTS = ("-m", "redrafter_mlx.cli.tune")
-"""Of the process that measures."""
+"""Arguments of the Python process that measures."""
 
 _LONGEST, _LEAST, _TIMES = 600.0, 60.0, 3.0
-"""Seconds that a measurement may take: the first one, each at least, and of the shortest so far."""
+"""Time limit of a measurement: _TIMES times the shortest so far, between _LEAST and _LONGEST s."""
 
 
 def compare_libraries(
@@ -32,11 +33,11 @@ def compare_libraries(
     again: bool,
     note: Callable[[str], None],
 ) -> str | None:
-    """Measure each library and prefer the fastest from now on; None if there is no choice.
+    """Measure each library, prefer the fastest from now on and return it; None if none was chosen.
 
-    One that the environment names stays, and so does one that was chosen before, unless `again`.
-    A library whose measurement takes several times as long as another's is given up. Ranks of
-    `mlx.launch` compare nothing: they would have to start again together.
+    A library that the environment names is kept, and so is an earlier choice, unless `again`.
+    A measurement is stopped if it takes several times as long as that of another library. Ranks of
+    `mlx.launch` compare nothing, because they would have to restart together.
     """
     if sys.platform != "linux" or os.environ.get(_CHOSEN) or launched_rank() is not None:
         return None
@@ -73,7 +74,7 @@ def restart_with(library: str) -> None:
 
 
 def _rate_with(library: str, loading: ModelOptions, longest: float) -> float | None:
-    """Tokens a second that a process with this library promises; None if it fails.
+    """Return the predicted tokens per second of a process with this library; None if it fails.
 
     Raises subprocess.TimeoutExpired if it takes more than `longest` seconds.
     """
@@ -84,14 +85,14 @@ def _rate_with(library: str, loading: ModelOptions, longest: float) -> float | N
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, _CHOSEN: library},
-        start_new_session=True,  # Ctrl-C is for this process
+        start_new_session=True,  # Ctrl-C reaches only this process
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
         try:
             child.stdin.write(json.dumps(asdict(loading)) + "\n")
             child.stdin.flush()
-            child.wait(longest)  # standard input stays open: the child ends with it
+            child.wait(longest)  # stdin stays open: the child ends when it closes
             rate = child.stdout.read()
         finally:
             child.kill()

@@ -46,7 +46,7 @@ class Problem:
 
 @dataclass
 class Report:
-    """Facts by section and name, in the order they are shown, and the problems."""
+    """Facts by section and name, in the order of the printed report, and the problems."""
 
     facts: dict[str, Facts] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
@@ -73,7 +73,7 @@ def command(
 
 
 def examine() -> Report:
-    """Every section in turn; a section that fails is itself a problem."""
+    """Examine every section in turn; a section that fails is itself a problem."""
     report = Report()
     sections: tuple[tuple[str, Callable[[Report], Facts]], ...] = (
         ("system", _system),
@@ -88,7 +88,7 @@ def examine() -> Report:
         report.facts[name] = {}
         try:
             report.facts[name] = examine_section(report)
-        except RedrafterError as error:  # it names its remedy after the last semicolon
+        except RedrafterError as error:  # the remedy follows the last semicolon
             what, _, remedy = str(error).rpartition("; ")
             if (problem := Problem(what, remedy)) not in report.problems:
                 report.problems.append(problem)
@@ -99,7 +99,7 @@ def examine() -> Report:
 
 
 def print_report(report: Report) -> None:
-    """The report for people: aligned facts, then each problem with its remedy."""
+    """Print the report for people: aligned facts, then each problem with its remedy."""
     width = max(len(_label(name)) for facts in report.facts.values() for name in facts)
     for section, facts in report.facts.items():
         print(section)
@@ -141,9 +141,9 @@ def _packages(report: Report) -> Facts:
 
 
 def overwritten_backend() -> str | None:
-    """The installed CUDA backend whose library another backend has overwritten.
+    """Return the installed CUDA backend whose library another backend has overwritten, or None.
 
-    mlx-cpu and mlx-cuda-* both bring `mlx/lib/libmlx.so`; the one that pip installed last is used.
+    mlx-cpu and mlx-cuda-* both install `mlx/lib/libmlx.so`; the last one installed is used.
     """
     for name in _CUDA_BACKENDS:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -155,7 +155,7 @@ def overwritten_backend() -> str | None:
 
 
 def _mlx(report: Report) -> Facts:
-    """The device, whether it computes, and the BLAS of the CPU."""
+    """Return the device, whether it computes correctly, and the BLAS of the CPU."""
     facts: Facts = {"blas": BLAS.note}
     if sys.platform == "linux" and preferred_library() is None and len(libraries_here()) > 1:
         facts["blas_choice"] = "several are here; `redrafter-mlx tune` finds the fastest"
@@ -187,7 +187,7 @@ def _mlx(report: Report) -> Facts:
 
 
 def _memory(_: Report) -> Facts:
-    """What there is, and the largest of the named models that fit into it."""
+    """Return the memory of this machine, and the largest named models that fit into it."""
     from redrafter_mlx.weights.fit.machine import this_machine
     from redrafter_mlx.weights.fit.needs import CONTEXT, largest_named
 
@@ -203,7 +203,7 @@ def _memory(_: Report) -> Facts:
 
 
 def _model(report: Report) -> Facts:
-    """Whether the default model is on disk with the right checksum."""
+    """Return the default model and its path; a problem if it is missing or damaged."""
     from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
     from redrafter_mlx.weights.resolve import find_local
     from redrafter_mlx.weights.wheel import wheel_path
@@ -227,7 +227,7 @@ def _our_cache(report: Report) -> Facts:
 
 
 def _folder(report: Report, folder: Path, variable: str) -> Facts:
-    """Path, size and free disk of a cache; a problem if it cannot be written or is full."""
+    """Return path, size and free disk of a cache; a problem if not writable or nearly full."""
     place = existing_part(folder)
     free = shutil.disk_usage(place).free
     remedy = f"set {variable} to a folder that can be written and has room"

@@ -62,7 +62,7 @@ def command(
 
 
 def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
-    """The prompt as the library takes it; raises BadInputError if there is nothing in it."""
+    """Return the prompt in the form that the library takes; raises BadInputError if it is empty."""
     if raw and system is not None:
         raise BadInputError("--system needs the chat template; leave out --raw or --system")
     text = read_stdin() if prompt == "-" else prompt
@@ -80,7 +80,7 @@ def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
 
 
 def read_stdin() -> str:
-    """All of standard input as UTF-8; raises BadInputError if it is something else."""
+    """Read all of standard input as UTF-8; raises BadInputError if it is not UTF-8."""
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -92,7 +92,7 @@ def read_stdin() -> str:
 def print_answer(
     model: Redrafter, prompt: Prompt, raw: bool, options: GenerationOptions, terminal: Terminal
 ) -> None:
-    """The answer as it comes, and then one line of statistics."""
+    """Stream the answer to stdout, then print one line of statistics to stderr."""
     last, end = None, ""
     with contextlib.closing(model.stream(prompt, raw=raw, options=options)) as tokens:
         try:

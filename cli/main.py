@@ -1,4 +1,4 @@
-"""The command line: its commands, and how it ends."""
+"""The command line: its commands, its errors and its exit status."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ from redrafter_mlx.runtime.launched import (
 from redrafter_mlx.version import __version__
 
 INTERRUPTED = 130
-"""128 + SIGINT, what a shell expects of a program that Ctrl-C ended."""
+"""Exit status after Ctrl-C, as shells expect it: 128 + SIGINT."""
 
 _BY_RANKS = ("generate", "chat", "serve", "verify", "train", "bench", "tune")
-"""Commands that all ranks of `mlx.launch` run together; the others are rank 0's alone."""
+"""Commands that all ranks of `mlx.launch` run together; only rank 0 runs the others."""
 
 _OUT_OF_MEMORY = "out of memory; try --quantize 4 or a smaller model"
 
@@ -102,7 +102,7 @@ app.command("export")(export.command)
 
 
 def main() -> None:
-    """The console script: run a command and exit with its status."""
+    """Run the console script's command and exit with its status."""
     open_missing_streams()
     quieten_libraries()
     tolerate_any_text()
@@ -130,7 +130,7 @@ def run(arguments: list[str]) -> int:
         return _fail(f"{where}{error.strerror or error}")
     except MemoryError:
         return _fail(_OUT_OF_MEMORY)
-    except SystemExit as exit_:  # typer's own answer to a closed pipe
+    except SystemExit as exit_:  # typer exits with 1 after a closed pipe
         return _reader_left() if exit_.code == 1 else int(exit_.code or 0)
     except Exception as error:
         if isinstance(error, RuntimeError) and "allocate" in str(error):  # MLX's MemoryError
@@ -164,7 +164,7 @@ def _fail(message: str, status: int = 1) -> int:
 
 
 def _reader_left() -> int:
-    """End quietly, and keep Python from flushing into the closed pipe again."""
+    """Return the exit status after a closed pipe, and keep Python from flushing into it again."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     return 1

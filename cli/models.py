@@ -1,4 +1,4 @@
-"""`redrafter-mlx pull`, `list`, `show` and `drafters`: what there is, and where its files are."""
+"""`redrafter-mlx pull`, `list`, `show` and `drafters`: known models, drafters and their files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _CONTEXT = 8192
 
 _WIDE = 200
-"""Columns for output that is not a terminal, so that no name is cut."""
+"""Columns of output that does not go to a terminal, so that no name is cut."""
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME|REPO|PATH", help="As in --model.", show_default=False)
@@ -123,7 +123,7 @@ def show(
 
 
 def _check_files(path: Path) -> None:
-    """Raise unless files can be a model, or a drafter of a form that is supported."""
+    """Raise RedrafterError unless the files are of a model or of a supported form of drafter."""
     from redrafter_mlx.weights.files.folder import check_model
 
     try:
@@ -138,7 +138,7 @@ def _check_files(path: Path) -> None:
 
 
 def _rows(model: ModelStatus) -> list[tuple[str, str]]:
-    """Label and value of every known fact, in reading order."""
+    """Return label and value of every known fact, in reading order."""
     remedy = f"not here; fetch it with: redrafter-mlx pull {model.name}"
     known = [
         ("name", model.name),
@@ -154,7 +154,7 @@ def _rows(model: ModelStatus) -> list[tuple[str, str]]:
 
 
 def _memory_rows(model: ModelStatus, machine: Machine, context: int) -> list[tuple[str, str]]:
-    """What the model takes for each way of loading it, beside what there is."""
+    """Return the memory for models, and what each way of loading the model needs."""
     from redrafter_mlx.weights.fit.needs import drafter_bytes, needs
 
     if model.stored is None:
@@ -171,7 +171,7 @@ def _memory_rows(model: ModelStatus, machine: Machine, context: int) -> list[tup
 
 
 def _fits(model: ModelStatus, machine: Machine) -> str:
-    """`yes`, the option with which a model fits, or `no`."""
+    """Return `yes`, the option with which a model fits, `no`, or `unknown`."""
     from redrafter_mlx.weights.fit.needs import needs
 
     if model.stored is None:
@@ -183,12 +183,12 @@ def _fits(model: ModelStatus, machine: Machine) -> str:
 
 
 def _drafters(model: ModelStatus) -> str:
-    """The forms of a model's drafters, those on this machine first: `ReDrafter (here), EAGLE-3`."""
+    """List the forms of a model's drafters, local ones first: `ReDrafter (here), EAGLE-3`."""
     from redrafter_mlx.drafting.installed import list_drafters
 
     try:
         listed = list_drafters(model.name)
-    except RedrafterError:  # `drafters` says what is damaged
+    except RedrafterError:  # `drafters` reports the damage
         return "unknown"
     here = [f"{one.form} (here)" for one in listed if one.path]
     return ", ".join(dict.fromkeys([*here, *(one.form for one in listed if not one.path)]))
@@ -199,7 +199,7 @@ def _say(line: str) -> None:
 
 
 def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table whose first column is never cut."""
+    """Print a table; the column NAME is never wrapped."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table

@@ -1,4 +1,4 @@
-"""Command-line options, each declared once: a command takes a dataclass, its fields are options."""
+"""Command-line options, each declared once: as a field of a dataclass that a command takes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
 
 @dataclass(frozen=True)
 class Flag:
-    """How a field looks on the command line.
+    """How a field appears on the command line.
 
-    panel: the heading below which `--help` lists it; None for the first one
-    names: `--beam-width` for a field `beam_width` if empty; `--no-draft` sets `draft` to False
-    variable: of the environment, which gives the value where the command line does not
+    panel: the heading under which `--help` lists it; None for the first one
+    names: if empty, `--beam-width` for a field `beam_width`; `--no-draft` sets `draft` to False
+    variable: environment variable that gives the value if the command line does not
     """
 
     help: str
@@ -50,7 +50,7 @@ class Flag:
     variable: str | None = None
 
     def option(self, name: str, default: object) -> Any:
-        """typer's option for a field of that name."""
+        """Return typer's option for a field of this name."""
         default = not default if self.negated else None if default == () else default
         return typer.Option(
             default,
@@ -69,7 +69,7 @@ class Flag:
 
 
 def flag(default: Any, shown: Flag) -> Any:
-    """A dataclass field that is an option."""
+    """Return a dataclass field that is an option."""
     return field(default=default, metadata={"flag": shown})
 
 
@@ -126,7 +126,7 @@ LIMIT = Flag("Only N of them, evenly spaced.", "N")
 
 @dataclass(frozen=True)
 class TargetOptions:
-    """Which target is loaded, and how."""
+    """The target to load, and how to load it."""
 
     model: str | None = flag(None, TARGET)
     dtype: str = flag("auto", DTYPE)
@@ -136,7 +136,7 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class ModelOptions(TargetOptions):
-    """Which target and drafter are loaded, and how."""
+    """The target and drafter to load, and how to load them."""
 
     drafter: str = flag("auto", Flag(
         "trained: the drafter for this model; lookup: what followed the text's last words before; "
@@ -149,13 +149,13 @@ class ModelOptions(TargetOptions):
 
 @dataclass(frozen=True)
 class QuestionOptions:
-    """Which questions are asked."""
+    """The questions to ask."""
 
     questions: str | None = flag(None, QUESTIONS)
     limit: int | None = flag(None, LIMIT)
 
     def chosen(self) -> list[Question]:
-        """Raises BadInputError for a file that holds no questions, or a limit below 1."""
+        """Return the questions; raises BadInputError for a file without any, or a limit below 1."""
         from redrafter_mlx.bench.measure.questions import (
             OWN_QUESTIONS,
             choose_questions,
@@ -199,10 +199,10 @@ def check_drafter_bits(bits: int | None) -> None:
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command` the options of its dataclass parameters, for typer.
 
-    Each parameter whose type is a dataclass becomes one option for each of the dataclass's options;
-    the command gets the dataclass filled. The parameter's default, if any, is an instance that
-    holds the options' defaults; `Annotated[T, ("a", "b")]` takes those fields alone, and
-    `Annotated[T, {"a": Flag(...)}]` says how they look.
+    A parameter whose type is a dataclass is replaced by one option per field that has a flag; the
+    command gets an instance filled from these options. The parameter's default, if any, is an
+    instance with the options' defaults. `Annotated[T, ("a", "b")]` uses only those fields, and
+    `Annotated[T, {"a": Flag(...)}]` also sets their flags.
     """
     signature = inspect.signature(command, eval_str=True)
     expanded: list[inspect.Parameter] = []
@@ -235,7 +235,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def flags_of(kind: type) -> Mapping[str, Flag]:
-    """The options that a dataclass has, by field name."""
+    """Return the flags of a dataclass's options, by field name."""
     if kind is GenerationOptions:
         return GENERATION
     return {f.name: f.metadata["flag"] for f in fields(kind) if "flag" in f.metadata}
@@ -262,7 +262,7 @@ def _parameters(
 
 
 def _annotation(hint: object) -> object:
-    """A field's type as typer takes it: lists for tuples, text for one of several words."""
+    """Return a field's type as typer takes it: lists for tuples, `str` for a Literal."""
     if hint == tuple[str, ...]:
         return list[str] | None
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
@@ -270,7 +270,7 @@ def _annotation(hint: object) -> object:
 
 
 def _value(shown: Flag, given: object) -> object:
-    """The value of a field, for what the command line gave."""
+    """Return the value of a field for the value from the command line."""
     if isinstance(given, list):
         return tuple(given)
     return not given if shown.negated else given

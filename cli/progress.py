@@ -1,4 +1,4 @@
-"""Progress of long work: bars on a terminal, a line now and then elsewhere."""
+"""Progress of long work: bars on a terminal, occasional lines elsewhere."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 def progress_bars(
     activity: str, describe: Callable[[int, float | None], str] | None = None
 ) -> Iterator[Progress | None]:
-    """Bars on stderr below the line `activity`, removed at the end; None off a terminal.
+    """Show bars on stderr below the line `activity` until the end; yields None off a terminal.
 
-    `describe` puts what is done of how much into words; None describes bytes.
+    `describe` turns the done and total amounts into text; by default they are bytes.
     """
     if not sys.stderr.isatty():
         yield None
@@ -43,7 +43,7 @@ def progress_bars(
     columns = (rich.SpinnerColumn(), rich.TextColumn("{task.description}"), rich.BarColumn(24),
                Amount())  # fmt: skip
     tasks: dict[str, TaskID] = {}
-    # rich animates nothing on a terminal that is only a pseudo-file for logs.
+    # rich does not animate on a pseudo-terminal that only collects logs.
     with rich.Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         bars.add_task(escape(one_line(activity)), total=None)
 
@@ -57,14 +57,14 @@ def progress_bars(
 
 
 def describe_bytes(done: int, total: float | None) -> str:
-    """`12 MB of 98 MB`, or what is known of it."""
+    """Return text such as `12 MB of 98 MB`, or the known part of it."""
     if not done and not total:
         return ""
     return human_size(done) + (f" of {human_size(int(total))}" if total else "")
 
 
 def describe_count(done: int, total: float | None) -> str:
-    """`3 of 16`."""
+    """Return text such as `3 of 16`."""
     return f"{done} of {int(total)}" if total else ""
 
 
@@ -72,7 +72,7 @@ def describe_count(done: int, total: float | None) -> str:
 class Stage:
     """Progress of one stage of the work.
 
-    unit:  of `done` and `total`; empty for work that is not counted
+    unit:  unit of `done` and `total`; empty for work that is not counted
     clock: seconds since some moment
     """
 
@@ -82,16 +82,16 @@ class Stage:
     clock: Callable[[], float] = time.monotonic
     _done: int = 0
     _note: str = ""
-    _began: tuple[int, float] | None = None  # what was done at the first update, and when
+    _began: tuple[int, float] | None = None  # amount at the first update, and its time
 
     def update(self, done: int, total: int | None = None, note: str = "") -> None:
-        """Set how much is done; what was done before the first call counts in no rate."""
+        """Set the amount done; the rate excludes what was done before the first call."""
         if self._began is None:
             self._began = done, self.clock()
         self._done, self.total, self._note = done, total or self.total, note
 
     def line(self) -> str:
-        """`writing the corpus: 4,000 of 9,000 tokens, 3 texts, about 4 min to go`."""
+        """Return e.g. `writing the corpus: 4,000 of 9,000 tokens, 3 texts, about 4 min to go`."""
         if not self.unit:
             return f"{self.activity} ..."
         whole = "" if self.total is None else f" of {self.total:,}"
@@ -110,7 +110,7 @@ class Stage:
 def progress_lines(
     stage: Stage, write: Callable[[str], object], every: float = 30.0
 ) -> Iterator[None]:
-    """Write the stage's line every `every` seconds, from a thread of its own."""
+    """Write the stage's line every `every` seconds, from a separate thread."""
     left = threading.Event()
 
     def tell() -> None:
@@ -127,6 +127,6 @@ def progress_lines(
 
 
 def duration(seconds: float) -> str:
-    """`about 2 h 5 min`, at least one minute."""
+    """Return text such as `about 2 h 5 min`; at least one minute."""
     hours, minutes = divmod(max(1, round(seconds / 60)), 60)
     return f"about {hours} h {minutes} min" if hours else f"about {minutes} min"

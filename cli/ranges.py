@@ -16,7 +16,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 def parse_integers(name: str, text: str) -> list[int]:
-    """Whole numbers in the order given, each once: `1..4`, `1-4`, `1,2,4`, `1,3..5`.
+    """Parse whole numbers, each once in the order given: `1..4`, `1-4`, `1,2,4`, `1,3..5`.
 
     Raises:
       BadInputError: naming the option and the part that is wrong
@@ -38,7 +38,7 @@ def parse_integers(name: str, text: str) -> list[int]:
 
 
 def parse_numbers(name: str, text: str) -> list[float]:
-    """Numbers in the order given, each once: `0,0.3,1`; raises as `parse_integers`."""
+    """Parse numbers, each once in the order given: `0,0.3,1`; raises as `parse_integers`."""
     numbers = []
     for part in _parts(name, text):
         try:
@@ -51,12 +51,12 @@ def parse_numbers(name: str, text: str) -> list[float]:
 
 
 def parse_words(name: str, text: str) -> list[str]:
-    """Words in the order given, each once; raises BadInputError for an empty one."""
+    """Parse words, each once in the order given; raises BadInputError for an empty one."""
     return each_once(_parts(name, text))
 
 
 def each_once(items: Iterable[T]) -> list[T]:
-    """Without repetitions, in the order of the first occurrences."""
+    """Return the items without repetitions, in the order of their first occurrences."""
     return list(dict.fromkeys(items))
 
 

@@ -66,12 +66,12 @@ def command(
     if launched_rank() is not None and serving.unload_after is not None:
         raise BadInputError("ranks share one model until they end; leave out --unload-after")
     if launched_rank():
-        opt.load_model(loading)  # which ends with rank 0, who listens
+        opt.load_model(loading)  # never returns: only rank 0 listens
     run(serving, loading)
 
 
 def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
-    """Serve until Ctrl-C; raises what the first loading of the model raised."""
+    """Serve until Ctrl-C; raises the error of the model's first load, if it fails."""
     try:
         import uvicorn
         from uvicorn.config import LOGGING_CONFIG
@@ -118,7 +118,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
-            if host.starting:  # a download may go on in its thread for minutes
+            if host.starting:  # its thread may keep downloading for minutes
                 os._exit(130)
             raise
     if failures:
@@ -127,7 +127,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
 
 @contextlib.contextmanager
 def _listening(serving: ServerOptions) -> Iterator[socket.socket]:
-    """A socket that listens at the server's address; raises BadInputError if it cannot be."""
+    """Yield a socket that listens on the server's address; raises BadInputError if it cannot."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -139,7 +139,7 @@ def _listening(serving: ServerOptions) -> Iterator[socket.socket]:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(address)
-            listener.listen()  # who connects before the server runs waits for it
+            listener.listen()  # early clients wait until the server runs
         except OSError as error:
             raise BadInputError(
                 f"cannot listen on {serving.host}:{serving.port}: {error.strerror}; "

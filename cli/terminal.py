@@ -24,21 +24,21 @@ _BIDI = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u206
 
 
 _STYLES = {"dim": "2", "drafter": "32", "lookup": "4;36"}
-"""SGR codes; none for the model's own tokens, and an underline where colours may look alike."""
+"""SGR codes; none for the model's own tokens; underlined where colours may look alike."""
 
 
 def sanitise(text: str) -> str:
-    """`text` with every character that could control a terminal made visible.
+    """Return `text` with every character that could control a terminal made visible.
 
     C0 and DEL become caret notation (ESC is `^[`); C1, lone surrogates and bidirectional controls
-    become U+FFFD. Newline and tab stay. One character at a time, so that an escape
-    sequence that arrives in pieces is caught as well.
+    become U+FFFD. Newline and tab stay. Each character is handled alone, so that an
+    escape sequence that arrives in pieces is caught as well.
     """
     return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
-    """`text` in a style, where the stream is a terminal and NO_COLOR does not forbid it."""
+    """Return `text` in a style if the stream is a terminal and NO_COLOR is not set."""
     plain = "NO_COLOR" in os.environ or os.environ.get("TERM") == "dumb" or not stream.isatty()
     if plain or not text or style not in _STYLES:
         return text
@@ -46,12 +46,12 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def one_line(text: str) -> str:
-    """`text` on a single line, safe to show."""
+    """Return `text` as a single line that is safe to show."""
     return sanitise(" ".join(text.split()))
 
 
 def check_text(what: str, text: str) -> str:
-    """`text`, unless it came from bytes that are not UTF-8: then raises BadInputError."""
+    """Return `text`; raises BadInputError if it came from bytes that are not UTF-8."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -60,7 +60,7 @@ def check_text(what: str, text: str) -> str:
 
 
 def loss_note(options: SamplingParams) -> str | None:
-    """The note for an answer whose distribution is not the target's."""
+    """Return a note if the answer's distribution is not the target's, else None."""
     return None if options.lossless else f"{options.method} (not lossless)"
 
 
@@ -68,7 +68,7 @@ CONTEXT_IS_FULL = "ended where the model's context does"
 
 
 def shares_line(sources: Counter[Source]) -> str | None:
-    """`drafter 45%, lookup 12%`: shares of the tokens that were drafted; None if none was."""
+    """Return the shares of drafted tokens, `drafter 45%, lookup 12%`; None if none was drafted."""
     drafted = {source: n for source, n in sorted(sources.items()) if source != "model" and n}
     shares = (f"{source} {100 * n / sources.total():.0f}%" for source, n in drafted.items())
     return ", ".join(shares) or None
@@ -77,9 +77,9 @@ def shares_line(sources: Counter[Source]) -> str | None:
 def statistics_line(
     tokens: int, tokens_per_second: float, tokens_per_step: float, *notes: str | None
 ) -> str:
-    """`128 tokens · 14.2 tok/s · 2.31 tokens/step`, then notes.
+    """Return `128 tokens · 14.2 tok/s · 2.31 tokens/step`, then notes.
 
-    A rate of 0 is left out: the answer was too short for one.
+    A rate of 0 is left out, because the answer was too short for one.
     """
     parts = [f"{tokens} token{'' if tokens == 1 else 's'}"]
     if tokens_per_second > 0:
@@ -93,7 +93,7 @@ def statistics_line(
 class Terminal:
     """Standard input, output and error.
 
-    interactive: a person types and reads: prompts are shown, and messages go to stdout
+    interactive: whether a person types and reads; prompts are then shown, messages go to stdout
     """
 
     stdin: TextIO
@@ -103,12 +103,12 @@ class Terminal:
 
     @classmethod
     def standard(cls) -> Terminal:
-        """This process's own streams."""
+        """Return a terminal with this process's own streams."""
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         return cls(sys.stdin, sys.stdout, sys.stderr, interactive)
 
     def read_line(self, prompt: str) -> str:
-        """The next line without its end; raises EOFError after the last one."""
+        """Read the next line, without its line end; raises EOFError after the last one."""
         if self.interactive:
             return input(prompt)
         line = self.stdin.readline()
@@ -132,17 +132,17 @@ class Terminal:
         print(f"error: {one_line(message)}", file=self.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Print one line on stderr, dimmed where that is possible."""
+        """Print one line on stderr, dimmed if possible."""
         print(styled(one_line(text), "dim", self.stderr), file=self.stderr, flush=True)
 
 
 class StopKey:
-    """Ctrl-C while an answer is generated.
+    """Handles Ctrl-C while an answer is generated.
 
-    Before the first token it raises KeyboardInterrupt as usual: reading a long prompt stops at
-    once. From then on it only sets `pressed`, so that the answer ends between two tokens and the
-    conversation's cache stays usable; pressed again, it raises. While the turn is being stored
-    (`closing`) it does nothing.
+    Before the first token, Ctrl-C raises KeyboardInterrupt as usual, so that the prefill of a long
+    prompt stops at once. Later it only sets `pressed`, so that the answer ends between two tokens
+    and the conversation's cache stays usable; a second Ctrl-C raises. While the turn is being
+    stored (`closing`), Ctrl-C has no effect other than to set `pressed`.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class StopKey:
 def open_missing_streams() -> None:
     """Open the null device for each standard stream that the caller closed (`>&-`).
 
-    Python has None for such a stream, and its number would go to the next file that is opened.
+    Python sets such a stream to None, and the next opened file would get its descriptor.
     """
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
@@ -183,7 +183,7 @@ def open_missing_streams() -> None:
 
 
 def tolerate_any_text() -> None:
-    """Let the standard streams carry any text: a wrong byte is then our error, not Python's."""
+    """Let the standard streams carry any text: invalid bytes then cause our error, not Python's."""
     for stream, errors in (
         (sys.stdin, "surrogateescape"),
         (sys.stdout, "replace"),

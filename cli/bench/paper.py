@@ -101,7 +101,7 @@ def installed_drafters(model: str) -> tuple[str, ...]:
 
 
 class _Inspector:
-    """Collects what is not timed: likelihoods or draft costs, while the models are in memory."""
+    """Collects untimed measurements while the models are in memory: likelihoods or draft costs."""
 
     def __init__(self, protocol: Protocol) -> None:
         self._inspects = protocol.inspects

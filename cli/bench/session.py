@@ -38,7 +38,7 @@ RANDOM = "random"
 """Name of the drafter with untrained weights, which measures the cost of useless drafts."""
 
 _TRIALS = 15
-"""Of the ranks' exchange."""
+"""Number of times that the exchange between ranks is timed."""
 
 
 class Outcome(NamedTuple):
@@ -59,7 +59,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     Raises KeyboardInterrupt if no answer was finished.
     """
     if launched_rank():
-        load_drafters(options, options.loadings[0])  # which ends with rank 0, who has the file
+        load_drafters(options, options.loadings[0])  # never returns: only rank 0 writes the file
     file = None if options.answers is None else AnswersFile(options.answers)
     machine = Machine.here()
     models: list[LoadedModel] = []

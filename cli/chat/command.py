@@ -46,7 +46,7 @@ class Chat:
     """A running chat.
 
     show_drafts: colour each token by its source, and count them in the statistics line
-    failed: whether anything was refused; in a pipe the exit status says so
+    failed: whether anything was refused; in a pipe the exit status is then 1
     """
 
     model: Redrafter | RemoteModel
@@ -104,7 +104,7 @@ def command(
 def _open(
     url: str | None, api_key: str | None, loading: opt.ModelOptions, system: str | None
 ) -> tuple[Redrafter | RemoteModel, Session | RemoteSession]:
-    """The model that answers, on the server or loaded here, and a new conversation with it."""
+    """Return the model, on a server or loaded here, and a new conversation with it."""
     if url is None:
         loaded = opt.load_model(loading)
         return loaded, loaded.session(system)
@@ -121,7 +121,7 @@ def _open(
 
 
 def run_chat(chat: Chat) -> int:
-    """Turn after turn until /exit or the end of input; returns the exit status."""
+    """Take turns until /exit or the end of input; return the exit status."""
     terminal = chat.terminal
     if terminal.interactive:
         terminal.say(
@@ -148,7 +148,7 @@ def run_chat(chat: Chat) -> int:
 
 
 def write_legend(terminal: Terminal) -> None:
-    """`tokens by source: model drafter lookup`, each in its style."""
+    """Write `tokens by source: model drafter lookup`, each source in its style."""
     terminal.write("tokens by source:")
     for source in ("model", "drafter", "lookup"):
         terminal.write(" ")
@@ -165,11 +165,11 @@ def take_turn(chat: Chat, text: str, quoted: bool) -> None:
 
 
 def read_turn(terminal: Terminal) -> tuple[str, bool]:
-    '''One line, or several between `"""` and `"""`; and whether it was quoted so.
+    '''Read one line, or several between `"""` and `"""`; also return whether it was quoted.
 
     Raises:
-      EOFError: the input has ended
-      BadInputError: it ended inside the quotation marks
+      EOFError: at the end of the input
+      BadInputError: the input ended inside the quotation marks
     '''
     line = terminal.read_line(PROMPT)
     if not line.startswith(QUOTES):
@@ -237,7 +237,7 @@ def finish_answer(
 
 @contextlib.contextmanager
 def line_editing(wanted: bool) -> Iterator[None]:
-    """Line editing with a history in our cache folder, where readline is available."""
+    """Enable line editing with a history in our cache folder, if readline is available."""
     try:
         import readline
     except ImportError:

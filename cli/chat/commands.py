@@ -26,7 +26,7 @@ _WORDS = {"on": True, "true": True, "off": False, "false": False, "none": None}
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed, a summary, and the function that gets the rest of the line."""
+    """A command: its usage, a summary, and the function that gets the rest of the line."""
 
     usage: str
     summary: str
@@ -38,7 +38,7 @@ class Command:
 
 
 def run_command(chat: Chat, line: str) -> None:
-    """Run a line that begins with `/`; raises BadInputError for a bad one."""
+    """Run a line that begins with `/`; raises BadInputError for an invalid one."""
     name, _, rest = line.strip().partition(" ")
     command = {c.name: c for c in COMMANDS}.get(name)
     if command is None:
@@ -54,7 +54,7 @@ def run_command(chat: Chat, line: str) -> None:
 
 
 def describe_model(chat: Chat) -> str:
-    """The model in a few words: name, arithmetic, drafter."""
+    """Return a short description of the model: name, arithmetic, drafter."""
     source = chat.model.source
     words = [] if source is None else [source.name, source.dtype]
     if source is not None and source.bits:
@@ -119,7 +119,7 @@ def _save(chat: Chat, rest: str) -> None:
     content = {"messages": [*system, *session.messages]}
     try:
         if path.exists():
-            _read_chat(path)  # no other file is replaced
+            _read_chat(path)  # refuses to replace any other file
         write_private_text(path.resolve(), json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise BadInputError(f"cannot write {path}: {error.strerror or error}") from None
@@ -133,7 +133,7 @@ def _load(chat: Chat, rest: str) -> None:
 
 
 def _read_chat(path: Path) -> tuple[str | None, list[dict[str, str]]]:
-    """System message and turns of a file that /save wrote; raises BadInputError for any other."""
+    """Read system message and turns from a file of /save; raises BadInputError for any other."""
     try:
         messages = [
             {"role": message["role"], "content": check_text("a message", message["content"])}
@@ -175,9 +175,9 @@ COMMANDS = (
 
 
 def parse_setting(name: str, text: str) -> object:
-    """The value of option `name` that `text` spells; `GenerationOptions` says whether it can be.
+    """Parse `text` as the value of option `name`; `GenerationOptions` validates it.
 
-    `default` is the default; `stop` takes several words, quoted where they hold spaces.
+    `default` is the default; `stop` takes several words, quoted if they contain spaces.
     """
     refuse_unknown_keys({name: text}, [*GENERATION], "option")
     if text == "default":
@@ -200,7 +200,7 @@ def _words(name: str, text: str) -> tuple[str, ...]:
 
 
 def _path(name: str, rest: str) -> Path:
-    """The file that a command names; quotation marks round it are taken off."""
+    """Return the file that a command names, without surrounding quotation marks."""
     quoted = len(rest) > 1 and rest[0] == rest[-1] and rest[0] in "'\""
     text = rest[1:-1] if quoted else rest
     if not text or "\0" in text:

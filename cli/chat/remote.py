@@ -1,4 +1,4 @@
-"""A conversation with a model on a server, by `POST /v1/chat/completions`."""
+"""A conversation with a model on a server, through `POST /v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SENT = (
     "max_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty",
     "frequency_penalty", "presence_penalty",
 )  # fmt: skip
-"""Options that a request has under the same name; the others are the server's to choose."""
+"""Options that have the same name in a request; `_fields` maps or refuses the others."""
 
 
 @dataclass(frozen=True)
 class RemoteToken:
-    """One token, or text that comes without one, or what ends an answer: then `source` is None.
+    """One token of an answer; for text without a token and for the answer's end, `source` is None.
 
-    reasoning: whether it is shown alone, and no part of the conversation
+    reasoning: whether the text is only shown, and is not part of the conversation
     """
 
     text: str = ""
@@ -43,7 +43,7 @@ class RemoteToken:
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """Which model answers; `path` is the server's address."""
+    """The model that answers; `path` is the server's address."""
 
     name: str
     path: str
@@ -61,10 +61,10 @@ class RemoteModel:
 
 
 def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteModel, Server]:
-    """The model of that name on a server, or its first one, and how to ask it.
+    """Return the named model of a server, or its first one, and a client for it.
 
-    Raises BadInputError for what is no URL, and ServerError where there is no such model, or not
-    yet.
+    Raises BadInputError for an invalid URL, and ServerError if the model is missing or still
+    loading.
     """
     server = Server(url.rstrip("/"), name, api_key)
     if not urlsplit(server.url).path:
@@ -83,9 +83,9 @@ def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteMode
 
 
 class RemoteSession:
-    """A conversation whose turns are kept here and sent whole.
+    """A conversation whose turns are kept here and all sent with each request.
 
-    Its turns join it as those of `Session` do.
+    A turn is added to the conversation under the same conditions as in `Session`.
     """
 
     def __init__(self, server: Server, system: str | None) -> None:
@@ -94,13 +94,13 @@ class RemoteSession:
         self.messages: list[dict[str, str]] = []
 
     def clear(self) -> None:
-        """Forget all turns; the system message stays."""
+        """Remove all turns; the system message stays."""
         self.messages = []
 
     def stream(
         self, text: str, *, options: GenerationOptions
     ) -> Generator[RemoteToken, None, None]:
-        """The next turn; raises BadInputError for options that no request can have."""
+        """Stream the next turn; raises BadInputError for options that a request cannot carry."""
         asked = {"role": "user", "content": text}
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         messages = [*system, *self.messages, asked]
@@ -124,7 +124,7 @@ class RemoteSession:
 
 
 def _fields(options: GenerationOptions) -> dict[str, Any]:
-    """The fields of a request; raises BadInputError for an option that is the server's."""
+    """Return the fields of a request; raises BadInputError for options that it cannot carry."""
     sent = {name: getattr(options, name) for name in _SENT}
     sent |= {"stop": list(options.stop), "x_redrafter": {"draft": options.draft}}
     if options.seed is not None:
@@ -139,13 +139,13 @@ def _fields(options: GenerationOptions) -> dict[str, Any]:
 
 
 def _tokens(chunk: Mapping[str, Any], last: RemoteToken) -> Iterator[RemoteToken]:
-    """The tokens of one step, whose texts together are the chunk's, and what ends an answer."""
+    """Yield one step's tokens, whose texts together are the chunk's, and the end of an answer."""
     for choice in chunk.get("choices") or ():
         delta, step = choice.get("delta") or {}, chunk.get("x_redrafter") or {}
         reasoning = delta.get("reasoning_content")
         text, tokens = reasoning or delta.get("content") or "", step.get("tokens", ())
         texts = [token["text"] for token in tokens]
-        if "".join(texts) != text:  # the server holds some of it back, or did
+        if "".join(texts) != text:  # the server holds text back, or sends what it held
             texts = ["" for _ in texts[1:]] + [text]
         if text and not tokens:
             last = replace(last, text=text, source=None, reasoning=bool(reasoning))

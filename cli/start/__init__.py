@@ -1,7 +1,7 @@
-"""The console script's first lines: Ctrl-C ends them quietly, whatever is being imported.
+"""Entry point of the console script: Ctrl-C exits quietly, even during imports.
 
-Importing `redrafter_mlx` loads a BLAS, and a library must leave signals alone; so this is a package
-of its own, installed as `redrafter_mlx_start`, that imports it only once Ctrl-C is minded.
+Importing `redrafter_mlx` loads a BLAS, and a library must leave signals alone. This is therefore a
+separate package, installed as `redrafter_mlx_start`, which handles Ctrl-C before it imports it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _INTERRUPTED = 130
 def main() -> None:
     """Run the command line; Ctrl-C at any moment is exit status 130 and no traceback."""
     before = signal.getsignal(signal.SIGINT)
-    if before is signal.default_int_handler:  # else the caller had it ignored, as `nohup` does
+    if before is signal.default_int_handler:  # else the caller ignores it, as `nohup` does
         signal.signal(signal.SIGINT, _leave)
     from redrafter_mlx.cli.main import main as run
 
