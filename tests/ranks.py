@@ -96,7 +96,7 @@ def together(redrafter: Redrafter) -> list[list[int]]:
 
 
 def plain_batch(redrafter: Redrafter) -> list[list[int]]:
-    """mlx-lm's own batch, greedy and drawn."""
+    """Return the answers of mlx-lm's own batch, greedy and sampled."""
     runner = BatchRunner({None: redrafter})
     runs = [runner.run(Method("mlx-lm", t), PROMPTS, 9, seed=3) for t in (0.0, 0.9)]
     return [ids for run in runs for ids in run.token_ids]

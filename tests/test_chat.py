@@ -1,6 +1,6 @@
-"""The chat: its loop through a real terminal and through a pipe, with a model that is scripted.
+"""The chat's loop, through a real terminal and through a pipe, with a scripted model.
 
-Run as a script, this file is that chat; the terminal tests start it so.
+Run as a script, this file is that chat; the terminal tests start it this way.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FakeToken:
 
 
 class FakeSession:
-    """Answers with what it was told, as Session does: a turn with a text is kept."""
+    """Answers with the message itself; as in Session, a turn with a text is kept."""
 
     def __init__(self, system: str | None) -> None:
         self.system = system
@@ -123,7 +123,7 @@ class Piped:
 
 
 def piped(*lines: str) -> Piped:
-    """A chat whose input is these lines and whose output is no terminal."""
+    """Run a chat with these lines as input, whose output is not a terminal."""
     out, err = io.StringIO(), io.StringIO()
     chat = make_chat(Terminal(io.StringIO("".join(f"{x}\n" for x in lines)), out, err, False))
     return Piped(run_chat(chat), out.getvalue(), err.getvalue(), chat)
@@ -228,14 +228,14 @@ def test_statistics_can_be_switched_off_and_on() -> None:
 
 
 class Screen(io.StringIO):
-    """What a terminal is sent."""
+    """The output that a terminal receives."""
 
     def isatty(self) -> bool:
         return True
 
 
 def coloured(line: str) -> str:
-    """What a chat with --show-drafts sends to a terminal."""
+    """Return what a chat with --show-drafts sends to a terminal."""
     out = Screen()
     chat = make_chat(Terminal(io.StringIO(line + "\n"), out, io.StringIO(), False))
     chat.show_drafts = True
@@ -334,12 +334,12 @@ def test_a_file_that_is_no_json_object_is_refused_in_one_line(
 
 
 class Typist:
-    """A person at a pseudo-terminal in which the chat runs."""
+    """Simulates a person at a pseudo-terminal in which the chat runs."""
 
     def __init__(self, cache: Path) -> None:
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            # Whoever runs the tests in the background may have them inherit an ignored SIGINT.
+            # Tests that run in the background may inherit an ignored SIGINT.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             environment = {**os.environ, "REDRAFTER_CACHE": str(cache), "TERM": "xterm"}
             os.execve(sys.executable, [sys.executable, __file__], environment)
@@ -350,10 +350,10 @@ class Typist:
         os.write(self._fd, keys.encode())
 
     def expect(self, text: str, repeat: str = "") -> str:
-        """Wait until `text` appears after what was awaited before; returns what precedes it.
+        """Wait until `text` appears after the text awaited before; return what precedes it.
 
-        `repeat` is typed again every second: a signal that comes just before Python's readline
-        begins to wait shows only with the next one.
+        `repeat` is typed again every second, because a signal that arrives just before Python's
+        readline begins to wait takes effect only with the next one.
         """
         began, repeated = time.monotonic(), 0
         while text not in self._new:
@@ -367,7 +367,7 @@ class Typist:
         return before
 
     def leave(self) -> int:
-        """Read to the end; returns the exit status."""
+        """Read to the end; return the exit status."""
         until = time.monotonic() + DEADLINE
         while self._read(0.1):
             assert time.monotonic() < until, f"still running: {self._new!r}"
@@ -387,7 +387,7 @@ class Typist:
             return True
         try:
             read = os.read(self._fd, 65536).decode(errors="replace")
-        except OSError:  # Linux says so when the other side has left
+        except OSError:  # Linux reports this way that the other side has left
             return False
         self._new += read
         self.seen += read
@@ -435,7 +435,7 @@ def test_ctrl_c_before_the_first_token_stops_at_once_and_forgets_the_turn(typist
     typist.expect(">>> ")
     typist.type("think\n")
     typist.expect("think")
-    time.sleep(0.05)  # either side of the answer's start is right
+    time.sleep(0.05)  # the answer may or may not have started
     typist.type("\x03")
     typist.expect(">>> ")
     typist.type("hello\n")

@@ -1,4 +1,4 @@
-"""`chat --server`: the same chat as with a model in this process, and servers that fail."""
+"""`chat --server`: it behaves as with a model in this process; servers that fail."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def served() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def locked() -> Iterator[str]:
-    """A server that wants a key."""
+    """A server that requires a key."""
     with running([host(tiny_redrafter())], api_key=KEY) as url:
         wait_until_ready(url)
         yield url
@@ -48,7 +48,7 @@ def locked() -> Iterator[str]:
 def chatted(
     model: Redrafter | RemoteModel, session: Session | RemoteSession, *lines: str
 ) -> tuple[int, str, str]:
-    """The status, stdout and stderr of a chat whose input is these lines."""
+    """Return the status, stdout and stderr of a chat whose input is these lines."""
     out, err = io.StringIO(), io.StringIO()
     terminal = Terminal(io.StringIO("".join(f"{x}\n" for x in lines)), out, err, False)
     status = run_chat(Chat(model, session, GenerationOptions(max_tokens=40), terminal, True))
@@ -75,7 +75,7 @@ def test_each_token_comes_with_its_source_and_only_the_end_without(served: str) 
     local = list(tiny_redrafter().session().stream("hello hello hello", options=options))
     assert [t.text for t in tokens] == [r.text for r in local]
     by_lookup = sum(t.source == "lookup" for t in tokens)
-    assert 0 < by_lookup <= figure(served, ACCEPTED) - before  # the last step's may be cut off
+    assert 0 < by_lookup <= figure(served, ACCEPTED) - before  # the last step may be cut off
     assert len(tokens) - by_lookup in (end.steps, end.steps + 1)
     assert (end.text, end.source, end.finish_reason) == ("", None, local[-1].finish_reason)
     assert end.generation_tokens == len(tokens)
@@ -153,7 +153,7 @@ def test_an_answer_that_breaks_off_is_an_error_and_its_text_is_kept(
 
 
 def test_text_that_a_server_held_back_is_shown_whole() -> None:
-    """A chunk whose tokens' texts are not its text."""
+    """The chunk's text is not the joined text of its tokens."""
     tokens = [{"id": 1, "text": "a", "source": "lookup"}, {"id": 2, "text": "b", "source": "model"}]
     held = {**chunk("zab"), "x_redrafter": {"tokens": tokens, "step": 1}}
     with answering(lambda _: (200, streamed(held))) as url:
@@ -162,7 +162,7 @@ def test_text_that_a_server_held_back_is_shown_whole() -> None:
 
 
 def test_reasoning_is_shown_and_stays_out_of_the_conversation() -> None:
-    """One step may end the reasoning and begin the answer; its tokens come with the first."""
+    """One step may end the reasoning and begin the answer; the first chunk has all its tokens."""
     tokens = [{"id": 1, "text": "Hm</think>", "source": "drafter"},
               {"id": 2, "text": "Yes", "source": "model"}]  # fmt: skip
     thought = {"choices": [{"index": 0, "delta": {"reasoning_content": "Hm"}}]}

@@ -1,4 +1,4 @@
-"""The commands: what they print where, how they refuse, and that help is quick."""
+"""The commands: what they print and where, how they refuse input, and that help is quick."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FakeToken:
 
 
 class FakeModel:
-    """Says what it was asked, and remembers under which options."""
+    """Gives a fixed answer, and records the prompts and options that it gets."""
 
     drafter_note = "no drafter for fake; `redrafter-mlx train` trains one"
 
@@ -75,7 +75,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> FakeModel:
 
 
 def shell(*arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """The command line in a process of its own."""
+    """Run the command line in a separate process."""
     return subprocess.run(
         [sys.executable, "-m", "redrafter_mlx.cli.main", *arguments],
         input=stdin, capture_output=True, timeout=60, check=False,
@@ -288,7 +288,7 @@ def test_doctor_names_the_precision_of_float32_products(
 def test_doctor_names_what_is_missing_and_its_remedy(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A model that is not there yet can be fetched: no reason to fail."""
+    """A missing model can be downloaded, so the exit status is 0."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "none"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert main.run(["doctor"]) == 0
@@ -414,7 +414,7 @@ def test_the_statistics_name_a_lossy_method(
 def test_a_backend_that_another_one_overwrote_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, found: str | None
 ) -> None:
-    """An installation of mlx-cuda-13 that recorded a library of `size` bytes; 4 are there."""
+    """The installed mlx-cuda-13 recorded a library of `size` bytes; the file has 4."""
     record = tmp_path / "mlx_cuda_13-1.0.dist-info"
     record.mkdir()
     (record / "METADATA").write_text("Name: mlx-cuda-13\nVersion: 1.0\n")

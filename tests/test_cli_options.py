@@ -1,4 +1,4 @@
-"""Options come from the dataclass that they fill: names, types, defaults, and what it refuses."""
+"""Options come from the dataclass that they fill: names, types, defaults and validation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sizes:
 
 
 def filled(*arguments: str) -> tuple[Sizes, GenerationOptions]:
-    """What a command with these options gets."""
+    """Return what a command with these options gets."""
     got: list[tuple[Sizes, GenerationOptions]] = []
     app = typer.Typer()
 

@@ -1,4 +1,4 @@
-"""How the console script begins: Ctrl-C during imports, and standard streams that are closed."""
+"""How the console script starts: Ctrl-C during imports, and closed standard streams."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ START = Path(__file__).parents[1] / "cli" / "start" / "__init__.py"
 
 
 def run(line: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The console script with a shell's redirections."""
+    """Run the console script with a shell's redirections."""
     return subprocess.run(
         ["sh", "-c", f'exec "$0" "$1" {line}', sys.executable, str(START)],
         capture_output=True, text=True, timeout=60, check=False,
@@ -58,7 +58,7 @@ def test_a_prompt_from_a_closed_standard_input_is_refused_in_one_line() -> None:
 
 
 def test_no_file_is_opened_under_the_number_of_a_closed_stream() -> None:
-    """MLX cannot read a file that has number 0, and text for stdout would go into number 1's."""
+    """MLX cannot read a file with descriptor 0, and stdout would write to one with descriptor 1."""
     code = (
         "import os, sys; from redrafter_mlx.cli.terminal import open_missing_streams as open_;"
         "open_(); fd = os.open(os.devnull, os.O_RDONLY);"

@@ -1,4 +1,4 @@
-"""Several ranks answer as one process does, and none outlives another; all on this machine."""
+"""Several ranks on this machine answer as one process does, and none outlives another."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import ranks
 
 SCRIPT = Path(ranks.__file__)
 PATIENCE = 10.0
-"""Seconds within which a lost rank ends the others."""
+"""Seconds within which the loss of a rank must end the others."""
 
 DEADLINE = 60.0
-"""Seconds for whatever else a busy machine may do slowly."""
+"""Seconds for everything else, which is slow on a busy machine."""
 
 
 class Run:
@@ -31,7 +31,7 @@ class Run:
         self.processes = processes
 
     def ask(self, name: str) -> object:
-        """Have rank 0 do something of `ranks.WORK`; what it says next."""
+        """Send rank 0 a command of `ranks.WORK`; return its next line."""
         stdin = self.processes[0].stdin
         assert stdin is not None
         stdin.write(f"{name}\n")
@@ -39,7 +39,7 @@ class Run:
         return self.said()
 
     def said(self) -> object:
-        """The next line of rank 0."""
+        """Return the next line of rank 0, decoded from JSON."""
         stdout = self.processes[0].stdout
         assert stdout is not None
         line = stdout.readline()
@@ -47,13 +47,13 @@ class Run:
         return json.loads(line)
 
     def end(self, patience: float = DEADLINE) -> tuple[list[int], list[str]]:
-        """The exit statuses and stderr of all ranks, which end by themselves."""
+        """Wait until all ranks have ended; return their exit statuses and stderr."""
         deadline = time.monotonic() + patience
         statuses = [p.wait(max(deadline - time.monotonic(), 0.01)) for p in self.processes]
         return statuses, [process.stderr.read() for process in self.processes if process.stderr]
 
     def lose(self, rank: int) -> str:
-        """Kill a rank; the one line of the others, which all end."""
+        """Kill a rank; all others must end, and the one error line of them all is returned."""
         self.processes[rank].kill()
         statuses, errors = self.end(PATIENCE)
         others = [i for i in range(len(statuses)) if i != rank]
@@ -65,7 +65,7 @@ class Run:
 
 @contextmanager
 def started(model: str, size: int, tmp_path: Path, *extra: dict[str, str]) -> Iterator[Run]:
-    """A run of so many ranks; `extra` adds to the environment of each rank in turn."""
+    """Start a run of `size` ranks; `extra` adds to the environment of each rank in turn."""
     with ExitStack() as stack:
         servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(size)]
         hosts = [[f"127.0.0.1:{server.getsockname()[1]}"] for server in servers]

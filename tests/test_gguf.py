@@ -1,4 +1,4 @@
-"""A GGUF file gives the model and tokenizer that it was made from, or one line of what is wrong."""
+"""A GGUF file gives the model and tokenizer that it was made from, or a one-line error."""
 
 # ruff: noqa: RUF001
 
@@ -56,7 +56,7 @@ HARD_STRINGS = [
     "|<im_end>| < |im_end| >",
 ]  # fmt: skip
 
-# What transformers and llama.cpp give for SmolLM2's own tokenizer, as other projects print it.
+# Output of transformers and llama.cpp for SmolLM2's own tokenizer, as other projects publish it.
 PUBLISHED_IDS = {
     "Hello world": [19556, 905],
     "The quick brown fox jumps over the lazy dog": [504, 2365, 6354, 16438, 27003, 690, 260, 23790,
@@ -105,7 +105,7 @@ LLAMA3 = {
 
 
 def frequency_factors(dims: int, base: float) -> np.ndarray:
-    """As llama.cpp writes them: how much longer each wave is, by Llama 3's formula."""
+    """Return the factors by which Llama 3 extends the wavelengths, as llama.cpp writes them."""
     waves = 2 * np.pi * base ** (np.arange(0, dims, 2) / dims)
     smooth = np.clip((8192 / waves - 1) / 3, 0, 1)
     return (1 / ((1 - smooth) / 32 + smooth)).astype(np.float32)
@@ -154,7 +154,7 @@ def test_quantised_file_asked_for_as_it_is_stays_quantised(sample: Path) -> None
 def test_quantised_file_stays_so_on_a_gpu(
     sample: Path, monkeypatch: pytest.MonkeyPatch, dtype: DType
 ) -> None:
-    """The rules of a GPU, applied here; the file's scales are float16."""
+    """The rules of a GPU are applied on this machine; the file's scales are float16."""
     monkeypatch.setattr("redrafter_mlx.weights.precision._on_cpu", lambda: False)
     loaded = load_target(sample, dtype=dtype)
     want = "float16" if dtype == "auto" else dtype
@@ -310,7 +310,7 @@ def test_smollm2_answers(smollm2_float32: LoadedTarget) -> None:
 
 
 class SlowTokenizer:
-    """Byte-level BPE as its papers say it, from the file's lists."""
+    """Byte-level BPE as described in its papers, from the file's lists."""
 
     _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
     _LLAMA3 = (
@@ -334,7 +334,7 @@ class SlowTokenizer:
 
     def encode(self, text: str) -> list[int]:
         text = normalize("NFC", text) if self._pre == "qwen2" else text
-        # SmolLM cuts every digit off before anything else.
+        # SmolLM splits off every digit first.
         stretches = regex.split(r"(\p{N})", text) if self._pre == "smollm" else [text]
         words = [w for s in stretches for w in regex.findall(self._WORDS[self._pre], s)]
         parts = [p for w in words for p in self._merge([self._characters[b] for b in w.encode()])]

@@ -1,4 +1,4 @@
-"""Every block type of GGUF that is read gives the numbers of the `gguf` package's own reader."""
+"""Every supported block type of GGUF gives the numbers of the `gguf` package's own reader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from redrafter_mlx.weights.gguf.tensors import BITS, GROUP_SIZE, READABLE, read_
 
 gguf = pytest.importorskip("gguf")
 
-# Where the float16 scales of a block lie.
+# Byte offsets of the float16 scales in a block.
 SCALES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q4_K": [0, 2],
     "Q5_K": [0, 2], "Q6_K": [208],
@@ -23,7 +23,7 @@ SCALES = {
 
 
 def random_blocks(kind: str, weights: int) -> tuple[int, bytes]:
-    """GGUF's number of a type, and random codes with random finite scales."""
+    """Return GGUF's number of a type, and random codes with random finite scales."""
     draw = np.random.default_rng(7)
     number = gguf.GGMLQuantizationType[kind]
     held, size = gguf.GGML_QUANT_SIZES[number]
@@ -41,7 +41,7 @@ def random_blocks(kind: str, weights: int) -> tuple[int, bytes]:
 
 
 def judged(kind: str, data: bytes) -> np.ndarray:
-    """The numbers as the `gguf` package reads them, in float32."""
+    """Return the numbers that the `gguf` package reads, in float32."""
     if kind == "F32":
         return np.frombuffer(data, np.float32)
     if kind == "F16":
@@ -65,7 +65,7 @@ def test_a_tensor_of_every_type_is_bit_for_bit_that_of_the_gguf_package(
 
 
 def test_a_model_of_mixed_types_is_loaded_with_the_numbers_of_its_file(tmp_path: Path) -> None:
-    """As Q4_K_M mixes them: most matrices Q4_K, some Q6_K, norms float32."""
+    """The mix is that of Q4_K_M: most matrices Q4_K, some Q6_K, norms float32."""
     changes = {"hidden_size": 256, "intermediate_size": 512}
     tensors = gguf_tensors(llama_model(**changes))
     of = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "ffn_up": "Q5_K", "token_embd": "Q4_K"}

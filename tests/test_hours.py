@@ -1,4 +1,4 @@
-"""A run that is planned for a time: it takes that time, and says early when it will end."""
+"""Training for a given number of hours: it takes that long, and soon predicts when it ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TRIAL = Estimate(
     most_bytes=40 * 10**9, memory_bytes=1, steps=5000, writing_seconds=4000.0,
     training_seconds=6000.0,
 )  # fmt: skip
-"""What a trial says: 4 ms a token, 1.2 s a step, for four passes of 1,250 steps a million."""
+"""Estimate of a trial: 4 ms a token, 1.2 s a step, four passes of 1,250 steps per 1M tokens."""
 
 SLOW = replace(TRIAL, writing_seconds=20_000.0, training_seconds=40_000.0)
 """50 answer tokens a second, and 8 s a step: two cores that other programs keep busy."""
@@ -52,7 +52,7 @@ class Clock:
 
 
 class Run:
-    """A simulated run on a machine whose speed is so many times what the trial says."""
+    """A simulated run; `writing` and `training` multiply the times that the trial estimates."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Run:
         trial: float = 0.92,
         machine: Estimate = TRIAL,
     ) -> None:
-        """trial: what a trial on the corpus says of a step, as a share of what it takes."""
+        """trial: time of a step in a trial on the corpus, as a share of its true time."""
         self.clock, self.said = Clock(), list[tuple[float, float]]()
         self.schedule = Schedule(folder, hours, self.clock)
         self.clock.now += 15 + self.schedule.trial_seconds  # loading and the trial
@@ -80,7 +80,7 @@ class Run:
         plan, tokens = self.schedule.plan, 0
         assert plan is not None
         assert plan.rows is not None
-        at_once = 2 * plan.rows * 100  # both processes end a block, of 100 tokens a text
+        at_once = 2 * plan.rows * 100  # both processes finish a block, 100 tokens per text
         while tokens < plan.answer_tokens and not self.schedule.writing_is_over():
             tokens += at_once
             self.clock.now += at_once * of_token
@@ -114,7 +114,7 @@ class Run:
 def test_a_run_takes_its_hours_and_is_honest_after_ten_minutes(
     tmp_path: Path, hours: float, writing: float, training: float
 ) -> None:
-    """However wrong the trial was."""
+    """Even if the trial's times were wrong."""
     run = Run(tmp_path, hours, writing, training)
     assert run.seconds == pytest.approx(3600 * hours, rel=0.15)
     for at, to_go in run.said:
@@ -130,7 +130,7 @@ def test_a_run_takes_its_hours_and_is_honest_after_ten_minutes(
 def test_a_short_run_on_a_slow_machine_takes_its_time_too(
     tmp_path: Path, hours: float, writing: float, training: float
 ) -> None:
-    """Ten minutes and more, at 50 answer tokens a second, however wrong the trial was."""
+    """Ten minutes and more, at 50 answer tokens a second, even if the trial's times were wrong."""
     run = Run(tmp_path, hours, writing, training, machine=SLOW)
     assert run.seconds == pytest.approx(3600 * hours, rel=0.15)
     assert run.began_training < 0.6 * run.seconds
@@ -144,7 +144,7 @@ def test_a_short_run_on_a_slow_machine_takes_its_time_too(
 def test_a_trial_takes_its_share_of_the_time(
     of_one: float, started: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole batch is tried where there is time for it, else what fits, the fewest at least."""
+    """The whole batch is tried if time allows, else as many texts as fit; never fewer than 12."""
     clock, tried = Clock(), list[int]()
     monkeypatch.setattr("redrafter_mlx.distill.estimate.time.monotonic", clock)
 
@@ -165,7 +165,7 @@ def test_a_trial_takes_its_share_of_the_time(
 
 
 def test_blocks_are_as_large_as_a_corpus_has_room_for_several_of() -> None:
-    """Two processes write four blocks each at least, and a long run has its own blocks."""
+    """Two processes write at least four blocks each; a long run has blocks of the full size."""
     rows = [BLOCKS.rows_for(tokens) for tokens in (1, 20_000, 100_000, 161_280, 10**7)]
     assert rows == [6, 15, 63, 126, 126]
     assert BLOCKS.least_tokens == 3 * 6 * 160
@@ -175,7 +175,7 @@ def test_blocks_are_as_large_as_a_corpus_has_room_for_several_of() -> None:
 
 
 def test_the_corpus_ends_with_its_time(tmp_path: Path) -> None:
-    """Written four times slower than a trial said, it is four times smaller."""
+    """If writing is four times slower than in the trial, the corpus is four times smaller."""
     slow, usual = (Run(tmp_path / str(s), 8.0, s, 1.0) for s in (4.0, 1.0))
     assert slow.began_training == pytest.approx(usual.began_training, rel=0.02)
     assert slow.tokens == pytest.approx(usual.tokens / 4, rel=0.02)
@@ -232,7 +232,7 @@ def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_has_the_blocks_of_its_plan(tmp_path: Path) -> None:
-    """Those of a short run are smaller; a plan that names none has the job's own."""
+    """Blocks of a short run are smaller; a plan without a block size uses the job's."""
     job = TrainingJob("any", Path("out"))
     clock = Clock()
     schedule = Schedule(tmp_path, 0.2, clock)
@@ -265,7 +265,7 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It has passes left for the rest of its time, but no need of them here."""
+    """There is time for more passes, but the limits set here end the run earlier."""
     for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("_QUESTIONS", (0, 0))):
         monkeypatch.setattr(f"redrafter_mlx.distill.hours.{name}", value)
     output = tmp_path / "drafter"

@@ -1,4 +1,4 @@
-"""How the ranks of a launch begin, what each of them says, and how they end."""
+"""How the ranks of a launch start, what each of them prints, and how they end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from redrafter_mlx.runtime.launched import Launch
 from redrafter_mlx.target.source import TargetSource
 
 PATIENCE = 30.0
-"""Seconds for what a busy machine may do slowly."""
+"""Seconds to wait for threads on a busy machine."""
 
 FACTS = {"version": "1", "model": "a", "drafter": "trained"}
 
@@ -75,13 +75,13 @@ def test_models_of_one_form_with_other_weights_differ(tmp_path: Path) -> None:
 
 
 class Endings(Queue[int]):
-    """Statuses with which ranks that are threads of this test would end."""
+    """Exit statuses of ranks that are simulated by threads of this test."""
 
     def __call__(self, status: int) -> None:
         self.put(status)
 
     def of(self, ranks: int) -> list[int]:
-        """Of so many ranks, in order."""
+        """Return the statuses of this many ranks, sorted."""
         return sorted(self.get(timeout=PATIENCE) for _ in range(ranks))
 
 
@@ -196,4 +196,4 @@ def test_rank_0_alone_speaks_and_does_what_needs_no_ranks(
     assert main.run(line.split()) == status
     out, err = capfd.readouterr()
     assert out == ""
-    assert bool(err) == bool(slept) == bool(status)  # what it says, rank 0 has said meanwhile
+    assert bool(err) == bool(slept) == bool(status)  # it sleeps first: rank 0 reports it

@@ -75,7 +75,7 @@ def test_what_steps_took_is_known_to_the_next_process_and_how_slow_it_is_now_is_
 
 
 def test_a_wrong_profile_misleads_one_process_and_not_the_next() -> None:
-    """Two rows seem to cost almost nothing more, but cost half as much again."""
+    """By the profile a second row is almost free; in truth it adds half of the call's cost."""
     believed = machine(lambda rows: 20.0 + 2.0 * rows)
     true = machine(lambda rows: 22.0 if rows == 1 else 30.0 + 2.0 * rows)
     paces = {}

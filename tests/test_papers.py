@@ -1,4 +1,4 @@
-"""`bench --paper`: the papers' figures, the protocols, and the tables that they make."""
+"""`bench --paper`: the published figures, the protocols, and the tables that they produce."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny_redrafter() -> Redrafter:
 
 @pytest.fixture(autouse=True)
 def loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tiny model stands for loading."""
+    """Load a tiny model in place of every other one."""
     monkeypatch.setattr(options, "load_model", lambda _: tiny_redrafter())
 
 
@@ -92,7 +92,7 @@ def test_every_table_has_its_figures_or_says_what_is_not_at_hand() -> None:
 def test_the_macs_protocol_asks_one_question_in_every_shape(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """An option of the command line wins, one that says what `bench` does anyway too."""
+    """Options of the command line override the table's, even if they are `bench`'s defaults."""
     found = paper(capsys, "table2", "--beam-width", "1..2", "--max-tokens", "6", "-r", "1",
                   "--warmup", "0", "--dtype", "float32")  # fmt: skip
     (result,) = found["results"]
@@ -112,7 +112,7 @@ def test_the_macs_protocol_asks_one_question_in_every_shape(
 def test_methods_are_every_drafter_that_is_here_by_the_questions_category(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of AlpacaEval are the values of its key `dataset`."""
+    """The categories of AlpacaEval are the values of its key `dataset`."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
     assert installed_drafters("smollm2-135m") == ("trained", "lookup", "auto")
     path = tmp_path / "alpaca_eval.json"
@@ -207,7 +207,7 @@ def test_what_one_rank_alone_would_compute_is_refused_under_a_launch(
 def test_requests_at_once_have_prompts_and_answers_of_the_lengths_asked_for(
     capsys: pytest.CaptureFixture[str], questions: list[str]
 ) -> None:
-    """Though the model would end some answers earlier."""
+    """Even if the model would end some answers earlier."""
     found = paper(capsys, "speculators-table1", *questions, "--prompt-tokens", "9,30",
                   "--batch-size", "1,2", "--beam-width", "2", "--max-tokens", "40")  # fmt: skip
     (measured,) = found["paper"]["measured"]
@@ -228,7 +228,7 @@ def test_answers_are_as_long_as_asked_if_their_end_is_ignored(
     capsys: pytest.CaptureFixture[str], questions: list[str], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """In every method; the model ends these answers by itself with their first token."""
+    """In every method; otherwise the model ends these answers with their first token."""
 
     def ending(_: options.ModelOptions) -> Redrafter:
         made = tiny_redrafter()
@@ -272,7 +272,7 @@ def test_a_prompt_is_repeated_and_cut_to_its_length() -> None:
 
 
 def test_accepted_drafts_are_counted_where_their_step_began() -> None:
-    """The first token comes with the prompt; 33 tokens are there before the third step."""
+    """The first token comes from the prefill; 33 tokens precede the third step."""
     one = answer(DRAFTED, lengths=(30, 2, 2, 3))
     assert accepted_along([one]) == {1: [29, 1], 33: [1, 2]}
     assert accepted_along([one, one])[33] == [1, 2, 1, 2]
@@ -281,7 +281,7 @@ def test_accepted_drafts_are_counted_where_their_step_began() -> None:
 def test_steps_are_shared_out_by_the_drafts_that_they_accepted(
     capsys: pytest.CaptureFixture[str], questions: list[str]
 ) -> None:
-    """At each width the shares are of all steps, and tokens/step follow from them."""
+    """At each width the shares are of all steps, and tokens/step follows from them."""
     one = answer(DRAFTED, lengths=(3, 1, 1, 2))
     evidence = Evidence(rows=summarise([answer(), one]), answers=[answer(), one])
     (table,) = accepted_tables(evidence, published("v1-figure6a"))
@@ -295,10 +295,10 @@ def test_steps_are_shared_out_by_the_drafts_that_they_accepted(
 
 
 def test_expected_tokens_are_those_of_drafts_that_fail_independently() -> None:
-    """Three drafts of one half each: 1 + 1/2 + 1/4 + 1/8."""
+    """Three drafts that are accepted with probability 1/2 each: 1 + 1/2 + 1/4 + 1/8."""
     assert expected_tokens(0.5, 3) == 1.875
     assert expected_tokens(1.0, 4) == 5
-    # 3 drafts a step: 3, 1, 0 and 3 accepted; 3 + 2 + 1 + 3 were reached.
+    # 3 drafts per step: 3, 1, 0 and 3 are accepted of the 3, 2, 1 and 3 that are reached.
     drafted = answer(DRAFTED, lengths=(4, 2, 1, 4))
     (row,) = [r for r in summarise([drafted]) if r.category == "all"]
     assert drafts_accepted(row) == pytest.approx(7 / 9)
@@ -316,7 +316,7 @@ def trained_folder(folder: Path, labels: str, learning_rate: float) -> str:
 def test_drafters_are_told_apart_by_how_they_were_trained(
     capsys: pytest.CaptureFixture[str], questions: list[str], tmp_path: Path
 ) -> None:
-    """By the options file beside each, the published figures beside those of the same labels."""
+    """By their options files; published figures appear in the rows with the same labels."""
     given, own = (trained_folder(tmp_path / labels, labels, rate)
                   for labels, rate in (("data", 0.001), ("target", 0.004)))  # fmt: skip
     line = [*questions, "--limit", "1", "--drafter", given, "--drafter", own, "--warmup", "0"]
@@ -335,7 +335,7 @@ def test_drafters_are_told_apart_by_how_they_were_trained(
 def test_a_draft_models_expected_speedup_follows_from_its_acceptance_and_its_cost(
     capsys: pytest.CaptureFixture[str], questions: list[str]
 ) -> None:
-    """As the formula has it, from the rounded figures beside it."""
+    """It follows by the formula from the rounded figures in its row."""
     line = [*questions, "--drafter", "x", "--beam-length", "3", "--temperature", "0,1"]
     found = paper(capsys, "assistant", *line, "--warmup", "0")
     (measured,) = found["paper"]["measured"]

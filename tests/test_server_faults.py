@@ -1,4 +1,4 @@
-"""What clients, networks and models do to a server, one test each."""
+"""The faults of clients, networks and models that a server must survive, one test each."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ ASKED = {"messages": [{"role": "user", "content": "hello hello"}], "max_tokens":
 
 
 class Held:
-    """A model whose answers stop after so many tokens until they are let go on.
+    """A model whose answers pause after `after` tokens until `let_go` is set.
 
-    ended: how many answers have come to their end, whichever it was
+    ended: number of answers that have ended, in any way
     """
 
     def __init__(self, model: Redrafter, after: int) -> None:
@@ -82,7 +82,7 @@ def hold(model: Redrafter, after: int) -> Held:
 
 @pytest.fixture
 def api(model: Redrafter) -> Iterator[TestClient]:
-    """The application without a socket."""
+    """A client of the application, without a socket."""
     with client(host(model)) as api:
         yield api
 
@@ -96,7 +96,7 @@ def client(*models: ModelHost, **options: object) -> Iterator[TestClient]:
 
 
 def leave_after(lines: int) -> Callable[[str, bool], None]:
-    """A client that leaves after so many lines of the answer."""
+    """Return a client that leaves after `lines` lines of the answer."""
 
     def ask(url: str, stream: bool) -> None:
         timeout = httpx.Timeout(DEADLINE, read=0.3 if not lines or not stream else DEADLINE)
@@ -113,7 +113,7 @@ def leave_after(lines: int) -> Callable[[str, bool], None]:
 
 
 def leave_at_once(url: str, stream: bool) -> None:
-    """A client that leaves before it reads anything."""
+    """Send a request and leave before reading anything."""
     body = json.dumps({**ASKED, "stream": stream}).encode()
     name, port = url.removeprefix("http://").split(":")
     head = f"POST {CHAT} HTTP/1.1\r\nHost: {name}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -44,7 +44,7 @@ def client(url: str) -> openai.OpenAI:
 
 
 def plain_text(model: Redrafter, prompt: list[int], tokens: int) -> str:
-    """What mlx-lm's own loop answers, from the tokens alone."""
+    """Return the answer of mlx-lm's own loop, decoded from its tokens."""
     made = plain_tokens(model.model, prompt, tokens)
     return str(model.tokenizer.decode([t for t in made if t not in model.tokenizer.eos_token_ids]))
 
@@ -216,7 +216,7 @@ def test_a_tool_that_must_be_called_is_called_whole_and_valid(client: openai.Ope
 
 
 def own_fields(chunks: Iterable[Any]) -> list[dict[str, Any]]:
-    """`x_redrafter` of all chunks that have it."""
+    """Return `x_redrafter` of all chunks that have it."""
     return [c.model_extra["x_redrafter"] for c in chunks if "x_redrafter" in (c.model_extra or {})]
 
 

@@ -29,7 +29,10 @@ ASKED = {"prompt": "hello hello", "max_tokens": 40, "stream": True}
 def served(
     port: int = 0, stops_after: int = 0, seconds: float = 3600
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A process that serves the tiny model, and its URL; answers stop at each later token."""
+    """Yield a process that serves the tiny model, and its URL.
+
+    After `stops_after` tokens, answers pause for `seconds` at each token.
+    """
     script = [sys.executable, str(Path(__file__).with_name("serving.py"))]
     with subprocess.Popen(
         [*script, str(port), str(stops_after), str(seconds)], stderr=subprocess.PIPE, text=True
@@ -121,6 +124,6 @@ def test_beyond_this_machine_a_key_is_needed(
     assert run(["serve", "--host", "0.0.0.0"]) == 1
     assert "--api-key" in capfd.readouterr().err
     monkeypatch.setenv("REDRAFTER_API_KEY", "k")
-    monkeypatch.setitem(sys.modules, "uvicorn", None)  # it goes as far as that
+    monkeypatch.setitem(sys.modules, "uvicorn", None)  # the command gets as far as this import
     assert run(["serve", "--host", "0.0.0.0"]) == 1
     assert "redrafter-mlx[serve]" in capfd.readouterr().err

@@ -53,7 +53,7 @@ def test_copied_nodes_are_those_that_the_drafter_does_not_propose(seed: int, joi
 
 @dataclass(frozen=True)
 class AlwaysWrong(Drafter):
-    """Drafts a token that the text does not hold."""
+    """Drafts a token that does not occur in the text."""
 
     token: int
 

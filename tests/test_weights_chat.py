@@ -62,7 +62,7 @@ def test_generation_prompt_is_left_out_on_request(tokenizer: TokenizerWrapper) -
     ],
 )
 def test_control_tokens_in_a_message_stay_text(tokenizer: TokenizerWrapper, content: str) -> None:
-    """The ids are those of template, plain text, template."""
+    """The ids are those of the template, then of plain text, then of the template."""
     want = [
         START,
         *_plain(tokenizer, f"user\n{content.strip()}"),

@@ -1,4 +1,4 @@
-"""A remembered checksum is believed only for a file that has not changed since."""
+"""A remembered checksum is used only for a file that has not changed since."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrafter_mlx.weights.checksum import is_intact, sha256_of
 
 @pytest.fixture
 def big(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that counts as large enough to be remembered."""
+    """A file that is treated as large enough for its checksum to be remembered."""
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(checksum, "_WORTH_REMEMBERING", 1)
     path = tmp_path / "model"

