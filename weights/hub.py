@@ -1,4 +1,4 @@
-"""Download files from the Hugging Face Hub into huggingface-hub's cache; read the Hub's names.
+"""Download files from the Hugging Face Hub into huggingface-hub's cache; parse the Hub's names.
 
 A repository is listed first, in one request without retries. So an unreachable Hub is noticed
 within seconds, and sizes are known before the download. HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN and

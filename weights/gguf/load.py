@@ -1,9 +1,9 @@
 """Load a GGUF file of the Llama architecture as an mlx-lm model, without requantising weights.
 
-Every type is read without loss. A type in which each 32 weights share a scale (Q4_0 to Q8_0, Q4_K,
-Q5_K) becomes `weight`, `scales` and `biases`. Any other becomes plain numbers, which take two bytes
-each on a GPU. GGUF permutes the rows of the query and key projections for rotary embedding over
-adjacent pairs: MLX's `traditional` kind.
+Every type is read without loss. A type in which every 32 weights share a scale (Q4_0 to Q8_0,
+Q4_K, Q5_K) becomes `weight`, `scales` and `biases`. Any other becomes plain numbers, which take two
+bytes each on a GPU. GGUF permutes the rows of the query and key projections for rotary embedding
+over adjacent pairs: MLX's `traditional` kind.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Read the tensors of a GGUF file as MLX arrays, by the definitions of ggml's ggml-common.h.
 
-Types in which each 32 weights share a scale stay quantised, in MLX's form: a weight is
+Types in which every 32 weights share a scale stay quantised, in MLX's form: a weight is
 scale * code + bias. Q6_K is dequantised, to float32.
 
 `mx.load` reads half of the weights of Q4_K wrongly, rounds Q6_K to float16, and refuses Q5_K. It
@@ -159,7 +159,7 @@ def _q6_k(blocks: _Blocks) -> mx.array:
 
 
 def _bits(blocks: _Blocks, name: str, width: int) -> mx.array:
-    """Split [..., 1, 32] bytes into [..., 8 // width, 32] codes, the lowest bits first."""
+    """Split [..., 1, 32] bytes into [..., 8 // width, 32] codes, the lowest bits of all first."""
     shifts = mx.arange(0, 8, width, dtype=mx.uint8)[:, None]
     return _field(blocks, name) >> shifts & ((1 << width) - 1)
 
