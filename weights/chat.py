@@ -1,7 +1,7 @@
-"""From messages to token ids, with control tokens only where the template put them.
+"""Encode messages as token ids, with control tokens only where the chat template puts them.
 
-What a user types stays text: `<|im_end|>` inside a message is encoded as its characters, never
-as the token that would end the turn.
+User text stays text: `<|im_end|>` inside a message is encoded as its characters, never as the
+token that ends a turn.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ or message['role'] not in ['user', 'assistant'] %}\
 {% else %}{{ 'ASSISTANT: ' + message['content'] + eos_token }}{% endif %}\
 {% endfor %}\
 {% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"""
-"""What Vicuna's folders leave out: FastChat's conversation `vicuna_v1.1`, for v1.1 and later."""
+"""Chat template of Vicuna v1.1 and later, whose folders lack it: FastChat's `vicuna_v1.1`."""
 
-# transformers keeps "are control tokens text?" as state of the tokenizer, set by each call.
+# In transformers each call sets whether control tokens are text, as state of the tokenizer.
 _TOKENIZER_LOCK = threading.RLock()
 _FIRST_PRIVATE = 0xF0000  # Unicode's private use plane
 
@@ -54,16 +54,16 @@ def render_chat(
     tools: Sequence[Mapping[str, object]] = (),
     thinking: bool | None = None,
 ) -> list[int]:
-    """The token ids of a conversation in the model's own chat template.
+    """Return the token ids of a conversation in the model's chat template.
 
-    Messages without control tokens are encoded exactly as `apply_chat_template` does it.
+    Messages without control tokens are encoded exactly as `apply_chat_template` encodes them.
 
     Args:
-      messages: each with the strings `role` and `content`; one with `tool_calls`, as OpenAI has
-        them, needs no content
-      add_generation_prompt: end with the beginning of an answer
-      tools: functions that the model may call, as OpenAI has them
-      thinking: whether the model is to reason first; None leaves it to the template
+      messages: each with the strings `role` and `content`; one with `tool_calls`, in OpenAI's
+        format, needs no content
+      add_generation_prompt: whether to end with the start of an answer
+      tools: functions that the model may call, in OpenAI's format
+      thinking: whether the model should reason first; None leaves it to the template
     Raises:
       BadInputError: no chat template, malformed messages, or messages that the template refuses
     """
@@ -87,9 +87,9 @@ def render_chat(
 
 
 def check_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-    """Messages with string contents, and tool calls whose arguments are objects.
+    """Return the messages, with string contents and with the arguments of tool calls as objects.
 
-    Raises BadInputError for anything else, and where there are none.
+    Raises BadInputError for anything else, and if there are no messages.
     """
     if not messages:
         raise BadInputError("there are no messages to answer")
@@ -97,12 +97,12 @@ def check_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, A
 
 
 def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
-    """The token ids of a raw prompt, as mlx-lm's `stream_generate` encodes it.
+    """Return the token ids of a raw prompt, encoded as by mlx-lm's `stream_generate`.
 
-    Control tokens in it are recognised, and the beginning-of-text token is put in front where
-    the model wants one and the text does not start with it.
+    Control tokens in the prompt are recognised. The beginning-of-text token is prepended if the
+    tokenizer adds one and the text does not start with it.
 
-    Raises BadInputError for a string with half a surrogate pair, which no text has.
+    Raises BadInputError for a string with half a surrogate pair, which is not valid text.
     """
     try:
         text.encode()
@@ -115,10 +115,10 @@ def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
 
 
 def is_vicuna(folder: Path, name: str) -> bool:
-    """Whether a folder without a chat template is a Vicuna, by name alone.
+    """Whether a folder without a chat template holds a Vicuna, judged by name alone.
 
-    The name is what the user asked for, the folder's own, the Hub repository in whose cache it
-    lies, or `_name_or_path` of its config.json. Weights say nothing: Vicuna's shapes are LLaMA's.
+    The names are the one given by the user, the folder's, that of the Hub repository whose cache
+    holds it, and `_name_or_path` in config.json. Vicuna's weights have the same shapes as LLaMA's.
     """
     names = [name, folder.name, *(p.name for p in folder.parents if p.name.startswith("models--"))]
     with contextlib.suppress(FileNotFoundError, DamagedFileError):
@@ -138,7 +138,7 @@ def _check(message: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _checked_calls(calls: object) -> list[dict[str, object]]:
-    """Tool calls with their arguments as objects, which templates ask for."""
+    """Return tool calls with their arguments as objects, as templates require."""
     checked = []
     for call in calls if isinstance(calls, list) else [calls]:
         outer = dict(call) if isinstance(call, Mapping) else {}
@@ -157,7 +157,7 @@ def _checked_calls(calls: object) -> list[dict[str, object]]:
 
 
 def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
-    """A pattern that finds every control token, as one group; None where there are none."""
+    """Return a pattern that matches any control token, as one group; None if there are none."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     texts = {str(token) for token in added.values() if token.special}
     texts.update(str(token) for token in tokenizer.all_special_tokens)
@@ -168,7 +168,7 @@ def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
 def _render(
     tokenizer: TokenizerWrapper, given: Mapping[str, Any], tokenize: bool
 ) -> str | list[int]:
-    """Apply the template; text, or token ids with `tokenize`."""
+    """Apply the template; return text, or token ids with `tokenize`."""
     messages, options = given["conversation"], {k: v for k, v in given.items() if v is not None}
     del options["conversation"]
     try:
@@ -179,7 +179,7 @@ def _render(
 
 
 def _all_text(given: object) -> str:
-    """Every string in messages and tools, one after the other."""
+    """Return every string in messages and tools, joined by newlines."""
     pending, found = [given], []
     while pending:
         value = pending.pop()
@@ -193,9 +193,9 @@ def _all_text(given: object) -> str:
 
 
 def _mask(given: dict[str, Any], control: re.Pattern[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Replace control tokens in messages and tools by unused private characters, one for each.
+    """Replace each control token in messages and tools by an unused private-use character.
 
-    Only the tokens themselves are hidden, so that a template may still strip or inspect the rest.
+    Only the tokens are replaced, so that a template can still strip or inspect the other text.
     """
     seen = _all_text(given)
     unused = (c for i in range(0xFFFD) if (c := chr(_FIRST_PRIVATE + i)) not in seen)
@@ -217,10 +217,10 @@ def _mask(given: dict[str, Any], control: re.Pattern[str]) -> tuple[dict[str, An
 def _encode_masked(
     tokenizer: TokenizerWrapper, text: str, control: re.Pattern[str], originals: dict[str, str]
 ) -> list[int]:
-    """Encode a rendered template, the stretches with hidden control tokens as plain text.
+    """Encode a rendered template; segments with hidden control tokens are encoded as plain text.
 
-    A stretch reaches from one control token of the template to the next, so that nothing merges
-    across its edges, as nothing would if the control tokens in it were ordinary words.
+    A segment runs from one control token of the template to the next. So no merge crosses its
+    ends, as none would if the hidden control tokens were ordinary words.
     """
     hidden = re.compile(f"[{''.join(originals)}]")
     ids: list[int] = []

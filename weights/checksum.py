@@ -17,11 +17,11 @@ from redrafter_mlx.weights import Progress, no_progress
 
 _BLOCK = 1 << 20
 _WORTH_REMEMBERING = 16 * _BLOCK
-"""Bytes from which on caching costs less than reading the file again."""
+"""Minimum file size in bytes for caching; smaller files are read again at less cost."""
 
 
 def sha256_of(path: Path, progress: Progress = no_progress) -> str:
-    """The SHA-256 of a file in hexadecimal, from the cache if the file has not changed."""
+    """Return the SHA-256 of a file in hexadecimal, from the cache if the file has not changed."""
     path = path.resolve()
     before, note = _state(path), _note(path)
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):

@@ -1,9 +1,9 @@
-"""A folder of config.json, safetensors and a tokenizer, loaded by mlx-lm, with readable errors.
+"""Load a folder of config.json, safetensors and a tokenizer by mlx-lm, with readable errors.
 
-Three things differ from `mlx_lm.load`: a LLaMA tokenizer that exists only as SentencePiece's
-`tokenizer.model` gives SentencePiece's own tokens (see spm.py), a Vicuna without a chat template
-gets Vicuna's, and of a Medusa-2 model the heads, which are a drafter, are left out. Code that comes
-with a model is never run.
+Three things differ from `mlx_lm.load`. A LLaMA tokenizer that exists only as SentencePiece's
+`tokenizer.model` gives exactly SentencePiece's tokens (see spm.py). A Vicuna without a chat
+template gets Vicuna's. The heads of a Medusa-2 model, which are a drafter, are left out. Code that
+comes with a model is never run.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ def load_folder(folder: Path, name: str) -> RawModel:
 def _load_model(
     folder: Path, headers: dict[Path, SafetensorsHeader]
 ) -> tuple[nn.Module, dict[str, object]]:
-    """The model, and its configuration with what generation_config.json adds to it."""
+    """Return the model and its configuration, including additions by generation_config.json."""
     names = [name for header in headers.values() for name in header.shapes]
     classes = _without_heads if any(n.startswith(_HEADS) for n in names) else _get_classes
     try:
         model, config = load_model(folder, lazy=True, strict=True, get_model_classes=classes)
     except RedrafterError:
         raise
-    except Exception as error:  # architectures fail in any way on a checkpoint that is not theirs
+    except Exception as error:  # architectures raise errors of any type on a foreign checkpoint
         text = f"{folder} cannot be loaded: {' '.join(str(error).split()):.200}"
         unknown = "not supported" in text
         raise (UnsupportedModelError if unknown else DamagedFileError)(text) from error
@@ -83,7 +83,7 @@ def _load_model(
 
 
 def _without_heads(config: dict[str, object]) -> tuple[type[nn.Module], type]:
-    """mlx-lm's classes of an architecture, for a model with Medusa heads among its tensors."""
+    """Return mlx-lm's classes of an architecture, for a checkpoint that also has Medusa heads."""
     whole, args = _get_classes(config)
 
     class Trunk(whole):  # type: ignore[misc, valid-type]
@@ -114,16 +114,16 @@ def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper
     try:
         with contextlib.redirect_stdout(sys.stderr):
             return load_tokenizer(folder, eos_token_ids=eos)
-    except Exception as error:  # transformers raises whatever its parser met
+    except Exception as error:  # transformers passes on its parsers' errors, of any type
         text = " ".join(str(error).split())
         raise DamagedFileError(f"{folder}: its tokenizer cannot be read: {text:.200}") from error
 
 
 def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
-    """The vocabulary of a LLaMA tokenizer that exists only as tokenizer.model; else None.
+    """Return the vocabulary of a LLaMA tokenizer that exists only as tokenizer.model; else None.
 
-    Left to transformers are tokens added to the vocabulary, and `legacy: false`, which asks for
-    another treatment of text after control tokens.
+    transformers handles tokenizers with tokens added to the vocabulary, and those with
+    `legacy: false`, which requires another treatment of text after control tokens.
     """
     if (folder / "tokenizer.json").exists() or not (folder / "tokenizer.model").exists():
         return None

@@ -1,8 +1,8 @@
-"""Files from the Hugging Face Hub, through huggingface-hub and into its cache; the Hub's names.
+"""Download files from the Hugging Face Hub into huggingface-hub's cache; parse the Hub's names.
 
-A repository is listed first, in one request without retries: an unreachable Hub shows within
-seconds, and sizes are known before the download. HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN and
-HF_HUB_OFFLINE mean what they mean to huggingface-hub.
+A repository is listed first, in one request without retries. So an unreachable Hub is noticed
+within seconds, and sizes are known before the download. HF_ENDPOINT, HF_HUB_CACHE, HF_TOKEN and
+HF_HUB_OFFLINE have the same meaning as in huggingface-hub.
 """
 
 from __future__ import annotations
@@ -33,26 +33,29 @@ from redrafter_mlx.weights.files.names import shards, weight_names
 from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0
-"""Seconds until a Hub that does not answer counts as unreachable."""
+"""Seconds after which a Hub that does not answer is treated as unreachable."""
 
 _SMALL_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.txt",
                 "*.jsonl", "*.jinja")  # fmt: skip
 _REPO = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
-"""A repository's name, and the revision that may follow it."""
+"""Name of a repository, and its optional revision."""
 
 _MOST_DRAFTER_LAYERS = 8
-"""A repository of PyTorch's files with more is a language model's, which needs safetensors."""
+"""Maximum number of layers of a drafter.
+
+A repository of PyTorch files with more layers is a language model's, which needs safetensors.
+"""
 
 _LICENCES = (
     "apache-2.0", "mit", "gemma", "llama2", "llama3", "llama3.1", "llama3.2", "llama3.3", "llama4",
     "cc-by-4.0", "cc-by-nc-4.0", "cc-by-sa-4.0",
 )  # fmt: skip
-"""The Hub's identifiers for most models; it refuses a card with a word that is none of its own."""
+"""The Hub's identifiers of most models' licences; it refuses a card with an unknown identifier."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a repository holds at a revision: sizes in bytes by file name."""
+    """Files of a repository at a revision: sizes in bytes by file name."""
 
     repo: str
     revision: str
@@ -60,13 +63,13 @@ class Listing:
 
 
 def split_repo(name: str) -> tuple[str, str] | None:
-    """Repository and revision of `org/name` or `org/name@revision`; None for any other name."""
+    """Return the repository and revision of `org/name` or `org/name@revision`, else None."""
     found = _REPO.fullmatch(name)
     return None if found is None else (found[1], found[2] or "main")
 
 
 def list_repo(repo: str, revision: str) -> Listing:
-    """Ask the Hub what a repository holds.
+    """Ask the Hub which files a repository holds.
 
     Raises:
       DownloadError: no answer
@@ -94,7 +97,7 @@ def list_repo(repo: str, revision: str) -> Listing:
 def download_file(listing: Listing, name: str, progress: Progress, *, again: bool = False) -> Path:
     """Download one file of a listing into the Hub's cache.
 
-    A cached file whose size differs from the listing's is replaced, with `again` any cached file.
+    A cached file is replaced if its size differs from the listing's, and always with `again`.
     Raises DownloadError when the transfer breaks off; the next call resumes it.
     """
     path = _download(listing, name, progress, again)
@@ -107,7 +110,7 @@ def download_file(listing: Listing, name: str, progress: Progress, *, again: boo
 
 
 def cached_file(repo: str, revision: str, name: str) -> Path | None:
-    """A file of the Hub's cache, without network access."""
+    """Return the path of a file in the Hub's cache, without network access; None if missing."""
     with contextlib.suppress(HFValidationError):
         found = try_to_load_from_cache(
             repo, name, revision=revision, cache_dir=constants.HF_HUB_CACHE
@@ -118,13 +121,13 @@ def cached_file(repo: str, revision: str, name: str) -> Path | None:
 
 
 def cached_repo(repo: str, revision: str) -> Path | None:
-    """The folder of a repository in the Hub's cache if it has configuration and weights."""
+    """Return a repository's folder in the Hub's cache if it has configuration and weights."""
     config = cached_file(repo, revision, "config.json")
     if config is None:
         return None
     folder = config.parent
     weights = weight_names([path.name for path in folder.iterdir()])
-    if not weights or not (_are_safetensors(weights) or _is_drafters(config)):
+    if not weights or not (_are_safetensors(weights) or _is_drafter_config(config)):
         return None
     if weights[0].endswith(".json"):
         try:
@@ -135,7 +138,7 @@ def cached_repo(repo: str, revision: str) -> Path | None:
 
 
 def cached_repos() -> list[str]:
-    """The repositories with a complete model in the Hub's cache at `main`."""
+    """Return the repositories with a complete model in the Hub's cache at `main`."""
     folders = sorted(Path(constants.HF_HUB_CACHE).glob("models--*--*"))
     names = ["/".join(folder.name.split("--")[1:3]) for folder in folders]
     return [name for name in names if cached_repo(name, "main") is not None]
@@ -148,12 +151,12 @@ def download_repo(
 ) -> Path:
     """Download a repository's configuration, tokenizer and weights into the Hub's cache.
 
-    Weights are safetensors, or, of a drafter that has none, PyTorch's files. They come last, so
-    that a folder with all its weights is complete. `check` is given the configuration and the
-    sizes of all files before that, and may raise.
+    Weights are safetensors, or PyTorch files if a drafter has no safetensors. They come last, so
+    that a folder with all its weights is complete. Before them, `check` is called with the
+    configuration's path and the sizes of all files; it may raise.
 
     Raises:
-      ModelNotFoundError: it holds nothing that can be loaded
+      ModelNotFoundError: the repository holds nothing that can be loaded
       NoRoomError: the disk is too small
       DownloadError: the transfer broke off
     """
@@ -163,7 +166,7 @@ def download_repo(
         raise ModelNotFoundError(_nothing_to_load(listing))
     small = sorted(n for n in names if any(fnmatch(n, p) for p in _SMALL_FILES))
     if not _are_safetensors(weights):
-        if not _is_drafters(download_file(listing, "config.json", progress)):
+        if not _is_drafter_config(download_file(listing, "config.json", progress)):
             raise ModelNotFoundError(_nothing_to_load(listing))
         small = ["config.json"]
     wanted = [n for n in small if n not in weights] + weights
@@ -176,7 +179,7 @@ def download_repo(
 
 
 def check_room(needed: int) -> None:
-    """Raise NoRoomError unless the disk of the Hub's cache has room for so many bytes."""
+    """Raise NoRoomError unless the disk of the Hub's cache has room for `needed` bytes."""
     check_free_disk(Path(constants.HF_HUB_CACHE), needed, "HF_HUB_CACHE")
 
 
@@ -184,17 +187,17 @@ def _are_safetensors(weights: Collection[str]) -> bool:
     return any(name.endswith(".safetensors") for name in weights)
 
 
-def _is_drafters(config: Path) -> bool:
-    """Whether a configuration is that of a drafter, as far as its number of layers tells."""
+def _is_drafter_config(config: Path) -> bool:
+    """Whether a configuration is a drafter's, judged by its number of layers."""
     try:
         layers = read_object(config).get("num_hidden_layers", 0)
     except DamagedFileError:
-        return True  # whoever reads it says what is wrong
+        return True  # the later reader of the file reports the damage
     return isinstance(layers, int) and layers <= _MOST_DRAFTER_LAYERS
 
 
 def hub_licence(licence: str | None) -> tuple[str, str | None]:
-    """A card's identifier of a licence; with `other`, the licence's own name."""
+    """Return a card's identifier of a licence and, for `other`, the licence's name."""
     given = (licence or "").strip().lower()
     if given in _LICENCES:
         return given, None
@@ -203,7 +206,7 @@ def hub_licence(licence: str | None) -> tuple[str, str | None]:
 
 
 def card_front_matter(target: str, licence: str | None) -> str:
-    """What the Hub reads of a drafter's card: YAML that names its target and licence."""
+    """Return the front matter of a drafter's card: YAML that names its target and licence."""
     identifier, name = hub_licence(licence)
     data = ModelCardData(
         library_name="mlx",
@@ -217,7 +220,7 @@ def card_front_matter(target: str, licence: str | None) -> str:
 
 
 def hub_repo(name: str) -> str | None:
-    """The Hub repository of a model by its name, None for files of the user's own."""
+    """Return the Hub repository of a model by its name; None for the user's own files."""
     if name in REGISTRY:
         return REGISTRY[name].repo
     repo = split_repo(name)
@@ -241,7 +244,7 @@ def _download(listing: Listing, name: str, progress: Progress, again: bool) -> P
 
 
 def _tqdm_reporting(progress: Progress, label: str) -> type[tqdm]:
-    """A tqdm class that draws nothing and reports to `progress`; what huggingface-hub takes."""
+    """Return a tqdm class for huggingface-hub that draws nothing and reports to `progress`."""
 
     class Reporting(tqdm):
         def __init__(self, *args: object, **kwargs: object) -> None:
@@ -271,12 +274,12 @@ def _nothing_to_load(listing: Listing) -> str:
 
 
 def _endpoint() -> str | None:
-    """HF_ENDPOINT as it is now; huggingface-hub reads it only when it is imported."""
+    """Return the current HF_ENDPOINT; huggingface-hub reads it only when it is imported."""
     return os.environ.get("HF_ENDPOINT") or None
 
 
 def _out_of_reach(error: Exception) -> DownloadError:
-    """One short line of why the Hub could not be used."""
+    """Return an error with one short line on why the Hub could not be used."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return NoRoomError("the disk is full; make room")
     return DownloadError(" ".join(str(error).split())[:160] or type(error).__name__)

@@ -1,8 +1,8 @@
 """Published drafters by the model that they were trained for, as of 2026.
 
-From the models' pages and their authors' documents. A page that names no licence leaves it unknown
-here, and sizes are given where a page did. Best first: EAGLE-3 before older forms, and of one form
-safetensors before PyTorch's files.
+Sources: the models' pages and their authors' documents. Licence and size are None if the page does
+not give them. The best drafter is first: EAGLE-3 before older forms, and within one form
+safetensors before PyTorch files.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from redrafter_mlx.weights.registry import REGISTRY
 class KnownDrafter:
     """A drafter on the Hub.
 
-    form:    as `Form.name` calls it, see drafting/forms.py
+    form:    a `Form.name`, see drafting/forms.py
     licence: None if unknown
-    size:    bytes of its weights, None if unknown
+    size:    of its weights in bytes, None if unknown
     """
 
     repo: str
@@ -30,7 +30,7 @@ class KnownDrafter:
 
     @property
     def name(self) -> str:
-        """What `pull` and `--drafter` take."""
+        """The name for `pull` and `--drafter`."""
         return self.repo if self.revision == "main" else f"{self.repo}@{self.revision}"
 
 
@@ -109,23 +109,23 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
     ),
     "vicuna-33b-v1.3": (KnownDrafter("yuhuili/EAGLE-Vicuna-33B-v1.3", _EAGLE),),
 }  # fmt: skip
-"""By the model's own name, in lower case; see `family`."""
+"""Drafters by the model's own name in lower case; see `family`."""
 
 _CONVERSION = re.compile(r"\d-?bits?|q\d(_\w+)?|bf16|fp16|f16|f32|mlx|dwq|awq|gptq|hf|\d{6,}")
-"""What publishers of conversions add to a model's name."""
+"""Words that publishers of conversions append to a model's name."""
 
 
 def known_drafters(model: str) -> tuple[KnownDrafter, ...]:
-    """The published drafters of a model by its name, the best first.
+    """Return the published drafters of a model by its name, the best first.
 
-    A conversion's name, such as mlx-community/Meta-Llama-3.1-8B-Instruct-4bit, stands for the model
-    that was converted.
+    The name of a conversion, such as mlx-community/Meta-Llama-3.1-8B-Instruct-4bit, is treated as
+    the name of the converted model.
     """
     return KNOWN_DRAFTERS.get(family(model), ())
 
 
 def family(model: str) -> str:
-    """A model's own name in lower case, from that of a repository, a folder or the registry."""
+    """Return a model's own name in lower case, from a repository, folder or registry name."""
     repo = REGISTRY[model].repo if model in REGISTRY else model
     words = repo.rstrip("/").rsplit("/", 1)[-1].split("@")[0].lower().split("-")
     while len(words) > 1 and _CONVERSION.fullmatch(words[-1]):

@@ -2,14 +2,14 @@
 
 | option                   | on a GPU                        | on a CPU                        |
 |--------------------------|---------------------------------|---------------------------------|
-| auto                     | as stored                       | float32, quantised weights      |
+| auto                     | as stored                       | float32; quantised weights are  |
 |                          |                                 | dequantised exactly             |
-| float16/bfloat16/float32 | that; quantised weights stay    | that; quantised weights are     |
-|                          | so, scales in that type         | dequantised                     |
-| quantize=4 or 8          | quantised to it, groups of 64; weights that are so already stay as   |
-|                          | they are; floats by the rows above                                   |
+| float16/bfloat16/float32 | this dtype; quantised weights   | this dtype; quantised weights   |
+|                          | stay, their scales get it too   | are dequantised                 |
+| quantize=4 or 8          | 4 or 8 bits, groups of 64; already quantised weights stay as they    |
+|                          | are; the rows above give the dtype of floats                         |
 
-A GPU is fastest with quantised weights (MLX's quantised matrix product), a CPU is slowest.
+Quantised weights (MLX's quantised matrix product) are the fastest on a GPU, the slowest on a CPU.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32
 
 @dataclass(frozen=True)
 class Precision:
-    """What is in memory: the dtype by name, and the bits of a quantised weight or None."""
+    """Format of the weights in memory: name of the dtype, and bits of quantised weights or None."""
 
     dtype: str
     bits: int | None
 
 
 def check_quantize(quantize: int | None, name: str = "quantize") -> None:
-    """Raise BadInputError, naming the option, unless weights can be quantised to so many bits."""
+    """Raise BadInputError, naming the option, unless weights can be quantised to these bits."""
     if quantize is not None and (isinstance(quantize, bool) or quantize not in (4, 8)):
         raise BadInputError(f"{name} is {quantize!r}; it must be 4 or 8 bits")
 
@@ -46,12 +46,12 @@ def check_quantize(quantize: int | None, name: str = "quantize") -> None:
 def convert(
     model: nn.Module, dtype: DType, quantize: int | None, stored: mx.Dtype | None = None
 ) -> Precision:
-    """Convert a model that is not evaluated yet as the options say, see the table above.
+    """Convert an unevaluated model according to the options; see the table above.
 
     Args:
-      stored: what `auto` means on a GPU; None leaves every array as it is
+      stored: dtype that `auto` gives on a GPU; None leaves every array as it is
     Raises:
-      BadInputError: `quantize` contradicts weights that are quantised already, or fits no layer
+      BadInputError: `quantize` contradicts already quantised weights, or fits no layer
     """
     on_cpu = _on_cpu()
     bits = stored_bits(model)
@@ -76,7 +76,7 @@ def _on_cpu() -> bool:
 
 
 def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
-    """Give every float array a type, except those that the architecture keeps apart."""
+    """Cast every float array, except those that the architecture excludes."""
     may_cast = getattr(model, "cast_predicate", lambda _: True)
 
     def cast(path: str, array: mx.array) -> mx.array:
@@ -89,7 +89,7 @@ def _cast(model: nn.Module, dtype: mx.Dtype) -> None:
 def quantize_layers(model: nn.Module, bits: int, option: str = "quantize") -> None:
     """Quantise the layers whose rows divide into groups; the others stay, as in mlx-lm.
 
-    Raises BadInputError, naming the option that asked for it, where that is no layer at all.
+    Raises BadInputError, naming `option`, if there is no such layer.
     """
     own = getattr(model, "quant_predicate", None) or (lambda _path, _module: True)
 
@@ -106,7 +106,7 @@ def quantize_layers(model: nn.Module, bits: int, option: str = "quantize") -> No
 
 
 def stored_bits(model: nn.Module) -> int | None:
-    """The bits that most quantised weights have; None where none is quantised."""
+    """Return the bits that most quantised weights have; None if none is quantised."""
     sizes: Counter[int] = Counter()
     for module in model.modules():
         if "scales" in module and isinstance(bits := getattr(module, "bits", None), int):
@@ -115,7 +115,7 @@ def stored_bits(model: nn.Module) -> int | None:
 
 
 def _dtype(model: nn.Module) -> str:
-    """The type that most float parameters have, the scales of quantised weights included."""
+    """Return the dtype of most float parameters, including the scales of quantised weights."""
     sizes: Counter[str] = Counter()
     for array in dict(tree_flatten(model.parameters())).values():
         if mx.issubdtype(array.dtype, mx.floating):

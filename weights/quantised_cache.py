@@ -1,6 +1,6 @@
-"""Weights that were quantised at loading, kept on disk, so that the next load only reads them.
+"""Disk cache of weights that were quantised at loading, so that the next load only reads them.
 
-In `quantised/` of our cache; a file is used only for the very same model, bits and dtype.
+Its folder is `quantised/` in our cache. A file is used only for the same model, bits and dtype.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from redrafter_mlx.weights.files.folder import read_safetensors_header
 from redrafter_mlx.weights.precision import GROUP_SIZE, Precision
 
 _WORTH_KEEPING = 64_000_000
-"""Bytes from which on reading saves more than a moment."""
+"""Minimum size of cached weights in bytes; less is quantised again in a moment."""
 
 _SHARE_OF_DISK = 0.5
-"""Of the free disk, most that one file may take."""
+"""Maximum share of the free disk that one file may take."""
 
 
 def quantised_file(fingerprint: str, precision: Precision) -> Path:
-    """Where the quantised weights of a model are kept, or would be."""
+    """Return the path of a model's quantised weights; the file may not exist."""
     key = f"{fingerprint} {precision.bits} bits by {GROUP_SIZE} {precision.dtype}"
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     return cache_dir() / "quantised" / f"{name}.safetensors"
 
 
 def use_quantised(model: nn.Module, path: Path) -> bool:
-    """Let a model that is not evaluated yet read its weights from `path`; False if it cannot.
+    """Make an unevaluated model read its weights from `path`; return False if it cannot.
 
-    A damaged file counts as none.
+    A damaged file is treated as missing.
     """
     wanted = {name: array.shape for name, array in _arrays(model).items()}
     try:
@@ -52,7 +52,7 @@ def use_quantised(model: nn.Module, path: Path) -> bool:
 
 
 def keep_quantised(model: nn.Module, path: Path) -> None:
-    """Write the weights of an evaluated model; without room, or for a small model, do nothing."""
+    """Write the weights of an evaluated model; do nothing if it is small or disk space is low."""
     arrays = _arrays(model)
     size = sum(array.nbytes for array in arrays.values())
     if size < _WORTH_KEEPING:

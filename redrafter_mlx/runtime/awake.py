@@ -1,4 +1,4 @@
-"""A machine that stays awake while long work is done."""
+"""Keep the machine awake during long work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def kept_awake() -> Iterator[None]:
-    """Within, macOS does not sleep on mains power (`caffeinate`); elsewhere nothing is done."""
+    """Keep macOS awake on mains power (`caffeinate`); do nothing on other systems."""
     program = shutil.which("caffeinate")
     if program is None:
         yield

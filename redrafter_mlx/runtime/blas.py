@@ -1,7 +1,7 @@
-"""An optimised BLAS for MLX's CPU backend on Linux, loaded before MLX is.
+"""Load an optimised BLAS for MLX's CPU backend on Linux, before MLX itself.
 
-MLX's CPU wheel links the reference BLAS. Its symbols are looked up by name, so a library that
-is already in the process with global visibility answers them instead.
+MLX's CPU wheel links the reference BLAS. The loader resolves its symbols by name, so it takes them
+from a library that is already in the process with global visibility.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import cache_dir
 
 _PACKAGED_LIBRARIES = {"mkl": "libmkl_rt.so", "cmeel-openblas": "libopenblas.so.0"}
-"""Of packages on PyPI; how the library's file begins."""
+"""Start of the library's file name, by package on PyPI."""
 
 _SYSTEM_LIBRARIES = ("libopenblas.so.0", "libblis.so.4", "libmkl_rt.so.3", "libmkl_rt.so.2")
 
@@ -34,21 +34,21 @@ THREAD_VARIABLES = (
     "BLIS_NUM_THREADS",
     "OMP_NUM_THREADS",
 )
-"""With any of these in the environment, that many threads are used, always."""
+"""If one of these is in the environment, its number of threads is always used."""
 
 _SETTERS = {
     "MKL_Set_Num_Threads": ctypes.c_int,
     "openblas_set_num_threads": ctypes.c_int,
     "bli_thread_set_num_threads": ctypes.c_int64,
 }
-"""How each library is told the number of threads; BLIS uses one until it is told."""
+"""Each library's function that sets the number of threads; BLIS uses one until it is called."""
 
 
-_AS_FAST = 1.15
-"""A core fewer may take so much longer for two rows: the host works beside it undisturbed."""
+_MAX_SLOWDOWN = 1.15
+"""Maximum slowdown of two-row products with one core fewer, which leaves that core to the host."""
 
 _MATRIX = (4096, 2048)
-"""Of the product that tells: more than caches hold, and read in a few milliseconds."""
+"""Shape of the matrix in the timed product: larger than caches, but read in a few milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class BlasStatus:
     """The library that computes MLX's matrix products on the CPU.
 
     library: path or soname that was loaded, None for MLX's own
-    note: one line for `doctor`: where it came from, or why there is none
+    note: one line for `doctor`: where the library came from, or why there is none
     """
 
     library: str | None
@@ -64,7 +64,7 @@ class BlasStatus:
 
     @contextmanager
     def threads_by_rows(self) -> Iterator[None]:
-        """A context for `prepare_for`; before and after it, all cores are used."""
+        """Context for calls of `prepare_for`; all cores are used before and after it."""
         self.use_all_cores()
         try:
             yield
@@ -72,15 +72,15 @@ class BlasStatus:
             self.use_all_cores()
 
     def prepare_for(self, rows: int) -> None:
-        """Use as many threads from now on as suit products of `rows` query rows.
+        """Set the number of threads that suits products of `rows` query rows.
 
-        Where one core fewer reads a matrix as fast, products of two to four rows, which take as
-        long as that, leave it to the host, which builds and submits the next step meanwhile.
+        Products of two to four rows take as long as reading the matrix. If one core fewer reads it
+        about as fast, that core is left to the host, which builds and submits the next step.
         """
         self._use(self._few_rows_threads if 2 <= rows <= 4 else self._cores)
 
     def use_all_cores(self) -> None:
-        """Use all cores, the initial state: for the long products of prompts and of training."""
+        """Use all cores, the initial state: for the long products of prefill and training."""
         self._use(self._cores)
 
     def _use(self, threads: int) -> None:
@@ -97,17 +97,17 @@ class BlasStatus:
 
     @property
     def _fixed(self) -> bool:
-        """Whether the environment says how many threads there are."""
+        """Whether the environment sets the number of threads."""
         return any(os.environ.get(name) for name in THREAD_VARIABLES)
 
     @cached_property
     def _few_rows_threads(self) -> int:
-        """One core fewer than all where products of two rows take about as long with that."""
+        """All cores but one if two-row products are about as fast with that, else all cores."""
         library, most = self._handle, self._cores
         if library is None or self._fixed or most == 1 or not hasattr(library, "cblas_sgemm"):
             return most
         seconds = _product_seconds(library, {n: partial(self._use, n) for n in (most - 1, most)})
-        return most - 1 if seconds[most - 1] < _AS_FAST * seconds[most] else most
+        return most - 1 if seconds[most - 1] < _MAX_SLOWDOWN * seconds[most] else most
 
     @cached_property
     def _handle(self) -> ctypes.CDLL | None:
@@ -117,17 +117,17 @@ class BlasStatus:
 def _product_seconds(
     library: ctypes.CDLL, settings: Mapping[int, Callable[[], None]]
 ) -> dict[int, float]:
-    """The shortest time of a product with two rows in each setting, by the settings' keys."""
+    """Return the shortest time of a two-row product in each setting, by the settings' keys."""
     (n, k), times = _MATRIX, {key: list[float]() for key in settings}
     a, b, c = ((ctypes.c_float * size)() for size in (2 * k, n * k, 2 * n))
     for given in (a, b):
-        ctypes.memset(given, 0x3C, ctypes.sizeof(given))  # 0.0115: neither zeros nor subnormal
+        ctypes.memset(given, 0x3C, ctypes.sizeof(given))  # 0.0115: neither zero nor subnormal
     one, zero = ctypes.c_float(1), ctypes.c_float(0)
     for _ in range(4):
         for key, use in settings.items():
             use()
             began = time.perf_counter()
-            # Row by row, the second one transposed, as MLX calls it for a linear layer.
+            # Row-major, the second factor transposed, as MLX calls it for a linear layer.
             library.cblas_sgemm(101, 111, 112, 2, n, k, one, a, k, b, k, zero, c, n)
             times[key].append(time.perf_counter() - began)
     return {key: min(found) for key, found in times.items()}
@@ -136,9 +136,9 @@ def _product_seconds(
 def load_optimised_blas() -> BlasStatus:
     """Load the `cpu` extra's or the system's BLAS into this process, if there is one.
 
-    Harmless elsewhere: on macOS MLX uses Accelerate, and a missing library is only noted.
-    REDRAFTER_BLAS names another library, or `none` to keep MLX's own. Without it the library that
-    `prefer_library` named comes first.
+    Other systems keep MLX's own (Accelerate on macOS), and a missing library is only noted.
+    REDRAFTER_BLAS names another library, or `none` to keep MLX's own. Without it, the library set
+    by `prefer_library` is tried first.
     """
     if sys.platform != "linux":
         return BlasStatus(None, "Accelerate" if sys.platform == "darwin" else "MLX's own")
@@ -147,7 +147,7 @@ def load_optimised_blas() -> BlasStatus:
         return BlasStatus(None, "MLX's own, as REDRAFTER_BLAS=none asks")
     if "mlx.core" in sys.modules:
         return BlasStatus(None, "MLX was imported before redrafter_mlx, too late for another BLAS")
-    if launched_rank() is not None:  # its threads would keep cores from the exchange between ranks
+    if launched_rank() is not None:  # idle threads would keep cores from the ranks' exchange
         os.environ.setdefault("KMP_BLOCKTIME", "0")
     preferred = preferred_library()
     usual = _candidates() if preferred is None else [preferred, *_candidates()]
@@ -173,8 +173,8 @@ def remedy() -> str:
 
 
 def libraries_here() -> list[str]:
-    """The optimised libraries that can be loaded on this machine, each once."""
-    found: dict[int, str] = {}  # by the loader's handle: a file may be known by several names
+    """Return the optimised libraries that can be loaded on this machine, each once."""
+    found: dict[int, str] = {}  # by the loader's handle: a library may have several names
     for candidate in _candidates():
         with suppress(OSError):
             found.setdefault(ctypes.CDLL(candidate)._handle, candidate)
@@ -182,15 +182,15 @@ def libraries_here() -> list[str]:
 
 
 def preferred_library() -> str | None:
-    """The library that `prefer_library` named, None if none was."""
+    """Return the library set by `prefer_library`; None if there is none."""
     try:
         return _preference().read_text(encoding="utf-8").strip() or None
-    except (OSError, ValueError, RedrafterError):  # as good as none
+    except (OSError, ValueError, RedrafterError):  # treated as missing
         return None
 
 
 def prefer_library(library: str) -> None:
-    """Load this library from the next process on."""
+    """Make later processes load this library."""
     write_private_text(_preference(), library + "\n")
 
 
@@ -199,7 +199,7 @@ def _preference() -> Path:
 
 
 def _candidates() -> Iterator[str]:
-    """Libraries to try: those from PyPI among this interpreter's packages, then the system's."""
+    """Yield libraries to try: those in this interpreter's PyPI packages, then the system's."""
     for package, beginning in _PACKAGED_LIBRARIES.items():
         with suppress(metadata.PackageNotFoundError):
             for file in metadata.files(package) or ():

@@ -1,9 +1,8 @@
 """Child processes that end with their parent, however the parent ends.
 
-A child of `multiprocessing` can wait for its parent: it holds one end of a pipe whose other end
-the parent alone has, and which the system closes when the parent is gone. The thread that waits
-needs the interpreter, which a library may hold for a while; so on Linux
-the system is asked to end the child as well.
+A child of `multiprocessing` can wait for its parent: it holds one end of a pipe, the parent alone
+holds the other, and the system closes that end when the parent ends. The waiting thread needs the
+GIL, which a library may hold for a while. So on Linux the system is also asked to end the child.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def start_child(function: Callable[..., None], *arguments: object) -> BaseProces
 
 
 def _run(work: bytes) -> None:
-    """The child's main function. It unpickles, and so imports, only once it watches the parent."""
+    """The child's main function. It watches the parent before it unpickles, and so imports."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_end_with_parent, daemon=True).start()

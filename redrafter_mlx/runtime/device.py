@@ -1,4 +1,4 @@
-"""The device that computes: its name, for records of measurements, and its precision."""
+"""The default device: its name, for records of measurements, its memory and its precision."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ import mlx.core as mx
 
 
 def chip_name() -> str:
-    """The default device's name, such as `Apple M2 Ultra`."""
+    """Return the default device's name, such as `Apple M2 Ultra`."""
     name = mx.device_info(mx.default_device()).get("device_name", platform.machine())
     return str(name)
 
 
 def backend() -> str:
-    """The default device: "cpu", "apple" (Metal) or "cuda"."""
+    """Return the default device's backend: "cpu", "apple" (Metal) or "cuda"."""
     if mx.default_device().type == mx.DeviceType.cpu:
         return "cpu"
     return "apple" if mx.metal.is_available() else "cuda"
 
 
 def system_name() -> str:
-    """The operating system, such as `macOS 15.1` or `Linux x86_64`."""
+    """Return the operating system, such as `macOS 15.1` or `Linux x86_64`."""
     mac = platform.mac_ver()[0]
     return f"macOS {mac}" if mac else f"{platform.system()} {platform.machine()}"
 
 
 def memory_limit() -> int:
-    """Bytes that models and their caches may take: on a GPU what its driver recommends."""
+    """Return the bytes that models and their caches may take: on a GPU, its driver's advice."""
     recommended = mx.device_info(mx.default_device()).get("max_recommended_working_set_size")
     if isinstance(recommended, int):
         return recommended
@@ -39,11 +39,11 @@ def memory_limit() -> int:
 def float32_is_exact(
     multiply: Callable[[mx.array, mx.array], mx.array] = mx.matmul,
 ) -> bool:
-    """Whether products of float32 matrices are float32 on the default device.
+    """Whether products of float32 matrices keep float32 precision on the default device.
 
-    MLX rounds factors to TF32, 10 bits after the point, on CUDA and on Apple GPUs from the M5 on,
-    unless MLX_ENABLE_TF32 is 0 when a process multiplies for the first time. The test is a product
-    whose factors need 12 bits.
+    On CUDA, and on Apple GPUs from the M5 on, MLX rounds factors to TF32, 10 bits after the point,
+    unless MLX_ENABLE_TF32 is 0 at the first product of a process. The test is a product whose
+    factors need 12 bits.
     """
     fine = mx.full((256, 256), 1 + 2**-12)
     return bool(mx.array_equal(multiply(fine, mx.eye(256)), fine).item())

@@ -1,4 +1,4 @@
-"""Reads JSON files written by others, with one readable error for anything wrong in them."""
+"""Read JSON files written by others, with one readable error for anything wrong in them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from redrafter_mlx.errors import DamagedFileError
 
 
 def read_object(path: Path) -> dict[str, object]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Raises:
       FileNotFoundError: no such file

@@ -1,10 +1,10 @@
 """Our cache folder, and free disk space.
 
 The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files that do not come
-from the Hub (`models/`), cached checksums (`checksums/`), measured costs (`costs/`), learned
-acceptance (`acceptance/`), the fastest BLAS (`blas.txt`), how published drafters are read
-(`calibration/`), weights that were quantised at loading (`quantised/`), corpora of training
-(`corpora/`) and the user's drafters (`drafters/`). Files of the Hub are in huggingface-hub's own
+from the Hub (`models/`), cached checksums (`checksums/`), measured costs (`costs/`), acceptance
+statistics (`acceptance/`), the fastest BLAS (`blas.txt`), how published drafters are read
+(`calibration/`), weights that were quantised at loading (`quantised/`), training corpora
+(`corpora/`) and the user's drafters (`drafters/`). Files from the Hub are in huggingface-hub's own
 cache.
 """
 
@@ -26,9 +26,9 @@ class NoRoomError(DownloadError):
 
 
 def cache_dir() -> Path:
-    """$REDRAFTER_CACHE, or ~/.cache/redrafter-mlx; it may not exist yet.
+    """Return $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx; it may not exist yet.
 
-    Raises BadInputError if it is in a home folder that is not known.
+    Raises BadInputError if its path starts with an unknown home folder.
     """
     chosen = os.environ.get("REDRAFTER_CACHE") or "~/.cache/redrafter-mlx"
     try:
@@ -38,14 +38,14 @@ def cache_dir() -> Path:
 
 
 def existing_part(folder: Path) -> Path:
-    """The folder itself, or the nearest folder above it that exists."""
+    """Return the folder itself, or the nearest folder above it that exists."""
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
 
 
 def bytes_below(folder: Path, *, follow_links: bool = False) -> int:
-    """Size of all files below a folder, as far as they can be read."""
+    """Return the size of all readable files below a folder."""
     total = 0
     for root, _, names in os.walk(folder):
         for path in (Path(root) / name for name in names):
@@ -55,7 +55,7 @@ def bytes_below(folder: Path, *, follow_links: bool = False) -> int:
 
 
 def check_free_disk(folder: Path, needed: int, variable: str) -> None:
-    """Raise NoRoomError unless the disk of `folder`, which `variable` names, has room."""
+    """Raise NoRoomError unless the disk of `folder`, set by `variable`, has `needed` bytes free."""
     parent = existing_part(folder)
     free = shutil.disk_usage(parent).free
     if free < needed + _SPARE:
@@ -66,7 +66,7 @@ def check_free_disk(folder: Path, needed: int, variable: str) -> None:
 
 
 def human_size(n: int) -> str:
-    """A number of bytes for people, in powers of 1000: `98 MB`, `13.5 GB`."""
+    """Format a number of bytes in powers of 1000: `98 MB`, `13.5 GB`."""
     if n < 1000:
         return f"{n} bytes"
     if n < 999_500_000:

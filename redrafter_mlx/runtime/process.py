@@ -1,6 +1,6 @@
-"""Guards against MLX in a forked process.
+"""Guards against using MLX in a forked process.
 
-A fork does not copy MLX's threads; a forked process that computes would wait for them for ever.
+A fork does not copy MLX's threads; a forked process that computes would wait for them forever.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from redrafter_mlx.errors import ForkedProcessError
 
 
 class MLXProcess:
-    """Remembers which process computed with MLX first: this one, or one it was forked from."""
+    """Remembers which process first computed with MLX: this one, or one it was forked from."""
 
     def __init__(self) -> None:
         self._pid: int | None = None
 
     def check(self) -> None:
-        """Call before MLX computes; raises ForkedProcessError in a fork of a process that did."""
+        """Call before MLX computes; raises ForkedProcessError if it computed before a fork."""
         if self._pid is None:
             self._pid = os.getpid()
         elif self._pid != os.getpid():
@@ -35,7 +35,7 @@ MLX_PROCESS = MLXProcess()
 class ModelLock:
     """Lets one thread at a time compute with a model, and none in a forked process.
 
-    Who waits for it comes before who has just released it.
+    A waiting thread gets the lock before the thread that has just released it.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ class WiredMemory:
         """Keep memory resident while an answer of `model` is being generated."""
         with self._lock:
             if self._users == 0:
-                # mlx-lm prints its warning about large models; standard output is the answer's.
+                # mlx-lm prints its warning about large models; standard output is for the answer.
                 with contextlib.redirect_stdout(sys.stderr):
                     self._limit.enter_context(wired_limit(model))
             self._users += 1
@@ -38,4 +38,4 @@ class WiredMemory:
 
 
 WIRED_MEMORY = WiredMemory()
-"""One for the process, because the limit is: all models share the count of users."""
+"""One instance per process, because the limit is per process: all models share the user count."""

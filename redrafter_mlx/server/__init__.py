@@ -1,1 +1,1 @@
-"""The HTTP server: OpenAI's API over the library; the engine knows nothing of it."""
+"""The HTTP server: OpenAI's API over the library; the engine does not depend on it."""

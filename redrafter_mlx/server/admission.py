@@ -1,4 +1,4 @@
-"""How many answers are generated at once, and how many may wait."""
+"""Limits on the answers that are generated at once, and on those that wait."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from redrafter_mlx.server.api_error import ApiError, busy
 
 
 class Gate:
-    """Lets so many answers run, in the order they came, and so many more wait.
+    """Lets up to `max_running` answers run, in order of arrival, and `max_waiting` more wait.
 
-    running: answers that are generated now
-    waiting: answers that were admitted and have not begun
+    running: number of answers that are being generated
+    waiting: number of answers that were admitted and have not started
     """
 
     def __init__(self, max_running: int, max_waiting: int) -> None:
@@ -28,7 +28,7 @@ class Gate:
 
     @contextlib.contextmanager
     def admitted(self, answers: int) -> Iterator[None]:
-        """Count a request's answers in; raises ApiError if there is no place for them."""
+        """Admit a request's answers; raises ApiError if there is no room for them."""
         if answers > self._most:
             raise ApiError(
                 400, f"{answers} answers were asked for; this server takes {self._most}", param="n"

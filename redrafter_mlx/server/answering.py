@@ -1,4 +1,4 @@
-"""One request's answers, generated side by side and delivered step by step; knows no API."""
+"""Generate one request's answers together, step by step, independently of any API."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from redrafter_mlx.server.tasks import race, together
 class Wanted:
     """One answer that a request asks for.
 
-    constraint:   which tokens may come; of this answer alone
-    alternatives: likeliest tokens that are reported beside each emitted one
+    constraint:   which tokens may come next; not shared with other answers
+    alternatives: number of likeliest tokens to report with each emitted token
     """
 
     prompt: tuple[int, ...]
@@ -33,7 +33,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's log-probability, and those of the likeliest tokens, best first."""
+    """Log-probabilities of a token and of the likeliest tokens, best first."""
 
     value: float
     likeliest: tuple[tuple[int, float], ...]
@@ -41,11 +41,11 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Emitted:
-    """What one call of the target gave one answer.
+    """What one call of the target emitted for one answer.
 
-    answer:    its number among those of the request
-    responses: one a token, at least one
-    logprobs:  one a token, if they were asked for
+    answer:    its index among the request's answers
+    responses: one per token, at least one
+    logprobs:  one per token, if requested
     """
 
     answer: int
@@ -63,7 +63,7 @@ class Emitted:
 
 @dataclass(frozen=True)
 class Prefill:
-    """How many tokens of an answer's prompt were read, and how many there are to read."""
+    """Prefill progress of an answer: prompt tokens read so far, and in total."""
 
     answer: int
     read: int
@@ -83,9 +83,9 @@ async def generate(
 ) -> None:
     """Generate all answers, each in its turn at the gate, and deliver what each step emits.
 
-    Being cancelled ends the answers at their next step. The first that fails ends the others.
+    Cancellation ends the answers at their next step. The first answer that fails ends the others.
 
-    reading: told while prompts are read
+    reading: called with the progress of prefill
     """
     loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Prefill]()
 
@@ -121,7 +121,7 @@ async def generate(
 
 
 def _read(step: Sequence[Response], alternatives: int) -> list[TokenLogprob]:
-    """The log-probabilities of a step's tokens, from the device."""
+    """Read the log-probabilities of a step's tokens from the device."""
     read = []
     for response in step:
         values = np.array(response.logprobs)  # [V]

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's API writes them: a status, and an object that names the parameter."""
+"""Errors in OpenAI's format: a status, and an object that names the parameter."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ LOG = logging.getLogger("redrafter_mlx.server")
 
 
 class ApiError(Exception):
-    """An answer other than 200.
+    """A response other than 200.
 
-    status: of HTTP
-    param:  the parameter that was wrong, such as "messages.0.content"
-    code:   OpenAI's word for it, where it has one
+    status: HTTP status
+    param:  the wrong parameter, such as "messages.0.content"
+    code:   OpenAI's code for the error, if there is one
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class ApiError(Exception):
 
 
 def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
-    """503: come back in so many seconds."""
+    """Return a 503 that asks the client to retry after `seconds`."""
     return ApiError(503, message, code="overloaded", headers={"Retry-After": str(seconds)})
 
 
 def unsupported(param: str, instead: str) -> ApiError:
-    """400 for a parameter that OpenAI has and this server has not."""
+    """Return a 400 for a parameter of OpenAI's that this server does not support."""
     return ApiError(400, f"{param} is not supported; {instead}", param=param)
 
 
 @contextlib.contextmanager
 def blamed_on(param: str) -> Iterator[None]:
-    """Raise a BadInputError as a 400 that names the parameter its message begins with, or `param`.
+    """Turn a BadInputError into a 400 that names the wrong parameter.
 
-    A message such as "tools.0.function: ..." begins with one.
+    That is the parameter at the start of its message, as in "tools.0.function: ...", else `param`.
     """
     try:
         yield
@@ -73,7 +73,7 @@ def blamed_on(param: str) -> Iterator[None]:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What to answer for an exception."""
+    """Return the error with which the server answers an exception."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BadInputError):

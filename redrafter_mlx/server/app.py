@@ -36,9 +36,9 @@ def create_app(
     failed: Callable[[Exception], None] | None = None,
     ending: Ending | None = None,
 ) -> Starlette:
-    """The application that serves `models`, the first where a request names none.
+    """Build the application that serves `models`; the first is for requests that name none.
 
-    Models are loaded while it answers 503; `failed` is told if the first loading of one fails.
+    It answers 503 while models are loaded, and calls `failed` if a model's first loading fails.
     Once `ending` begins, answers end with an error.
     """
     hosts = Hosts(models)
@@ -105,7 +105,7 @@ class Information:
         self._hosts, self._metrics, self._stall_seconds = hosts, metrics, stall_seconds
 
     async def page(self, _: Request) -> Response:
-        """The page at /, which renders without a model."""
+        """Return the page at /, which works without a model."""
         page = files("redrafter_mlx.server").joinpath("static/page.html").read_text("utf-8")
         headers = {
             "Content-Security-Policy": content_security_policy(page),
@@ -115,7 +115,7 @@ class Information:
         return HTMLResponse(page, headers=headers)
 
     async def health(self, _: Request) -> Response:
-        """Whether requests are answered: 503 while a model is first loaded, or work stalls."""
+        """Return 200 if requests are answered, 503 while a model is first loaded or work stalls."""
         if any(host.starting for host in self._hosts.all):
             return JSONResponse({"status": "loading model"}, 503, {"Retry-After": "2"})
         if any(host.stalled(self._stall_seconds) for host in self._hosts.all):
@@ -123,13 +123,13 @@ class Information:
         return JSONResponse({"status": "ok"})
 
     async def metrics(self, _: Request) -> Response:
-        """Prometheus figures."""
+        """Return Prometheus metrics."""
         return self._metrics.response()
 
     async def models(self, _: Request) -> Response:
-        """The models that there are."""
+        """List all models."""
         return JSONResponse({"object": "list", "data": [host.entry for host in self._hosts.all]})
 
     async def model(self, request: Request) -> Response:
-        """One of them."""
+        """Describe one model."""
         return JSONResponse(self._hosts.find(request.path_params["name"]).entry)

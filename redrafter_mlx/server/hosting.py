@@ -1,4 +1,4 @@
-"""Models as the server holds them: loaded, idle and unloaded, loaded again when asked for."""
+"""The server's models: each is loaded, unloaded when idle, and loaded again on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _RETRY_SECONDS = 2
 
 @dataclass(frozen=True)
 class Hosted:
-    """A model in memory, its name in requests, and what its tokenizer makes of grammars."""
+    """A model in memory, its name in requests, and the compiler of grammars for its tokenizer."""
 
     name: str
     model: Redrafter
@@ -29,15 +29,15 @@ class Hosted:
 
 
 class ModelHost:
-    """One model under the name that requests give it.
+    """One model under its name in requests.
 
-    loaded: None while it is not in memory
+    loaded: None while the model is not in memory
     """
 
     def __init__(
         self, name: str, load: Callable[[], Redrafter], *, unload_after: float | None = None
     ) -> None:
-        """`load` is called in a thread of its own, at the start and after each unloading."""
+        """`load` is called in a separate thread, at the start and after each unloading."""
         self.name = name
         self._load = load
         self._unload_after = unload_after
@@ -52,12 +52,12 @@ class ModelHost:
 
     @property
     def starting(self) -> bool:
-        """Whether the first loading has not ended yet."""
+        """Whether the first loading has not finished yet."""
         return not self._started
 
     @property
     def entry(self) -> dict[str, object]:
-        """The model as /v1/models lists it; what is known of it stays while it is unloaded."""
+        """The model's entry in /v1/models; known facts stay in it while the model is unloaded."""
         return {
             "id": self.name,
             "object": "model",
@@ -68,7 +68,7 @@ class ModelHost:
         }
 
     def stalled(self, seconds: float) -> bool:
-        """Whether there is work, and nothing has moved for so long."""
+        """Whether there is work, without any progress for `seconds`."""
         if self.loaded is None:
             return False
         status = self.loaded.model.status
@@ -85,9 +85,9 @@ class ModelHost:
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[Hosted]:
-        """The model, loaded again if it was unloaded, and kept in memory meanwhile.
+        """Yield the model, loaded again if it was unloaded, and keep it in memory meanwhile.
 
-        Raises ApiError while it is loaded for the first time.
+        Raises ApiError while the model is loaded for the first time.
         """
         if self.starting:
             raise busy(f"{self.name} is being loaded; ask again soon", _RETRY_SECONDS)
@@ -99,7 +99,7 @@ class ModelHost:
             self._plan_unloading()
 
     def close(self) -> None:
-        """Let the model go, whatever it is doing."""
+        """Unload the model, even while it is in use."""
         if self._idle is not None:
             self._idle.cancel()
         if self._loading is not None:
@@ -111,7 +111,7 @@ class ModelHost:
             return self.loaded
         if self._loading is None:
             self._loading = asyncio.create_task(self._bring_in())
-        # One loading serves all that wait; one of them leaving does not end it.
+        # All waiting requests share one loading, which continues if one of them is cancelled.
         return await asyncio.shield(self._loading)
 
     async def _bring_in(self) -> Hosted:
@@ -130,7 +130,7 @@ class ModelHost:
         try:
             return self._load()
         finally:
-            mx.clear_streams()  # a thread that ends with streams of its own may abort the process
+            mx.clear_streams()  # a thread that ends and still has streams may abort the process
 
     def _plan_unloading(self) -> None:
         if self._idle is not None:
@@ -160,7 +160,7 @@ class Hosts:
         self.all = tuple(hosts)
 
     def find(self, name: str | None) -> ModelHost:
-        """The model of that name, or the first; raises ApiError where there is none."""
+        """Return the model of this name, or the first for None; raises ApiError if unknown."""
         for host in self.all:
             if name in (None, host.name):
                 return host

@@ -1,4 +1,4 @@
-"""GET /metrics: Prometheus figures under the names that vLLM and llama-server gave them."""
+"""GET /metrics: Prometheus metrics under the names that vLLM and llama-server use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
 
 
 class Metrics:
-    """The figures of one server, by model."""
+    """The metrics of one server, by model."""
 
     def __init__(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
-        """Takes the functions that tell how many answers are generated, and wait, now."""
+        """Take functions that return the number of answers that run now, and that wait now."""
         self._registry = CollectorRegistry()
         for name, now in (("requests_processing", running), ("requests_deferred", waiting)):
             self._gauge(f"llamacpp:{name}", now)
@@ -52,7 +52,7 @@ class Metrics:
             counter.labels(model).inc(len(emitted.responses))
 
     def end(self, model: str, record: Record) -> None:
-        """Count an answer that has come to its end."""
+        """Count an answer that has ended."""
         timings, reason = record.timings, record.last.finish_reason
         for counter in self._prompt:
             counter.labels(model).inc(record.last.prompt_tokens)
@@ -64,7 +64,7 @@ class Metrics:
         self._whole.labels(model).observe(record.seconds)
 
     def response(self) -> Response:
-        """All figures as text."""
+        """Return all metrics as text."""
         return Response(generate_latest(self._registry), headers={"Content-Type": _TYPE})
 
     def _gauge(self, name: str, now: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""The options of the server, checked before anything is loaded."""
+"""Options of the server, checked before anything is loaded."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where the server listens, who may ask, and how much it takes on.
+    """Where the server listens, who may send requests, and how many it accepts.
 
-    host, port:      0 takes any free port
-    api_key:         what clients must send as a bearer token; needed to listen beyond this machine
-    cors_origin:     origins of web pages that may ask, such as "http://localhost:3000"; "*" is all
-    max_concurrency: answers that are generated at once
-    max_queue:       answers that wait for their turn; a request beyond them is refused
-    max_body:        of a request, in megabytes
+    host, port:      port 0 picks any free port
+    api_key:         bearer token that clients must send; required to listen beyond this machine
+    cors_origin:     allowed origins of web pages, such as "http://localhost:3000"; "*" allows all
+    max_concurrency: maximum number of answers that are generated at once
+    max_queue:       maximum number of answers that wait; further requests are refused
+    max_body:        maximum size of a request in megabytes
     keep_alive:      seconds that an idle connection stays open
     unload_after:    seconds without a request until the model leaves memory; None keeps it
     heartbeat:       seconds of silence until a stream gets an empty chunk

@@ -1,4 +1,4 @@
-"""The server's process, which ends soon after Ctrl-C whatever it is doing."""
+"""The server's process, which ends soon after Ctrl-C even while it is busy."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import uvicorn
 from redrafter_mlx.server.tasks import Ending
 
 _FINISH, _END = 3, 1
-"""Seconds in which answers may finish, and then end with an error that their clients read."""
+"""Seconds in which answers may finish, and then end with an error that their clients can read."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, whose answers are told to end before their connections are cut."""
+    """uvicorn's server, which asks answers to end before it cuts their connections."""
 
     def __init__(self, config: uvicorn.Config, ending: Ending) -> None:
         super().__init__(config)

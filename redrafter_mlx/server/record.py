@@ -1,4 +1,4 @@
-"""What one answer has come to so far: its text, its figures, and where its tokens came from."""
+"""Statistics of one answer so far, and the text and source of each step's tokens."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from redrafter_mlx.server.answering import Emitted
 
 
 class Record:
-    """Adds up the steps of one answer.
+    """Accumulates the steps of one answer.
 
-    drafted, accepted: draft tokens so far
+    drafted, accepted: number of draft tokens so far
     """
 
     def __init__(self) -> None:
@@ -24,13 +24,13 @@ class Record:
 
     @property
     def last(self) -> Response:
-        """The newest token's response."""
+        """Response of the newest token."""
         assert self._last is not None, "nothing was emitted yet"
         return self._last
 
     @property
     def seconds(self) -> float:
-        """Since the request came."""
+        """Seconds since the request arrived."""
         return time.perf_counter() - self._began
 
     def add(self, emitted: Emitted) -> None:
@@ -43,7 +43,7 @@ class Record:
 
     @property
     def timings(self) -> dict[str, float]:
-        """llama-server's `timings`."""
+        """The `timings` object of llama-server."""
         last = self.last
         read = last.prompt_tokens - last.cached_tokens
         prompt_ms = 1000 * read / last.prompt_tps
@@ -63,7 +63,7 @@ class Record:
 
 
 def own_fields(emitted: Emitted) -> dict[str, Any]:
-    """`x_redrafter`: a step, its tokens and what drafting has given so far."""
+    """Return `x_redrafter`: a step, its tokens and its draft tokens, and the rates so far."""
     last = emitted.last
     tokens = [{"id": r.token, "text": r.text, "source": r.source} for r in emitted.responses]
     return {
@@ -77,10 +77,10 @@ def own_fields(emitted: Emitted) -> dict[str, Any]:
 
 
 def drafted_in(emitted: Emitted) -> int:
-    """Draft tokens that the step verified."""
+    """Return the number of draft tokens that the step verified."""
     return emitted.last.step.nodes - 1
 
 
 def accepted_in(emitted: Emitted) -> int:
-    """Draft tokens that the step accepted."""
+    """Return the number of draft tokens that the step accepted."""
     return len(emitted.last.step.tokens) - 1

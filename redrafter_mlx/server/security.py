@@ -1,4 +1,4 @@
-"""Who may ask: the Host and Origin headers, the key, and what the page at / may load."""
+"""Access control: Host and Origin headers, the API key, and what the page at / may load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from redrafter_mlx.server.api_error import ApiError
 from redrafter_mlx.server.options import ServerOptions
 
 _OPEN = ("/", "/health")
-"""Paths that need no key: they tell nothing, and supervisors and browsers ask them without."""
+"""Paths that need no key: they reveal nothing, and supervisors and browsers send none."""
 
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
@@ -28,13 +28,13 @@ _POLICY = (
 
 
 class Guard:
-    """ASGI middleware that refuses requests which this server was not meant to get.
+    """ASGI middleware that refuses requests not meant for this server.
 
-    - While the server is for this machine only, the Host header must name this machine: a page of
-      another site whose name was pointed at 127.0.0.1 (DNS rebinding) is refused.
-    - A browser's Origin header must be this server's own or one that was allowed: a page of another
-      site can send a request without reading the answer.
-    - With a key, everything but / and /health needs it.
+    - If the server is for this machine only, the Host header must name this machine. This refuses a
+      page of another site whose name was pointed at 127.0.0.1 (DNS rebinding).
+    - A browser's Origin header must be this server's own or an allowed one. Otherwise a page of
+      another site could send a request, even without reading the answer.
+    - With a key, everything except / and /health needs it.
     """
 
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
@@ -79,7 +79,7 @@ class Guard:
 
 
 def content_security_policy(page: str) -> str:
-    """The header that lets a page load from this server alone, its own inline code included."""
+    """Return the header that limits a page to this server and to the page's own inline code."""
     sources = {"script": ["'self'"], "style": ["'self'"]}
     for kind, text in _INLINE.findall(page):
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
@@ -91,6 +91,6 @@ def content_security_policy(page: str) -> str:
         "form-action 'none'",
         "frame-ancestors 'none'",
         "img-src data:",  # the page's empty icon
-        "require-trusted-types-for 'script'",  # text cannot become HTML, whatever the page does
+        "require-trusted-types-for 'script'",  # the page's code cannot turn text into HTML
     )
     return "; ".join([*fixed, *parts])

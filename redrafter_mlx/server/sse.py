@@ -1,4 +1,4 @@
-"""Server-sent events, for as long as the client listens."""
+"""Server-sent events, until the client disconnects."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ Emit = Callable[[Mapping[str, object]], Awaitable[None]]
 class EventStream(Response):
     """A response whose body is the events that `produce` emits, then `[DONE]`.
 
-    If `produce` fails, the last event is its error. If the client leaves, `produce` is cancelled,
-    and ClientGoneError raised once it has ended.
+    If `produce` fails, the last event is its error. If the client disconnects, `produce` is
+    cancelled, and ClientGoneError is raised once it has ended.
 
-    silence:   an event without content, sent after every `heartbeat` seconds without another.
-               Clients' time-outs heed events, but not comments
+    silence:   event without content, sent after every `heartbeat` seconds without another event;
+               events reset clients' time-outs, comments do not
     """
 
     media_type = "text/event-stream"
@@ -61,7 +61,7 @@ class EventStream(Response):
         async def produce() -> None:
             try:
                 await self._produce(emit)
-            except Exception as error:  # the status has been sent: the stream itself must say it
+            except Exception as error:  # the status has been sent: the stream must report the error
                 if not isinstance(error, (ApiError, RedrafterError)):
                     LOG.error("a stream failed", exc_info=error)
                 await emit(as_api_error(error).body)

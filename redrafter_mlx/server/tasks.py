@@ -1,4 +1,4 @@
-"""Coroutines that run together and end together; none is left running."""
+"""Run coroutines together and end them together; none is left running."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ClientGoneError(Exception):
 
 
 async def race(*work: Coroutine[Any, Any, T]) -> T:
-    """The result of whichever ends first; the others are cancelled, and have ended by then."""
+    """Return the result of the first to end; the others are cancelled and awaited."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -30,7 +30,7 @@ async def race(*work: Coroutine[Any, Any, T]) -> T:
 
 
 async def together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all to their end; the first that fails ends the others, and its error is raised."""
+    """Run all to their end; the first that fails cancels the others, and its error is raised."""
     tasks = [asyncio.ensure_future(w) for w in work]
     try:
         await asyncio.gather(*tasks)
@@ -49,7 +49,7 @@ async def client_gone(receive: Receive) -> Any:
 
 
 class Ending:
-    """Whether the server is about to end, and no answer may run on."""
+    """Signals that the server is shutting down and all answers must end."""
 
     def __init__(self) -> None:
         self._begun = asyncio.Event()
@@ -58,17 +58,17 @@ class Ending:
         self._begun.set()
 
     async def reached(self) -> Any:
-        """Wait for it, then raise ServerError."""
+        """Wait for the signal, then raise ServerError."""
         await self._begun.wait()
         raise ServerError("the server is ending; ask again later")
 
 
 async def in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a thread that does not keep the process from ending."""
+    """Run `work` in a thread that does not keep the process alive."""
     result: Future[T] = Future()
 
     def run() -> None:
-        if not result.set_running_or_notify_cancel():  # nobody waits any more
+        if not result.set_running_or_notify_cancel():  # the waiting task was cancelled
             return
         try:
             result.set_result(work())

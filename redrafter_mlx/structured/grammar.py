@@ -1,8 +1,8 @@
-"""Grammars as constraints, by llguidance: JSON objects, JSON schemas, anything in its Lark dialect.
+"""Grammar constraints by llguidance: JSON objects, JSON schemas, anything in its Lark dialect.
 
-llguidance turns a grammar and a vocabulary into the set of tokens that may come next, in about a
-tenth of a millisecond. Its matcher goes back as cheaply as forth, so a tree of drafts is walked
-depth first: consume a draft, mask what may follow it, take it back.
+From a grammar and a vocabulary, llguidance computes the set of tokens that may come next, in about
+a tenth of a millisecond. Its matcher rolls back as cheaply as it advances. So a tree of draft
+tokens is walked depth first: consume a draft token, mask what may follow it, roll back.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from redrafter_mlx.decoding.constraint import WORD, Masks
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 
 _WHITE_SPACE = r"\n? {0,20}"
-"""Between JSON's tokens: a small model that may write it without a bound writes nothing else."""
+"""White space between JSON's tokens: bounded, as a small model may otherwise write nothing else."""
 
 _IN_SCHEMA = "failed to compile JSON schema: "
-"""What llguidance says before the reason."""
+"""What llguidance writes before the reason."""
 
 
 class GrammarConstraint:
-    """Where one answer is in its grammar; see `decoding.constraint.Constraint`."""
+    """The state of one answer in its grammar; see `decoding.constraint.Constraint`."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, eos: Collection[int]) -> None:
         self._matcher, self._eos = matcher, eos
         self._words = -(-vocab_size // WORD)
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks:
-        """[N, ceil(V / 32)]: what may follow each node's own path."""
+        """Return [N, ceil(V / 32)]: the tokens that may follow each node's path."""
         masks = np.full((len(tokens), self._words), -1, np.int32)
         children: list[list[int]] = [[] for _ in tokens]
         for node, parent in enumerate(parents):
-            # The end of the text ends the answer: nothing is asked about what follows it.
+            # An end-of-text token ends the answer, so nothing needs a mask after it.
             if parent >= 0 and tokens[node] not in self._eos:
                 children[parent].append(node)
 
@@ -55,21 +55,21 @@ class GrammarConstraint:
         visit(0)
         if self._matcher.is_error() or not masks[0].any():
             raise self._stuck()
-        masks[~masks.any(axis=1)] = -1  # a dead end: `advance` refuses whatever is chosen there
+        masks[~masks.any(axis=1)] = -1  # a dead end: `advance` refuses any token chosen there
         return masks
 
     def forced(self) -> Sequence[int]:
-        """The tokens of the text that must come next."""
+        """Return the tokens of the text that must come next."""
         return self._matcher.compute_ff_tokens()
 
     def advance(self, token: int) -> None:
-        """Take note of an emitted token."""
+        """Consume an emitted token."""
         if not self._matcher.consume_token(token):
             raise self._stuck()
 
     @property
     def ended(self) -> bool:
-        """Whether nothing but the end of the text could follow."""
+        """Whether only the end of the text can follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _stuck(self) -> BadInputError:
@@ -80,25 +80,25 @@ class GrammarConstraint:
 class Grammars:
     """Makes constraints for one model; any thread may use it.
 
-    The vocabulary is prepared when it is first needed, which takes about a second.
+    The vocabulary is prepared on first use, which takes about a second.
     """
 
     def __init__(self, tokenizer: TokenizerWrapper, vocab_size: int) -> None:
-        """`vocab_size` is that of the model's logits."""
+        """`vocab_size` is the size of the model's logits."""
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._preparing = threading.Lock()
 
     def json_schema(self, schema: Mapping[str, object]) -> GrammarConstraint:
-        """JSON that matches a schema.
+        """Return a constraint to JSON that matches a schema.
 
         Raises BadInputError for a schema that is not supported, or that nothing matches.
         """
         return self.compile(f"start: {json_term(schema)}", "the JSON schema")
 
     def compile(self, lark: str, what: str = "the grammar") -> GrammarConstraint:
-        """A constraint for one answer, from a grammar in llguidance's dialect of Lark.
+        """Return a constraint for one answer, from a grammar in llguidance's dialect of Lark.
 
-        Raises BadInputError, which begins with `what`, if there is something wrong with it.
+        Raises BadInputError, which begins with `what`, if the grammar cannot be used.
         """
         with self._preparing:
             vocabulary = self._vocabulary
@@ -109,7 +109,7 @@ class Grammars:
         return GrammarConstraint(matcher, self._vocab_size, vocabulary.eos_tokens)
 
     def token_of(self, text: str) -> int | None:
-        """The token that alone is this text; None if it takes several."""
+        """Return the single token for this text; None if the text takes several tokens."""
         token: int | None = self._fast.backend_tokenizer.token_to_id(text)
         return token
 
@@ -120,7 +120,7 @@ class Grammars:
 
     @property
     def _fast(self) -> PreTrainedTokenizerFast:
-        """The tokenizer itself; raises UnsupportedModelError if it is not one of Rust's."""
+        """The wrapped tokenizer; raises UnsupportedModelError if it is not a fast (Rust) one."""
         fast = self._tokenizer._tokenizer
         if not isinstance(fast, PreTrainedTokenizerFast):
             raise UnsupportedModelError(
@@ -131,10 +131,10 @@ class Grammars:
 
 
 def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
-    """JSON that matches a schema, as a term of Lark.
+    """Return a Lark term for JSON that matches a schema.
 
-    `oneOf` is read as `anyOf`: what is written may match two of its schemas. Where `lenient`, so
-    may what is written break a rule that llguidance does not know; otherwise that is an error.
+    `oneOf` is read as `anyOf`: the output may match two of its schemas. A rule that llguidance does
+    not support is an error; with `lenient` it is ignored, and the output may break it.
     """
     options = {"whitespace_pattern": _WHITE_SPACE, "coerce_one_of": True, "lenient": lenient}
     try:

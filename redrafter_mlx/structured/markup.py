@@ -1,4 +1,4 @@
-"""How an answer's text marks reasoning and tool calls, and its parts by those marks."""
+"""The marks of reasoning and tool calls in an answer's text, and a parser that splits by them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 
 ToolParser = Callable[[str, Any], Any]
-"""mlx-lm's: from a call's text and the tools to `{"name", "arguments"}`, or a list of them."""
+"""mlx-lm's parser: from a call's text and the tools to `{"name", "arguments"}`, or a list of it."""
 
 
 @dataclass(frozen=True)
 class ToolCall:
-    """One whole call; `arguments` is the text of a JSON object."""
+    """One complete call; `arguments` is the text of a JSON object."""
 
     index: int
     id: str
@@ -28,7 +28,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class Delta:
-    """What an answer goes on with: text, reasoning or a tool call."""
+    """The next part of an answer: text, reasoning or a tool call."""
 
     content: str = ""
     reasoning: str = ""
@@ -39,7 +39,7 @@ class Delta:
 class Markup:
     """The marks of one model's text, under the names that mlx-lm's text state machine reads.
 
-    response_transitions: a model's own states, as mlx-lm has them
+    response_transitions: the model's own states, in mlx-lm's format
     tool_parser:          reads the text between the marks of a call; None without tools
     """
 
@@ -61,7 +61,7 @@ class Markup:
         return self.tool_parser is not None
 
     def with_calls_of(self, other: Markup) -> Markup:
-        """The same with the other's marks of tool calls."""
+        """Return a copy with the other's marks of tool calls."""
         return replace(
             self,
             tool_call_start=other.tool_call_start,
@@ -71,7 +71,7 @@ class Markup:
 
 
 def markup_of(tokenizer: TokenizerWrapper, prompt: Sequence[int]) -> Markup:
-    """The marks of a model's answers to a prompt, which may have begun the reasoning."""
+    """Return the marks of a model's answers to a prompt, which may have started the reasoning."""
     state = tokenizer.response_initial_state or "normal"
     if tokenizer.has_thinking:
         begun = tokenizer.rfind_think_start(prompt) > tokenizer.rfind_think_end(prompt)
@@ -97,10 +97,10 @@ JSON_CALLS = Markup(
 
 
 class OutputParser:
-    """Takes an answer's text as it comes and tells its parts.
+    """Splits an answer's text into its parts as the text arrives.
 
-    A call is told when it is whole. Text between the marks of a call that is no call of a known
-    tool, or has no end, is content, so that nothing is lost.
+    A call is returned when it is complete. Text between the marks of a call is treated as content
+    if it is not a call of a known tool, or has no end, so that nothing is lost.
 
     called: whether there was a call
     """
@@ -123,12 +123,12 @@ class OutputParser:
         return self._calls > 0
 
     def feed(self, text: str) -> list[Delta]:
-        """The parts that this text makes certain."""
+        """Return the parts that are certain after this text."""
         self._machine, segments = TextStateMachine.split(self._machine, text)
         return [delta for state, part in segments for delta in self._segment(state, part)]
 
     def finish(self) -> list[Delta]:
-        """What is held back, once no more text can come."""
+        """Return the parts held back so far, at the end of the answer."""
         self._machine, rest, state = TextStateMachine.flush(self._machine)
         deltas = self._segment(state, rest)
         return deltas + self._end_of_call(whole=False) if self._state == "tool" else deltas
@@ -152,7 +152,7 @@ class OutputParser:
         return deltas
 
     def _end_of_call(self, whole: bool) -> list[Delta]:
-        """The calls in the text since the mark; the text itself if there is none."""
+        """Return the calls in the text since the mark; the text itself if there is none."""
         text, self._call = self._call, ""
         calls = self._parsed(text) if whole or not self._markup.tool_call_end else []
         if not calls:
@@ -166,11 +166,11 @@ class OutputParser:
         return deltas
 
     def _parsed(self, text: str) -> list[tuple[str, str]]:
-        """Names and arguments; none if any of it is not a call of a known tool."""
+        """Return names and arguments; none if any part is not a call of a known tool."""
         assert self._markup.tool_parser is not None
         try:
             parsed = self._markup.tool_parser(text, self._tools)
-        except Exception:  # mlx-lm's parsers raise whatever the text makes them
+        except Exception:  # mlx-lm's parsers raise errors of any type on malformed text
             return []
         found = []
         for call in parsed if isinstance(parsed, list) else [parsed]:

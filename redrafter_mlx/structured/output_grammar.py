@@ -1,7 +1,7 @@
 """The grammar of a whole answer: reasoning, tool calls, JSON, or free text with calls in it.
 
-Everything is in llguidance's dialect of Lark, where `<[7]>` is token 7 and `<[^7]>` any other. A
-model's marks are mostly tokens of their own, and free text is then every other token:
+Grammars are in llguidance's dialect of Lark, where `<[7]>` is token 7 and `<[^7]>` any other. A
+model's marks are usually single tokens. Free text is then every other token:
 
     main:  (<[^7]>* call)* <[^7]>*        call:  <[7]> "\\n"? c "\\n"? <[8]>
 """
@@ -16,7 +16,7 @@ from redrafter_mlx.structured.markup import JSON_CALLS
 from redrafter_mlx.structured.tools import Tool
 
 TokenOf = Callable[[str], int | None]
-"""The token that alone is a text; None if it takes several."""
+"""Returns the single token for a text; None if the text takes several tokens."""
 
 
 def answer_grammar(
@@ -28,13 +28,13 @@ def answer_grammar(
     *,
     several: bool = True,
 ) -> str | None:
-    """The grammar of an answer; None if it is free.
+    """Return the grammar of an answer; None if the answer is free.
 
     Args:
-      tools: that may be called, as JSON between tags
-      required: whether the answer is one call
-      schema: of an answer that is no call
-      reasoning_end: the mark that ends the reasoning that the prompt began
+      tools: tools that may be called, as JSON between tags
+      required: whether the answer must be one call
+      schema: JSON schema of an answer that is not a call
+      reasoning_end: mark that ends the reasoning, if the prompt started it
       several: whether free text may hold several calls, or ends with the first
     """
     rules = [] if schema is None else [f"json: {json_term(schema)}"]
@@ -53,7 +53,7 @@ def answer_grammar(
 
 
 def _call(tools: Sequence[Tool], token_of: TokenOf) -> list[str]:
-    """The rules `call` and `body`, the latter without the mark at the start."""
+    """Return the rules `call` and `body`, the latter without the mark at the start."""
     end = _mark(JSON_CALLS.tool_call_end, token_of)
     rules = [
         f"call: {_mark(JSON_CALLS.tool_call_start, token_of)} body",
@@ -67,7 +67,7 @@ def _call(tools: Sequence[Tool], token_of: TokenOf) -> list[str]:
 
 
 def _text_with_calls(token_of: TokenOf, several: bool) -> list[str]:
-    """The rule `main` for text in which every mark begins a call."""
+    """Return the rules for `main`: text in which every start mark begins a call."""
     start = JSON_CALLS.tool_call_start
     token = token_of(start)
     if token is not None:
@@ -81,7 +81,7 @@ def _text_with_calls(token_of: TokenOf, several: bool) -> list[str]:
 
 
 def _up_to(mark: str, token_of: TokenOf) -> str:
-    """Any text up to a mark and with it, and the white space after it."""
+    """Return a term for any text up to and including a mark, and the white space after it."""
     token = token_of(mark)
     if token is not None:
         return f'<[^{token}]>* <[{token}]> "\\n"? "\\n"?'
@@ -89,6 +89,6 @@ def _up_to(mark: str, token_of: TokenOf) -> str:
 
 
 def _mark(text: str, token_of: TokenOf) -> str:
-    """A mark as a term: its token where it is one, which text may not be taken for."""
+    """Return a mark as a term: if it is one token, that token, which text cannot match."""
     token = token_of(text)
     return json.dumps(text) if token is None else f"<[{token}]>"

@@ -1,4 +1,4 @@
-"""What a request asks of an answer's form, planned for one model: prompt, grammar and parser."""
+"""Plan how one model answers a request in the required form: prompt, grammar and parser."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _PROBE = {"type": "function", "function": {"name": "probe", "parameters": {"type
 
 @dataclass(frozen=True)
 class OutputPlan:
-    """How one request is answered; each of its answers takes a constraint and a parser.
+    """How one request is answered; each of its answers needs its own constraint and parser.
 
     prompt:  token ids
     grammar: in llguidance's Lark; None leaves the model free
-    tools:   those that may be called
+    tools:   tools that may be called
     """
 
     prompt: tuple[int, ...]
@@ -38,14 +38,14 @@ class OutputPlan:
     grammars: Grammars
 
     def constraint(self) -> Constraint | None:
-        """A constraint for one answer; raises BadInputError if the grammar cannot be used."""
+        """Return a constraint for one answer; raises BadInputError if the grammar is unusable."""
         if self.grammar is None:
             return None
         what = "tools" if self.tools else "response_format"
         return self.grammars.compile(self.grammar, f"{what}: a schema")
 
     def parser(self) -> OutputParser:
-        """A parser for one answer's text."""
+        """Return a parser for one answer's text."""
         given = [dict(tool.given) for tool in self.tools]
         return OutputParser(self.markup, given, [tool.name for tool in self.tools])
 
@@ -61,16 +61,17 @@ def plan_output(
     parallel_tool_calls: bool = True,
     thinking: bool | None = None,
 ) -> OutputPlan:
-    """The plan for a chat request; parameters as OpenAI has them.
+    """Plan the answers to a chat request; the parameters are OpenAI's.
 
-    Calls are in the form of the model's own template, where it has one. A call that must be made,
-    or that a grammar tells from a JSON answer, is JSON between tags, whatever the model's form is;
-    it is one. Elsewhere `parallel_tool_calls` allows several, and false holds for that form alone.
+    Calls have the form of the model's own template, if it defines one. A required call, or one that
+    a grammar must distinguish from a JSON answer, is always a single call as JSON between tags.
+    Otherwise `parallel_tool_calls` allows several calls; false is enforced only for JSON between
+    tags.
 
     Args:
-      thinking: whether the model is to reason first; None leaves it to its template
+      thinking: whether the model should reason first; None leaves it to its template
     Raises:
-      BadInputError: that begins with the name of the parameter that is wrong
+      BadInputError: its message begins with the name of the wrong parameter
     """
     known = read_tools(tools)
     choice = read_choice(tool_choice, known)
@@ -97,9 +98,9 @@ def plan_output(
 
 
 def read_format(given: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    """The JSON schema that `response_format` asks for, as OpenAI has it; None for text.
+    """Return the JSON schema that OpenAI's `response_format` asks for; None for text.
 
-    Raises BadInputError naming it.
+    Raises BadInputError naming the wrong field.
     """
     kind = "text" if given is None else given.get("type")
     if kind == "text":
@@ -119,7 +120,7 @@ def read_format(given: Mapping[str, object] | None) -> Mapping[str, object] | No
 
 
 def shows_tools(tokenizer: TokenizerWrapper) -> bool:
-    """Whether a model's chat template shows tools to it, and mlx-lm reads the calls it makes."""
+    """Whether a model's chat template shows tools to it, and mlx-lm can parse its calls."""
     if not tokenizer.has_tool_calling:
         return False
     asked = [{"role": "user", "content": "?"}]
@@ -135,7 +136,7 @@ def _prompt(
     tools: Sequence[Tool],
     thinking: bool | None,
 ) -> list[int]:
-    """The prompt's tokens: tools, calls and results by the template, or spelled out as text."""
+    """Return the prompt's tokens, with tools, calls and results by the template, or as text."""
     checked = check_messages(messages)
     told_of = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
     if told_of and not shows_tools(tokenizer):

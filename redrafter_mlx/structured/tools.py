@@ -1,4 +1,4 @@
-"""Tools of a request: read and checked, and spelled out for a template that knows none."""
+"""Tools of a request: read, checked, and written as text for a template without tools."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ What it returns comes back between <tool_response> tags."""
 class Tool:
     """A function that the model may call.
 
-    schema: of its arguments, a JSON object
-    strict: whether a part of the schema that grammars do not know is an error
-    given:  as the request has it, for the chat template
+    schema: JSON schema of its arguments, an object
+    strict: whether a part of the schema that grammars do not support is an error
+    given:  the tool as in the request, for the chat template
     """
 
     name: str
@@ -41,16 +41,16 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Whether a tool can, must or must not be called; `name` if it must be that one."""
+    """Whether a tool can, must or must not be called; `name` if it must be a certain one."""
 
     mode: Literal["none", "auto", "required"]
     name: str | None = None
 
 
 def read_tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
-    """The tools of a request, as OpenAI has them.
+    """Read the tools of a request, in OpenAI's format.
 
-    Raises BadInputError that begins with the place of what is wrong.
+    Raises BadInputError, which begins with the path of the wrong field.
     """
     tools: list[Tool] = []
     for number, tool in enumerate(given):
@@ -74,7 +74,7 @@ def read_tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
 
 
 def read_choice(given: object, tools: Sequence[Tool]) -> ToolChoice:
-    """`tool_choice` as OpenAI has it; raises BadInputError naming it."""
+    """Read OpenAI's `tool_choice`; raises BadInputError naming it."""
     if given is None or given == "auto":
         return ToolChoice("auto" if tools else "none")
     if given == "none":
@@ -97,13 +97,13 @@ def read_choice(given: object, tools: Sequence[Tool]) -> ToolChoice:
 def spelled_out(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> list[dict[str, Any]]:
-    """Checked messages for a template that knows no tools: tools, calls and results as text.
+    """Return checked messages for a template without tools: tools, calls and results as text.
 
-    The tools join the user's first message, since some templates know no system message either.
-    Results are the user's, those of one turn one message.
+    The tools join the user's first message, since some templates support no system message either.
+    Results become messages of the user, those of one turn a single message.
     """
     told: list[dict[str, Any]] = []
-    answered = False  # whether the last message that was told holds results
+    answered = False  # whether the last message in `told` holds results
     for message in messages:
         role, parts = message["role"], [message["content"]]
         parts += [_call_text(call["function"]) for call in message.get("tool_calls", ())]

@@ -1,1 +1,1 @@
-"""Names and tensors of files on disk."""
+"""Weight files on disk: their names and tensors."""

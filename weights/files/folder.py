@@ -1,8 +1,8 @@
-"""Checks of a model's folder: configuration, safetensors headers, tokenizer.
+"""Check a model's folder: configuration, safetensors headers, tokenizer.
 
 Nothing here needs MLX, so commands that load no model are quick. All functions raise
-ModelNotFoundError where the folder holds no model, DamagedFileError naming a file that is truncated
-or not what it should be, and UnsupportedModelError for a model that wants its own code run.
+ModelNotFoundError if the folder holds no model, DamagedFileError naming a file that is truncated
+or not what it should be, and UnsupportedModelError for a model that requires its own code to run.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktok
 
 @dataclass(frozen=True)
 class SafetensorsHeader:
-    """A file's tensors, shape by name, and what the file says of itself."""
+    """Header of a safetensors file: tensor shapes by name, and the file's metadata."""
 
     shapes: dict[str, tuple[int, ...]]
     metadata: dict[str, str]
 
 
 def check_model(path: Path) -> None:
-    """Raise unless a GGUF file or a folder can be a model, as far as that shows without loading."""
+    """Raise unless a GGUF file or a folder can be a model, checked without loading it."""
     try:
         if path.is_file():
             read_header(path)
@@ -51,7 +51,7 @@ def check_model(path: Path) -> None:
 
 
 def read_config(folder: Path) -> dict[str, object]:
-    """The configuration of mlx-lm's model."""
+    """Read the model's configuration for mlx-lm."""
     path = folder / "config.json"
     if not path.exists():
         gguf = next(iter(sorted(folder.glob("*.gguf"))), None)
@@ -60,13 +60,13 @@ def read_config(folder: Path) -> dict[str, object]:
     config = read_object(path)
     if not isinstance(config.get("model_type"), str):
         raise DamagedFileError(f"{path}: it names no model_type")
-    if "model_file" in config:  # mlx-lm before 0.32 runs it without being asked
+    if "model_file" in config:  # mlx-lm before 0.32 runs it without asking
         raise UnsupportedModelError(f"{folder} wants its own code to be run, which is refused")
     return config
 
 
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
-    """The headers of every weight file, all of which the index names must be there."""
+    """Read the headers of all weight files; every file that the index names must exist."""
     files = sorted(folder.glob("model*.safetensors"))
     index = folder / _INDEX
     if index.exists():
@@ -77,9 +77,9 @@ def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
 
 
 def folder_fingerprint(folder: Path, headers: Mapping[Path, SafetensorsHeader]) -> str:
-    """SHA-256 over config.json and the weight files' names, sizes and headers.
+    """Return the SHA-256 of config.json and the weight files' names, sizes and headers.
 
-    Hashing 13 GB at every load would cost more than loading them.
+    Hashing 13 GB of weights at every load would take longer than loading them.
     """
     digest = hashlib.sha256((folder / "config.json").read_bytes())
     for path in sorted(headers):
@@ -91,13 +91,13 @@ def folder_fingerprint(folder: Path, headers: Mapping[Path, SafetensorsHeader]) 
 
 
 def check_tokenizer(folder: Path) -> None:
-    """Raise DamagedFileError where there is no tokenizer in any form."""
+    """Raise DamagedFileError if the folder holds no tokenizer file of any kind."""
     if not any(any(folder.glob(pattern)) for pattern in _TOKENIZER_FILES):
         raise DamagedFileError(f"{folder} holds no tokenizer (tokenizer.json or tokenizer.model)")
 
 
 def read_safetensors_header(path: Path) -> SafetensorsHeader:
-    """Read a header and make sure that every tensor lies inside the file."""
+    """Read a header and check that every tensor lies inside the file."""
     try:
         with safe_open(path, "numpy") as file:
             names = file.keys()

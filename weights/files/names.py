@@ -1,4 +1,4 @@
-"""Which of a folder's or a repository's files hold its weights."""
+"""Select the files of a folder or a repository that hold its weights."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ _PATTERNS = (
     (WEIGHTS, "model*.safetensors"), ("", "*.safetensors"),
     (_PYTORCH, "pytorch_model*.bin"), ("", "*.bin"), ("", "*.pt"),
 )  # fmt: skip
-"""A file that holds everything, and the pattern of its shards or of other names; best first."""
+"""Name of a single file with all weights, and pattern of shards or other names; best first."""
 
-_OF_TRAINING = (
+_TRAINER_FILES = (
     "optimizer.bin", "optimizer.pt", "random_states.pt", "rng_state.pt", "scheduler.bin",
     "scheduler.pt", "training_args.bin", "training_state.pt",
 )  # fmt: skip
-"""Files that trainers leave beside weights."""
+"""Other files that trainers write next to weights."""
 
 
 def weight_names(names: Collection[str]) -> list[str]:
-    """Those of a folder's file names under which its weights are, an index of shards first.
+    """Return those of a folder's file names that hold its weights, an index of shards first.
 
-    Safetensors come before PyTorch's files.
+    Safetensors are preferred to PyTorch files.
     """
     for whole, pattern in _PATTERNS:
         if whole in names:
             return [whole]
-        found = sorted(n for n in names if fnmatch(n, pattern) and n not in _OF_TRAINING)
+        found = sorted(n for n in names if fnmatch(n, pattern) and n not in _TRAINER_FILES)
         index = f"{whole}.index.json"
         if found:
             return [index, *found] if index in names else found
@@ -42,7 +42,7 @@ def weight_names(names: Collection[str]) -> list[str]:
 
 
 def shards(index: Path) -> list[Path]:
-    """The files that an index names; raises DamagedFileError unless all of them are beside it."""
+    """Return the files that an index names; raises DamagedFileError if any is missing."""
     names = read_object(index).get("weight_map")
     if not isinstance(names, dict) or not names:
         raise DamagedFileError(f"{index}: it has no weight_map")

@@ -1,8 +1,8 @@
-"""The tensors of a `.bin` or `.pt` file that PyTorch has written, without PyTorch.
+"""Read the tensors of a `.bin` or `.pt` file written by PyTorch, without PyTorch.
 
-Such a file is a zip archive that compresses nothing: `NAME/data.pkl` says what the tensors are (see
-tensor_pickle.py, which reads it without unpickling it) and `NAME/data/KEY` holds the numbers of one
-storage. PyTorch before 1.6 wrote another format, which is refused.
+The file is an uncompressed zip archive: `NAME/data.pkl` describes the tensors (tensor_pickle.py
+reads it without unpickling it), and `NAME/data/KEY` holds the numbers of one storage. The format of
+PyTorch before 1.6 is refused.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from redrafter_mlx.weights.files.tensor_pickle import (
 
 @dataclass(frozen=True)
 class TorchFile:
-    """What a file says of its tensors.
+    """Description of the tensors in a file.
 
-    folder: the archive's own, in which all members are
+    folder: the folder inside the archive that holds all members
     """
 
     path: Path
@@ -38,7 +38,7 @@ class TorchFile:
     views: Mapping[str, TensorView]
 
     def read(self) -> dict[str, mx.array]:
-        """All arrays; tensors that are one in the file are one here."""
+        """Read all arrays; names of the same tensor share one array."""
         with _archive(self.path) as archive:
             arrays = {
                 view: _array(archive.read(f"{self.folder}data/{view.storage.key}"), view)
@@ -48,9 +48,9 @@ class TorchFile:
 
 
 def open_torch_file(path: Path) -> TorchFile:
-    """Read what a file holds, and make sure that every tensor lies inside of it.
+    """Read the description of a file's tensors, and check that each lies inside the file.
 
-    Raises DamagedFileError, naming the file, for anything but tensors in an archive of PyTorch's.
+    Raises DamagedFileError, naming the file, for anything but tensors in a PyTorch archive.
     """
     with _archive(path) as archive:
         return _open(path, archive)
@@ -58,7 +58,7 @@ def open_torch_file(path: Path) -> TorchFile:
 
 @contextmanager
 def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """An open archive; whatever is wrong with it is raised as DamagedFileError naming the file."""
+    """Open an archive; any error in it is raised as DamagedFileError, naming the file."""
     with path.open("rb") as file:
         try:
             if file.read(2) != b"PK":
@@ -70,7 +70,7 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
                 yield archive
         except RefusedError as error:
             raise DamagedFileError(f"{path} is refused: {error}") from None
-        except Exception as error:  # zipfile raises whatever a damaged archive makes it
+        except Exception as error:  # zipfile raises errors of any type on a damaged archive
             raise DamagedFileError(
                 f"{path} is refused: its zip archive is damaged or truncated ({error!s:.80})"
             ) from None
@@ -100,7 +100,7 @@ def _open(path: Path, archive: zipfile.ZipFile) -> TorchFile:
             raise RefusedError(
                 f"storage {storage.key!r:.80} has {member.file_size} bytes, not {wanted}"
             )
-        archive.open(member).close()  # which checks where it is
+        archive.open(member).close()  # checks the member's position
     return TorchFile(path, folder, views)
 
 

@@ -1,9 +1,9 @@
-"""What PyTorch writes of a dictionary of tensors, read without unpickling it.
+"""Read a dictionary of tensors that PyTorch has pickled, without unpickling it.
 
-A pickle is a program, and Python's unpickler runs it. Here the few instructions that PyTorch writes
-for named tensors are followed on a stack of plain values, and any other is refused by its name:
-nothing is imported, called or set. A hostile file can at most fill the stack, and MAX_BYTES bounds
-that.
+A pickle is a program, which Python's unpickler runs. This module interprets only the few
+instructions that PyTorch writes for named tensors, on a stack of plain values. It refuses any other
+by name: nothing is imported, called or set. A hostile file can at most fill the stack, and
+MAX_BYTES bounds that.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MAX_BYTES = 2**21
-"""Of a pickle; PyTorch writes some 200 bytes for a tensor."""
+"""Maximum size of a pickle; PyTorch writes about 200 bytes per tensor."""
 
 MAX_DIMENSIONS = 8
 
 MAX_SHARING = 4
-"""How often the different tensors of one storage may cover it; tied weights count once."""
+"""How many times a storage's distinct tensors may cover it in total; tied weights count once."""
 
 STORAGES = {
     f"torch {kind}Storage": code
@@ -31,7 +31,7 @@ STORAGES = {
         ("Long", "<i8"), ("Int", "<i4"), ("Short", "<i2"), ("Char", "i1"), ("Byte", "u1"),
     )
 }  # fmt: skip
-"""NumPy's code of the numbers, by the name of a storage's type."""
+"""NumPy's code of the element type, by the name of a storage's type."""
 
 _DICTIONARY = "collections OrderedDict"
 _TENSOR = "torch._utils _rebuild_tensor_v2"
@@ -39,14 +39,14 @@ _GLOBALS = (_DICTIONARY, _TENSOR, *STORAGES)
 
 
 class RefusedError(Exception):
-    """A pickle is not that of named tensors; `str(error)` says in a few words what is wrong."""
+    """A pickle holds anything but named tensors; `str(error)` gives the reason in a few words."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A run of numbers in a file of its own.
+    """Contiguous numbers, stored in a separate member of the archive.
 
-    kind: its type's name, of STORAGES
+    kind: name of its type, a key of STORAGES
     size: in elements
     """
 
@@ -66,7 +66,7 @@ class TensorView:
 
     @property
     def span(self) -> int:
-        """How many elements of the storage lie from its first to its last."""
+        """Number of storage elements from the tensor's first to its last."""
         if 0 in self.shape:
             return 0
         return 1 + sum((n - 1) * by for n, by in zip(self.shape, self.strides, strict=True))
@@ -80,21 +80,21 @@ class _Global:
 
 
 _MARK = object()
-"""Where a group of values on the stack begins."""
+"""Marks the start of a group of values on the stack."""
 
 
 def read_views(data: bytes) -> dict[str, TensorView]:
-    """The tensors of a pickled dictionary by their names.
+    """Return the tensors of a pickled dictionary by name.
 
-    Each lies within its storage, and those of one storage cover it a few times at most.
+    Each lies within its storage, and the tensors of one storage cover it MAX_SHARING times at most.
 
-    data: at most MAX_BYTES, which the caller has seen to
+    data: at most MAX_BYTES, checked by the caller
 
-    Raises RefusedError for whatever is not a dictionary of tensors.
+    Raises RefusedError for anything but a dictionary of tensors.
     """
     try:
         result = _run(data)
-    except ValueError as error:  # of pickletools: cut off, or an argument that is none
+    except ValueError as error:  # from pickletools: cut off, or a malformed argument
         raise RefusedError(f"its list of tensors is damaged ({error!s:.80})") from None
     if not isinstance(result, dict):
         raise RefusedError("it holds no dictionary of tensors")
@@ -108,15 +108,15 @@ def read_views(data: bytes) -> dict[str, TensorView]:
 
 
 def _run(data: bytes) -> object:
-    """What a pickle leaves on the stack.
+    """Interpret a pickle and return the value that it leaves on the stack.
 
-    Dictionaries have strings as keys: hashing nested tuples can take for ever.
+    Dictionary keys must be strings: hashing nested tuples can take forever.
     """
     stack: list[object] = []
     memo: dict[object, object] = {}
 
     def take(count: int) -> tuple[object, ...]:
-        """The last values of the stack, which loses them."""
+        """Pop `count` values off the stack, and return them in order."""
         taken = tuple(stack[-count:])
         if len(taken) < count or any(value is _MARK for value in taken):
             raise RefusedError("its list of tensors is damaged (a value is missing)")
@@ -169,7 +169,7 @@ def _run(data: bytes) -> object:
                 stack.append(_call(*take(2)))
             case "BINPERSID":
                 stack.append(_storage(*take(1)))
-            case "BUILD":  # a module gives its dictionary attributes, which are dropped
+            case "BUILD":  # sets attributes on a module's dictionary; they are dropped
                 dictionary, attributes = take(2)
                 _typed(attributes, dict)
                 stack.append(_typed(dictionary, dict))
@@ -186,7 +186,7 @@ def _admit(name: object) -> _Global:
 
 
 def _call(function: object, arguments: object) -> object:
-    """What PyTorch would make of a function's name and its arguments: a dictionary or a tensor."""
+    """Interpret a call that PyTorch writes; return the dictionary or tensor that it creates."""
     name, given = _typed(function, _Global).name, _typed(arguments, tuple)
     if name == _DICTIONARY and not given:
         return {}
@@ -220,7 +220,7 @@ def _storage(persistent_id: object) -> Storage:
 
 
 def _with_items(dictionary: object, *items: object) -> dict[str, object]:
-    """The same dictionary with items put into it: a key, its value, the next key, and so on."""
+    """Add items to a dictionary and return it: a key, its value, the next key, and so on."""
     into: dict[str, object] = _typed(dictionary, dict)
     if len(items) % 2:
         raise RefusedError("its list of tensors is damaged (a key has no value)")
@@ -252,7 +252,7 @@ def _typed(value: object, kind: type[T]) -> T:
 
 
 def _check_together(views: dict[str, TensorView]) -> None:
-    """Refuse a small storage that is read again and again as large tensors."""
+    """Refuse storages that contradict each other, and a small one that many large tensors share."""
     storages: dict[str, Storage] = {}
     spans: Counter[str] = Counter()
     for view in set(views.values()):

@@ -1,6 +1,6 @@
-"""The tensors of a folder's weight files: names and shapes from headers alone, arrays on demand.
+"""Tensors of a folder's weight files: names and shapes from headers alone, arrays on demand.
 
-Files are safetensors, or what PyTorch writes (see pickles.py) where there are none.
+Files are safetensors or, if there are none, PyTorch files (see pickles.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from redrafter_mlx.weights.files.pickles import open_torch_file
 
 @dataclass(frozen=True)
 class StoredTensors:
-    """What a folder's weight files hold.
+    """Description of the tensors in a folder's weight files.
 
     path:   the file, or the folder if there are several, for messages
     files:  the weight files
@@ -31,7 +31,7 @@ class StoredTensors:
     shapes: Mapping[str, tuple[int, ...]]
 
     def read(self) -> dict[str, mx.array]:
-        """All arrays; those of safetensors are read when they are evaluated.
+        """Read all arrays; those of safetensors are read only when they are evaluated.
 
         Raises DamagedFileError naming the file that cannot be read.
         """
@@ -39,10 +39,10 @@ class StoredTensors:
 
 
 def open_tensors(folder: Path) -> StoredTensors:
-    """The weight files of a folder; of several sets, safetensors come first.
+    """Open the weight files of a folder; safetensors are preferred if there are several sets.
 
-    Raises DamagedFileError, naming the file, where there is none, or one is missing, truncated, or
-    holds a tensor that another holds too.
+    Raises DamagedFileError, naming the file, if there is none, or one is missing, truncated, or
+    holds a tensor that another one holds too.
     """
     try:
         files = _weight_files(folder)

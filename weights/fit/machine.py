@@ -1,4 +1,4 @@
-"""The machine as far as it decides which models fit: memory, free disk, and what computes."""
+"""Properties of the machine that decide which models fit: memory, free disk, and device."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from redrafter_mlx.runtime.paths import existing_part
 
 @dataclass(frozen=True)
 class Machine:
-    """Sizes in bytes.
+    """Memory and disk space in bytes.
 
     memory:      of the whole machine
-    working_set: what models and their caches may take of it
-    free_disk:   where the Hub's files are kept
+    working_set: part of the memory that models and their caches may take
+    free_disk:   free space where the Hub's files are kept
     on_cpu:      weights are dequantised to float32 unless `quantize` keeps them, see precision.py
     """
 
@@ -30,7 +30,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine that runs this."""
+    """Return the properties of this machine."""
     return Machine(
         memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         working_set=memory_limit(),

@@ -1,4 +1,4 @@
-"""How many bytes a model takes, from its configuration alone."""
+"""Size of a model in bytes, from its configuration alone."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from redrafter_mlx.weights.gguf.header import GGUFHeader
 from redrafter_mlx.weights.gguf.tensors import BITS
 
 _GROUP = 64
-"""Weights that share a scale and a bias where `quantize` made them, and in most repositories."""
+"""Number of weights that share a scale and a bias, under `quantize` and in most repositories."""
 
 _DRAFT_VOCAB = 32_000
-"""Tokens that published EAGLE-3 drafters can draft."""
+"""Number of tokens in the draft vocabulary of published EAGLE-3 drafters."""
 
 
 @dataclass(frozen=True)
 class ModelSize:
-    """The sizes of a dense decoder.
+    """Dimensions of a dense decoder.
 
-    heads, kv_heads: query heads, and key/value heads, of `head_dim` each
-    tied: the head is the embedding
+    heads, kv_heads: query heads and key/value heads, of `head_dim` each
+    tied: whether the head is the embedding
     """
 
     layers: int
@@ -36,28 +36,31 @@ class ModelSize:
 
     @property
     def layer_parameters(self) -> int:
-        """Of one layer's matrices; those of norms and biases are too few to matter."""
+        """Number of parameters in a layer's matrices; norms and biases are too small to matter."""
         attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         return attention + 3 * self.hidden * self.intermediate
 
     @property
     def parameters(self) -> int:
-        """Of all matrices."""
+        """Number of parameters in all matrices."""
         embeddings = self.hidden * self.vocab * (1 if self.tied else 2)
         return embeddings + self.layers * self.layer_parameters
 
     def weight_bytes(self, bits: int | None, float_bytes: int = 2) -> int:
-        """Of all weights, as floats of so many bytes or quantised with such scales and biases."""
+        """Return the size of all weights, as floats or quantised to `bits`.
+
+        float_bytes: size of a float, or of a scale and of a bias
+        """
         each = 8 * float_bytes if bits is None else bits + 2 * 8 * float_bytes / _GROUP
         return round(self.parameters * each / 8)
 
     def cache_bytes(self, tokens: int, float_bytes: int = 2) -> int:
-        """Of the keys and values of so many tokens."""
+        """Return the size of the KV cache of `tokens` tokens."""
         return 2 * self.layers * self.kv_heads * self.head_dim * tokens * float_bytes
 
     @property
     def drafter_bytes(self) -> int:
-        """About what a published drafter takes: EAGLE-3's layer, features and head in 16 bits."""
+        """Approximate size of a published drafter: EAGLE-3's layer, features, head, in 16 bits."""
         return 2 * (self.layer_parameters + self.hidden * (3 * self.hidden + _DRAFT_VOCAB))
 
 
@@ -65,8 +68,8 @@ class ModelSize:
 class StoredModel:
     """A model as its files hold it.
 
-    bits:   that its weights are quantised to, None for floats
-    nbytes: of the weights where they stay as they are stored
+    bits:   of its quantised weights, None for floats
+    nbytes: size of the weights as stored
     """
 
     size: ModelSize
@@ -75,7 +78,10 @@ class StoredModel:
 
 
 def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
-    """From config.json and the bytes of the weight files; None if it is not a dense decoder's."""
+    """Return a model's sizes, from config.json; None if it is not a dense decoder's.
+
+    nbytes: size of the weight files
+    """
 
     def whole(name: str, default: int = 0) -> int:
         value = config.get(name)
@@ -102,7 +108,7 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
 
 
 def of_gguf(header: GGUFHeader) -> StoredModel | None:
-    """From a GGUF file's header; None if it is not a dense decoder's."""
+    """Return a model's sizes, from a GGUF file's header; None if it is not a dense decoder's."""
     nbytes, quantised = 0, Counter[int]()
     for tensor in header.tensors.values():
         count, bits = prod(tensor.shape), BITS.get(tensor.type)
@@ -116,7 +122,7 @@ def of_gguf(header: GGUFHeader) -> StoredModel | None:
 
 
 def gguf_config(header: GGUFHeader) -> dict[str, object]:
-    """What a GGUF file's header says, under the names of config.json."""
+    """Return the configuration in a GGUF file's header, under the names of config.json."""
     kind = header.metadata.get("general.architecture")
     names = {
         "num_hidden_layers": "block_count",

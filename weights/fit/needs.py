@@ -1,4 +1,4 @@
-"""Whether a model fits a machine, before it is downloaded and before it is loaded."""
+"""Check whether a model fits a machine, before it is downloaded and before it is loaded."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from redrafter_mlx.weights.known_drafters import family, known_drafters
 from redrafter_mlx.weights.registry import REGISTRY, Registered
 
 CONTEXT = 8192
-"""Tokens of a long chat, which a model is expected to hold."""
+"""Number of tokens in the context that a model should have room for: a long chat."""
 
 _WORK = 500_000_000
-"""Bytes for all that is neither weights nor cache nor drafter."""
+"""Number of bytes for everything except weights, cache and drafter."""
 
 _SMALLER = "take a smaller model"
 
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that a model takes when it is loaded one way; quantize: None as `auto` loads it."""
+    """Bytes that a model takes if loaded with `quantize`, where None means as `auto` loads it."""
 
     quantize: int | None
     weights: int
@@ -43,16 +43,16 @@ class Need:
 
     @property
     def option(self) -> str:
-        """What asks for it, such as `--quantize 4`."""
+        """The option for loading it this way, such as `--quantize 4`."""
         return "as it is" if self.quantize is None else f"--quantize {self.quantize}"
 
 
 def needs(
     stored: StoredModel, machine: Machine, *, context: int = CONTEXT, drafter: int | None = None
 ) -> list[Need]:
-    """What a model takes on a machine, for every way of loading that the stored weights allow.
+    """Return what a model takes on a machine, for each way to load its stored weights.
 
-    drafter: its bytes, None for those of a usual one
+    drafter: its size in bytes, None for that of a typical drafter
     """
     floats = 4 if machine.on_cpu else 2
     cache = stored.size.cache_bytes(context, floats)
@@ -60,14 +60,14 @@ def needs(
     weights: dict[int | None, int] = {
         None: stored.size.weight_bytes(None, floats) if machine.on_cpu else stored.nbytes
     }
-    for bits in (8, 4):  # quantised weights cannot be so again, and a GPU leaves them as they are
+    for bits in (8, 4):  # weights cannot be quantised twice, and a GPU keeps quantised ones anyway
         if stored.bits is None or (stored.bits == bits and machine.on_cpu):
             weights[bits] = stored.size.weight_bytes(bits, floats)
     return [Need(bits, size, cache, drafter) for bits, size in weights.items()]
 
 
 def largest_named(machine: Machine) -> list[Registered]:
-    """The named models that fit in memory and on disk, the largest first."""
+    """Return the named models that fit in memory and on disk, the largest first."""
     found = [
         entry
         for entry in REGISTRY.values()
@@ -78,10 +78,10 @@ def largest_named(machine: Machine) -> list[Registered]:
 
 
 def check_download(name: str, stored: StoredModel, machine: Machine) -> str | None:
-    """Whether a model can be used here once it is downloaded.
+    """Check, before a download, whether this machine can use a model.
 
-    Returns a line of advice where it fits in other ways alone, None where it fits as it is. Raises
-    TooLargeError, with the model to take instead, where not even its weights fit.
+    Returns None if the model fits as stored, and a line of advice if it fits only in another way.
+    Raises TooLargeError, with the model to take instead, if not even its weights fit.
     """
     ways = needs(stored, machine)
     if ways[0].fits(machine):
@@ -106,7 +106,7 @@ def check_download(name: str, stored: StoredModel, machine: Machine) -> str | No
 
 
 def check_load(name: str, path: Path, nbytes: int, machine: Machine) -> None:
-    """Raise TooLargeError, with what fits instead, if weights of so many bytes are too large."""
+    """Raise TooLargeError, with what fits instead, if weights of `nbytes` are too large."""
     if nbytes <= machine.working_set:
         return
     stored = stored_model(path)
@@ -121,7 +121,7 @@ def check_load(name: str, path: Path, nbytes: int, machine: Machine) -> None:
 
 
 def stored_model(path: Path) -> StoredModel | None:
-    """The sizes of a model on disk; None if it is not a dense decoder."""
+    """Return the sizes of a model on disk; None if it is not a dense decoder."""
     if path.is_file():
         return of_gguf(read_header(path))
     config = read_object(path / "config.json")
@@ -129,17 +129,17 @@ def stored_model(path: Path) -> StoredModel | None:
 
 
 def listed_model(config: Path, sizes: Mapping[str, int]) -> StoredModel | None:
-    """The same of a repository, from its configuration and the sizes of its files."""
+    """Return the sizes of a repository's model, from its configuration and file sizes."""
     return of_config(read_object(config), sum(sizes[name] for name in weight_names([*sizes])))
 
 
 def drafter_bytes(model: str) -> int | None:
-    """Of the best published drafter of a model, as far as that is known."""
+    """Return the size of a model's best published drafter of known size; None if there is none."""
     return next((one.size for one in known_drafters(model) if one.size is not None), None)
 
 
 def _instead(name: str, machine: Machine, *, any_model: bool) -> str | None:
-    """The command that fetches the same model in fewer bits, or, of any model, the largest."""
+    """Return advice to pull the same model in fewer bits or, with `any_model`, the largest one."""
     fitting = [entry for entry in largest_named(machine) if entry.name != name]
     same = [entry for entry in fitting if family(entry.name) == family(name)]
     best = next(iter(same or (fitting if any_model else ())), None)

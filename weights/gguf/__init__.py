@@ -1,1 +1,1 @@
-"""GGUF files as models."""
+"""Load models from GGUF files."""

@@ -1,7 +1,7 @@
-"""The header of a GGUF file: its metadata, and where each tensor lies.
+"""Header of a GGUF file: its metadata, and the offset of each tensor.
 
-Parsed here and not by MLX, so that a damaged file is refused, naming the damage, before it is
-mapped into memory. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
+It is parsed here and not by MLX, so that a damaged file is refused, naming the damage, before MLX
+maps it into memory. Format: ggml's docs/gguf.md, versions 2 and 3, little-endian.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TENSOR_TYPES = {
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One tensor: its shape, rows first as in MLX, its type, and its place in the file."""
+    """One tensor: shape, rows first as in MLX, type, and offset and size in the file."""
 
     shape: tuple[int, ...]
     type: str
@@ -55,16 +55,16 @@ class GGUFHeader:
     tensors: dict[str, TensorInfo]
 
     def get(self, key: str, kind: type[T], default: T | None = None) -> T:
-        """A value of the metadata; raises DamagedFileError if it is none of that kind."""
+        """Return a value of the metadata; raises DamagedFileError if it is not of this type."""
         value = self.metadata.get(key, default)
         if kind is float and type(value) is int:
             value = float(value)
-        if type(value) is not kind:  # a bool is no whole number
+        if type(value) is not kind:  # isinstance would take a bool for an int
             raise self._wrong(key, kind.__name__)
         return value
 
     def items(self, key: str, kind: type[T]) -> list[T]:
-        """A list of the metadata; raises DamagedFileError if it is none of that kind."""
+        """Return a list of the metadata; raises DamagedFileError if it is not of this type."""
         value = self.metadata.get(key)
         if not isinstance(value, list) or not all(isinstance(v, kind) for v in value):
             raise self._wrong(key, f"list of {kind.__name__}")
@@ -76,7 +76,7 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read the header and make sure that every tensor lies inside the file.
+    """Read the header and check that every tensor lies inside the file.
 
     Raises DamagedFileError naming the file and what is cut off or wrong in it.
     """
@@ -101,7 +101,7 @@ def read_header(path: Path) -> GGUFHeader:
 def _place(
     path: Path, infos: list[tuple[str, tuple[int, ...], int, int]], base: int, size: int
 ) -> dict[str, TensorInfo]:
-    """Absolute places of the tensors, each checked against the end of the file."""
+    """Return the tensors with absolute offsets, each checked against the end of the file."""
     tensors = {}
     for name, shape, kind, offset in infos:
         if kind not in _TENSOR_TYPES:
@@ -131,7 +131,7 @@ class _Reader:
         return self._values(code, 1)[0]
 
     def count(self, what: str) -> int:
-        """A 64-bit count, refused where the file cannot hold as many."""
+        """Read a 64-bit count; refuse one that exceeds the number of bytes left in the file."""
         n = self.scalar("Q")
         if n > len(self._data) - self.at:
             raise DamagedFileError(f"{self._path} is damaged: {n} {what} at byte {self.at}")
@@ -168,7 +168,7 @@ class _Reader:
         return [self._value(of) for _ in range(n)]
 
     def _strings(self, n: int) -> list[str]:
-        """Strings one after the other; there are as many as a vocabulary has tokens."""
+        """Read `n` consecutive strings in one fast loop: a vocabulary has one for each token."""
         length_at = struct.Struct("<Q").unpack_from
         data, at, end, found = self._data, self.at, len(self._data), []
         for _ in range(n):

@@ -1,9 +1,9 @@
-"""A GGUF file of the Llama architecture as an mlx-lm model, its quantised weights as they are.
+"""Load a GGUF file of the Llama architecture as an mlx-lm model, without requantising weights.
 
-Every type is read without loss: one whose weights share a scale by 32 (Q4_0 to Q8_0, Q4_K, Q5_K)
-becomes `weight`, `scales` and `biases`, any other the numbers themselves, which take two bytes each
-on a GPU. GGUF permutes the rows of the query and key projections for rotary embedding over adjacent
-pairs: MLX's `traditional` kind.
+Every type is read without loss. A type in which every 32 weights share a scale (Q4_0 to Q8_0,
+Q4_K, Q5_K) becomes `weight`, `scales` and `biases`. Any other becomes plain numbers, which take two
+bytes each on a GPU. GGUF permutes the rows of the query and key projections for rotary embedding
+over adjacent pairs: MLX's `traditional` kind.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ _LAYER_NAMES = {
 
 
 def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
-    """Read model and tokenizer; `progress` is told of the checksum.
+    """Read model and tokenizer; `progress` is called while the checksum is computed.
 
-    The stored dtype is float32 or bfloat16 if every matrix is, else float16.
+    The stored dtype is float32 or bfloat16 if all matrices have that type, else float16.
 
     Raises:
       DamagedFileError: truncated, or a tensor or an entry of the metadata is missing or wrong
@@ -62,7 +62,7 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
         _quantize_as_stored(model, tensors)
         model.eval()
         model.load_weights(list(read_tensors(path, tensors).items()), strict=True)
-    except Exception as error:  # MLX raises whatever shapes that do not fit make it
+    except Exception as error:  # MLX raises errors of any type for shapes that do not fit
         text = " ".join(str(error).split())
         raise DamagedFileError(
             f"{path} does not hold the tensors of the llama that it describes: {text:.200}"
@@ -81,7 +81,7 @@ def load_gguf(path: Path, progress: Progress = no_progress) -> RawModel:
 
 
 def _model_args(header: GGUFHeader) -> llama.ModelArgs:
-    """The configuration that the metadata describes, refused where Llama's layers differ."""
+    """Return the configuration that the metadata describes; refuse layers unlike Llama's."""
     architecture = header.get("general.architecture", str)
     if architecture != "llama" or header.get("llama.expert_count", int, 0):
         kind = architecture if architecture != "llama" else "mixture-of-experts llama"
@@ -139,9 +139,9 @@ def _rope_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float
 
 
 def _llama3_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float | str]:
-    """The scaling of Llama 3.1 and later, of which a GGUF file holds the result.
+    """Return the scaling of Llama 3.1 and later; a GGUF file holds only the resulting factors.
 
-    Raises UnsupportedModelError where the file's factors are not what that scaling gives.
+    Raises UnsupportedModelError if the file's factors are not those of this scaling.
     """
     tensor = header.tensors[_FREQUENCIES]
     if tensor.type != "F32" or tensor.shape != (dims // 2,):
@@ -159,7 +159,7 @@ def _llama3_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, flo
 
 
 def _check_types(header: GGUFHeader) -> None:
-    """Raise UnsupportedModelError naming the first tensor of a type that is not read."""
+    """Raise UnsupportedModelError naming the first tensor of a type that cannot be read."""
     for name, tensor in header.tensors.items():
         if tensor.type not in READABLE:
             raise UnsupportedModelError(
@@ -170,7 +170,7 @@ def _check_types(header: GGUFHeader) -> None:
 
 
 def _mlx_name(name: str) -> str:
-    """mlx-lm's name of a tensor: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
+    """Map to mlx-lm's name: blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight."""
     stem, _, part = name.rpartition(".")
     if stem.startswith("blk."):
         _, layer, module = stem.split(".", 2)

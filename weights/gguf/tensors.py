@@ -1,7 +1,7 @@
-"""The tensors of a GGUF file as MLX arrays, by the definitions of ggml's ggml-common.h.
+"""Read the tensors of a GGUF file as MLX arrays, by the definitions of ggml's ggml-common.h.
 
-Types whose weights share a scale by 32 stay quantised, as MLX does it: a weight is
-scale * code + bias. Of Q6_K the numbers themselves are computed, in float32.
+Types in which every 32 weights share a scale stay quantised, in MLX's form: a weight is
+scale * code + bias. Q6_K is dequantised, to float32.
 
 `mx.load` reads half of the weights of Q4_K wrongly, rounds Q6_K to float16, and refuses Q5_K. It
 also opens the file for writing, so it fails on a model that the user may only read.
@@ -20,12 +20,12 @@ import numpy.typing as npt
 from redrafter_mlx.weights.gguf.header import TensorInfo
 
 GROUP_SIZE = 32
-"""Weights that share a scale in a type that stays quantised."""
+"""Number of weights that share a scale, in the types that stay quantised."""
 
 BITS = {"Q4_0": 4, "Q4_1": 4, "Q5_0": 5, "Q5_1": 5, "Q8_0": 8, "Q4_K": 4, "Q5_K": 5}
-"""Bits of a weight in a type that stays quantised."""
+"""Bits per weight, in the types that stay quantised."""
 
-# One block of each type; plain numbers are blocks of one.
+# Layout of a block of each type; a plain number is a block of one.
 _BLOCKS: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
@@ -49,10 +49,10 @@ READABLE = tuple(_BLOCKS)
 
 
 def read_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, mx.array]:
-    """Those tensors of the file, all of them of a type in `READABLE`.
+    """Read these tensors of the file, all of a type in `READABLE`.
 
     A quantised `x.weight` is packed for MLX and comes with `x.scales` and `x.biases`. Raises
-    OSError where the file cannot be read.
+    OSError if the file cannot be read.
     """
     arrays: dict[str, mx.array] = {}
     for name, tensor in tensors.items():
@@ -74,7 +74,7 @@ def _read_blocks(path: Path, tensor: TensorInfo) -> _Blocks:
 
 
 def _pack(codes: mx.array, bits: int) -> mx.array:
-    """[groups, 32] uint8 as MLX's words, [groups, bits]: a stream of bits, the lowest first."""
+    """Pack [groups, 32] uint8 codes as MLX's words, [groups, bits]: a bit stream, lowest first."""
     if bits == 8:
         return codes.view(mx.uint32)
     if bits == 4:
@@ -92,7 +92,7 @@ def _pack(codes: mx.array, bits: int) -> mx.array:
 
 
 def _quantised(blocks: _Blocks, kind: str) -> tuple[mx.array, mx.array, mx.array]:
-    """Codes, scales and biases of a type in `BITS`: a weight is scale * code + bias.
+    """Return codes, scales and biases of a type in `BITS`: a weight is scale * code + bias.
 
     Shapes:
       blocks: [n] of `_BLOCKS[kind]`
@@ -104,7 +104,7 @@ def _quantised(blocks: _Blocks, kind: str) -> tuple[mx.array, mx.array, mx.array
     codes, scale = _field(blocks, "codes"), _field(blocks, "scale")
     if kind == "Q8_0":
         return codes ^ 0x80, scale, scale * -128  # -128..127 become 0..255
-    # Byte i holds weights i and i + 16, and bit i of the high ones is that of weight i.
+    # Byte i holds the low bits of weights i and i + 16; bit i of `high` is weight i's high bit.
     codes = mx.concatenate([codes & 15, codes >> 4], axis=1)
     if "high" in (blocks.dtype.names or ()):
         high = _field(blocks, "high")[:, :, None] >> mx.arange(8, dtype=mx.uint8)
@@ -114,14 +114,17 @@ def _quantised(blocks: _Blocks, kind: str) -> tuple[mx.array, mx.array, mx.array
 
 
 def _numbers(blocks: _Blocks, kind: str) -> mx.array:
-    """The numbers of any other type: plain ones in their own type, those of Q6_K in float32."""
+    """Return the numbers of any other type: plain ones as they are, those of Q6_K in float32."""
     if kind == "BF16":
         return mx.array(blocks).view(mx.bfloat16)
     return _q6_k(blocks) if kind == "Q6_K" else mx.array(blocks)
 
 
 def _codes_k(blocks: _Blocks) -> mx.array:
-    """[n * 8, 32]: a row of bytes holds the low four bits of two groups, the lower halves first."""
+    """Return the codes, [n * 8, 32].
+
+    A row of bytes holds the low four bits of two groups, those of the first in the lower halves.
+    """
     codes = _bits(blocks, "low", 4)
     if "high" in (blocks.dtype.names or ()):
         codes = codes.reshape(-1, 8, 32) | _bits(blocks, "high", 1) << 4
@@ -129,7 +132,11 @@ def _codes_k(blocks: _Blocks) -> mx.array:
 
 
 def _scales_k(blocks: _Blocks) -> tuple[mx.array, mx.array]:
-    """Scales and biases of eight groups, from six-bit factors whose high bits lie apart."""
+    """Return the scales and biases of each block's eight groups, [n * 8] each.
+
+    They are the block's own times six-bit factors. The high bits of the last four factors are
+    stored with the first four.
+    """
     packed = _field(blocks, "scales")
     first, second, rest = packed[:, 0], packed[:, 1], packed[:, 2]
     scales = mx.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=1)
@@ -139,7 +146,11 @@ def _scales_k(blocks: _Blocks) -> tuple[mx.array, mx.array]:
 
 
 def _q6_k(blocks: _Blocks) -> mx.array:
-    """Half of a block is two rows of low bits, whose lower halves come first, and one of high."""
+    """Return the numbers of Q6_K.
+
+    Half a block is two rows of low bits, of which the lower halves come first, and one row of high
+    bits.
+    """
     scale = _field(blocks, "scale").astype(mx.float32)[:, None]
     low = _field(blocks, "low")
     low = mx.concatenate([low & 15, low >> 4], axis=2)  # [n, 2, 4, 32]
@@ -148,7 +159,7 @@ def _q6_k(blocks: _Blocks) -> mx.array:
 
 
 def _bits(blocks: _Blocks, name: str, width: int) -> mx.array:
-    """[..., 1, 32] bytes as [..., 8 // width, 32] codes, the lowest bits of all bytes first."""
+    """Split [..., 1, 32] bytes into [..., 8 // width, 32] codes, the lowest bits of all first."""
     shifts = mx.arange(0, 8, width, dtype=mx.uint8)[:, None]
     return _field(blocks, name) >> shifts & ((1 << width) - 1)
 

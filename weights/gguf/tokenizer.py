@@ -1,8 +1,8 @@
-"""The tokenizer inside a GGUF file's metadata.
+"""Build the tokenizer from a GGUF file's metadata.
 
-`tokenizer.ggml.model` says which kind: `gpt2` is byte-level BPE with its merges, `llama` is
-SentencePiece BPE with its scores. How byte-level text is cut into words before merging is in no
-GGUF file; `tokenizer.ggml.pre` only names it, and names that are not known here are refused.
+`tokenizer.ggml.model` gives the kind: `gpt2` is byte-level BPE with its merges, `llama` is
+SentencePiece BPE with its scores. No GGUF file holds the rule that splits byte-level text into
+words before merging. `tokenizer.ggml.pre` only names the rule; unknown names are refused.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
     "<end_of_turn>", "</s>",
 )  # fmt: skip
-"""Control tokens that end an answer wherever a vocabulary has them."""
+"""Control tokens that end an answer in any vocabulary that has them."""
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -159,7 +159,7 @@ def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> T
 def _token(
     header: GGUFHeader, tokens: list[str], role: str, default: int | None = None
 ) -> str | None:
-    """The text of the token that plays a role, None where the metadata names none."""
+    """Return the text of the token with this role; None if the metadata names none."""
     key = f"tokenizer.ggml.{role}_token_id"
     if key not in header.metadata and default is None:
         return None
@@ -170,7 +170,7 @@ def _token(
 
 
 def _ends(header: GGUFHeader, tokens: list[str], types: list[int]) -> list[int]:
-    """The tokens that end an answer: those the metadata names and the well-known ones."""
+    """Return the tokens that end an answer: those that the metadata names, and well-known ones."""
     named = {_token(header, tokens, role) for role in ("eos", "eot")}
     return [
         i

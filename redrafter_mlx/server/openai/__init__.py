@@ -1,1 +1,1 @@
-"""OpenAI's API: what its endpoints take and give."""
+"""OpenAI's API: requests and responses of its endpoints."""

@@ -17,7 +17,7 @@ from redrafter_mlx.structured.plan import plan_output
 
 @dataclass
 class Parts:
-    """One answer's text so far, by what it is."""
+    """The parts of one answer so far, by kind."""
 
     parser: OutputParser
     content: str = ""
@@ -82,7 +82,7 @@ class ChatReply(Reply):
         return choices
 
     def _take(self, parts: Parts, delta: Delta) -> Json:
-        """Add a part of an answer to the whole; what a stream shows for it."""
+        """Add a part of an answer to the whole; return what a stream shows for it."""
         parts.content += delta.content
         parts.reasoning += delta.reasoning
         shown: Json = {}
@@ -122,7 +122,7 @@ class ChatReply(Reply):
 
     def _token(self, token: int, value: float) -> Json:
         text = self._token_text(token)
-        # A token that is part of a character has no text of its own.
+        # A token that is only part of a character has no text.
         raw = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
         return {"token": text, "logprob": max(value, -9999.0), "bytes": raw}
 

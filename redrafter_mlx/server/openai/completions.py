@@ -71,7 +71,7 @@ class CompletionReply(Reply):
         }
 
     def _echo(self, answer: int) -> str:
-        """The prompt's text, where it is to be repeated."""
+        """Return the prompt's text if the request wants it repeated, else an empty string."""
         if not self._completion.echo:
             return ""
         prompt = self._completion.prompt[answer // self._completion.n]

@@ -1,4 +1,4 @@
-"""An endpoint that generates: from a request's body to its reply, streamed or whole."""
+"""An endpoint that generates: it turns a request's body into a reply, streamed or whole."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from redrafter_mlx.server.tasks import ClientGoneError, Ending, client_gone, rac
 R = TypeVar("R", bound=GenerationRequest)
 
 _MEGABYTE = 2**20
-_MOST_IN_VAIN = 200 * _MEGABYTE
+_MAX_DISCARDED = 200 * _MEGABYTE
 
 
 class GenerationEndpoint(Generic[R]):
     """An ASGI application for one path.
 
-    schema: of the request
-    reply:  makes the reply to a request with a model
+    schema: schema of the request
+    reply:  makes the reply to a request, from the request and the model
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class GenerationEndpoint(Generic[R]):
         self._options, self._ending = options, ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # It is cancelled only where the server ends, and would not wait for it any longer.
+        # Cancelled only when the server is shutting down and does not wait any longer.
         with contextlib.suppress(ClientGoneError, ClientDisconnect, asyncio.CancelledError):
             await self._answer(scope, receive, send)
 
@@ -95,7 +95,7 @@ class GenerationEndpoint(Generic[R]):
         await generate(hosted.model, reply.wanted, self._gate, deliver)
 
     def _count(self, reply: Reply, name: str, emitted: Emitted) -> list[dict[str, object]]:
-        """Add what was emitted to the reply and to the metrics; the chunks it makes."""
+        """Add what was emitted to the reply and the metrics; return the reply's chunks."""
         chunks = reply.add(emitted)
         self._metrics.step(name, emitted)
         last = emitted.last
@@ -114,9 +114,9 @@ class GenerationEndpoint(Generic[R]):
 
 
 async def _read_body(request: Request, most: int) -> bytes:
-    """The body; raises ApiError if it has more bytes than `most`.
+    """Read the body; raises ApiError if it has more bytes than `most`.
 
-    What is too much is read on, to a limit, and thrown away: a client that is still sending when
+    Excess bytes are still read, up to a limit, and discarded: a client that is still sending when
     its connection is closed may never see the answer.
     """
     body, size = bytearray(), 0
@@ -124,7 +124,7 @@ async def _read_body(request: Request, most: int) -> bytes:
         size += len(piece)
         if size <= most:
             body += piece
-        elif size > _MOST_IN_VAIN + most:
+        elif size > _MAX_DISCARDED + most:
             break
     if size > most:
         raise ApiError(413, f"the body has more than {most // _MEGABYTE} MB (--max-body)")

@@ -1,4 +1,4 @@
-"""What the endpoints' replies have in common: one request, its answers, whole or in chunks."""
+"""Common part of the endpoints' replies: one request, its answers, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from redrafter_mlx.server.record import Record, own_fields
 from redrafter_mlx.server.sse import Json
 
 _UNLIMITED = 4096
-"""Most tokens of an answer where neither the request nor the model names a limit."""
+"""Maximum number of tokens of an answer if neither the request nor the model sets a limit."""
 
 
 class Reply(ABC):
-    """The reply to one request: told what was emitted, it gives chunks, or the whole.
+    """The reply to one request: it takes what steps emit and returns chunks, or the whole reply.
 
-    wanted:  the answers to generate
-    records: of those answers, in the same order
+    wanted:  answers to generate
+    records: records of these answers, in the same order
     """
 
     object_name: ClassVar[str]
@@ -32,7 +32,7 @@ class Reply(ABC):
     id_prefix: ClassVar[str]
 
     def __init__(self, asked: GenerationRequest, hosted: Hosted) -> None:
-        """Raises ApiError for what this model cannot do."""
+        """Raises ApiError if the model cannot do what the request asks."""
         self._asked, self._hosted = asked, hosted
         self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
@@ -46,30 +46,30 @@ class Reply(ABC):
 
     @abstractmethod
     def _plan(self) -> list[Wanted]:
-        """The answers to generate."""
+        """Return the answers to generate."""
 
     @abstractmethod
     def _choices(self, emitted: Emitted) -> list[Json]:
-        """Take what a step emitted; the entries of `choices` that a stream shows for it."""
+        """Take what a step emitted; return the entries of `choices` that a stream shows for it."""
 
     @abstractmethod
     def _closing_choice(self, answer: int, finish_reason: str) -> Json:
-        """The entry that ends an answer in a stream."""
+        """Return the entry that ends an answer in a stream."""
 
     @abstractmethod
     def _empty_choice(self, answer: int) -> Json:
-        """An entry that says nothing."""
+        """Return an entry without content."""
 
     @abstractmethod
     def _whole_choice(self, answer: int) -> Json:
-        """The entry of a whole answer."""
+        """Return the entry of a whole answer."""
 
     def opening(self) -> Iterable[Json]:
-        """Chunks before anything was emitted."""
+        """Return the chunks to send before anything is emitted."""
         return ()
 
     def add(self, emitted: Emitted) -> list[Json]:
-        """Take what a step emitted; the chunks that a stream shows for it."""
+        """Take what a step emitted; return the chunks that a stream shows for it."""
         record = self.records[emitted.answer]
         record.add(emitted)
         chunks = [self._chunk(choice) for choice in self._choices(emitted)]
@@ -82,22 +82,22 @@ class Reply(ABC):
         return chunks
 
     def reading(self, chunk: Prefill) -> Json:
-        """A chunk that says how much of a prompt was read."""
+        """Return a chunk with the prefill progress of a prompt."""
         shown = {"read": chunk.read, "total": chunk.total}
         choice = self._empty_choice(chunk.answer)
         return {**self._chunk(choice), "x_redrafter": {"prefill": shown}}
 
     def silence(self) -> Json:
-        """A chunk without content."""
+        """Return a chunk without content."""
         return self._chunk(self._empty_choice(0))
 
     def closing(self) -> Iterable[Json]:
-        """Chunks after all answers have ended."""
+        """Yield the chunks to send after all answers have ended."""
         if self._asked.stream_options.include_usage:
             yield {**self._chunk(None), "usage": self._usage}
 
     def whole(self) -> Json:
-        """The reply in one piece."""
+        """Return the whole reply."""
         return {
             **self._head(self.object_name),
             "choices": [self._whole_choice(i) for i in range(len(self.records))],
@@ -119,7 +119,7 @@ class Reply(ABC):
 
     @property
     def _usage(self) -> Json:
-        # The answers of one prompt share it: it counts once, and its second answer finds it cached.
+        # A prompt counts once, however many answers it has; for the second answer it is cached.
         pairs = list(zip(self.wanted, self.records, strict=True))
         first = {one.prompt: record.last for one, record in reversed(pairs)}
         completion = sum(record.last.generation_tokens for record in self.records)
@@ -134,7 +134,7 @@ class Reply(ABC):
         }
 
     def finish_reason(self, answer: int) -> str | None:
-        """Why an answer ended, in the API's words; None while it goes on."""
+        """Return why an answer ended, in the API's terms; None if it has not ended."""
         return self.records[answer].last.finish_reason
 
     def _wanted(
@@ -145,12 +145,12 @@ class Reply(ABC):
         constraint: Callable[[], Constraint | None] = lambda: None,
         first: int = 0,
     ) -> list[Wanted]:
-        """`n` answers to one prompt.
+        """Return the `n` answers to generate for one prompt.
 
         Args:
-          alternatives: None without log-probabilities
-          constraint: makes one for each answer
-          first: number of the first of these answers
+          alternatives: number of likeliest tokens to report; None without log-probabilities
+          constraint: called once per answer, for its constraint
+          first: index of the first of these answers
         """
         model, asked = self._hosted.model, self._asked
         limit = model.context_length
@@ -160,7 +160,7 @@ class Reply(ABC):
         wanted = []
         for number in range(first, first + asked.n):
             options = asked.options(number, room, alternatives is not None)
-            with blamed_on("logit_bias"):  # all but this was checked with the request
+            with blamed_on("logit_bias"):  # other options were checked with the request
                 options = model.chosen_options(options, {})
             wanted.append(Wanted(prompt, options, constraint(), alternatives or 0))
         return wanted

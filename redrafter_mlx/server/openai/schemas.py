@@ -1,4 +1,4 @@
-"""What a request may hold: OpenAI's names and bounds, and a few of llama-server's and ours."""
+"""Schemas of requests: OpenAI's names and bounds, and a few of llama-server's and ours."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from redrafter_mlx.server.api_error import ApiError, unsupported
 _SEEDS = 2**64
 
 _UNION_MEMBERS = ("str", "list[int]", "dict[str,any]")
-"""What pydantic adds to the place of an error within a union."""
+"""Words that pydantic adds to the location of an error inside a union."""
 
 _SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "frequency_penalty",
     "presence_penalty",
 )  # fmt: skip
-"""Fields that `GenerationOptions` has under the same names."""
+"""Sampling parameters that `GenerationOptions` has under the same names."""
 
 _Parsed = TypeVar("_Parsed", bound="Schema")
 
 
 def _as_list(given: object) -> object:
-    """A string as a list of one; strings that are empty stop nothing."""
+    """Return a string as a list of one; drop empty strings, which stop nothing."""
     texts = [given] if isinstance(given, str) else given
     return [t for t in texts if t != ""] if isinstance(texts, list) else texts
 
 
 def _as_text(given: object) -> object:
-    """A message's content as one text; OpenAI allows it in parts."""
+    """Return a message's content as one text; OpenAI allows it in parts."""
     if not isinstance(given, list):
         return given
     for part in given:
@@ -43,12 +43,12 @@ def _as_text(given: object) -> object:
 
 
 def _as_options(given: object) -> object:
-    """`true` asks for the fields of `x_redrafter` and changes nothing else."""
+    """Turn `true`, which asks only for the fields of `x_redrafter`, into empty options."""
     return {} if given is True else given
 
 
 class Schema(BaseModel):
-    """A JSON object; null is the same as leaving a field out, unknown fields are collected."""
+    """A JSON object; null means that a field is left out, and unknown fields are collected."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, frozen=True)
 
@@ -61,7 +61,7 @@ class Schema(BaseModel):
 
     @classmethod
     def parse(cls: type[_Parsed], body: bytes) -> _Parsed:
-        """The request that a body holds; raises ApiError naming the first field that is wrong."""
+        """Parse a request from a body; raises ApiError naming the first wrong field."""
         try:
             return cls.model_validate_json(body)
         except ValidationError as error:
@@ -83,13 +83,13 @@ class OwnOptions(Schema):
 
 
 class TemplateOptions(Schema):
-    """`chat_template_kwargs`, as vLLM and llama-server have them."""
+    """`chat_template_kwargs`, as in vLLM and llama-server."""
 
     enable_thinking: bool | None = None
 
 
 class Message(Schema):
-    """One message; `content` may be left out where there are tool calls."""
+    """One message; `content` may be left out if there are tool calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_as_text)] = ""
@@ -97,9 +97,9 @@ class Message(Schema):
     tool_call_id: str | None = None
 
     def given(self) -> dict[str, Any]:
-        """The message as a chat template takes it."""
+        """Return the message in the form that a chat template takes."""
         given = {"role": self.role, "content": self.content}
-        if self.role == "developer":  # OpenAI's newer word
+        if self.role == "developer":  # OpenAI's newer name
             given["role"] = "system"
         if self.tool_call_id is not None:
             given["tool_call_id"] = self.tool_call_id
@@ -107,10 +107,10 @@ class Message(Schema):
 
 
 class GenerationRequest(Schema):
-    """What both endpoints take."""
+    """Fields that both endpoints accept."""
 
     refused: ClassVar[Mapping[str, str]] = {}
-    """Fields that would change the answer and are not supported, and what to do instead."""
+    """Unsupported fields that would change the answer, and what to do instead."""
 
     model: str | None = None
     stream: bool = False
@@ -132,11 +132,11 @@ class GenerationRequest(Schema):
 
     @property
     def answers(self) -> int:
-        """Answers that are asked for."""
+        """Number of requested answers."""
         return self.n
 
     def check_fields(self) -> list[str]:
-        """The fields that were sent and change nothing; raises ApiError for one that is refused."""
+        """Return the fields that were sent and ignored; raises ApiError for one that is refused."""
         extra = self.model_extra or {}
         for name, instead in self.refused.items():
             if name in extra:
@@ -144,7 +144,7 @@ class GenerationRequest(Schema):
         return sorted(extra)
 
     def options(self, number: int, max_tokens: int, logprobs: bool) -> GenerationOptions:
-        """The options of one answer of `n`, each of which has a seed of its own."""
+        """Return the options of one of the `n` answers; each answer has a different seed."""
         if 0 < self.temperature < LEAST_TEMPERATURE:
             message = f"temperature is {self.temperature:g}; it must be 0 or at least"
             raise ApiError(400, f"{message} {LEAST_TEMPERATURE:g}", param="temperature")
@@ -183,14 +183,14 @@ class ChatRequest(GenerationRequest):
 
     @property
     def thinking(self) -> bool | None:
-        """Whether the model is to reason first; None leaves it to its chat template."""
+        """Whether the model should reason first; None leaves it to its chat template."""
         return (
             False if self.reasoning_effort == "none" else self.chat_template_kwargs.enable_thinking
         )
 
 
 def _as_prompts(given: object) -> object:
-    """One prompt as a list of one."""
+    """Return a single prompt as a list of one."""
     one = isinstance(given, str) or (isinstance(given, list) and given and _is_id(given[0]))
     return [given] if one else given
 
