@@ -50,18 +50,18 @@ from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.fit.machine import this_machine
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
-"""The beams that a drafter is evaluated with."""
+"""Beam shapes that a drafter is evaluated with."""
 
 TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
-"""The beams that a drafter is timed with."""
+"""Beam shapes that a drafter is timed with."""
 
 _TRIED_STEPS = 3
 
 _LEAST_ROWS = 6
-"""Texts of a block in the shortest of runs that are planned for a time."""
+"""Texts per block in the shortest runs that are planned for a time."""
 
 _HELD_OUT_POSITIONS = 6_000
-"""So many are evaluated during training; more only takes longer."""
+"""About this many are evaluated during training; more would only take longer."""
 
 
 class TrainingRun:
@@ -80,7 +80,7 @@ class TrainingRun:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used.
 
         loaded: the job's target, if it is in memory already
-        ranks:  that write the corpus together; None writes it here
+        ranks:  ranks that write the corpus together; None writes it on this one
         """
         check_output(job.output)
         check_memory(job.memory, this_machine())
@@ -118,7 +118,7 @@ class TrainingRun:
 
     @property
     def notes(self) -> list[str]:
-        """What makes this run slower than others, in a line each."""
+        """Reasons why this run is slower than others, one line each."""
         if batch_cache(self.target) is not None:
             return []
         return [
@@ -127,7 +127,7 @@ class TrainingRun:
         ]
 
     def _plan(self, corpus_bytes: int | None = None) -> MemoryPlan:
-        """What of the run is in memory at once."""
+        """Plan the memory of the run."""
         workers = self.job.workers
         if workers is None:
             on_gpu = mx.default_device() == mx.Device(mx.gpu)
@@ -147,12 +147,12 @@ class TrainingRun:
         )
 
     def estimate(self, most_seconds: float = math.inf) -> Estimate:
-        """What the whole run will take, from trials of about so many seconds at most."""
+        """Estimate the whole run, from trials that take about `most_seconds` at most."""
         tokenizer, corpus = self.loaded.tokenizer, self.corpus_job
         return estimate(corpus, self.recipe, self.target, tokenizer, self._plan, most_seconds)
 
     def begin(self, schedule: Schedule) -> None:
-        """Plan a run for a time, or go on with its plan; errors as in `first_plan`."""
+        """Plan a run for a time, or continue with its plan; errors as in `first_plan`."""
         if schedule.plan is None:
             self.job = replace(self.job, training=replace(self.job.training, epochs=PLANNED_EPOCHS))
             schedule.begin(self.estimate(schedule.trial_seconds), self._block_size())
@@ -160,17 +160,17 @@ class TrainingRun:
         self._change(schedule.plan.of(self.job))
 
     def _block_size(self) -> BlockSize:
-        """What a planned run may write at once."""
+        """Return the limits on the blocks of a planned run."""
         job, writing = self.job, self.job.writing
         least = min(writing.batch, max(_LEAST_ROWS, len(writing.openings)))
         if self.ranks is not None or job.data is not None:
-            least = writing.batch  # the other ranks know no plan; what is read has its own blocks
+            least = writing.batch  # other ranks have no plan; given answers have their own blocks
         blocks, trained = max(2, self.least_blocks + 1), 2 * job.training.batch
         tokens, workers = writing.max_answer_tokens, self.plan.workers
         return BlockSize(writing.batch, least, tokens, blocks, trained, workers)
 
     def finalize(self, schedule: Schedule) -> None:
-        """Plan the passes over the corpus that is written, from a trial of training on it."""
+        """Plan the passes over the written corpus, from a trial of training on it."""
         assert self.corpus is not None, "write() first"
         if schedule.plan is None or schedule.plan.final:
             return
@@ -183,7 +183,7 @@ class TrainingRun:
         self._change(schedule.finalize(pace, self.corpus.answer_tokens, of_pass).of(self.job))
 
     def _change(self, job: TrainingJob) -> None:
-        """Go on with other sizes and passes: what was read for this run still holds."""
+        """Continue with other sizes and passes; everything that was read for this run stays."""
         self.job, source = job, self.loaded.source
         self._options = to_toml(job)
         self.plan = self._plan()
@@ -200,9 +200,9 @@ class TrainingRun:
         progress: Callable[[CorpusSize], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CorpusSize:
-        """Stage one: the corpus, as far as it is not there yet, smaller if it is to `stop()`.
+        """Stage one: write what is missing of the corpus, or less if `stop()`.
 
-        Several ranks write it together. Rank 0 then goes on alone, and the others end here.
+        Several ranks write it together. Then rank 0 continues alone, and the others end here.
         """
         job = self.job
         least_tokens = min(job.answer_tokens, 2 * job.training.batch)
@@ -232,7 +232,7 @@ class TrainingRun:
         return self.corpus
 
     def fit(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """Stage two: train, from where an earlier run of this job stopped."""
+        """Stage two: train, starting where an earlier session of this run stopped."""
         trainer, job = self._trainer(), self.job
         with MetricsLog(job.output, trainer.steps_made) as log:
             with atomic_write(job.output / OPTIONS) as partial:
@@ -242,7 +242,7 @@ class TrainingRun:
                 yield event
 
     def _trainer(self) -> Trainer:
-        """The training loop on the corpus that is written."""
+        """Return the training loop on the written corpus."""
         assert self.corpus is not None, "write() first"
         job, target = self.job, self.target
         trained_on, held_out = self._split(self.corpus.blocks)
@@ -277,7 +277,7 @@ class TrainingRun:
         )
 
     def measured_prompts(self) -> list[list[int]]:
-        """Held-out prompts to be timed on."""
+        """Return held-out prompts for timing."""
         assert self.corpus is not None
         _, held_out = self._split(self.corpus.blocks)
         texts = sorted(held_out, key=lambda text: len(text.prompt))
@@ -290,9 +290,9 @@ class TrainingRun:
         done: Callable[[int], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[MeasuredRow]:
-        """Stage three: the best drafter beside plain decoding, on this machine.
+        """Stage three: time the best drafter and plain decoding, on this machine.
 
-        With fewer of the prompts if it is to `stop()`, one at least.
+        After `stop()`, no more prompts are answered, but one always is.
         """
         redrafter = Redrafter(
             self.loaded.model, self.loaded.tokenizer, self.job.output, source=self.loaded.source
@@ -301,7 +301,7 @@ class TrainingRun:
         return measure_speed(redrafter, prompts, shapes, done=done, stop=stop)
 
     def finish(self, measured: list[MeasuredRow]) -> str | None:
-        """Stage four: the plots and the model card.
+        """Stage four: write the plots and the model card.
 
         Returns:
           one line on what could not be drawn, or None
@@ -311,7 +311,7 @@ class TrainingRun:
         return note
 
     def _report(self, measured: list[MeasuredRow]) -> TrainingReport:
-        """All that the card says of this run."""
+        """Return what the card states about this run."""
         assert self.corpus is not None
         log = read_metrics(self.job.output)
         return TrainingReport(
@@ -328,13 +328,13 @@ class TrainingRun:
         )
 
     def _trained_for(self, shapes: Sequence[BeamShape]) -> list[BeamShape]:
-        """The shapes, no longer than the drafter is trained to draft, each once."""
+        """Return the shapes, cut to the length that the drafter is trained to draft, each once."""
         most = self.job.training.draft_length + 1
         cut = (BeamShape(shape.width, min(shape.length, most)) for shape in shapes)
         return list(dict.fromkeys(cut))
 
     def _split(self, blocks: int) -> tuple[list[Path], list[Text]]:
-        """Shards to train on, and texts of those that are held out."""
+        """Return the shards to train on, and a sample of the texts in the held-out ones."""
         job = self.corpus_job
         source = job.source(self.target, self.loaded.tokenizer)
         held = [b for b in range(blocks) if source.held_out(b)]
@@ -350,7 +350,7 @@ class TrainingRun:
         return trained_on, shown
 
     def _made_by(self) -> dict[str, object]:
-        """What must be the same for a run to resume, as far as it is known before the corpus is."""
+        """Return what must stay the same to resume a run; all that is known before the corpus."""
         return {
             "target": self.loaded.source.fingerprint,
             "corpus": self.corpus_key,
