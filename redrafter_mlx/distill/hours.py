@@ -38,6 +38,9 @@ _EVALUATIONS, _QUESTIONS = (2, 10), (1, 8)
 _TRIAL = 0.05
 """Maximum share of the time for the trials before the corpus, and again for the one after it."""
 
+_LEAST_ROWS = 6
+"""Texts per block in the shortest runs."""
+
 _ROUNDS = 4
 """Minimum number of blocks per process, so that the processes end near the planned time."""
 
@@ -59,6 +62,14 @@ class BlockSize:
     blocks: int
     trained: int = 0
     workers: int = 1
+
+    @classmethod
+    def of(cls, job: TrainingJob, least_blocks: int, workers: int, *, fixed: bool) -> BlockSize:
+        """Return the limits for a job; `fixed` keeps its own blocks, as given answers always do."""
+        rows, openings = job.writing.batch, len(job.writing.openings)
+        least = rows if fixed or job.data is not None else min(rows, max(_LEAST_ROWS, openings))
+        blocks, trained = max(2, least_blocks + 1), 2 * job.training.batch
+        return cls(rows, least, job.writing.max_answer_tokens, blocks, trained, workers)
 
     @property
     def least_tokens(self) -> int:
