@@ -1,4 +1,4 @@
-"""`redrafter-mlx export`: a drafter in the format that another server reads."""
+"""`redrafter-mlx export`: write a drafter in the format of another server."""
 
 from __future__ import annotations
 

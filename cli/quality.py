@@ -1,4 +1,4 @@
-"""`redrafter-mlx quality`: how good drafters are on questions, without decoding them one by one."""
+"""`redrafter-mlx quality`: how good drafters are, measured along the target's answers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Measured(NamedTuple):
-    """What a drafter is worth, the bytes of its weights on disk, and what its training took."""
+    """Quality of a drafter, bytes of its weights on disk, and seconds of its training."""
 
     of: DrafterQuality
     bytes: int
@@ -118,7 +118,7 @@ def command(
 
 
 def describe(found: list[Measured], questions: int) -> str:
-    """A block for each drafter: what it guesses right, and what that is worth by beam width."""
+    """Describe each drafter in a block: its accuracy, and tokens/step by beam width."""
     lines = [f"{questions} questions"]
     for one, size, seconds in found:
         quality = one.quality

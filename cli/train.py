@@ -25,12 +25,12 @@ _KEYS = {
     "epochs": ("training.epochs",),
     "seed": ("writing.seed", "training.seed"),
 }
-"""Where an option stands in an options file, if not under its own name."""
+"""Keys in an options file of the options that have another name there."""
 
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """What people set of a `TrainingJob`; None leaves it to --config, or to the job's default."""
+    """What a user sets of a `TrainingJob`; None leaves it to --config, or to the job's default."""
 
     # fmt: off
     config: str | None = flag(None, Flag(
@@ -80,7 +80,7 @@ class TrainOptions:
     # fmt: on
 
     def check_hours(self) -> None:
-        """Raise BadInputError for hours that nothing can be planned for, or with what they plan."""
+        """Raise BadInputError if --hours is out of range, or given with an option that it plans."""
         if self.hours is None:
             return
         if not 0 < self.hours <= _MOST_HOURS:
@@ -93,9 +93,9 @@ class TrainOptions:
                 raise BadInputError(f"--hours plans the run by itself; leave out --{option}")
 
     def given(self) -> dict[str, object]:
-        """What was set, by its key in an options file; `drafter.layers` is in table [drafter].
+        """Return what was set, by options-file key; `drafter.layers` is in table [drafter].
 
-        Raises BadInputError for a vocabulary that is no number of tokens.
+        Raises BadInputError if --draft-vocab is neither a number of tokens nor `all`.
         """
         named = {
             key: value
@@ -109,7 +109,7 @@ class TrainOptions:
         return {key: value for name, value in named.items() for key in _KEYS.get(name, (name,))}
 
     def sources(self, from_file: Iterable[str]) -> dict[str, str]:
-        """What set each key, for messages: an option of the command, or the options file."""
+        """Return what set each key, for messages: an option of the command, or the options file."""
         options = {key: name for name in vars(self) for key in _KEYS.get(name, (name,))}
         by_option = {key: f"--{options[key].replace('_', '-')}" for key in self.given()}
         return {key: f"{key} in {self.config}" for key in from_file} | by_option

@@ -1,4 +1,4 @@
-"""What a person sees of training: the corpus growing, the losses falling, and the verdict."""
+"""Terminal output of training: the corpus, the losses, and the verdict."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from redrafter_mlx.runtime.paths import human_size
 _INTERRUPTED = 130
 
 Update = Callable[..., None]
-"""Takes what is done, and if known the total and a note."""
+"""Takes the amount that is done, and if known the total and a note."""
 
 
 def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None = None) -> None:
-    """Run a job from its first stage to its last; Ctrl-C leaves it ready to resume.
+    """Run all stages of a job; Ctrl-C leaves it ready to resume.
 
-    hours: plan the corpus, the passes over it and the evaluations for so long a time
+    hours: time for which the corpus, the passes over it and the evaluations are planned
     """
     with nullcontext() if dry_run else kept_awake():
         _run(job, dry_run, None if hours is None else Schedule(job.output, hours))
@@ -102,7 +102,7 @@ def _say_goodbye(console: Console, kept: str) -> None:
 
 @contextmanager
 def _timed(schedule: Schedule | None) -> Iterator[None]:
-    """Keep the plan and the time that a stage took, however it ends."""
+    """Save the plan and the time spent before a stage, and after it, however it ends."""
     if schedule is not None:
         schedule.save()
     try:
@@ -113,7 +113,7 @@ def _timed(schedule: Schedule | None) -> Iterator[None]:
 
 
 def _print_plan(console: Console, run: TrainingRun, schedule: Schedule) -> None:
-    """What the run does in its hours, and when it ends."""
+    """Print what the run does in its hours, and when it ends."""
     job = run.job
     console.print(
         f"plan for {schedule.plan.hours if schedule.plan else 0:g} h: {job.answer_tokens:,} answer "
@@ -124,7 +124,7 @@ def _print_plan(console: Console, run: TrainingRun, schedule: Schedule) -> None:
 
 
 def _ends(seconds: float) -> str:
-    """`the run ends at 06:40`, so many seconds from now."""
+    """Return `the run ends at 06:40`, the time that is `seconds` from now."""
     return time.strftime("the run ends at %H:%M", time.localtime(time.time() + seconds))
 
 
@@ -160,7 +160,7 @@ def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console, *, pla
 
 
 def shortfall(corpus: CorpusSize, job: TrainingJob, *, layers: bool) -> str | None:
-    """Why a corpus that the target writes is smaller than was asked; None if it is not.
+    """Explain why a corpus that the target writes is smaller than requested; None if it is not.
 
     layers: whether the inputs of context layers are kept
     """
@@ -171,7 +171,7 @@ def shortfall(corpus: CorpusSize, job: TrainingJob, *, layers: bool) -> str | No
 
 
 def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -> bool:
-    """Whether training came to its end; False if Ctrl-C stopped it."""
+    """Train; return whether training was completed, False if Ctrl-C stopped it."""
     last: Step | None = None
     if schedule is not None:
         schedule.trained()
@@ -191,7 +191,10 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
 
 
 def _print_quality(console: Console, at: Evaluation) -> None:
-    """`step 90: first guesses right 43% 32%; tokens/step 1.61 1.90 with beam width 1, 4; saved`."""
+    """Print an evaluation in a line.
+
+    `step 90: first guesses right 43% 32%; tokens/step 1.61 1.90 with beam width 1, 4; saved`
+    """
     right = " ".join(f"{share:.0%}" for share in at.quality.top1)
     per_step = " ".join(f"{x:.2f}" for x in at.quality.tokens_per_step.values())
     widths = ", ".join(map(str, at.quality.tokens_per_step))
@@ -245,7 +248,7 @@ def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
 def _stage(
     console: Console, activity: str, unit: str, total: int | None = None
 ) -> Iterator[Update]:
-    """Show how far a stage has come: in a bar on a terminal, in a line now and then elsewhere."""
+    """Show the progress of a stage: a bar on a terminal, a line now and then elsewhere."""
     if not sys.stderr.isatty():
         stage = Stage(activity, unit, total)
         with _lines(console, stage):
@@ -270,7 +273,7 @@ def _stage(
 
 
 def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
-    """Lines on how far a stage has come, but none on a terminal, where bars show it."""
+    """Print lines on the progress of a stage; none on a terminal, where bars show it."""
     if sys.stderr.isatty():
         return nullcontext()
     return progress_lines(stage, lambda line: console.print(one_line(line)))
@@ -278,7 +281,7 @@ def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
 
 @contextmanager
 def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C was pressed; a second one ends the process at once."""
+    """Yield a function: whether Ctrl-C was pressed. A second one interrupts at once."""
     pressed = False
 
     def note(_: int, __: FrameType | None) -> None:

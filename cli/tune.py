@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
 
 _QUESTIONS = (0, 8, 13)
-"""Of our own: a letter, a function and an explanation, to sample acceptance."""
+"""Indices of our own questions that sample acceptance: a letter, a function, an explanation."""
 
 _TOKENS = 32
 _LENGTH = 5
-"""Of the beams that acceptance is sampled with; for longer ones it is extrapolated."""
+"""Length of the beams that sample acceptance; for longer ones it is extrapolated."""
 
 _CONTEXT = 256
-"""Tokens of text at which a shape is named."""
+"""Tokens of text for which a shape is recommended."""
 
 _NO_SHAPES = (
     "there is no drafter, or one along a static tree; tune needs one whose shape can be chosen, "
@@ -114,9 +114,9 @@ def command(
 
 
 def measured_policy(loaded: Redrafter, again: bool, report: Progress | None) -> BatchPolicy:
-    """What the machine was measured to cost, now if need be, with a sample of acceptance.
+    """Return the policy from this machine's costs, measured if need be, and a sample of acceptance.
 
-    Raises BadInputError where there is no shape to choose.
+    Raises BadInputError if there is no shape to choose.
     """
     from redrafter_mlx.autotune.batch_policy import BatchPolicy
 
@@ -132,7 +132,7 @@ def measured_policy(loaded: Redrafter, again: bool, report: Progress | None) -> 
 
 
 def best_rate(policy: BatchPolicy) -> float:
-    """Tokens a second that the best shape promises."""
+    """Return the tokens per second that the best shape promises."""
     promises = policy.promises(_CONTEXT)
     return promises[_best(promises)][1]
 
@@ -144,7 +144,7 @@ def _tuner_of(loaded: Redrafter) -> Tuner:
 
 
 def describe_choice(policy: BatchPolicy) -> str:
-    """The shape that promises most, and how much, in a sentence."""
+    """Describe in a sentence the best shape and what it promises."""
     promises = policy.promises(_CONTEXT)
     if {*promises} == {PLAIN}:
         return "drafts copies of the text, each as long as its match is expected to hold"
@@ -163,14 +163,14 @@ def describe_choice(policy: BatchPolicy) -> str:
 
 
 def in_words(shape: BeamShape) -> str:
-    """`W 2, L 4, N 7`."""
+    """Return a shape as `W 2, L 4, N 7`."""
     return f"W {shape.width}, L {shape.length}, N {shape.nodes}"
 
 
 def shape_note(usual: BeamShape | None, nodes: float | None) -> str | None:
-    """What the statistics line says of shapes that were chosen step by step.
+    """Describe shapes that were chosen step by step, for the statistics line.
 
-    `nodes` is how many were verified in a step, not how many there was room for.
+    `nodes` is the number verified per step, not the number that the shape has room for.
     """
     if usual is None or nodes is None:
         return None
@@ -188,7 +188,7 @@ def _prompts(loaded: Redrafter) -> list[list[int]]:
 def _sample_acceptance(
     loaded: Redrafter, widest: int, prompt: list[int], acceptance: AcceptanceStatistics
 ) -> None:
-    """Learn from an answer whose drafts were verified as large trees."""
+    """Update `acceptance` from an answer whose drafts are verified as large trees."""
     for response in loaded.stream(
         prompt, max_tokens=_TOKENS, beam_width=widest, beam_length=_LENGTH
     ):
@@ -198,7 +198,7 @@ def _sample_acceptance(
 
 
 def _choice(policy: BatchPolicy) -> dict[str, object]:
-    """The same for programs: the shape, its tokens a step and its speed beside plain decoding."""
+    """Return the best shape for programs, with its tokens/step and speedup over plain decoding."""
     promises = policy.promises(_CONTEXT)
     best = _best(promises)
     tokens, rate = promises[best]
@@ -210,15 +210,15 @@ def _choice(policy: BatchPolicy) -> dict[str, object]:
 
 
 def _best(promises: dict[BeamShape, tuple[float, float]]) -> BeamShape:
-    """The shape of the most tokens a second."""
+    """Return the shape with the most tokens per second."""
     return max(promises, key=lambda shape: promises[shape][1])
 
 
 def _main() -> None:
-    """A process that measures one BLAS for `compare_libraries`.
+    """Measure one BLAS library for `compare_libraries`, in a process started for it.
 
-    Options in a line of standard input, which stays open as long as the result is wanted; tokens a
-    second on standard output.
+    It reads the options from a line of standard input, which stays open as long as the result is
+    wanted, and prints tokens per second on standard output.
     """
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()
@@ -226,7 +226,7 @@ def _main() -> None:
         policy = measured_policy(opt.load_model(loading), again=False, report=None)
         print(best_rate(policy), flush=True)
     except RedrafterError:
-        sys.exit(1)  # the process that compares meets the same error, and shows it
+        sys.exit(1)  # the process that compares gets the same error, and shows it
 
 
 def _end_with_input() -> None:

@@ -1,4 +1,4 @@
-"""The last part of `tune`: what drafts would bring here, and the command for each."""
+"""The last part of `tune`: what each kind of drafter would gain here, and its command."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
 
 _PATIENCE = 30.0
-"""Seconds that a trial of training may take, as the measured calls tell."""
+"""Maximum seconds for a trial of training, estimated from the measured calls."""
 
 _HOURS = 8
 
 
 @dataclass(frozen=True)
 class Advice:
-    """One way to decode; figures are of chains of drafts, command starts it."""
+    """One way to decode, with figures for a chain of drafts; `command` starts it."""
 
     way: str
     tokens_per_step: float
@@ -36,7 +36,7 @@ class Advice:
 
 
 def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Advice]:
-    """Plain decoding, lookup, a published drafter if one is known, and one trained here."""
+    """Return plain decoding, lookup, a published drafter if one is known, and one trained here."""
     from redrafter_mlx.weights.known_drafters import known_drafters
 
     name = _name(loaded)
@@ -64,7 +64,7 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
 
 
 def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
-    """What `train --dry-run` says of this model, or why it is not tried here."""
+    """Return the estimate of `train --dry-run` for this model, or why it is not tried here."""
     from redrafter_mlx.distill.job import TrainingJob
     from redrafter_mlx.distill.run import TrainingRun
     from redrafter_mlx.loading import LoadedTarget
@@ -85,7 +85,7 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
 
 
 def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
-    """The table, and how long training takes."""
+    """Format the table of ways, and how long training takes."""
     from redrafter_mlx.cli.progress import duration
 
     lines = [
@@ -104,13 +104,13 @@ def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
 
 
 def _trial_seconds(costs: CostModel) -> float:
-    """Of the shortest trial of both stages of training: a few prompts, and some tokens of each."""
+    """Return seconds of the shortest trial of training: a few prompts, and some tokens of each."""
     rows, seconds = costs.short[-1]
     return seconds / rows * 6 * (64 + 10)
 
 
 def _sizes(loaded: Redrafter) -> tuple[int, int] | None:
-    """Bytes of a usual drafter, and of the weights; None for what is no dense decoder."""
+    """Return bytes of a usual drafter and of the weights; None if it is no dense decoder."""
     from mlx.utils import tree_flatten
 
     from redrafter_mlx.weights.fit.needs import stored_model

@@ -1,4 +1,4 @@
-"""`redrafter-mlx verify`: a report that says whether the output is exact."""
+"""`redrafter-mlx verify`: a report on whether the output is exact."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def command(
 
 
 def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> str:
-    """The report for people: what was compared, each difference, and the verdict."""
+    """Format the report as text: what was compared, each difference, and the verdict."""
     weights = f", {report.bits}-bit weights" if report.bits else ""
     drafts = "mlx-lm's own answers, with errors" if report.drafter == "oracle" else report.drafter
     lines = [

@@ -1,1 +1,1 @@
-"""The papers' tables: what each of them measures, and the published figures beside ours."""
+"""The papers' tables: what each of them measures, and the published figures next to ours."""

@@ -1,4 +1,4 @@
-"""Tables of the papers that are measured with requests one by one."""
+"""Tables of the papers that are measured with one request at a time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from redrafter_mlx.bench.show.tables import TextTable, spread
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 
 STRETCH = 32
-"""Tokens of an answer that are counted together."""
+"""Number of consecutive answer tokens that are counted together."""
 
 
 def shape_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Tokens a second by beam width and length, beside the published ones of the same shape."""
+    """Tabulate tokens per second by beam shape, next to the published figures of that shape."""
     machines = list(dict.fromkeys((r["machine"], r["target"]) for r in published.records()))
     beside = {
         (r["machine"], r["target"], r["W"], r["L"]): r for r in published.records()
@@ -41,7 +41,7 @@ def shape_tables(evidence: Evidence, published: Published) -> list[TextTable]:
 
 
 def method_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Speedup and tokens/step of every drafter, over all questions and by category."""
+    """Tabulate speedup and tokens/step of every drafter, over all questions and by category."""
     del published
     drafted = [row for row in evidence.rows if row.method.name == "redrafter"]
     cells = tuple(
@@ -53,7 +53,7 @@ def method_tables(evidence: Evidence, published: Published) -> list[TextTable]:
 
 
 def label_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Drafters by what their labels were in training, at each beam width."""
+    """Tabulate drafters by their training labels, at each beam width."""
     beside = {(r["W"], r["labels"]): r for r in published.records()}
     cells = []
     for row in evidence.drafted:
@@ -72,7 +72,7 @@ def label_tables(evidence: Evidence, published: Published) -> list[TextTable]:
 
 
 def merging_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Nodes with merged prefixes by beam width, and speed with merging and without."""
+    """Tabulate nodes with merged prefixes by beam width, and speed with and without merging."""
     del published
     cells = []
     for row in evidence.drafted:
@@ -98,7 +98,10 @@ def merging_tables(evidence: Evidence, published: Published) -> list[TextTable]:
 
 
 def acceptance_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Acceptance methods by temperature and thresholds: speed, and what the target thinks."""
+    """Tabulate acceptance methods by temperature and thresholds.
+
+    Columns: speed, likelihood and entropy under the target, and agreement with greedy answers.
+    """
     del published
     greedy = {
         (a.dtype, a.question_id): a.run.token_ids
@@ -130,7 +133,7 @@ def acceptance_tables(evidence: Evidence, published: Published) -> list[TextTabl
 
 
 def along_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Tokens of a step by how far into the answer it was."""
+    """Tabulate accepted drafts and tokens/step by the position of the step in the answer."""
     del published
     cells = []
     for row in evidence.drafted:
@@ -145,7 +148,7 @@ def along_tables(evidence: Evidence, published: Published) -> list[TextTable]:
 
 
 def accepted_along(answers: Sequence[Answer]) -> dict[int, list[int]]:
-    """Drafts accepted in each step, by the first token of the stretch where the step began."""
+    """Group the drafts accepted per step by the first token of the stretch where it began."""
     found: dict[int, list[int]] = {}
     for answer in answers:
         tokens = 1
@@ -159,7 +162,7 @@ def accepted_along(answers: Sequence[Answer]) -> dict[int, list[int]]:
 
 
 def accepted_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Steps by how many drafts they accepted, at each beam width."""
+    """Tabulate the steps by their number of accepted drafts, at each beam width."""
     del published
     found = {row: [n for answer in evidence.answers_of(row) for n in answer.run.accepted]
              for row in evidence.drafted}  # fmt: skip
@@ -177,7 +180,7 @@ def accepted_tables(evidence: Evidence, published: Published) -> list[TextTable]
 
 
 def rate_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Drafters by form and learning rate: acceptance and speed, and how the two go together."""
+    """Tabulate drafters by form and learning rate: acceptance, speed, and their correlation."""
     del published
     cells, points = [], []
     for row in evidence.drafted:
@@ -200,7 +203,7 @@ def rate_tables(evidence: Evidence, published: Published) -> list[TextTable]:
 
 
 def correlation(points: Sequence[tuple[float, float]]) -> float | None:
-    """Pearson's, over three points or more that are not all alike."""
+    """Return Pearson's correlation; None for fewer than three points or a constant coordinate."""
     x, y = np.array(points, np.float64).reshape(-1, 2).T
     if len(points) < 3 or not (x.std() > 0 and y.std() > 0):
         return None
@@ -208,7 +211,7 @@ def correlation(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def draft_model_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Acceptance by temperature and number of drafts, expected speedup beside the measured."""
+    """Tabulate acceptance, expected and measured speed, by temperature and number of drafts."""
     del published
     cells = []
     for row in evidence.drafted:
@@ -235,7 +238,7 @@ def draft_model_tables(evidence: Evidence, published: Published) -> list[TextTab
 
 
 def drafts_accepted(row: Row) -> float | None:
-    """Of the drafts whose parents were all accepted, the share that was accepted too."""
+    """Return the acceptance rate of drafts whose parents were all accepted; None without drafts."""
     drafts = (row.method.beam_length or 1) - 1
     shares = [*row.acceptance, *([0.0] * drafts)][:drafts]
     reached = 1 + sum(shares[:-1])
@@ -243,7 +246,10 @@ def drafts_accepted(row: Row) -> float | None:
 
 
 def expected_tokens(accepted: float, drafts: int) -> float:
-    """Of a step with so many drafts, each accepted with that probability if it is reached."""
+    """Return the expected tokens/step with this many drafts.
+
+    accepted: probability that a draft is accepted if it is reached
+    """
     return float(sum(accepted**depth for depth in range(drafts + 1)))
 
 
@@ -257,7 +263,7 @@ def _thresholds(row: Row) -> tuple[str, str]:
 
 
 def _agreement(answers: Sequence[Answer], greedy: dict[tuple[str, int | str], list[int]]) -> str:
-    """Tokens before the first that differs from the greedy answer, as a share of its tokens."""
+    """Return the tokens before the first difference, as a share of the greedy answer's tokens."""
     same = total = 0
     for answer in answers:
         want = greedy.get((answer.dtype, answer.question_id))

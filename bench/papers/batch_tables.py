@@ -1,4 +1,4 @@
-"""Tables of the papers that are measured with several requests at once."""
+"""Tables of the papers that are measured with several concurrent requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from redrafter_mlx.bench.show.tables import TextTable, spread
 
 
 def batch_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Tokens a second of one request and of all together, by beam width and requests."""
+    """Tabulate tokens per second, per request and in total, by beam width and requests."""
     del published
     cells = tuple(
         (_width(row), str(row.size), spread(row.request_tps), spread(row.total_tps),
@@ -21,7 +21,7 @@ def batch_tables(evidence: Evidence, published: Published) -> list[TextTable]:
 
 
 def latency_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Milliseconds a token of a request, by prompt length, requests and candidates k."""
+    """Tabulate a request's milliseconds per token, by prompt length, requests and candidates k."""
     del published
     cells = tuple(
         ("" if length is None else str(length), str(row.size), _width(row), _milliseconds(row),

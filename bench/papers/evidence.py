@@ -1,4 +1,4 @@
-"""What was measured for a table of a paper."""
+"""The measurements that a table of a paper is made from."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from redrafter_mlx.bench.measure.likelihood import Likelihood
 from redrafter_mlx.bench.measure.methods import Method
 
 AnswerKey = tuple[str, Method, int | str, int]
-"""Of an answer: dtype, method, question and repeat."""
+"""Key of an answer: dtype, method, question and repeat."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Measurements of one kind or another; what a table has no use for is empty.
+    """Measurements of several kinds; those that a table does not use are empty.
 
-    rows, answers: of requests one by one
+    rows, answers: of requests sent one at a time
     likelihoods:   of the answers' texts under the target
-    draft_costs:   a draft's cost over a target call's with one query row, by dtype
-    batches:       of requests at once, by the length that their prompts were brought to
-    logs:          of training runs, by their folders
-    options:       of training runs, as their options files hold them, by the drafters' names
+    draft_costs:   by dtype: cost of a draft, divided by that of a target call with one query row
+    batches:       of concurrent requests, each with the length that the prompts were brought to
+    logs:          of training runs, by folder
+    options:       of training runs, as in their options files, by the drafter's name
     """
 
     rows: Sequence[Row] = ()
@@ -38,7 +38,7 @@ class Evidence:
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def answers_of(self, row: Row) -> list[Answer]:
-        """Those that a row over all questions sums up."""
+        """Return the answers that a row over all questions summarises."""
         return [a for a in self.answers if (a.dtype, a.method) == (row.dtype, row.method)]
 
     @property
@@ -48,5 +48,5 @@ class Evidence:
 
     @property
     def drafted(self) -> list[Row]:
-        """Those of them that drafted."""
+        """Rows over all questions that used drafts."""
         return [row for row in self.whole if row.method.name == "redrafter"]

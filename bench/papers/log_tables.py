@@ -1,4 +1,4 @@
-"""Tables of the papers that are read from the logs of training runs."""
+"""Tables of the papers that are made from the logs of training runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from redrafter_mlx.bench.show.tables import TextTable
 
 
 def accuracy_tables(evidence: Evidence, published: Published) -> list[TextTable]:
-    """Accuracy by the draft's position, at each evaluation of each run."""
+    """Tabulate accuracy by the draft's position, at each evaluation of each run."""
     del published
     tables = []
     for folder, log in evidence.logs.items():

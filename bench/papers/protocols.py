@@ -1,4 +1,4 @@
-"""What each table of the papers measures: options of `bench`, and the tables that come of them."""
+"""How each table of the papers is measured: the options of `bench`, and what makes the table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ QUESTION_81 = Question(
     "writing",
     81,
 )
-"""MT-Bench's (Apache-2.0), which the authors timed on Macs."""
+"""The question of MT-Bench (Apache-2.0) that the authors timed on Macs."""
 
 _MT_BENCH: Mapping[str, object] = {"mt_bench": True, "repeats": 1}
 _TRAINED: Mapping[str, object] = {"drafter": ("trained",)}
@@ -32,15 +32,15 @@ _TRAINED: Mapping[str, object] = {"drafter": ("trained",)}
 class Protocol:
     """How a table is measured.
 
-    name:     what `--paper` takes
-    measures: requests one by one or at once, or nothing: logs of training runs are read
-    options:  of `bench`, by their names; those of the command line win
-    tables:   from what was measured to tables
-    question: the only one, if no others are asked for
-    drafters: how many must be named; 0 where the options name them
-    installed: measures every drafter on this machine that is for the model
-    inspects: what is looked at beside the clock
-    prompt_lengths: that prompts are brought to, in turn; none leaves them as they are
+    name:     value of `--paper`
+    measures: requests one at a time, or concurrent requests, or nothing: training logs are read
+    options:  options of `bench` by name; those of the command line take precedence
+    tables:   makes the tables from the measurements
+    question: the only question, unless the user names others
+    drafters: number of drafters that the user must name; 0 if the options name them
+    installed: whether every drafter on this machine that fits the model is measured
+    inspects: what is measured in addition to time
+    prompt_lengths: lengths that prompts are brought to, in turn; empty leaves them unchanged
     """
 
     name: str
@@ -140,7 +140,7 @@ PROTOCOLS = (
 
 
 def find_protocol(name: str) -> Protocol:
-    """Raises BadInputError for a name that no table has."""
+    """Return the protocol with this name; raises BadInputError if there is none."""
     by_name = {protocol.name: protocol for protocol in PROTOCOLS}
     if name not in by_name:
         near = difflib.get_close_matches(name, by_name, n=1)

@@ -1,6 +1,6 @@
-"""Published figures, as `published.json` holds them with paper, version and table number.
+"""Published figures, from `published.json`, with paper, version and table number.
 
-Figures alone are kept, no text of a paper. What is not at hand is named as missing.
+Only figures are kept, no text of a paper. Figures that are not at hand are named as missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FILE = Path(__file__).parent / "published.json"
 
 @dataclass(frozen=True)
 class Setting:
-    """What the figures were measured on."""
+    """The conditions under which the figures were measured."""
 
     model: str
     machine: str
@@ -35,10 +35,10 @@ class Setting:
 class Published:
     """One table or figure of a paper.
 
-    paper:   its number and version
-    number:  of the table in it
-    columns, rows: the figures; none where they are not at hand
-    missing: what is not at hand; "" if everything is
+    paper:   number and version of the paper
+    number:  number of the table in the paper
+    columns, rows: the figures; empty if they are not at hand
+    missing: what is not at hand; "" if nothing is missing
     source:  where the figures were read, if not in the paper itself
     """
 
@@ -52,14 +52,14 @@ class Published:
     source: str = ""
 
     def records(self) -> list[dict[str, str | float | None]]:
-        """The rows by column."""
+        """Return each row as a dict by column."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
 
 class Timings(NamedTuple):
-    """One chip and dtype; seconds, of `tokens` new tokens.
+    """Timings of one chip and dtype, in seconds, for `tokens` new tokens.
 
-    drafted: target calls, and seconds without the prompt's, by beam width and length
+    drafted: by beam width and length: number of target calls, and seconds without the prompt's
     """
 
     tokens: int
@@ -68,7 +68,7 @@ class Timings(NamedTuple):
 
 
 def published(name: str) -> Published:
-    """The figures of a table by its name; raises KeyError."""
+    """Return the figures of a table by its name; raises KeyError."""
     found = _data()["tables"][name]
     return Published(
         **{
@@ -81,7 +81,7 @@ def published(name: str) -> Published:
 
 
 def timings(chip: str, dtype: str) -> Timings:
-    """The authors' own timings of one of CHIPS in float16 or bfloat16."""
+    """Return the authors' own timings of one of CHIPS in float16 or bfloat16."""
     data = _data()["timings"]
     found = data["machines"][chip][dtype]
     prompt = mean(found["prompt_ms"])
@@ -90,7 +90,7 @@ def timings(chip: str, dtype: str) -> Timings:
 
 
 def authors_grid(chip: str, dtype: str) -> Grid:
-    """The authors' sixteen cells of one chip and dtype, greedy, as their analysis reads them."""
+    """Return the authors' 16 greedy cells of one chip and dtype, as in their own analysis."""
     tokens, plain, drafted = timings(chip, dtype)
     cells = tuple(
         Cell(W, L, tokens / took, plain / took, tokens / calls)

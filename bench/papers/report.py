@@ -1,4 +1,4 @@
-"""A table of a paper in a terminal and as JSON: measured, published, and what differs in kind."""
+"""A paper's table for the terminal and as JSON: measured and published, with the conditions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from redrafter_mlx.bench.show.tables import TextTable
 
 
 class Difference(NamedTuple):
-    """One thing in which the paper's figures and ours differ in kind."""
+    """One condition of the measurement, in the paper and here."""
 
     what: str
     paper: str
@@ -21,7 +21,7 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperResult:
-    """A table of a paper: what was measured, what was published, and what differs in kind."""
+    """A table of a paper: what was measured, what was published, and the conditions of both."""
 
     name: str
     published: Published
@@ -29,7 +29,7 @@ class PaperResult:
     differences: tuple[Difference, ...]
 
     def to_dict(self) -> dict[str, object]:
-        """As `-o json` prints it."""
+        """Return what `-o json` prints."""
         return {
             "name": self.name,
             "published": asdict(self.published),
@@ -39,7 +39,7 @@ class PaperResult:
 
     @property
     def tables(self) -> list[TextTable]:
-        """Everything, in the order of reading."""
+        """All tables, in reading order."""
         return [*self.measured, published_table(self.published), self._differences()]
 
     def _differences(self) -> TextTable:
@@ -48,7 +48,7 @@ class PaperResult:
 
 
 def published_table(published: Published) -> TextTable:
-    """The paper's own figures, and what of them is not at hand."""
+    """Return the paper's own figures; the note names those that are not at hand."""
     title = f"Published: {published.paper}, {published.number}, {published.title}"
     if not published.rows:
         return TextTable(title, ("figures",), ((f"not at hand: {published.missing}",),))
@@ -72,7 +72,7 @@ def differences(
     baseline: str,
     changed: Sequence[Difference],
 ) -> tuple[Difference, ...]:
-    """What the figures were measured on there and here, and the options that were changed."""
+    """Return the conditions of the paper and ours, and the options that were changed."""
     setting = published.setting
     loaded = "; ".join(
         dict.fromkeys(

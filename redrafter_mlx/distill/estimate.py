@@ -1,4 +1,4 @@
-"""What a training run will take, from a trial of each stage and arithmetic on bytes."""
+"""Estimated cost of a training run, from a trial of each stage and arithmetic on bytes."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from redrafter_mlx.target.model import Target
 
 _TRIED_TOKENS, _TRIED_TEXTS = 6, 4
 _LEAST_SHARE = 0.05
-"""Of a trial, what its tokens took at least, whatever the clock says on a busy machine."""
+"""Minimum share of a trial's time that its tokens take; a busy machine's clock may show less."""
 
 _PROMPT_TOKENS = 64
 
 _FEW_TEXTS, _FEW_POSITIONS = 6, 64
-"""Of a trial that tells how long one of the whole batch would take."""
+"""Sizes of small trials, which predict how long a trial of the whole batch would take."""
 
 _MORE_BATCHES = 2
 
 _PLAIN_TOKENS = 9
-"""Of a trial of plain decoding."""
+"""Number of tokens in a trial of plain decoding."""
 
 _TURNS, _TURN_TOKENS = 1.3, 64
-"""Turns drawn for one prompt that the target writes itself, as some are left out; tokens of one."""
+"""User turns drawn for each prompt that the target writes (some are left out); tokens per turn."""
 
 _PROMPT_SHARE = 0.5
-"""Tokens of prompts that are trained on, of the answers'; a prompt may have several."""
+"""Prompt tokens that are trained on, per answer token; a prompt may have several answers."""
 
 
 @dataclass(frozen=True)
 class Estimate:
     """Counts, bytes and seconds; seconds are from a short trial on this machine.
 
-    answer_tokens: those asked for; of given answers no more than there are
+    answer_tokens: the requested number; of given answers, no more than there are
     corpus_bytes:  hidden states and tokens on disk
-    most_bytes:    that the corpus may take there
-    drafter_bytes: of the stored weights
-    memory_bytes:  most at once: target, a batch being written or trained on, states
+    most_bytes:    maximum size of the corpus on disk
+    drafter_bytes: size of the stored weights
+    memory_bytes:  peak: target, a batch being written or trained on, states
     """
 
     answer_tokens: int
@@ -72,14 +72,14 @@ def estimate(
     plan: Callable[[int], MemoryPlan],
     most_seconds: float = math.inf,
 ) -> Estimate:
-    """Try a little of both stages and multiply.
+    """Try a small part of both stages and scale the times up.
 
-    target: reading what the recipe reads
-    plan: what the run holds in memory, for a corpus of so many bytes
-    most_seconds: that the trials may take; where they take longer, parts of batches are tried,
-                  which overestimates a little
+    target: set up to read the layers that the recipe uses
+    plan: returns the memory plan of the run for a corpus of this many bytes
+    most_seconds: time limit for the trials; if whole batches take longer, parts of batches are
+                  tried, which overestimates a little
 
-    Raises BadInputError, naming the file, for given conversations without a usable answer.
+    Raises BadInputError, naming the file, if given conversations have no usable answer.
     """
     job, source = corpus.job, corpus.source(target, tokenizer)
     if isinstance(source, Writer):
@@ -130,9 +130,9 @@ def estimate(
 def largest_trial(
     trial: Callable[[int], float], few: int, whole: int, most_seconds: float
 ) -> float:
-    """What a trial of the `whole` batch finds, or of as much of it as fits in so many seconds.
+    """Return the result of a trial of the `whole` batch, or of as much as fits in `most_seconds`.
 
-    A trial of a `few` tells how much that is.
+    A trial of a `few` shows how much fits.
     """
     size = whole
     if math.isfinite(most_seconds) and few < whole:
@@ -146,7 +146,7 @@ def largest_trial(
 
 
 def _trial(read: Callable[[int], list[Text]]) -> tuple[float, float]:
-    """Of texts that the target reads, so many as it is told: seconds a token, tokens a text."""
+    """Return seconds per token and tokens per text; `read(n)` has the target read n texts."""
     read(1)
     began = time.monotonic()
     texts = read(_TRIED_TEXTS)
@@ -155,8 +155,7 @@ def _trial(read: Callable[[int], list[Text]]) -> tuple[float, float]:
 
 
 def plain_seconds(target: Target) -> float:
-    """Of one token of plain decoding."""
-
+    """Return the seconds per token of plain decoding."""
     write_answers(target, [[1, 1]], [], 2)  # warms up
     began = time.monotonic()
     write_answers(target, [[1, 1]], [], _PLAIN_TOKENS)
@@ -164,7 +163,7 @@ def plain_seconds(target: Target) -> float:
 
 
 def _writing_seconds(job: TrainingJob, texts: int, room: int | None, target: Target) -> float:
-    """For one answer token, prompts included, in one process that writes so many texts at once."""
+    """Return seconds per answer token, prompts included, if a process writes `texts` at once."""
     writing = job.writing
     prompts = [[1] * _PROMPT_TOKENS] * (texts // len(writing.openings) or 1)
     openings = (0,) * len(writing.openings)
@@ -175,16 +174,16 @@ def _writing_seconds(job: TrainingJob, texts: int, room: int | None, target: Tar
         return time.monotonic() - began
 
     first, long = seconds(prompts, 1), seconds(prompts, 1 + _TRIED_TOKENS)
-    short = min(first, seconds(prompts, 1))  # the first one compiled
+    short = min(first, seconds(prompts, 1))  # the first call compiled
     of_column = max(long - short, _LEAST_SHARE * long) / _TRIED_TOKENS
-    turns = writing.own_share * _TURNS / len(openings)  # of an answer
+    turns = writing.own_share * _TURNS / len(openings)  # per answer
     columns = writing.max_answer_tokens + turns * _TURN_TOKENS
     total = short + of_column * columns
     return total / (len(prompts) * len(openings) * writing.max_answer_tokens)
 
 
 def _step_seconds(job: TrainingJob, size: int, target: Target, recipe: Recipe) -> float:
-    """For one step of the optimiser, from batches of such a size."""
+    """Return the seconds of one optimiser step, from batches of `size` positions."""
     training = replace(job.training, batch=size)
     student = recipe.blank(target, training)
     learner, loss = Learner(student, training, 1), student.trial()
@@ -199,6 +198,6 @@ def _step_seconds(job: TrainingJob, size: int, target: Target, recipe: Recipe) -
     batches = job.training.accumulate * job.training.batch / size
     if batches <= 1:
         return one
-    several = seconds(1 + _MORE_BATCHES)  # the optimiser itself takes no longer
+    several = seconds(1 + _MORE_BATCHES)  # the time of the optimiser itself stays the same
     of_batch = max(several - one, _LEAST_SHARE * several) / _MORE_BATCHES
     return one + (batches - 1) * of_batch

@@ -1,8 +1,8 @@
-"""A training run for a given time: how much corpus, how many passes and evaluations fit into it.
+"""Planning a training run for a given time: size of the corpus, passes over it, evaluations.
 
-The corpus is planned from a short trial and ends with its time, however fast it was written; then
-real steps and a real evaluation are timed, and the passes fill the time that is left. So a wrong
-trial changes what is trained on and hardly when the run ends.
+The corpus is planned from a short trial, and writing stops when its time is over, however fast it
+was. Then real steps and a real evaluation are timed, and passes fill the remaining time. So a wrong
+trial changes how much is trained on, but hardly when the run ends.
 """
 
 from __future__ import annotations
@@ -25,32 +25,35 @@ from redrafter_mlx.runtime.json_file import read_object
 HOURS = "hours.json"
 
 PLANNED_EPOCHS = 4.0
-"""Passes that the corpus is planned for; what is left of the time may bring more or fewer."""
+"""Passes that the corpus is planned for; the remaining time may allow more or fewer."""
 
 _LEAST_EPOCHS, _MOST_EPOCHS = 0.25, 12.0
 
 _EVALUATING, _TIMING = 0.06, 0.06
-"""Shares of the time, at most."""
+"""Maximum shares of the time for evaluations, and for timed questions."""
 
 _EVALUATIONS, _QUESTIONS = (2, 10), (1, 8)
-"""Fewest and most."""
+"""Minimum and maximum number of evaluations, and of timed questions."""
 
 _TRIAL = 0.05
-"""Of the time, the share that the trials before the corpus may take, and that after it, at most."""
+"""Maximum share of the time for the trials before the corpus, and again for the one after it."""
+
+_LEAST_ROWS = 6
+"""Texts per block in the shortest runs."""
 
 _ROUNDS = 4
-"""Blocks that each process writes at least, so that they end near the time that was planned."""
+"""Minimum number of blocks per process, so that the processes end near the planned time."""
 
 
 @dataclass(frozen=True)
 class BlockSize:
-    """What the blocks of a corpus may be, which smaller ones make possible in a short run.
+    """Limits on the blocks of a corpus; a short run needs smaller blocks.
 
-    rows, least_rows: texts of the largest block, which long runs have, and of the smallest
-    tokens:  of a text, at most
-    blocks:  that a corpus has at least
-    trained: tokens that training takes at least
-    workers: processes that write, each a block at a time
+    rows, least_rows: texts in the largest block, which long runs use, and in the smallest
+    tokens:  maximum tokens of a text
+    blocks:  minimum blocks of a corpus
+    trained: minimum tokens for training
+    workers: processes that write, one block each at a time
     """
 
     rows: int
@@ -60,13 +63,21 @@ class BlockSize:
     trained: int = 0
     workers: int = 1
 
+    @classmethod
+    def of(cls, job: TrainingJob, least_blocks: int, workers: int, *, fixed: bool) -> BlockSize:
+        """Return the limits for a job; `fixed` keeps its own blocks, as given answers always do."""
+        rows, openings = job.writing.batch, len(job.writing.openings)
+        least = rows if fixed or job.data is not None else min(rows, max(_LEAST_ROWS, openings))
+        blocks, trained = max(2, least_blocks + 1), 2 * job.training.batch
+        return cls(rows, least, job.writing.max_answer_tokens, blocks, trained, workers)
+
     @property
     def least_tokens(self) -> int:
-        """Of the smallest corpus."""
+        """Tokens of the smallest corpus."""
         return max(self.trained, self.blocks * self.least_rows * self.tokens)
 
     def rows_for(self, tokens: int) -> int:
-        """Texts of a block, in a corpus of so many tokens: halved until it has blocks enough."""
+        """Return the texts per block in a corpus of `tokens`: halved until it has enough blocks."""
         rows, blocks = self.rows, max(self.blocks, _ROUNDS * self.workers)
         while rows > self.least_rows and blocks * rows * self.tokens > tokens:
             rows = max(self.least_rows, rows // 2)
@@ -75,7 +86,7 @@ class BlockSize:
 
 @dataclass(frozen=True)
 class Pace:
-    """Measured seconds of one step of the optimiser, one evaluation and one timed question."""
+    """Measured seconds of one optimiser step, one evaluation and one timed question."""
 
     step: float
     evaluation: float
@@ -84,14 +95,14 @@ class Pace:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run of so many hours does.
+    """What a run of `hours` does.
 
-    writing: seconds that the corpus may take, those before it included
-    rows:    texts of a block of the corpus; None as the job has them
-    final: the corpus is written, and passes, evaluations and timed questions are final
-    training, evaluation, timing: seconds, once that is final: of all steps, of one evaluation,
-             and of the timing
-    spent:   seconds so far, all sessions together
+    writing: seconds from the start of the run after which no more corpus is written
+    rows:    texts per block of the corpus; None keeps the job's number
+    final:   whether the corpus is written, so that passes, evaluations and questions are final
+    training, evaluation, timing: seconds of all steps, of one evaluation, and of the timing, once
+             the plan is final
+    spent:   seconds so far, over all sessions
     """
 
     hours: float
@@ -112,7 +123,7 @@ class Plan:
         return self.hours * 3600
 
     def of(self, job: TrainingJob) -> TrainingJob:
-        """The job with what is planned."""
+        """Return the job with the planned sizes."""
         training = replace(job.training, epochs=self.epochs, evaluations=self.evaluations)
         writing = replace(job.writing, batch=self.rows or job.writing.batch)
         tokens, questions = self.answer_tokens, min(self.timed_questions, job.timed_questions)
@@ -122,9 +133,9 @@ class Plan:
 
 
 def first_plan(hours: float, trial: Estimate, blocks: BlockSize, spent: float) -> Plan:
-    """The plan of a run, from a trial of both stages that was made for some size of corpus.
+    """Plan a run from a trial of both stages, which was made for some size of corpus.
 
-    Raises BadInputError, with the hours that are enough, where not even a pass over the least
+    Raises BadInputError, naming hours that are enough, if not even one pass over the smallest
     corpus fits.
     """
     least_tokens = blocks.least_tokens
@@ -147,7 +158,7 @@ def first_plan(hours: float, trial: Estimate, blocks: BlockSize, spent: float) -
 
 
 def final_plan(plan: Plan, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
-    """The plan once the corpus is there: passes for the time that is left."""
+    """Return the plan once the corpus is written: as many passes as the remaining time allows."""
     evaluations = _within(_EVALUATIONS, _EVALUATING * plan.seconds / pace.evaluation)
     questions = _within(_QUESTIONS, _TIMING * plan.seconds / pace.question)
     beside = evaluations * pace.evaluation + questions * pace.question
@@ -177,7 +188,7 @@ class Schedule:
     def __init__(
         self, folder: Path, hours: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Raises BadInputError where a run of other hours has begun to train there."""
+        """Raises BadInputError if a run of other hours has begun to train in the folder."""
         self._path, self._hours, self._clock = folder / HOURS, hours, clock
         self._began = clock()
         self.plan: Plan | None = None
@@ -195,28 +206,28 @@ class Schedule:
 
     @property
     def spent(self) -> float:
-        """Seconds since the run began, without the breaks between its sessions."""
+        """Seconds since the run began, without the breaks between sessions."""
         return self._clock() - self._began
 
     @property
     def trial_seconds(self) -> float:
-        """What the trials before the corpus may take, and that after it."""
+        """Maximum seconds for the trials before the corpus, and again for the one after it."""
         return _TRIAL * self._hours * 3600
 
     def begin(self, trial: Estimate, blocks: BlockSize) -> Plan:
-        """Plan a run that has none yet; errors as in `first_plan`."""
+        """Plan a run that has no plan yet; errors as in `first_plan`."""
         self.plan = first_plan(self._hours, trial, blocks, self.spent)
         return self.plan
 
     def finalize(self, pace: Pace, answer_tokens: int, steps_of_pass: float) -> Plan:
-        """Plan what is left, once the corpus is written."""
+        """Plan the remaining time, once the corpus is written."""
         assert self.plan is not None
         now = replace(self.plan, spent=self.spent)
         self.plan = final_plan(now, pace, answer_tokens, steps_of_pass)
         return self.plan
 
     def writing_is_over(self) -> bool:
-        """Whether the corpus has had its time."""
+        """Whether the time for the corpus is over."""
         return self.plan is not None and self.spent > self.plan.writing
 
     def is_over(self) -> bool:
@@ -224,14 +235,14 @@ class Schedule:
         return self.spent > self._hours * 3600
 
     def trained(self, event: Event | None = None) -> None:
-        """Time an event of training; None begins the stage."""
+        """Time an event of training; None starts the clock of the stage."""
         now = self._clock()
         if event is not None and self._last is not None:
             (self._steps if isinstance(event, Step) else self._evaluations).add(now - self._last)
         self._last = now
 
     def to_go(self, step: int = 0, steps: int = 0) -> float:
-        """Seconds to the end of the run; step: of so many steps, once it trains."""
+        """Return the expected seconds to the end of the run; `step` of `steps` are trained."""
         assert self.plan is not None
         plan = self.plan
         if not plan.final:
@@ -254,7 +265,7 @@ class Schedule:
 
 @dataclass
 class Mean:
-    """The mean of numbers as they come."""
+    """A running mean."""
 
     number: int = 0
     value: float = 0.0

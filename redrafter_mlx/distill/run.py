@@ -11,16 +11,14 @@ from importlib.metadata import version
 from pathlib import Path
 
 import mlx.core as mx
-import numpy as np
-from mlx.utils import tree_flatten
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache
-from redrafter_mlx.distill.corpus.examples import Examples, count_tokens
+from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_out
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
-from redrafter_mlx.distill.corpus.shards import Text, summarise_shard
+from redrafter_mlx.distill.corpus.shards import summarise_shard
 from redrafter_mlx.distill.corpus.workers import CorpusJob, CorpusSize, write_corpus
 from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
@@ -44,24 +42,19 @@ from redrafter_mlx.loading import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
 from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
 from redrafter_mlx.weights import Progress
 from redrafter_mlx.weights.fit.machine import this_machine
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
-"""The beams that a drafter is evaluated with."""
+"""Beam shapes that a drafter is evaluated with."""
 
 TIMED_SHAPES = (BeamShape(1, 2), BeamShape(1, 3), *SHAPES)
-"""The beams that a drafter is timed with."""
+"""Beam shapes that a drafter is timed with."""
 
 _TRIED_STEPS = 3
-
-_LEAST_ROWS = 6
-"""Texts of a block in the shortest of runs that are planned for a time."""
-
-_HELD_OUT_POSITIONS = 6_000
-"""So many are evaluated during training; more only takes longer."""
 
 
 class TrainingRun:
@@ -80,7 +73,7 @@ class TrainingRun:
         """Raises RedrafterError, in one line, for prompts or a target that cannot be used.
 
         loaded: the job's target, if it is in memory already
-        ranks:  that write the corpus together; None writes it here
+        ranks:  ranks that write the corpus together; None writes it on this one
         """
         check_output(job.output)
         check_memory(job.memory, this_machine())
@@ -118,7 +111,7 @@ class TrainingRun:
 
     @property
     def notes(self) -> list[str]:
-        """What makes this run slower than others, in a line each."""
+        """Reasons why this run is slower than others, one line each."""
         if batch_cache(self.target) is not None:
             return []
         return [
@@ -127,51 +120,37 @@ class TrainingRun:
         ]
 
     def _plan(self, corpus_bytes: int | None = None) -> MemoryPlan:
-        """What of the run is in memory at once."""
-        workers = self.job.workers
-        if workers is None:
-            on_gpu = mx.default_device() == mx.Device(mx.gpu)
-            workers = 1 if on_gpu else min(os.cpu_count() or 1, 8)
-        size = sum(a.nbytes for a in dict(tree_flatten(self.loaded.model.parameters())).values())
+        """Plan the memory of the run."""
+        on_gpu = mx.default_device() == mx.Device(mx.gpu)
+        workers = self.job.workers or (1 if on_gpu else min(os.cpu_count() or 1, 8))
+        size = nbytes_of(self.loaded.model)
         return plan_memory(self.job, self.recipe, self.target, size, workers, corpus_bytes)
 
     @property
     def corpus_job(self) -> CorpusJob:
+        given, room = self.given, self.plan.room
         return CorpusJob(
-            self.job,
-            self.given.conversations,
-            self.folder,
-            self.extras,
-            self.given.exclude,
-            self.plan.room,
+            self.job, given.conversations, self.folder, self.extras, given.exclude, room
         )
 
     def estimate(self, most_seconds: float = math.inf) -> Estimate:
-        """What the whole run will take, from trials of about so many seconds at most."""
+        """Estimate the whole run, from trials that take about `most_seconds` at most."""
         tokenizer, corpus = self.loaded.tokenizer, self.corpus_job
         return estimate(corpus, self.recipe, self.target, tokenizer, self._plan, most_seconds)
 
     def begin(self, schedule: Schedule) -> None:
-        """Plan a run for a time, or go on with its plan; errors as in `first_plan`."""
+        """Plan a run for a time, or continue with its plan; errors as in `first_plan`."""
         if schedule.plan is None:
             self.job = replace(self.job, training=replace(self.job.training, epochs=PLANNED_EPOCHS))
-            schedule.begin(self.estimate(schedule.trial_seconds), self._block_size())
+            trial = self.estimate(schedule.trial_seconds)
+            fixed = self.ranks is not None  # the other ranks have no plan
+            blocks = BlockSize.of(self.job, self.least_blocks, self.plan.workers, fixed=fixed)
+            schedule.begin(trial, blocks)
         assert schedule.plan is not None
         self._change(schedule.plan.of(self.job))
 
-    def _block_size(self) -> BlockSize:
-        """What a planned run may write at once."""
-        job, writing = self.job, self.job.writing
-        least = min(writing.batch, max(_LEAST_ROWS, len(writing.openings)))
-        if self.ranks is not None or job.data is not None:
-            least = writing.batch  # the other ranks know no plan; what is read has its own blocks
-        blocks, trained = max(2, self.least_blocks + 1), 2 * job.training.batch
-        tokens, workers = writing.max_answer_tokens, self.plan.workers
-        return BlockSize(writing.batch, least, tokens, blocks, trained, workers)
-
     def finalize(self, schedule: Schedule) -> None:
-        """Plan the passes over the corpus that is written, from a trial of training on it."""
-        assert self.corpus is not None, "write() first"
+        """Plan the passes over the written corpus, from a trial of training on it."""
         if schedule.plan is None or schedule.plan.final:
             return
         trainer = self._trainer()
@@ -180,10 +159,10 @@ class TrainingRun:
         question = answers * TIMED_TOKENS * plain_seconds(self.target)
         pace = Pace(step, evaluation, question)
         of_pass = trainer.steps / self.job.training.epochs
-        self._change(schedule.finalize(pace, self.corpus.answer_tokens, of_pass).of(self.job))
+        self._change(schedule.finalize(pace, self._written.answer_tokens, of_pass).of(self.job))
 
     def _change(self, job: TrainingJob) -> None:
-        """Go on with other sizes and passes: what was read for this run still holds."""
+        """Continue with other sizes and passes; everything that was read for this run stays."""
         self.job, source = job, self.loaded.source
         self._options = to_toml(job)
         self.plan = self._plan()
@@ -192,17 +171,17 @@ class TrainingRun:
             source.fingerprint, source.dtype, job.writing, self.given, labels
         )
         self.folder = cache_dir() / "corpora" / self.corpus_key
-        texts = self.corpus_job.source(self.target, self.loaded.tokenizer)
-        self.least_blocks = least_blocks(texts, [job.data] if job.data else job.prompts)
+        self._source = self.corpus_job.source(self.target, self.loaded.tokenizer)
+        self.least_blocks = least_blocks(self._source, [job.data] if job.data else job.prompts)
 
     def write(
         self,
         progress: Callable[[CorpusSize], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> CorpusSize:
-        """Stage one: the corpus, as far as it is not there yet, smaller if it is to `stop()`.
+        """Stage one: write what is missing of the corpus, or less if `stop()`.
 
-        Several ranks write it together. Rank 0 then goes on alone, and the others end here.
+        Several ranks write it together. Then rank 0 continues alone, and the others end here.
         """
         job = self.job
         least_tokens = min(job.answer_tokens, 2 * job.training.batch)
@@ -222,17 +201,22 @@ class TrainingRun:
             self.ranks.part()
         left_out = Counter(written.left_out) + Counter({EXCLUDED: self.given.left_out})
         self.corpus = replace(written, left_out=left_out)
-        if self.corpus.answer_tokens < least_tokens:
-            full = self.corpus.bytes >= job.cache_bytes
+        if written.answer_tokens < least_tokens:
+            full = written.bytes >= job.cache_bytes
             raise BadInputError(
-                f"the corpus holds {self.corpus.answer_tokens} answer tokens in "
-                f"{self.corpus.bytes} bytes, too few to train on; "
+                f"the corpus holds {written.answer_tokens} answer tokens in "
+                f"{written.bytes} bytes, too few to train on; "
                 + ("raise cache_bytes" if full else f"{job.data} has no more of use")
             )
         return self.corpus
 
+    @property
+    def _written(self) -> CorpusSize:
+        assert self.corpus is not None, "write() first"
+        return self.corpus
+
     def fit(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """Stage two: train, from where an earlier run of this job stopped."""
+        """Stage two: train, starting where an earlier session of this run stopped."""
         trainer, job = self._trainer(), self.job
         with MetricsLog(job.output, trainer.steps_made) as log:
             with atomic_write(job.output / OPTIONS) as partial:
@@ -242,47 +226,45 @@ class TrainingRun:
                 yield event
 
     def _trainer(self) -> Trainer:
-        """The training loop on the corpus that is written."""
-        assert self.corpus is not None, "write() first"
-        job, target = self.job, self.target
-        trained_on, held_out = self._split(self.corpus.blocks)
+        """Return the training loop on the written corpus."""
+        job, options, target = self.job, self.job.training, self.target
+        shards = self._shards()
+        trained_on, held_out = hold_out(shards, self._source.held_out, self.extras)
         counts = count_tokens(trained_on, target.vocab_size)
         answered = sum(summarise_shard(path).answer_tokens for path in trained_on)
-        paths = [self.corpus_job.path(block) for block in range(self.corpus.blocks)]
-        trained_on += [read for path in paths for read in self.extras.read_shards(path)]
+        seen = self.extras.load(trained_on[0])
         if job.start_from is None:
-            texts = self.extras.load(trained_on[0])
-            student = self.recipe.fresh(target, job.training, counts, texts)
+            student = self.recipe.fresh(target, options, counts, seen)
         else:
-            student = self.recipe.start(job.start_from, target, job.training)
+            student = self.recipe.start(job.start_from, target, options)
         job.output.mkdir(parents=True, exist_ok=True)
+        trained_on += [read for shard in shards for read in self.extras.read_shards(shard)]
         examples = Examples(
             tuple(trained_on),
             self.extras.each,
-            job.training.draft_length,
-            job.training.batch,
+            options.draft_length,
+            options.batch,
             self.plan.states,
-            job.training.seed,
+            options.seed,
         )
         return Trainer(
             student,
             examples,
             held_out,
-            job.training,
-            job.training.steps(answered + self.corpus.read_tokens),
+            options,
+            options.steps(answered + self._written.read_tokens),
             self._trained_for(SHAPES),
             job.output,
-            {**self._made_by(), "blocks": self.corpus.blocks},
-            self.extras.load(trained_on[0])[: max(1, len(held_out) // 4)],
+            {**self._made_by(), "blocks": len(shards)},
+            seen[: max(1, len(held_out) // 4)],
         )
 
     def measured_prompts(self) -> list[list[int]]:
-        """Held-out prompts to be timed on."""
-        assert self.corpus is not None
-        _, held_out = self._split(self.corpus.blocks)
-        texts = sorted(held_out, key=lambda text: len(text.prompt))
+        """Return held-out prompts for timing."""
+        _, held_out = hold_out(self._shards(), self._source.held_out, self.extras)
+        prompts = sorted((text.prompt for text in held_out), key=len)
         timed = self.job.timed_questions
-        return [text.prompt for text in texts[:: max(1, len(texts) // max(1, timed))][:timed]]
+        return prompts[:: max(1, len(prompts) // max(1, timed))][:timed]
 
     def measure(
         self,
@@ -290,9 +272,9 @@ class TrainingRun:
         done: Callable[[int], None] = lambda _: None,
         stop: Callable[[], bool] = lambda: False,
     ) -> list[MeasuredRow]:
-        """Stage three: the best drafter beside plain decoding, on this machine.
+        """Stage three: time the best drafter and plain decoding, on this machine.
 
-        With fewer of the prompts if it is to `stop()`, one at least.
+        After `stop()`, no more prompts are answered, but one always is.
         """
         redrafter = Redrafter(
             self.loaded.model, self.loaded.tokenizer, self.job.output, source=self.loaded.source
@@ -301,7 +283,7 @@ class TrainingRun:
         return measure_speed(redrafter, prompts, shapes, done=done, stop=stop)
 
     def finish(self, measured: list[MeasuredRow]) -> str | None:
-        """Stage four: the plots and the model card.
+        """Stage four: write the plots and the model card.
 
         Returns:
           one line on what could not be drawn, or None
@@ -311,15 +293,14 @@ class TrainingRun:
         return note
 
     def _report(self, measured: list[MeasuredRow]) -> TrainingReport:
-        """All that the card says of this run."""
-        assert self.corpus is not None
+        """Return what the card states about this run."""
         log = read_metrics(self.job.output)
         return TrainingReport(
             target=self.loaded.source,
             job=self.job,
             versions={name: version(name) for name in ("mlx", "mlx-lm", "redrafter-mlx")},
             machine=f"{chip_name()}, {system_name()}",
-            corpus=self.corpus,
+            corpus=self._written,
             recipe=self.recipe,
             seconds=log[-1]["seconds"],
             quality=best_quality(log),
@@ -328,29 +309,18 @@ class TrainingRun:
         )
 
     def _trained_for(self, shapes: Sequence[BeamShape]) -> list[BeamShape]:
-        """The shapes, no longer than the drafter is trained to draft, each once."""
+        """Return the shapes, cut to the length that the drafter is trained to draft, each once."""
         most = self.job.training.draft_length + 1
         cut = (BeamShape(shape.width, min(shape.length, most)) for shape in shapes)
         return list(dict.fromkeys(cut))
 
-    def _split(self, blocks: int) -> tuple[list[Path], list[Text]]:
-        """Shards to train on, and texts of those that are held out."""
-        job = self.corpus_job
-        source = job.source(self.target, self.loaded.tokenizer)
-        held = [b for b in range(blocks) if source.held_out(b)]
-        trained_on = [job.path(b) for b in range(blocks) if b not in held]
-        texts = [text for b in held for text in self.extras.load(job.path(b))]
-        if not trained_on or not texts:
-            raise BadInputError("the corpus is too small to hold anything out; write more of it")
-        shown, room = [], _HELD_OUT_POSITIONS
-        for i in np.random.default_rng(0).permutation(len(texts)):
-            if room > 0:
-                shown.append(texts[i])
-                room -= len(texts[i].answer)
-        return trained_on, shown
+    def _shards(self) -> list[Path]:
+        """Return the shards of the written corpus, one per block."""
+        corpus = self.corpus_job
+        return [corpus.path(block) for block in range(self._written.blocks)]
 
     def _made_by(self) -> dict[str, object]:
-        """What must be the same for a run to resume, as far as it is known before the corpus is."""
+        """Return what must stay the same to resume a run; all that is known before the corpus."""
         return {
             "target": self.loaded.source.fingerprint,
             "corpus": self.corpus_key,

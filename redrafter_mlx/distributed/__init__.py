@@ -1,1 +1,1 @@
-"""One target on several machines: rank 0 decides, other ranks repeat its calls of the target."""
+"""One target on several machines: rank 0 decides; the others repeat its calls of the target."""

@@ -1,4 +1,4 @@
-"""How long the ranks take to exchange what a call of the target exchanges."""
+"""Time that one call of the target spends on communication between the ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrafter_mlx.target.model import Target
 
 
 def sums(ranks: Ranks, total: mx.array, count: int) -> mx.array:
-    """So many sums over all ranks, one after the other, of arrays like this one."""
+    """Sum an array over all ranks `count` times, one sum after the other."""
     for _ in range(count):
         total = mx.distributed.all_sum(total, group=ranks.group)
     return total
@@ -22,9 +22,10 @@ def sums(ranks: Ranks, total: mx.array, count: int) -> mx.array:
 def seconds_of_exchange(
     mirror: Mirror, target: Target, rows: int, told_only: bool = False
 ) -> float:
-    """Seconds that the ranks exchange for one call on a tree of so many nodes, without the call.
+    """Return the seconds of communication for one call on a tree of `rows` nodes.
 
-    That is the command, with the tree in it, and two sums a layer; `told_only` leaves these out.
+    The call itself is not made. The ranks exchange the command, with the tree in it, and two sums
+    per layer; `told_only` leaves out the sums.
     """
     began, count = time.perf_counter(), 0 if told_only else 2 * target.n_layers
     zeros = mx.zeros((1, rows, target.hidden_size), target.dtype)

@@ -1,7 +1,7 @@
-"""What rank 0 tells the other ranks: which call of the target comes next, on which cache.
+"""Commands from rank 0 to the other ranks: the next call of the target, and its cache.
 
 A command is part of the graph of the call that it announces. So a step that rank 0 builds and drops
-is never told, and commands come in the order in which the calls are computed.
+is never announced, and commands arrive in the order in which the calls are computed.
 """
 
 from __future__ import annotations
@@ -20,22 +20,23 @@ Word = Literal["append", "verify", "keep", "plain", "batch", "sums"]
 How = Literal["new", "flush", "take", "join", "share", "trim"]
 
 Fields: TypeAlias = "dict[str, Any]"
-"""What JSON holds of a command; an array is its index among the command's arrays."""
+"""The JSON part of a command; an array is given as its index in the command's arrays."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stored:
-    """A cache that every rank holds, under a number."""
+    """A cache that every rank holds under the same number."""
 
     number: int
 
 
 @dataclass(frozen=True, eq=False)
 class Made:
-    """A cache that follows from others.
+    """A cache that is derived from others.
 
-    arrays: of flush the accepted path, the drafts accepted and the length before; of take the rows
-    slots:  of trim
+    arrays: for flush: the accepted path, the number of accepted drafts and the length before;
+            for take: the batch rows
+    slots:  for trim
     """
 
     how: How
@@ -45,12 +46,12 @@ class Made:
 
 
 Origin: TypeAlias = "Stored | Made"
-"""Where the contents of a cache come from."""
+"""The origin of a cache's contents."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """One command, as the other ranks get it."""
+    """One command, as the other ranks receive it."""
 
     word: Word
     fields: Fields
@@ -58,18 +59,18 @@ class Command:
 
 
 class CommandWriter:
-    """One command, while it is put together."""
+    """One command under construction."""
 
     def __init__(self) -> None:
         self._arrays: list[mx.array] = []
 
     def array(self, array: mx.array) -> int:
-        """Add an array of whole numbers or truth values; its index."""
+        """Add an array of integers or booleans; return its index."""
         self._arrays.append(array)
         return len(self._arrays) - 1
 
     def origin(self, origin: Origin) -> int | Fields:
-        """Add where a cache comes from."""
+        """Add the origin of a cache; return it as JSON fields."""
         if isinstance(origin, Stored):
             return origin.number
         return {
@@ -82,7 +83,7 @@ class CommandWriter:
     def send(
         self, ranks: Ranks, after: mx.array, word: Word, fields: Mapping[str, object]
     ) -> mx.array:
-        """An array that is computed once all ranks have got the command, which is sent `after`."""
+        """Send the command after `after`; return an array that is ready once all ranks have it."""
         forms = [[a.dtype == mx.bool_, *a.shape] for a in self._arrays]
         text = json.dumps({"word": word, **fields, "forms": forms}).encode()
         words = np.frombuffer(text.ljust(-(-len(text) // 4) * 4), np.int32)

@@ -1,4 +1,4 @@
-"""What ranks must have in common before they compute together."""
+"""Facts that all ranks must share before they compute together."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.version import __version__
 
 _SAMPLES, _BYTES = 64, 64
-"""Of each weight file: how many pieces, and how long."""
+"""Number of samples per weight file, and bytes per sample."""
 
 
 def facts_of(source: TargetSource, drafter: object) -> Facts:
-    """Of this rank; `drafter` is what the caller named."""
+    """Return the facts of this rank; `drafter` is the name or object that the caller gave."""
     weights = _sampled(source.path)
     libraries = " and ".join(f"{name} {metadata.version(name)}" for name in ("mlx", "mlx-lm"))
     return {
@@ -26,9 +26,9 @@ def facts_of(source: TargetSource, drafter: object) -> Facts:
 
 
 def _sampled(folder: Path) -> str:
-    """A hash over a little of a folder's weights everywhere, which tells models of one form apart.
+    """Return a hash of samples from all weight files, to distinguish models of one architecture.
 
-    The fingerprint of a GGUF file is of all its weights; here it counts as an empty folder.
+    A GGUF file is treated as an empty folder: its fingerprint already covers all its weights.
     """
     digest = hashlib.sha256()
     for file in sorted(folder.glob("model*.safetensors")):

@@ -1,4 +1,4 @@
-"""What ranks other than 0 do: repeat rank 0's calls of the target, until rank 0 ends."""
+"""Ranks other than 0: they repeat rank 0's calls of the target until rank 0 ends."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def follow(model: nn.Module, ranks: Ranks) -> NoReturn:
 
 
 class Follower:
-    """The caches of one rank, under rank 0's numbers."""
+    """Repeats calls on one rank, whose caches have rank 0's numbers."""
 
     def __init__(self, model: nn.Module, ranks: Ranks) -> None:
         self._target, self._ranks = Target(model), ranks
@@ -42,7 +42,7 @@ class Follower:
         self._plain: dict[int, list[KVCache]] = {}
 
     def repeat(self, command: Command) -> None:
-        """Make one call. Other ranks wait for its sums, so it is computed whole."""
+        """Make one call, and compute all of it: the other ranks wait for its sums."""
         fields = command.fields
         if command.word == "plain":
             self._call_plainly(command)
@@ -94,7 +94,7 @@ class Follower:
         mx.eval(self._target.model(command.arrays[fields["tokens"]], cache=caches))
 
     def _cache(self, origin: int | Fields, command: Command) -> TreeCache:
-        """The cache that rank 0 names."""
+        """Return the cache with the origin that rank 0 names."""
         if isinstance(origin, int):
             return self._caches[origin]
         of = [self._cache(each, command) for each in origin["of"]]

@@ -1,4 +1,4 @@
-"""The ranks that `mlx.launch` started, and what they have to agree on before they compute."""
+"""The ranks that `mlx.launch` started: connecting, and comparing what they must share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REMEDY = "check the hostfile's addresses"
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those that compute together.
+    """This process, as one of the ranks that compute together.
 
     Rank 0 decides and answers; the others repeat its calls of the target.
     """
@@ -44,31 +44,31 @@ class Ranks:
         return self.rank == 0
 
     def part(self) -> None:
-        """Go on alone: rank 0 leaves the others, whose processes end here."""
+        """Continue on rank 0 alone; the processes of the other ranks end here."""
         if isinstance(self.connection, Leader):
             self.connection.close()
         else:
             threading.Event().wait()
 
     def agree(self, facts: Facts) -> None:
-        """Compare what all ranks need to have in common.
+        """Compare the facts that all ranks must share.
 
         Raises MismatchError, on all ranks, naming the rank and the fact that differs.
         """
         self.connection.compare(facts)
 
     def broadcast(self, given: mx.array) -> mx.array:
-        """One rank's array, on every rank; the others give zeros of its shape."""
+        """Return one rank's array on every rank; the others pass zeros of its shape."""
         return mx.distributed.all_sum(given, group=self.group)
 
 
 def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
     """Connect to the other ranks of this launch; None if this process runs alone.
 
-    Ranks other than 0 ignore Ctrl-C from then on: they end with rank 0. A rank that meets no other
-    one ends with a line that says so.
+    Ranks other than 0 ignore Ctrl-C from then on, because they end with rank 0. A rank that reaches
+    no other one within `patience_seconds` prints a line about it and ends.
 
-    Raises RankError if they cannot be reached, or were joined before.
+    Raises RankError if the ranks cannot be reached, or were joined before.
     """
     rank = launched_rank()
     if rank is None:
@@ -104,7 +104,7 @@ def _connect(group: mx.distributed.Group) -> Leader | Follower:
 
 
 def _leader_address() -> str:
-    """Rank 0's address, as the backend was told it."""
+    """Return rank 0's address, as it was given to the backend."""
     hostfile = os.environ.get("MLX_HOSTFILE")
     try:
         if hostfile:

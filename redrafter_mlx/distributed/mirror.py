@@ -1,8 +1,8 @@
-"""The target as rank 0 calls it: every call is told to the other ranks, which repeat it.
+"""The target as rank 0 calls it: every call is announced to the other ranks, which repeat it.
 
-Rank 0 alone drafts, samples, accepts and schedules. The others know no text: they are told on which
-cache to call the target with which tokens, and hold caches under the numbers that rank 0 gives
-them. So ranks cannot come to different decisions, however their sums are rounded.
+Rank 0 alone drafts, samples, accepts and schedules. The others keep no text: each command names the
+tokens of one call and the cache, by a number that rank 0 gave it. So ranks cannot reach different
+decisions, however their sums are rounded.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from redrafter_mlx.target.model import Target
 
 
 class Mirror:
-    """Tells the other ranks of rank 0's calls.
+    """Announces rank 0's calls to the other ranks.
 
-    last: what the call before computes; the next one is told after it, whatever threads and streams
-          they are computed in
+    last: result of the previous call; the next command is sent after it, even if the calls are
+          computed in different threads and streams
     """
 
     def __init__(self, ranks: Ranks, sharing: Sharing = "tensor") -> None:
@@ -41,21 +41,21 @@ class Mirror:
         self._live: WeakSet[Stored] = WeakSet()
 
     def tell(self, word: Word, writer: CommandWriter, **fields: object) -> tuple[mx.array, Stored]:
-        """Announce a call; an array that the call has to depend on, and the cache it leaves.
+        """Announce a call; return an array that it must depend on, and the cache that it leaves.
 
-        The other ranks forget the caches that nothing refers to here.
+        The other ranks drop the caches that nothing refers to here.
         """
         stored = Stored(next(self._numbers))
         live = sorted(each.number for each in self._live)
         self._live.add(stored)
         named = {"number": stored.number, "live": live, **fields}
         told = writer.send(self.ranks, self.last, word, named)
-        if self.sharing == "pipeline":  # whose ranks receive from each other without waiting for it
+        if self.sharing == "pipeline":  # its ranks receive without waiting for the command
             mx.eval(told)
         return told, stored
 
     def keep(self, origin: Origin) -> Stored:
-        """Have all ranks compute a cache now, so that they need not hold what it comes from."""
+        """Have all ranks compute a cache now, so that they need not hold its origin."""
         writer = CommandWriter()
         told, stored = self.tell("keep", writer, origin=writer.origin(origin))
         mx.async_eval(told)
@@ -78,7 +78,7 @@ class _MirroredSnapshot(Snapshot):
 
 
 class MirroredCache(TreeCache):
-    """A cache that knows where its contents come from; see TreeCache."""
+    """A cache that records the origin of its contents; see TreeCache."""
 
     def __init__(self, n_layers: int, mirror: Mirror, origin: Origin) -> None:
         super().__init__(n_layers)
@@ -86,9 +86,9 @@ class MirroredCache(TreeCache):
         self.origin = origin
 
     def called(self, hidden: mx.array, stored: Stored) -> None:
-        """After a call: it is computed whole wherever the buffers are.
+        """Record a call, and make the buffers depend on all of it.
 
-        Otherwise rank 0 could leave out sums of the last layer, for which other ranks would wait.
+        Otherwise rank 0 could skip sums of the last layer, for which other ranks would wait.
         """
         last = self.layers[-1]
         assert last.keys is not None
@@ -102,13 +102,13 @@ class MirroredCache(TreeCache):
         super().flush()
 
     def take(self, index: mx.array) -> MirroredCache:
-        taken = super().take(index)  # which flushes this one
+        taken = super().take(index)  # flushes this cache
         return self._with(taken, Made("take", (self.origin,), (index,)))
 
     @classmethod
     def joined(cls, caches: Sequence[TreeCache]) -> MirroredCache:
         mine = cast("Sequence[MirroredCache]", caches)
-        whole = TreeCache.joined(caches)  # which flushes them
+        whole = TreeCache.joined(caches)  # flushes them
         return mine[0]._with(whole, Made("join", tuple(each.origin for each in mine)))
 
     def shared(self) -> MirroredCache:
@@ -194,7 +194,7 @@ class MirroredTarget(Target):
 
 
 class MirroredModel(nn.Module):
-    """mlx-lm's own model for mlx-lm's own loops and caches, whose calls all ranks make."""
+    """mlx-lm's own model, for its own loops and caches; all ranks make its calls."""
 
     def __init__(self, model: nn.Module, mirror: Mirror) -> None:
         super().__init__()

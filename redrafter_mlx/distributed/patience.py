@@ -1,4 +1,4 @@
-"""An end to a wait that would be for ever."""
+"""A time limit on a wait that could last for ever."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if os.getppid() == parent:
 
 @contextmanager
 def patience(seconds: float, why: str) -> Iterator[None]:
-    """End this process with that line if what it does takes longer, or at Ctrl-C.
+    """Kill this process, after printing `why`, if the body takes longer; kill it at Ctrl-C too.
 
-    A process of its own watches, for MLX connects without letting any thread of Python run.
+    A separate process watches, because no Python thread can run while MLX connects.
     """
     given = (str(os.getpid()), str(seconds), f"error: {why}")
     command = [sys.executable, "-IS", "-c", _WATCH, *given]
-    with subprocess.Popen(command, stdin=subprocess.PIPE):  # whose input ends with this process
+    with subprocess.Popen(command, stdin=subprocess.PIPE):  # its input closes with the body
         yield

@@ -1,4 +1,4 @@
-"""mlx-lm's own batch, which several ranks run together on the tokens that rank 0 chooses."""
+"""mlx-lm's own batched decoding, run by several ranks on the tokens that rank 0 chooses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from redrafter_mlx.distributed.group import Ranks
 
 @dataclass(frozen=True)
 class PlainBatch:
-    """Prompts that are answered at once."""
+    """Prompts that are answered in one batch."""
 
     prompts: list[list[int]]
     max_tokens: int
@@ -26,7 +26,7 @@ class PlainBatch:
     def run(
         self, model: nn.Module, stream: mx.Stream | mx.ThreadLocalStream, ranks: Ranks | None = None
     ) -> Generator[tuple[int, int], None, mx.array]:
-        """Each token with its prompt's index; returns what is computed last."""
+        """Yield (prompt index, token) pairs; return the array that is computed last."""
         choose = make_sampler(temp=self.temperature)
         last = mx.zeros(())
 

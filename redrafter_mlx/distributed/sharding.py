@@ -1,4 +1,4 @@
-"""A model's weights, shared out among the ranks by mlx-lm's own code."""
+"""Sharding a model's weights across the ranks, with mlx-lm's own code."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from redrafter_mlx.errors import UnsupportedModelError
 Sharing = Literal["tensor", "pipeline"]
 
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
-"""Of a model's arguments, those that tensor parallelism divides by the number of ranks."""
+"""Model arguments that tensor parallelism divides by the number of ranks."""
 
 
 def shard(model: nn.Module, model_type: str, group: mx.distributed.Group) -> Sharing:
-    """Leave this rank's share of a model that is not evaluated yet.
+    """Keep only this rank's share of a model that is not evaluated yet.
 
     Returns:
-      "tensor", a part of every layer, where the architecture has `shard` and its sizes divide;
-      otherwise, where it has `pipeline`, "pipeline", some layers a rank
+      "tensor" (a part of every layer) if the architecture has `shard` and its sizes are divisible;
+      otherwise "pipeline" (some layers per rank) if it has `pipeline`
 
     Raises:
-      UnsupportedModelError: naming the model, where neither can be done
+      UnsupportedModelError: naming the model, if neither is possible
     """
     whole = cast(nn.Module, getattr(model, "language_model", model))
     backbone = getattr(whole, "model", None)
@@ -47,7 +47,7 @@ def shard(model: nn.Module, model_type: str, group: mx.distributed.Group) -> Sha
 
 
 def _uneven(model: nn.Module, ranks: int) -> str | None:
-    """The first size that does not divide by the number of ranks, with its name."""
+    """Return the first size, after its name, that the number of ranks does not divide."""
     args = getattr(model, "args", None)
     sizes = {name: getattr(args, name, None) for name in _DIVIDED}
     return next((f"{name} {n}" for name, n in sizes.items() if n and n % ranks), None)

@@ -1,7 +1,7 @@
-"""Which ranks are alive: each holds a connection to rank 0, which the system closes with the rank.
+"""Detection of lost ranks: the system closes a rank's connection to rank 0 when the rank ends.
 
-MLX's collectives wait for ever for a rank that is gone, so a thread of each rank waits for the
-connection's end instead, names the rank that was lost, and ends its own process.
+MLX's collectives wait for ever for a lost rank. So a thread of each rank watches the connection;
+when that closes, the thread names the lost rank and ends its own process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ TOKEN_BYTES = 16
 _CONNECT_SECONDS = 30.0
 
 Facts = Mapping[str, str]
-"""What ranks have to have in common, in words."""
+"""What ranks must have in common, as text by name."""
 
 Leave = Callable[[int], None]
-"""Ends this process, whose collectives would wait for ever, with a status."""
+"""Ends this process with an exit status; its collectives would wait for ever."""
 
 
 class Door:
-    """Where the other ranks connect to rank 0, and the word by which it knows them."""
+    """The socket on which other ranks connect to rank 0, and the token that they must send."""
 
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -38,7 +38,7 @@ class Door:
         self.token = secrets.token_bytes(TOKEN_BYTES)
 
     def admit(self, others: int, leave: Leave = os._exit) -> Leader:
-        """Wait for so many ranks. Raises RankError if one does not come."""
+        """Wait until `others` ranks have connected. Raises RankError if one does not."""
         lines: dict[int, _Line] = {}
         self._listening.settimeout(_CONNECT_SECONDS)
         try:
@@ -73,7 +73,7 @@ class Leader:
             threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
 
     def compare(self, mine: Facts) -> None:
-        """Raise MismatchError, on every rank, if one has other facts than this one."""
+        """Raise MismatchError, on every rank, if the facts of any rank differ from `mine`."""
         for rank, theirs in self._facts.items():
             difference = _difference(rank, mine, theirs.result())
             if difference is not None:
@@ -82,7 +82,7 @@ class Leader:
         self._tell({"agreed": "yes"})
 
     def close(self) -> None:
-        """Tell the other ranks that all is done. It may be called again."""
+        """Tell the other ranks that the work is done. It may be called again."""
         self._closing = True
         self._tell({"done": "yes"})
 
@@ -104,7 +104,7 @@ class Leader:
 
 
 class Follower:
-    """Another rank's end of its connection; its process ends with rank 0's."""
+    """Another rank's end of its connection to rank 0; its process ends with rank 0's."""
 
     def __init__(
         self, host: str, port: int, token: bytes, rank: int, leave: Leave = os._exit
@@ -145,7 +145,7 @@ class Follower:
 
 
 class _Line:
-    """A connection on which JSON objects of strings go, one a line."""
+    """A connection that carries JSON objects of strings, one per line."""
 
     def __init__(self, connection: socket.socket) -> None:
         _keep_alive(connection)
@@ -156,14 +156,14 @@ class _Line:
         self._connection.settimeout(None)
 
     def write(self, message: Facts) -> None:
-        """Send a line; one who is gone is noticed by whoever reads."""
+        """Send a line; if the other end is gone, the thread that reads will notice."""
         try:
             self._connection.sendall(json.dumps(dict(message)).encode() + b"\n")
         except OSError:
             return
 
     def read(self) -> dict[str, str]:
-        """The next line; raises OSError or ValueError once the other end is gone."""
+        """Return the next line; raises OSError or ValueError once the other end is gone."""
         line = self._file.readline()
         if not line:
             raise ConnectionResetError("the other end is gone")
@@ -171,7 +171,7 @@ class _Line:
 
 
 def _keep_alive(connection: socket.socket) -> None:
-    """Have the system notice a machine that is gone without a word, within ten seconds."""
+    """Let the system detect within ten seconds that a machine vanished without closing."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, seconds in (("TCP_KEEPIDLE", 3), ("TCP_KEEPALIVE", 3), ("TCP_KEEPINTVL", 2),
                           ("TCP_KEEPCNT", 3)):  # fmt: skip
@@ -180,7 +180,7 @@ def _keep_alive(connection: socket.socket) -> None:
 
 
 def _difference(rank: int, mine: Facts, theirs: Facts) -> str | None:
-    """One line for the first fact that differs."""
+    """Return a line on the first fact that differs; None if none does."""
     for fact, value in mine.items():
         if theirs.get(fact) != value:
             return (
@@ -191,5 +191,5 @@ def _difference(rank: int, mine: Facts, theirs: Facts) -> str | None:
 
 
 def _say(why: str) -> None:
-    """On the process's own stderr, whatever stands for it meanwhile."""
+    """Print to the process's own stderr, even while it is redirected."""
     print(f"error: {why}", file=sys.__stderr__, flush=True)

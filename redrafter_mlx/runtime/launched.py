@@ -1,4 +1,4 @@
-"""Whether this process is one rank of `mlx.launch`, and what only one of them does."""
+"""Whether this process is one rank of `mlx.launch`, and what is left to rank 0."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _ENDING_SECONDS = 5.0
 
 
 def launched_rank() -> int | None:
-    """The rank of this process under `mlx.launch`; None if it runs alone."""
+    """Return the rank of this process under `mlx.launch`; None if it runs alone."""
     rank = os.environ.get("MLX_RANK", "")
     hosts = any(os.environ.get(name) for name in ("MLX_HOSTFILE", "MLX_JACCL_COORDINATOR"))
     return int(rank) if hosts and rank.isdigit() else None
 
 
 def wait_for_loss() -> None:
-    """After a failed computation: if a rank was lost, this process ends here, with its name.
+    """After a failed computation, give the watching thread time to name a lost rank.
 
-    A collective fails a moment before the thread that watches the connections names the rank.
+    A collective fails a moment before that thread notices the loss and ends this process.
     """
     if launched_rank() is not None:
         time.sleep(_NAMING_SECONDS)
@@ -33,7 +33,7 @@ def wait_for_loss() -> None:
 
 @contextmanager
 def rank_0_speaks() -> Iterator[None]:
-    """Silence the other ranks: what they would write, rank 0 writes."""
+    """Silence the other ranks: rank 0 prints the same."""
     if not launched_rank():
         yield
         return
@@ -42,28 +42,28 @@ def rank_0_speaks() -> Iterator[None]:
 
 
 def leave_to_rank_0() -> None:
-    """What one process does alone begins with this: the other ranks end here."""
+    """End every rank but 0 here; call this before work that one process does alone."""
     if launched_rank():
         sys.exit()
 
 
 def let_rank_0_fail() -> None:
-    """Before another rank reports an error: by the same error of rank 0 it ends here, unreported.
+    """Before another rank reports an error, give rank 0 time to report the same one.
 
-    `mlx.launch` ends all ranks when one fails.
+    `mlx.launch` ends all ranks when one fails, so this rank then ends here, without a report.
     """
     if launched_rank():
         time.sleep(_ENDING_SECONDS)
 
 
 class Launch:
-    """Remembers whether this process has joined the other ranks: they follow one model."""
+    """Records whether this process has joined the other ranks, which follow one model."""
 
     def __init__(self) -> None:
         self._joined = False
 
     def join(self) -> None:
-        """Call before joining; raises RankError the second time."""
+        """Record that this process joins; raises RankError the second time."""
         if self._joined:
             raise RankError(
                 "the ranks of a launch share one model, and have one already; load it once, or "

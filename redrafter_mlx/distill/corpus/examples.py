@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,9 @@ import numpy as np
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Text, load_shard
 from redrafter_mlx.errors import BadInputError
+
+_HELD_OUT_POSITIONS = 6_000
+"""About this many are evaluated during training; more would only take longer."""
 
 
 class Batch(NamedTuple):
@@ -177,6 +180,31 @@ class Examples:
             groups[-1].append(path)
             room -= size
         return groups
+
+
+def hold_out(
+    shards: Sequence[Path], held_out: Callable[[int], bool], extras: Extras
+) -> tuple[list[Path], list[Text]]:
+    """Return the shards to train on, and a sample of the texts in the held-out ones.
+
+    held_out: whether the block of this number is held out; `shards` are of the blocks 0, 1, ...
+    Raises BadInputError if there is nothing to train on or nothing to evaluate on.
+    """
+    trained_on: list[Path] = []
+    texts: list[Text] = []
+    for block, shard in enumerate(shards):
+        if held_out(block):
+            texts += extras.load(shard)
+        else:
+            trained_on.append(shard)
+    if not trained_on or not texts:
+        raise BadInputError("the corpus is too small to hold anything out; write more of it")
+    sample, room = [], _HELD_OUT_POSITIONS
+    for i in np.random.default_rng(0).permutation(len(texts)):
+        if room > 0:
+            sample.append(texts[i])
+            room -= len(texts[i].answer)
+    return trained_on, sample
 
 
 def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:

@@ -1,7 +1,7 @@
-"""Writing a corpus: block after block into a folder, by one process or several.
+"""Writing a corpus into a folder, block after block, by one process or several.
 
-MLX computes element by element on one core, and only matrix products on all; so on a CPU several
-processes, each with one core, write more than one process with all of them.
+MLX computes element-wise operations on one core, and only matrix products on all. So on a CPU
+several processes with one core each write more than one process with all cores.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from redrafter_mlx.runtime.child_process import start_child
 from redrafter_mlx.target.model import Target
 
 _POLL = 1.0
-"""Seconds between readings of the folder."""
+"""Seconds between checks of the folder."""
 
 
 @dataclass(frozen=True)
 class CorpusJob:
-    """What a worker has to know: the job, its texts, and where to write.
+    """What a worker needs: the job, its texts, and where to write.
 
     conversations: prompts to answer; with `job.data`, answers to read
-    extras:  what is kept beside the texts
-    exclude: questions that the target's own prompts must not be
-    room:    bytes for the rows of one batch in a process; None is no bound
+    extras:  what is stored next to the texts
+    exclude: questions that the target's own prompts must not repeat
+    room:    maximum bytes for the rows of one batch in a process; None for no limit
     """
 
     job: TrainingJob
@@ -58,7 +58,7 @@ class CorpusJob:
     room: int | None = None
 
     def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
-        """What makes the blocks."""
+        """Return what makes the blocks."""
         job, texts = self.job, self.conversations
         if job.data is None:
             return Writer(target, tokenizer, texts, job.writing, self.exclude, self.room)
@@ -68,17 +68,17 @@ class CorpusJob:
         return self.folder / f"block-{block:06d}.safetensors"
 
     def files(self, block: int) -> list[Path]:
-        """All that belongs to a block."""
+        """Return all files of a block."""
         return [self.path(block), *self.extras.files(self.path(block))]
 
 
 @dataclass(frozen=True)
 class CorpusSize:
-    """What a corpus holds: its first `blocks`, and the bytes of all that lies on the disk.
+    """Contents of a corpus: its first `blocks`, and the bytes of all files on the disk.
 
-    blocks: without a gap from the first on, and no more than the asked answer tokens need, so
-      that the same request finds the same corpus however much more has been written
-    read_tokens: of prompts and texts that are only read, those that are trained on
+    blocks: without a gap, and only as many as the requested answer tokens need, so that the same
+      request finds the same corpus even if more has been written
+    read_tokens: tokens that are trained on, of prompts and of texts that are only read
     """
 
     blocks: int
@@ -101,14 +101,14 @@ def write_corpus(
     stop: Callable[[], bool] = lambda: False,
     ranks: Ranks | None = None,
 ) -> CorpusSize:
-    """Write blocks until the corpus holds `answer_tokens`, or `max_bytes` lie on the disk.
+    """Write blocks until the corpus holds `answer_tokens`, or takes `max_bytes` on the disk.
 
-    It has `least_blocks` at least, unless they take more than `max_bytes`; with those and
-    `least_tokens` it ends when `stop()`, too.
-    A single worker is this process, with the target that it has `loaded`; with `ranks`, each of
-    them is one, and rank 0 has the corpus.
-    What is in the folder already is kept. Interrupted by an exception (Ctrl-C is one) it leaves
-    whole shards only, which the next call adds to.
+    It has at least `least_blocks`, unless they take more than `max_bytes`. Once it has those and
+    `least_tokens`, it also ends if `stop()`.
+    A single worker is this process, with its `loaded` target. With `ranks`, each rank is a worker,
+    and rank 0 collects the corpus.
+    Blocks that are already in the folder are kept. An exception (Ctrl-C is one) leaves only whole
+    shards, which the next call adds to.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     remove_abandoned(job.folder.rglob(".*.block-*"))
@@ -154,7 +154,7 @@ def write_corpus(
 
 
 def work(job: CorpusJob, worker: int, workers: int) -> None:
-    """Write the blocks of one worker until this process is ended."""
+    """Write the blocks of one worker until they are all written or this process is ended."""
     wanted = job.job
     loaded = load_target(wanted.model, dtype=wanted.dtype, quantize=wanted.quantize, offline=True)
     for _ in BlockWriter(job, loaded).every(worker, workers):
@@ -173,7 +173,7 @@ class BlockWriter:
         }  # fmt: skip
 
     def write(self, block: int) -> None:
-        """Write what is not there of a block."""
+        """Write the missing files of a block."""
         job, source, path = self._job, self.source, self._job.path(block)
         new = source.has_new_prompts(block) and not source.held_out(block)
         written = None if path.exists() else source.write(block)
@@ -184,7 +184,7 @@ class BlockWriter:
         mx.clear_cache()
 
     def every(self, first: int, step: int) -> Iterator[int]:
-        """Write every `step`th block from the first on, in order, as long as there are any."""
+        """Write every `step`th block in order, from `first` to the last, and yield its number."""
         block = first
         while self.source.blocks is None or block < self.source.blocks:
             self.write(block)
@@ -196,7 +196,7 @@ class BlockWriter:
 def _reported(
     progress: Callable[[CorpusSize], None], size: Callable[[], CorpusSize]
 ) -> Iterator[None]:
-    """Within, a thread reports the corpus's size, which needs no MLX; this one writes."""
+    """Report the corpus's size from a thread, which needs no MLX, while the body writes."""
     done = threading.Event()
 
     def report() -> None:
@@ -215,9 +215,9 @@ def _reported(
 
 @contextmanager
 def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
-    """Worker processes, each with its share of the cores; ended at once when left.
+    """Start worker processes, each with its share of the cores; terminate them on exit.
 
-    A shard appears whole or not at all, so that ending them at any moment is safe.
+    Terminating them is safe at any moment, because shards are written atomically.
     """
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
@@ -242,7 +242,7 @@ def _started(job: CorpusJob, workers: int) -> Iterator[list[BaseProcess]]:
 def _measure(
     job: CorpusJob, counted: dict[Path, ShardSummary], wanted: int, least_blocks: int
 ) -> CorpusSize:
-    """The corpus on disk; `counted` remembers shards that were read before."""
+    """Measure the corpus on disk; `counted` caches the summaries of its shards."""
 
     def summary(path: Path) -> ShardSummary:
         if path not in counted:

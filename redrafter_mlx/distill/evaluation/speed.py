@@ -1,4 +1,4 @@
-"""A short measurement: drafted decoding beside plain decoding, question by question."""
+"""A short measurement of drafted and plain decoding, question by question."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.engine.engine import Redrafter
 
 TIMED_TOKENS = 96
-"""Of each answer."""
+"""Maximum number of tokens per timed answer."""
 
 SCATTER = 0.02
-"""Speedups this close to 1 are not told apart from 1: a short measurement scatters as much."""
+"""Noise of a short measurement: a speedup this close to 1 is treated as 1."""
 
 
 _BEYOND = 1.15
-"""Times its tokens/step, a speedup is the machine's and not the drafts'. (Two query rows can take
-a little less time than one.)"""
+"""A speedup above this multiple of tokens/step comes from the machine, not from the drafts. (It is
+more than 1 because two query rows can take a little less time than one.)"""
 
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """Real decoding with one beam shape, timed beside auto-regression.
+    """Measured speed of decoding with one beam shape and of plain decoding.
 
-    nodes: the most tokens in one call of the target
+    nodes: maximum number of tokens in one call of the target
     """
 
     beam_width: int
@@ -48,12 +48,12 @@ def measure_speed(
     done: Callable[[int], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[MeasuredRow]:
-    """Answer each prompt plainly and with each shape in turn, greedily.
+    """Answer each prompt greedily, first with plain decoding and then with each shape.
 
-    Interleaved, so that a machine that slows down slows all of them down: a speedup is the median
-    of the questions' ratios, and a shape's tokens a second are that many times the median of plain
-    decoding. An answer of a few tokens says nothing of speed and is left out. After `stop()` no
-    more prompts are answered.
+    The methods are interleaved, so that a machine that slows down slows down all of them. A speedup
+    is the median of the questions' ratios. A shape's tokens per second are its speedup times the
+    median of plain decoding. Answers of a few tokens are left out, as they say nothing about speed.
+    After `stop()`, no more prompts are answered.
     """
     plain: list[float] = []
     drafted: dict[BeamShape, list[tuple[float, float]]] = {shape: [] for shape in shapes}
@@ -89,7 +89,7 @@ def measure_speed(
 
 
 def verdict(measured: Sequence[MeasuredRow]) -> str:
-    """One plain sentence: is it faster on this machine or not, and with which beams?"""
+    """Return one sentence: whether drafting is faster on this machine, and with which beams."""
     if not measured:
         return "Its speed was not measured."
     best = max(measured, key=lambda row: row.speedup)

@@ -1,4 +1,4 @@
-"""The training loop: batches in, a better drafter out, and a state that can be resumed exactly."""
+"""The training loop, with a state that can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.errors import BadInputError
 
 _SAVE_SECONDS = 120.0
-"""A run that is killed loses at most so much."""
+"""Seconds between saves: the most that a killed run loses."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Step:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """On held-out texts; `best` if the drafter was saved for it.
+    """Quality on held-out texts; `best` if it is the best so far, so that the drafter was saved.
 
-    training_top1: by depth, how often the target's token is the likeliest along training texts
+    training_top1: by depth, how often the target's token is the likeliest draft, on training texts
     """
 
     step: int
@@ -74,7 +74,7 @@ class Trainer:
         made_by: dict[str, object],
         seen: Sequence[Text] = (),
     ) -> None:
-        """`seen` are training texts, to tell memorising from learning.
+        """`seen` are training texts, to distinguish memorising from learning.
 
         Raises BadInputError if the folder holds another run.
         """
@@ -89,13 +89,14 @@ class Trainer:
 
     @property
     def steps_made(self) -> int:
-        """Steps of the optimiser so far, those of an earlier session of the run included."""
+        """Number of optimiser steps so far, including earlier sessions of the run."""
         return self._at.step
 
     def trial(self, steps: int, most_seconds: float) -> tuple[float, float]:
-        """Seconds of one step and of one evaluation; what is learned in it must not be kept.
+        """Return the seconds of one step and of one evaluation.
 
-        A step is timed, and more of them within so many seconds.
+        One to `steps` steps are timed: more than one if they fit in `most_seconds`. They train the
+        drafter, which must not be kept.
         """
         batches = self._batches()
         times: list[float] = []
@@ -109,7 +110,7 @@ class Trainer:
         return statistics.median(times[1:]), time.monotonic() - began  # the first step compiled
 
     def run(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-        """Train to the end, or until `stop()`; the state is saved either way."""
+        """Train to the end, or until `stop()`; save the state either way."""
         count = self.options.evaluations
         due = {max(1, round(self.steps * n / count)) for n in range(1, count + 1)}
         saved = time.monotonic()
@@ -136,7 +137,7 @@ class Trainer:
         save_checkpoint(state, self.folder)
 
     def _weights(self) -> dict[str, mx.array]:
-        """What is trained, by dotted name."""
+        """Return the trainable weights by dotted name."""
         return dict(tree_flatten(self.student.network.trainable_parameters()))
 
     def _resume(self) -> None:
@@ -149,7 +150,7 @@ class Trainer:
         self._at = found.progress
 
     def _batches(self) -> Iterator[BatchLoss]:
-        """Batch after batch, pass after pass, from where the run stands."""
+        """Yield batch after batch, pass after pass, from the run's current position on."""
         while True:
             got = False
             for batch in self.student.losses(self.examples, self._at.epoch, self._at.batch):
@@ -161,7 +162,7 @@ class Trainer:
             self._at.epoch, self._at.batch = self._at.epoch + 1, 0
 
     def _evaluate(self) -> Evaluation:
-        """Evaluate, and save the drafter if none was better."""
+        """Evaluate the drafter, and save it if it is the best so far."""
         with self._with_start():
             quality = self.student.evaluate(self.held_out, self.shapes)
             mean = sum(quality.tokens_per_step.values()) / len(quality.tokens_per_step)
@@ -177,7 +178,7 @@ class Trainer:
 
     @contextmanager
     def _with_start(self) -> Iterator[None]:
-        """Within, the drafter's weights are interpolated with those that it started from."""
+        """Within, interpolate the drafter's weights with those that it started from."""
         share = self.options.keep_start
         if not share:
             yield
