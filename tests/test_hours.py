@@ -269,7 +269,7 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("_QUESTIONS", (0, 0))):
         monkeypatch.setattr(f"redrafter_mlx.distill.hours.{name}", value)
     output = tmp_path / "drafter"
-    asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.1"]
+    asked = [*arguments(model, prompts, output, {"": {"answer_tokens": None}}), "--hours", "0.03"]
     assert main.run(asked) == 0
     plan = json.loads((output / HOURS).read_text())
     assert plan["final"] is True

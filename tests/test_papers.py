@@ -191,7 +191,7 @@ def test_acceptance_methods_are_crossed_with_their_own_axes_alone(
     assert len({row[2] for row in greedy}) == 1
 
 
-@pytest.mark.parametrize("table", ["v1-table2", "assistant", "table3"])
+@pytest.mark.parametrize("table", ["v1-table2", "assistant"])
 def test_what_one_rank_alone_would_compute_is_refused_under_a_launch(
     table: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     questions: list[str],

@@ -18,14 +18,6 @@ _OPEN = ("/", "/health")
 
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
-_POLICY = (
-    "default-src 'self'",
-    "img-src 'self' data:",
-    "base-uri 'none'",
-    "form-action 'none'",
-    "frame-ancestors 'none'",
-)
-
 
 class Guard:
     """ASGI middleware that refuses requests not meant for this server.
