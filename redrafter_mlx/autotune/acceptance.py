@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.autotune.step_times import measured
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
 
@@ -91,7 +90,7 @@ class CopyStatistics:
     def from_record(cls, record: Sequence[float]) -> CopyStatistics:
         """Read a record; raises ValueError for numbers that cannot be statistics."""
         known = cls()
-        known._expected, known._accepted, *costs = map(measured, record)
+        known._expected, known._accepted, *costs = map(_measured, record)
         known._costs.extend(costs)
         return known
 
@@ -254,6 +253,13 @@ def accepted_within(
     if _is_cut(step):
         covered &= rank[:, -1:] >= nodes
     return covered[:, 0], accepted
+
+
+def _measured(number: float) -> float:
+    """Raises ValueError for a number that is not positive and finite."""
+    if not 0 < number < math.inf:
+        raise ValueError(f"{number} cannot have been measured")
+    return number
 
 
 def _reached(chances: Array) -> Array:

@@ -68,7 +68,6 @@ class BatchPolicy:
     """Chooses the shapes of one batch, step by step; a single answer is a batch of one row.
 
     acceptance: statistics so far; the choice is among its shapes and plain decoding
-    times:      measured step times
     most_rows:  rows of the largest batch so far
     """
 
@@ -87,7 +86,7 @@ class BatchPolicy:
         nodes = [shape.nodes for shape in self.shapes]
         self._counts, self._of_count = np.unique(nodes, return_inverse=True)
         self._costs = costs
-        self.times = times or StepTimes()
+        self._times = times or StepTimes()
         self._context, self._batch = -1, 1
         self._predicted = np.zeros(len(self.shapes))
         self._seconds = np.zeros(len(self.shapes))  # predicted and corrected
@@ -175,7 +174,7 @@ class BatchPolicy:
         batch = len(steps)
         largest = max(steps, key=lambda step: step.shape.nodes)
         shape, nodes = largest.shape, largest.query_rows
-        self.times.learn(nodes, self._predict(shape, batch), largest.seconds, batch)
+        self._times.learn(nodes, self._predict(shape, batch), largest.seconds, batch)
         self._correct()
         if shape in self._probes:
             while self._probes.popleft() != shape:
@@ -190,7 +189,7 @@ class BatchPolicy:
         while not all(row in copies for row, _ in copied):
             copies, predicted, drafted = self._copied.popleft()  # all rows of that plan have ended
         # The cost model is off for this step by about as much as for others.
-        seconds = copied[0][1].seconds / self.times.slowness(batch)
+        seconds = copied[0][1].seconds / self._times.slowness(batch)
         seconds -= self._drafting(drafted, batch)
         for learns in (True, False):
             of_kind = [(row, step) for row, step in copied if row.learns == learns]
@@ -261,12 +260,12 @@ class BatchPolicy:
         if self._batch == 1:
             return np.ones(len(self.shapes), bool)
         counts = self._counts.tolist()
-        timed = [n == PLAIN.nodes or self.times.known(n, self._batch) for n in counts]
+        timed = [n == PLAIN.nodes or self._times.known(n, self._batch) for n in counts]
         return np.array(timed)[self._of_count]
 
     def _plain_first(self) -> bool:
         """Whether to take a plain step so that it is timed, and drafts can be compared with it."""
-        if self.times.known(PLAIN.nodes, self._batch):
+        if self._times.known(PLAIN.nodes, self._batch):
             return False
         if self._batch > 1:
             return True
@@ -312,11 +311,11 @@ class BatchPolicy:
 
     def _step_seconds(self, shape: BeamShape) -> float:
         """Return the seconds of a step, corrected by measured times."""
-        return self._predict(shape, self._batch) * self.times.correction(shape.nodes, self._batch)
+        return self._predict(shape, self._batch) * self._times.correction(shape.nodes, self._batch)
 
     def _correct(self) -> None:
         """Correct the predicted seconds of all shapes by measured step times."""
-        factors = [self.times.correction(n, self._batch) for n in self._counts.tolist()]
+        factors = [self._times.correction(n, self._batch) for n in self._counts.tolist()]
         seconds = self._predicted * np.array(factors)[self._of_count]
         self._stale = self._stale or not np.array_equal(seconds, self._seconds)
         self._seconds = seconds

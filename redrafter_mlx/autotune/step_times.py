@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
 
 _RECENT = 15
 """Number of steps whose median is the machine's current slowness."""
@@ -67,33 +66,8 @@ class StepTimes:
         others = self._drafted.get(batch, ()) if rows > 1 else ()
         return statistics.median(others) if len(others) >= _FEW else 1.0
 
-    def to_record(self) -> dict[str, list[list[float]]]:
-        """Return a record for a file; `from_record` is the inverse, except for the slowness."""
-        by_rows = [[batch, rows, *ratios] for (batch, rows), ratios in self._by_rows.items()]
-        return {
-            "by_rows": by_rows,
-            "drafted": [[batch, *ratios] for batch, ratios in self._drafted.items()],
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Sequence[Sequence[float]]]) -> StepTimes:
-        """Read a record; raises ValueError, TypeError or KeyError if it cannot be step times."""
-        known = cls()
-        for batch, rows, *ratios in record["by_rows"]:
-            known._by_rows[int(batch), int(rows)] = deque(map(measured, ratios), maxlen=_MOST)
-        for batch, *ratios in record["drafted"]:
-            known._drafted[int(batch)] = deque(map(measured, ratios), maxlen=_MOST)
-        return known
-
     def begin_answer(self) -> None:
         """Lower corrections above 1 a little, so that expensive row counts are tried again."""
         for ratios in self._by_rows.values():
             if statistics.median(ratios) > 1:
                 ratios.append(1.0)
-
-
-def measured(number: float) -> float:
-    """Return the number; raises ValueError if it is not positive and finite."""
-    if not 0 < number < math.inf:
-        raise ValueError(f"{number} cannot have been measured")
-    return number

@@ -19,7 +19,7 @@ from redrafter_mlx.autotune.cost_model import (
     cost_model,
     saved_timings,
 )
-from redrafter_mlx.autotune.learned import Learned, save_learned, saved_learned
+from redrafter_mlx.autotune.learned import save_learned, saved_learned
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
@@ -57,8 +57,8 @@ class Tuner:
         self._on_disk = key is not None
         timings = saved_timings(self.setup) if self._on_disk else Timings(self.setup)
         self._profiler = Profiler(target, drafter, timings, self.widest)
-        self._learned = saved_learned(self.setup) if self._on_disk else Learned()
-        self._find_costs()
+        self._use_timings()
+        self._acceptance = saved_learned(self.setup) if self._on_disk else {}
         self._answering = 0
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
@@ -82,8 +82,8 @@ class Tuner:
         with self._lock:
             self._profiler.batch = max(self._profiler.batch, batch)
             self._profiler.measure_all(done)
-            self._learned.acceptance.clear()
             self._use_timings()
+            self._acceptance.clear()
             self._save()
 
     def best_shape(
@@ -109,7 +109,7 @@ class Tuner:
         costs, acceptance = self._cost_model(Timings(self.setup)), AcceptanceStatistics(shapes)
         if by_clock:
             costs = self.costs
-            acceptance = next(iter(self._learned.acceptance.values()), acceptance).continued(shapes)
+            acceptance = next(iter(self._acceptance.values()), acceptance).continued(shapes)
         seconds = np.array([costs.step(s, context) for s in acceptance.shapes])
         return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
 
@@ -117,11 +117,9 @@ class Tuner:
         """Return the policy of a new batch, with what earlier ones learned by this method."""
         with self._lock:
             self._answering += 1
-            known = self._learned.acceptance.get(method, self.statistics()).continued(
-                self._candidates
-            )
-            self._learned.times.begin_answer()
-            return BatchPolicy(self.costs, known, self._learned.times)
+            known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
+            self._times.begin_answer()
+            return BatchPolicy(self.costs, known, self._times)
 
     def statistics(self) -> AcceptanceStatistics:
         """Return acceptance statistics of the candidate shapes, with nothing learned."""
@@ -135,12 +133,12 @@ class Tuner:
           steps: number of steps after the prompts; 0 if nothing may be measured now
         """
         with self._lock:
-            self._learned.acceptance[method] = policy.acceptance
+            self._acceptance[method] = policy.acceptance
             self._expect_batches(policy.most_rows)
             self._answering -= 1
             alone = not self._answering
             if alone and self._on_disk:
-                save_learned(self.setup, self._learned)
+                save_learned(self.setup, self._acceptance)
             idle = alone and not self._profiler.finished
         # Outside the lock, so that no other answer waits for the measurement.
         if idle and steps and self._measuring.acquire(blocking=False):
@@ -158,12 +156,8 @@ class Tuner:
             self._find_candidates()
 
     def _use_timings(self) -> None:
-        """Choose by the new measurements, and drop the corrections of the old ones."""
-        self._learned.times = StepTimes()
-        self._find_costs()
-
-    def _find_costs(self) -> None:
         self.costs = self._cost_model(self._profiler.timings)
+        self._times = StepTimes()
         self._find_candidates()
 
     def _find_candidates(self) -> None:
@@ -175,5 +169,4 @@ class Tuner:
 
     def _save(self) -> None:
         if self._on_disk:
-            save_learned(self.setup, self._learned)
             self._profiler.timings.save()
