@@ -87,12 +87,13 @@ class Endings(Queue[int]):
 
 def test_a_stranger_is_not_taken_for_a_rank() -> None:
     door, ended = Door("127.0.0.1"), Endings()
-    for token in (b"wrong", door.token):
-        hello = ("127.0.0.1", door.port, token, 1, ended)
-        threading.Thread(target=Follower, args=hello).start()
+    first_to_connect, rank = (
+        Follower("127.0.0.1", door.port, token, 1, ended) for token in (b"wrong", door.token)
+    )
     leader = door.admit(1, ended)
     leader.close()
     assert ended.of(2) == [0, 1]
+    del first_to_connect, rank
 
 
 def test_a_rank_that_is_lost_before_it_has_its_model_ends_the_others() -> None:

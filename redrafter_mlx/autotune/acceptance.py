@@ -49,7 +49,7 @@ acceptance rate: a drafter whose first guesses are worthless has no better secon
 _COPY_PRIOR = 6.0
 """Weight, in copied drafts, of the assumption that copies are accepted as often as expected."""
 
-_COPY_COST = 1.3
+_COPY_COST = 1.6
 """Assumed time of a step with copies, as a share of a drafted step with as many query rows: its
 call is seldom compiled, and the host builds it while the device waits. Measured on two CPU cores;
 then learned from steps."""
