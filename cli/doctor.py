@@ -167,7 +167,7 @@ def _mlx(report: Report) -> Facts:
         device = mx.default_device()
         facts["device"] = f"{device.type.name}, {mx.device_info(device).get('device_name', '')}"
         facts["computes"] = mx.ones((64, 64)).sum().item() == 64 * 64
-        for module in ("mlx_lm", "redrafter_mlx.engine.engine", "redrafter_mlx.loading"):
+        for module in ("mlx_lm", "redrafter_mlx.engine.engine", "redrafter_mlx.loading.load"):
             importlib.import_module(module)
         facts["float32"] = _EXACT if float32_is_exact() else _TF32
     except Exception as error:

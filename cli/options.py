@@ -176,7 +176,7 @@ System = Annotated[
 def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Redrafter:
     """Load target and drafter with progress on stderr."""
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
-        from redrafter_mlx.loading import load
+        from redrafter_mlx.loading.load import load
 
         return load(
             options.model,

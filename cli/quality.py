@@ -70,7 +70,7 @@ def command(
     from redrafter_mlx.distill.report.metrics import training_seconds
     from redrafter_mlx.drafting.drafter_files import open_files
     from redrafter_mlx.drafting.forms import DrafterFolder, find_form
-    from redrafter_mlx.loading import load_target
+    from redrafter_mlx.loading.target import load_target
     from redrafter_mlx.target.model import Target
     from redrafter_mlx.weights.chat import render_chat
 

@@ -67,7 +67,7 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
     """Return the estimate of `train --dry-run` for this model, or why it is not tried here."""
     from redrafter_mlx.distill.job import TrainingJob
     from redrafter_mlx.distill.run import TrainingRun
-    from redrafter_mlx.loading import LoadedTarget
+    from redrafter_mlx.loading.target import LoadedTarget
 
     job = TrainingJob(model=_name(loaded), output=Path(f"{_name(loaded).rsplit('/')[-1]}-drafter"))
     if loaded.source is None:

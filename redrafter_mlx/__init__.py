@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.engine.options import EngineOptions
     from redrafter_mlx.engine.session import Session
     from redrafter_mlx.errors import RedrafterError
-    from redrafter_mlx.loading import load
+    from redrafter_mlx.loading.load import load
     from redrafter_mlx.response import Completion, Response
     from redrafter_mlx.verification import VerificationReport, verify
 
@@ -45,7 +45,7 @@ _HOME = {
     "Response": "response",
     "Session": "engine.session",
     "stream_generate": "engine.drop_in",
-    "load": "loading",
+    "load": "loading.load",
     "VerificationReport": "verification",
     "verify": "verification",
 }

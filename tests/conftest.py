@@ -12,7 +12,7 @@ from simulated import cliff, timings_of_batches
 
 import redrafter_mlx  # noqa: F401
 from redrafter_mlx.autotune.cost_model import Setup, Timings
-from redrafter_mlx.loading import LoadedTarget, load_target
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.
 if worker := os.environ.get("PYTEST_XDIST_WORKER"):

@@ -34,7 +34,7 @@ from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import EngineFailedError, RedrafterError
-from redrafter_mlx.loading import LoadedTarget
+from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, pack_beam

@@ -19,7 +19,7 @@ from redrafter_mlx.bench.papers.published import CHIPS, timings
 from redrafter_mlx.cli.tune_advice import training_estimate
 from redrafter_mlx.config import PLAIN
 from redrafter_mlx.distill.estimate import Estimate
-from redrafter_mlx.loading import load
+from redrafter_mlx.loading.load import load
 
 CHEAP = machine(cliff(8))
 DEAR = machine(lambda rows: 20.0 * rows)

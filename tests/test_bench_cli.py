@@ -13,7 +13,7 @@ from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.loading import TargetSource
+from redrafter_mlx.target.source import TargetSource
 
 QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0"]
 SHAPES = ["--beam-width", "1..2", "--beam-length", "3"]

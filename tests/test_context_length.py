@@ -10,7 +10,7 @@ from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.loading import load
+from redrafter_mlx.loading.load import load
 from redrafter_mlx.weights.raw_model import context_length
 
 CONTEXT = 40

@@ -23,7 +23,7 @@ from weights_samples import (
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.errors import TooLargeError
-from redrafter_mlx.loading import load_target
+from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights.fit.machine import Machine
 from redrafter_mlx.weights.fit.model_size import StoredModel, of_config
 from redrafter_mlx.weights.fit.needs import (
@@ -154,7 +154,7 @@ def test_weights_beyond_the_working_set_are_refused_before_they_are_read(
 ) -> None:
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model()))
     tiny = Machine(1000, 1000, 10**12, on_cpu=True)
-    monkeypatch.setattr("redrafter_mlx.loading.this_machine", lambda: tiny)
+    monkeypatch.setattr("redrafter_mlx.loading.target.this_machine", lambda: tiny)
     assert main.run(["generate", "--model", str(path), "--drafter", "none", "-p", "x"]) == 1
     out, err = capsys.readouterr()
     assert out == ""

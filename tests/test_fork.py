@@ -11,7 +11,7 @@ from tiny import byte_model, byte_tokenizer
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import ForkedProcessError
-from redrafter_mlx.loading import load_target
+from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.process import MLXProcess
 from redrafter_mlx.verification import verify
 

@@ -33,7 +33,7 @@ from weights_samples import (
 
 from redrafter_mlx.config import DType
 from redrafter_mlx.errors import DamagedFileError, RedrafterError, UnsupportedModelError
-from redrafter_mlx.loading import LoadedTarget, load_target
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.gguf.header import read_header
 from redrafter_mlx.weights.gguf.load import load_gguf

@@ -10,10 +10,12 @@ import pytest
 from huggingface_hub import constants
 from tiny import byte_tokenizer, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx import loading
 from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.checkpoint import save_drafter
-from redrafter_mlx.loading import LoadedTarget, TargetSource, load
+from redrafter_mlx.loading import load as loading
+from redrafter_mlx.loading.load import load
+from redrafter_mlx.loading.target import LoadedTarget
+from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS, KnownDrafter, known_drafters
 from redrafter_mlx.weights.registry import DEFAULT_MODEL
 from redrafter_mlx.weights.resolve import is_repo

@@ -85,6 +85,12 @@ def test_every_module_belongs_to_a_room() -> None:
     assert {name.split(".")[0] for name, _ in modules()} <= set(ROOMS)
 
 
+def test_every_folder_is_installed() -> None:
+    installed = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+    folders = {name.rpartition(".")[0] for name, path in modules() if path.stem != "__init__"}
+    assert {f for f in folders if f'"redrafter_mlx.{f}"' not in installed} <= {""}
+
+
 def test_imports_run_downwards() -> None:
     for name, path in modules():
         here = ROOMS.index(name.split(".")[0])

@@ -12,12 +12,14 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model
 
-from redrafter_mlx import loading
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
-from redrafter_mlx.loading import LoadedTarget, TargetSource, load
+from redrafter_mlx.loading import load as loading
+from redrafter_mlx.loading.load import load
+from redrafter_mlx.loading.target import LoadedTarget
+from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
 
 

@@ -24,7 +24,7 @@ from weights_samples import (
 )
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
-from redrafter_mlx.loading import load_target
+from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights.gguf.load import load_gguf
 
 PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101]])

@@ -17,7 +17,6 @@ from test_lossless import small_buffers as small_buffers
 from test_own_drafter import tokens_of
 from tiny import HIDDEN, VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model
 
-from redrafter_mlx import loading
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.combined import Combined
@@ -26,6 +25,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.published.medusa import MedusaDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
+from redrafter_mlx.loading.load import load
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
@@ -216,7 +216,7 @@ def test_the_heads_of_a_whole_model_load_from_its_folder(tmp_path: Path) -> None
 
 def test_a_whole_model_is_the_target_of_its_own_heads(tmp_path: Path) -> None:
     folder = medusa_two(tmp_path / "medusa-2")
-    redrafter = loading.load(folder, folder)
+    redrafter = load(folder, folder)
     assert isinstance(redrafter.drafter, MedusaDrafter)
     prompt = list(b"hello")
     answer = redrafter.generate(prompt, max_tokens=20, beam_width=2, beam_length=3)

@@ -11,7 +11,6 @@ import pytest
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 import redrafter_mlx
-from redrafter_mlx import loading
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
@@ -21,7 +20,9 @@ from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
-from redrafter_mlx.loading import LoadedTarget
+from redrafter_mlx.loading import drafter as drafters
+from redrafter_mlx.loading import load as loading
+from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams
 from redrafter_mlx.target.model import Target
@@ -62,7 +63,7 @@ def tokens_of(decoder: Decoder, prompt: list[int], n: int) -> tuple[list[int], l
 
 
 def made(path: Path) -> Drafter:
-    found = loading._from_file(f"{path}:LastTokenAgain")
+    found = drafters._from_file(f"{path}:LastTokenAgain")
     assert isinstance(found, Drafter)
     return found
 
@@ -118,13 +119,13 @@ def test_a_file_that_makes_no_drafter_is_refused_in_one_line(
 ) -> None:
     own.write_text(code, encoding="utf-8")
     with pytest.raises(BadInputError, match=named) as error:
-        loading.parse_drafter(f"{own}:LastTokenAgain")
+        drafters.parse_drafter(f"{own}:LastTokenAgain")
     assert "\n" not in str(error.value)
 
 
 def test_a_file_that_is_not_there_is_named() -> None:
     with pytest.raises(ModelNotFoundError, match=r"nowhere\.py"):
-        loading.parse_drafter("nowhere.py:Drafter")
+        drafters.parse_drafter("nowhere.py:Drafter")
 
 
 @pytest.mark.usefixtures("tiny")

@@ -31,8 +31,8 @@ from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.paper import installed_drafters
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.loading import TargetSource
 from redrafter_mlx.speculation.sampling import log_softmax
+from redrafter_mlx.target.source import TargetSource
 
 SOURCE = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
 

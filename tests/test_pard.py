@@ -13,12 +13,12 @@ from mlx.utils import tree_flatten
 from test_draft_model import PROMPT, Alternating, Words, counted_calls, run
 from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
-from redrafter_mlx import loading
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.published.pard import Pard
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.loading.load import load
 from redrafter_mlx.target.model import Target
 
 GREEDY = SamplingParams()
@@ -122,7 +122,7 @@ def test_a_model_whose_config_names_its_mask_loads_as_pard(tmp_path: Path) -> No
     target = write_model(tmp_path / "target", model)
     small = byte_model(num_hidden_layers=1)
     folder = write_model(tmp_path / "pard", small, pard_token=257, spd_type="pard")
-    redrafter = loading.load(target, folder)
+    redrafter = load(target, folder)
     assert isinstance(redrafter.drafter, Pard)
     prompt = list(b"hello")
     plain = plain_tokens(model, prompt, 20)

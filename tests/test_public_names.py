@@ -22,7 +22,7 @@ def import_all(reverse):
     for package in ("redrafter_mlx", *(f"redrafter_mlx.{p}" for p in ("bench", "cli", "weights"))):
         path = importlib.import_module(package).__path__
         names += [m.name for m in pkgutil.walk_packages(path, package + ".")]
-    assert {"redrafter_mlx.loading", "redrafter_mlx.bench.show.plot"} <= {*names}
+    assert {"redrafter_mlx.loading.load", "redrafter_mlx.bench.show.plot"} <= {*names}
     for name in sorted(names, reverse=reverse):
         importlib.import_module(name)
 

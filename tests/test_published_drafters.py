@@ -12,10 +12,10 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, byte_model, byte_tokenizer
 from torch_files import write_torch_file
 
-from redrafter_mlx import loading
 from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.loading.drafter import loadable_forms
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.known_drafters import KNOWN_DRAFTERS
 
@@ -150,4 +150,4 @@ def test_no_value_of_a_config_ends_in_a_traceback(tmp_path: Path, form: str) -> 
 
 def test_every_known_drafter_is_of_a_form_that_loads() -> None:
     for known in {one for several in KNOWN_DRAFTERS.values() for one in several}:
-        assert known.form in loading.loadable_forms(), known
+        assert known.form in loadable_forms(), known

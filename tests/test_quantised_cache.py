@@ -12,7 +12,7 @@ from mlx.utils import tree_flatten
 from weights_samples import F16, gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.loading import LoadedTarget, load_target
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.weights import precision, quantised_cache
 
 

@@ -24,7 +24,7 @@ CANNOT = 77
 
 AS_NOBODY = f"""
 import os, sys, tempfile
-from redrafter_mlx.loading import load
+from redrafter_mlx.loading.load import load
 if os.geteuid() == 0:  # permissions do not stop root
     try:
         os.setgid({NOBODY})

@@ -8,7 +8,9 @@ import pytest
 
 from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.loading import LoadedTarget, draft_with, parse_drafter
+from redrafter_mlx.loading.drafter import parse_drafter
+from redrafter_mlx.loading.load import draft_with
+from redrafter_mlx.loading.target import LoadedTarget
 
 pytestmark = pytest.mark.real_model
 

@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.loading import LoadedTarget, load_target
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.speculation.sampling import log_softmax, sampled_log_probs, sequence_keys
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.target.model import Target

@@ -28,7 +28,9 @@ from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.static_trees import find_tree
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.loading import LoadedTarget, draft_with, parse_drafter
+from redrafter_mlx.loading.drafter import parse_drafter
+from redrafter_mlx.loading.load import draft_with
+from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.speculation.static_tree import RankPath, StaticTree, static_tree
 from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.model import Target

@@ -27,7 +27,7 @@ from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from redrafter_mlx.drafting.checkpoint import read_config
-from redrafter_mlx.loading import load
+from redrafter_mlx.loading.load import load
 
 Keys = dict[str, dict[str, object]]
 

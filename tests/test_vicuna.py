@@ -15,7 +15,7 @@ import sentencepiece
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_folder, write_gguf
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
-from redrafter_mlx.loading import LoadedTarget, load_target
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.weights.chat import encode_text, render_chat
 from redrafter_mlx.weights.spm import BYTE, CONTROL, NORMAL, UNKNOWN, read_pieces
 

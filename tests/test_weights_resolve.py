@@ -29,7 +29,7 @@ from tiny import random_drafter
 from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
-from redrafter_mlx.loading import load_target
+from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, human_size
 from redrafter_mlx.weights import registry, wheel
 from redrafter_mlx.weights.resolve import find_local, pull, resolve

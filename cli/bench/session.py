@@ -22,13 +22,9 @@ from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.loading import (
-    LoadedTarget,
-    NamedDrafter,
-    draft_with,
-    load_target,
-    parse_drafter,
-)
+from redrafter_mlx.loading.drafter import NamedDrafter, parse_drafter
+from redrafter_mlx.loading.load import draft_with
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.launched import launched_rank
 
 INTERRUPTED = 130

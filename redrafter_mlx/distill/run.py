@@ -38,7 +38,7 @@ from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.loading import LoadedTarget, load_target
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
 from redrafter_mlx.runtime.paths import cache_dir

@@ -30,7 +30,7 @@ from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.errors import RedrafterError
-from redrafter_mlx.loading import LoadedTarget, load_target
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import remove_abandoned
 from redrafter_mlx.runtime.blas import THREAD_VARIABLES
 from redrafter_mlx.runtime.child_process import start_child

@@ -1,0 +1,1 @@
+"""Loading: the target and its drafter, by name."""

@@ -1,0 +1,80 @@
+"""From names to a `Redrafter` that is ready to answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from redrafter_mlx.config import DType
+from redrafter_mlx.distributed.facts import facts_of
+from redrafter_mlx.distributed.follower import follow
+from redrafter_mlx.distributed.group import join_ranks
+from redrafter_mlx.drafting.interface import Bindable
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.loading.drafter import NamedDrafter, open_drafter, parse_drafter
+from redrafter_mlx.loading.target import LoadedTarget, load_target
+from redrafter_mlx.weights import Progress
+
+
+def load(
+    model: str | Path | None = None,
+    drafter: str | Path | Bindable | None = "auto",
+    *,
+    dtype: DType = "auto",
+    quantize: int | None = None,
+    drafter_bits: int | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    engine: EngineOptions | None = None,
+) -> Redrafter:
+    """Load a target with its drafter, warmed up and ready to answer.
+
+    Under `mlx.launch` all ranks share the target. Rank 0 returns it. On the other ranks this never
+    returns: they repeat rank 0's calls, and end with it.
+
+    Args:
+      drafter: "trained": the drafter that was trained for this target; a drafter's folder or Hub
+        repository; the name of a smaller model with the same tokenizer; "FILE.py:CLASS" or an
+        object: the caller's own drafter; "lookup": copies of the text; "A+B": both;
+        "A+tree:NAME": along a static tree; "auto": lookup, together with the trained drafter or
+        else a published one, if there is one on this machine; None or "none" decodes plainly
+      drafter_bits: quantise the drafter's weights to 4 or 8 bits; None leaves them as they are
+      model, dtype, quantize, offline, progress: as in `load_target`
+      engine: how many answers share the device, and how they take turns
+    Raises:
+      RedrafterError: in one line, for every error that a user can cause
+    """
+    named = parse_drafter(drafter, drafter_bits)
+    ranks = join_ranks()
+    loaded = load_target(
+        model, dtype=dtype, quantize=quantize, offline=offline, progress=progress, ranks=ranks
+    )
+    if ranks is not None:
+        ranks.agree(facts_of(loaded.source, drafter))
+        if not ranks.leads:
+            follow(loaded.model, ranks)
+    return draft_with(named, loaded, offline=offline, progress=progress, engine=engine)
+
+
+def draft_with(
+    drafter: NamedDrafter,
+    loaded: LoadedTarget,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    engine: EngineOptions | None = None,
+) -> Redrafter:
+    """Find the drafter for a target in memory, and warm up: the second half of `load`."""
+    opened, note = open_drafter(drafter, loaded, offline=offline, progress=progress)
+    redrafter = Redrafter(
+        loaded.model,
+        loaded.tokenizer,
+        opened,
+        lookup=drafter.looks_up,
+        source=loaded.source,
+        drafter_note=note,
+        engine=engine,
+        mirror=loaded.mirror,
+    )
+    redrafter.warm_up()
+    return redrafter

@@ -1,0 +1,117 @@
+"""Loading a target: from its name to an mlx-lm model in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import mlx.nn as nn
+from mlx.utils import tree_flatten
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.config import DType, check_choice
+from redrafter_mlx.distributed.group import Ranks
+from redrafter_mlx.distributed.mirror import Mirror
+from redrafter_mlx.distributed.sharding import shard
+from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.target.source import TargetSource
+from redrafter_mlx.weights import Progress, no_progress
+from redrafter_mlx.weights.fit.machine import this_machine
+from redrafter_mlx.weights.fit.needs import check_load
+from redrafter_mlx.weights.folder import load_folder
+from redrafter_mlx.weights.gguf.load import load_gguf
+from redrafter_mlx.weights.precision import check_quantize, convert, stored_bits
+from redrafter_mlx.weights.quantised_cache import keep_quantised, quantised_file, use_quantised
+from redrafter_mlx.weights.resolve import LocalModel, resolve
+
+
+@dataclass(frozen=True)
+class LoadedTarget:
+    """An mlx-lm model with its parameters evaluated, and its tokenizer.
+
+    mirror: sends the target's calls to the other ranks; None if this process runs alone
+    """
+
+    model: nn.Module
+    tokenizer: TokenizerWrapper
+    source: TargetSource
+    mirror: Mirror | None = None
+
+
+def load_target(
+    name: str | Path | None = None,
+    *,
+    dtype: DType = "auto",
+    quantize: int | None = None,
+    offline: bool = False,
+    progress: Progress | None = None,
+    ranks: Ranks | None = None,
+) -> LoadedTarget:
+    """Load a target, downloading its files first if they are missing.
+
+    Args:
+      name: a registry name, a Hub repository, a folder or a GGUF file; None is the default model
+      dtype: the arithmetic, see weights/precision.py; auto is as stored on a GPU and float32 on
+        a CPU
+      quantize: 4 or 8 bits; a model that is already quantised to that many stays as it is
+      offline: use only files on this machine
+      progress: reports downloads and checksums
+      ranks: the ranks that share the target; None keeps all of it in this process
+    Raises:
+      RedrafterError: in one line: no such model, cannot be fetched, damaged, or not supported
+    """
+    MLX_PROCESS.check()
+    check_choice("dtype", dtype, DType)
+    check_quantize(quantize)
+    local = resolve(name, offline=offline, progress=progress)
+    try:
+        return _load(local, dtype, quantize, progress or no_progress, ranks)
+    except DamagedFileError as error:
+        if local.remedy is None:
+            raise
+        raise DamagedFileError(f"{error}; run: {local.remedy}") from error
+    except OSError as error:
+        raise DamagedFileError(f"{local.path} cannot be read: {error.strerror or error}") from error
+
+
+def _load(
+    local: LocalModel,
+    dtype: DType,
+    quantize: int | None,
+    progress: Progress,
+    ranks: Ranks | None,
+) -> LoadedTarget:
+    if local.path.is_file():
+        raw = load_gguf(local.path, progress)
+    else:
+        raw = load_folder(local.path, local.name)
+    quantises = quantize is not None and stored_bits(raw.model) is None
+    precision = convert(raw.model, dtype, quantize, raw.stored)
+    kept = quantised_file(raw.fingerprint, precision)
+    is_kept = quantises and use_quantised(raw.model, kept)
+    sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
+    arrays = dict(tree_flatten(raw.model.parameters())).values()
+    check_load(local.name, local.path, sum(array.nbytes for array in arrays), this_machine())
+    try:
+        mx.eval(raw.model.parameters())
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise BadInputError(f"{local.name} cannot be brought into memory: {reason}") from error
+    if quantises and not is_kept and ranks is None:
+        keep_quantised(raw.model, kept)
+    source = TargetSource(
+        name=local.name,
+        path=local.path,
+        fingerprint=raw.fingerprint,
+        model_type=raw.model_type,
+        dtype=precision.dtype,
+        bits=precision.bits,
+        licence=local.entry.licence if local.entry else raw.licence,
+        context_length=raw.context_length,
+    )
+    mirror = None
+    if ranks is not None and sharing is not None and ranks.leads:
+        mirror = Mirror(ranks, sharing)
+    return LoadedTarget(raw.model, raw.tokenizer, source, mirror)
