@@ -23,7 +23,7 @@ from rich.table import Table
 
 from redrafter_mlx.cli.progress import Stage, duration, progress_bars, progress_lines
 from redrafter_mlx.cli.terminal import one_line
-from redrafter_mlx.distill.corpus.workers import CorpusSize
+from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
 from redrafter_mlx.distill.hours import Schedule

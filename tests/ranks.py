@@ -23,7 +23,8 @@ from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.distill.corpus.conversations import Conversation
-from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
+from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
+from redrafter_mlx.distill.corpus.workers import write_corpus
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
@@ -217,7 +218,7 @@ def corpus(folder: Path, ranks: Ranks | None = None) -> None:
     writing = WritingOptions(own_share=0.25, batch=6, max_answer_tokens=12)
     job = CorpusJob(TrainingJob("tiny", Path("out"), writing=writing), prompts, folder)
     loaded = LoadedTarget(byte_model(), byte_tokenizer(), source)
-    write_corpus(job, 400, 10**8, 1, loaded, ranks=ranks)
+    write_corpus(job, CorpusGoal(400, 10**8), 1, loaded, ranks=ranks)
 
 
 def write_a_corpus() -> None:

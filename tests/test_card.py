@@ -12,7 +12,7 @@ import yaml
 from huggingface_hub import ModelCard
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.workers import CorpusSize
+from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe

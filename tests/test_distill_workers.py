@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
+from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
+from redrafter_mlx.distill.corpus.workers import write_corpus
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 
@@ -19,7 +20,8 @@ PARENT = """
 import sys
 from pathlib import Path
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.corpus.workers import CorpusJob, write_corpus
+from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
+from redrafter_mlx.distill.corpus.workers import write_corpus
 
 class Job(CorpusJob):
     def __reduce__(self):
@@ -27,7 +29,7 @@ class Job(CorpusJob):
 
 if __name__ == "__main__":
     job = Job(TrainingJob("tiny", Path("out")), (), Path("corpus"))
-    write_corpus(job, answer_tokens=1, max_bytes=1_000_000, workers=2)
+    write_corpus(job, CorpusGoal(answer_tokens=1, max_bytes=1_000_000), workers=2)
 """
 """Writes a corpus whose workers run the code of its argument instead."""
 
@@ -91,4 +93,4 @@ class _UnsendableJob(CorpusJob):
 def test_a_process_that_does_not_start_reports_why(tmp_path: Path) -> None:
     job = _UnsendableJob(TrainingJob("tiny", tmp_path), (), tmp_path / "corpus")
     with pytest.raises(OSError, match="no more processes"):
-        write_corpus(job, answer_tokens=1, max_bytes=1_000_000, workers=2)
+        write_corpus(job, CorpusGoal(answer_tokens=1, max_bytes=1_000_000), workers=2)

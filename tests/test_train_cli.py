@@ -17,8 +17,8 @@ from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_screen import shortfall
+from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.corpus.shards import load_shard
-from redrafter_mlx.distill.corpus.workers import CorpusSize
 from redrafter_mlx.distill.drafter_forms import FORMS, RecurrentForm
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import TrainOptions

@@ -10,9 +10,9 @@ from functools import partial
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
+from redrafter_mlx.distill.corpus.folder import CorpusJob
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.corpus.workers import CorpusJob
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob

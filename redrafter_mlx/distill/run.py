@@ -16,10 +16,11 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache
 from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_out
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
+from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import summarise_shard
-from redrafter_mlx.distill.corpus.workers import CorpusJob, CorpusSize, write_corpus
+from redrafter_mlx.distill.corpus.workers import write_corpus
 from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.form import weights_digest
@@ -184,24 +185,16 @@ class TrainingRun:
         Several ranks write it together. Then rank 0 continues alone, and the others end here.
         """
         job = self.job
-        least_tokens = min(job.answer_tokens, 2 * job.training.batch)
+        least = min(job.answer_tokens, 2 * job.training.batch)
+        goal = CorpusGoal(job.answer_tokens, job.cache_bytes, self.least_blocks, least, stop)
         written = write_corpus(
-            self.corpus_job,
-            job.answer_tokens,
-            job.cache_bytes,
-            self.plan.workers,
-            self.loaded,
-            progress,
-            least_blocks=self.least_blocks,
-            least_tokens=least_tokens,
-            stop=stop,
-            ranks=self.ranks,
+            self.corpus_job, goal, self.plan.workers, self.loaded, progress, self.ranks
         )
         if self.ranks is not None:
             self.ranks.part()
         left_out = Counter(written.left_out) + Counter({EXCLUDED: self.given.left_out})
         self.corpus = replace(written, left_out=left_out)
-        if written.answer_tokens < least_tokens:
+        if written.answer_tokens < least:
             full = written.bytes >= job.cache_bytes
             raise BadInputError(
                 f"the corpus holds {written.answer_tokens} answer tokens in "

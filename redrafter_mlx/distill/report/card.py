@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.distill.corpus.workers import CorpusSize
+from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, verdict
 from redrafter_mlx.distill.forms.form import Recipe

@@ -1,0 +1,128 @@
+"""A corpus in its folder: what it is made of, how large it is, and when it is large enough."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.distill.corpus.conversations import Conversation
+from redrafter_mlx.distill.corpus.extras import Extras
+from redrafter_mlx.distill.corpus.filters import NOTHING, Exclusions
+from redrafter_mlx.distill.corpus.reader import Reader
+from redrafter_mlx.distill.corpus.shards import ShardSummary, summarise_shard
+from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.target.model import Target
+
+
+@dataclass(frozen=True)
+class CorpusJob:
+    """What a worker needs: the job, its texts, and where to write.
+
+    conversations: prompts to answer; with `job.data`, answers to read
+    extras:  what is stored next to the texts
+    exclude: questions that the target's own prompts must not repeat
+    room:    maximum bytes for the rows of one batch in a process; None for no limit
+    """
+
+    job: TrainingJob
+    conversations: tuple[Conversation, ...]
+    folder: Path
+    extras: Extras = field(default_factory=Extras)
+    exclude: Exclusions = NOTHING
+    room: int | None = None
+
+    def source(self, target: Target, tokenizer: TokenizerWrapper) -> Writer | Reader:
+        """Return what makes the blocks."""
+        job, texts = self.job, self.conversations
+        if job.data is None:
+            return Writer(target, tokenizer, texts, job.writing, self.exclude, self.room)
+        return Reader(target, tokenizer, texts, job.labels, job.training.draft_length)
+
+    def path(self, block: int) -> Path:
+        return self.folder / f"block-{block:06d}.safetensors"
+
+    def files(self, block: int) -> list[Path]:
+        """Return all files of a block."""
+        return [self.path(block), *self.extras.files(self.path(block))]
+
+
+@dataclass(frozen=True)
+class CorpusSize:
+    """Contents of a corpus: its first `blocks`, and the bytes of all files on the disk.
+
+    blocks: without a gap, and only as many as the requested answer tokens need, so that the same
+      request finds the same corpus even if more has been written
+    read_tokens: tokens that are trained on, of prompts and of texts that are only read
+    """
+
+    blocks: int
+    answer_tokens: int
+    read_tokens: int
+    texts: int
+    bytes: int
+    left_out: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class CorpusGoal:
+    """When a corpus is large enough: it holds `answer_tokens`, or takes `max_bytes` on the disk.
+
+    least_blocks: it has as many, unless they take more than `max_bytes`
+    least_tokens: with these blocks and as many answer tokens, it is large enough if `stop()`
+    """
+
+    answer_tokens: int
+    max_bytes: int
+    least_blocks: int = 0
+    least_tokens: int = 0
+    stop: Callable[[], bool] = lambda: False
+
+    def reached(self, size: CorpusSize) -> bool:
+        if size.bytes >= self.max_bytes:
+            return True
+        if size.blocks < self.least_blocks:
+            return False
+        if size.answer_tokens >= self.answer_tokens:
+            return True
+        return size.blocks > 0 and size.answer_tokens >= self.least_tokens and self.stop()
+
+
+class CorpusGauge:
+    """Measures a corpus on disk while it grows; every shard is read only once."""
+
+    def __init__(self, job: CorpusJob, goal: CorpusGoal) -> None:
+        self._job, self._goal = job, goal
+        self._counted: dict[Path, ShardSummary] = {}
+
+    def enough(self) -> bool:
+        """Whether the corpus is large enough."""
+        return self._goal.reached(self.size())
+
+    def size(self) -> CorpusSize:
+        """Return what the corpus holds now, up to the goal's answer tokens."""
+        job, goal = self._job, self._goal
+        blocks = tokens = read = texts = 0
+        left_out: Counter[str] = Counter()
+        while (tokens < goal.answer_tokens or blocks < goal.least_blocks) and all(
+            path.exists() for path in job.files(blocks)
+        ):
+            shard = self._summary(job.path(blocks))
+            tokens, texts = tokens + shard.answer_tokens, texts + shard.texts
+            left_out.update(shard.left_out)
+            for texts_read in job.extras.read:
+                read += self._summary(texts_read.path(job.path(blocks))).answer_tokens
+            blocks += 1
+        there = [int(path.stem.split("-")[1]) for path in job.folder.glob("block-*.safetensors")]
+        files = [path for block in there for path in job.files(block)]
+        on_disk = sum(path.stat().st_size for path in files if path.exists())
+        return CorpusSize(blocks, tokens, read, texts, on_disk, left_out)
+
+    def _summary(self, shard: Path) -> ShardSummary:
+        if shard not in self._counted:
+            self._counted[shard] = summarise_shard(shard)
+        return self._counted[shard]
