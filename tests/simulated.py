@@ -97,7 +97,7 @@ def step_result(
     )
 
 
-def told(step: StepResult, shapes: Sequence[BeamShape]) -> dict[BeamShape, int]:
+def accepted_by_shape(step: StepResult, shapes: Sequence[BeamShape]) -> dict[BeamShape, int]:
     """Return the accepted drafts by shape, for the shapes that a step gives evidence of."""
     known, accepted = (found.tolist() for found in accepted_within(step, bounds(shapes)))
     return {s: n for s, n, is_known in zip(shapes, accepted, known, strict=True) if is_known}

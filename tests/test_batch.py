@@ -234,7 +234,7 @@ def test_drafters_that_remember_follow_their_rows(form: str) -> None:
         assert [r.tokens for r in each.results] == want
 
 
-def test_no_time_is_told_of_a_step_beside_which_a_graph_was_compiled() -> None:
+def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled() -> None:
     """Neither the step that is read late meanwhile nor the first step of the new graph is timed."""
     decoder = Decoder(tiny(), None, PLAIN, GREEDY)
     sequence, batch = Decoded([1, 2, 3], 120), Batch(decoder, OwnShapes())
@@ -244,7 +244,7 @@ def test_no_time_is_told_of_a_step_beside_which_a_graph_was_compiled() -> None:
         before = decoder.compiled
         batch.advance()
         compiled.append(decoder.compiled > before)
-    told = [not math.isnan(result.seconds) for result in sequence.results]
-    assert not told[0], "the prompt's"
-    assert told[1:] == [not (here or there) for here, there in pairwise(compiled)]
+    timed = [not math.isnan(result.seconds) for result in sequence.results]
+    assert not timed[0], "the prompt's"
+    assert timed[1:] == [not (here or there) for here, there in pairwise(compiled)]
     assert sum(compiled) == 4, "an extent of 32 slots each"

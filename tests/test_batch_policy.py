@@ -68,12 +68,12 @@ def decode(
     for _ in range(steps):
         shape = policy.next_shape(rows)
         seconds = costs.step(shape, 128, len(rows)) * (1 if shape == PLAIN else dearer)
-        told = seconds
+        reported = seconds
         if compiling and shape not in compiled:
-            seconds, told = seconds * (1 + compiling), math.nan
+            seconds, reported = seconds * (1 + compiling), math.nan
             compiled.add(shape)
         taken.append(Taken(shape, seconds, sum(text.tokens(shape) for text in texts)))
-        unread.append([replace(text.step(shape), seconds=told) for text in texts])
+        unread.append([replace(text.step(shape), seconds=reported) for text in texts])
         if len(unread) > LATE:
             policy.learn(rows, unread.pop(0))
     return taken

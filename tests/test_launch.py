@@ -20,7 +20,7 @@ from redrafter_mlx.cli import main
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.distributed.sharding import shard
-from redrafter_mlx.distributed.watch import Door, Follower
+from redrafter_mlx.distributed.watch import Door, FollowerConnection
 from redrafter_mlx.errors import MismatchError, RedrafterError, UnsupportedModelError
 from redrafter_mlx.runtime import launched
 from redrafter_mlx.runtime.launched import Launch
@@ -38,7 +38,7 @@ def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
     refused: list[str] = []
 
     def other(rank: int, facts: dict[str, str]) -> None:
-        follower = Follower("127.0.0.1", door.port, door.token, rank, ended)
+        follower = FollowerConnection("127.0.0.1", door.port, door.token, rank, ended)
         with pytest.raises(MismatchError) as refusal:
             follower.compare(facts)
         refused.append(str(refusal.value))
@@ -88,7 +88,8 @@ class Endings(Queue[int]):
 def test_a_stranger_is_not_taken_for_a_rank() -> None:
     door, ended = Door("127.0.0.1"), Endings()
     first_to_connect, rank = (
-        Follower("127.0.0.1", door.port, token, 1, ended) for token in (b"wrong", door.token)
+        FollowerConnection("127.0.0.1", door.port, token, 1, ended)
+        for token in (b"wrong", door.token)
     )
     leader = door.admit(1, ended)
     leader.close()
@@ -98,7 +99,7 @@ def test_a_stranger_is_not_taken_for_a_rank() -> None:
 
 def test_a_rank_that_is_lost_before_it_has_its_model_ends_the_others() -> None:
     door, ended = Door("127.0.0.1"), Endings()
-    follower = Follower("127.0.0.1", door.port, door.token, 1, ended)
+    follower = FollowerConnection("127.0.0.1", door.port, door.token, 1, ended)
     with socket.create_connection(("127.0.0.1", door.port)) as dying:
         for hello in ({"token": door.token.hex()}, {"rank": "2"}):
             dying.sendall(json.dumps(hello).encode() + b"\n")

@@ -16,13 +16,13 @@ from simulated import (
     ROWS,
     AnswerPolicy,
     Text,
+    accepted_by_shape,
     cliff,
     decode,
     every_shape,
     machine,
     pace,
     step_result,
-    told,
 )
 
 from redrafter_mlx.autotune.acceptance import (
@@ -158,7 +158,7 @@ def test_a_step_tells_what_every_smaller_shape_would_have_accepted() -> None:
         used = BeamShape(W, L, rng.randint(1, W * (L - 1) + 1))
         truth = [rng.randrange(3) for _ in range(L)]
         step = verified(beams, used, truth)
-        found = told(step, [used, *every_shape(4, 5)])
+        found = accepted_by_shape(step, [used, *every_shape(4, 5)])
         for shape, accepted in found.items():
             alone = Beams(
                 beams.tokens[:, : shape.width, : shape.length],
@@ -262,7 +262,7 @@ def test_a_cut_tree_counts_no_miss_where_it_had_no_room() -> None:
     for _ in range(50):
         statistics.learn(step)
     assert statistics.chances()[0, 2] > before
-    assert told(step, [BeamShape(1, 4)]) == {}
+    assert accepted_by_shape(step, [BeamShape(1, 4)]) == {}
 
 
 PROBES_ARE_DEAR = ("pricey", "dip")

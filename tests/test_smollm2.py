@@ -283,9 +283,9 @@ def test_a_schemas_answer_is_valid_and_the_same_without_drafts(
     ]  # fmt: skip
     assert answers[0].token_ids == answers[1].token_ids
     assert answers[0].steps < answers[1].steps
-    told = json.loads(answers[0].text)
-    assert list(told) == ["river", "km"]
-    assert isinstance(told["km"], int)
+    answer = json.loads(answers[0].text)
+    assert list(answer) == ["river", "km"]
+    assert isinstance(answer["km"], int)
 
 
 def test_its_own_first_layers_draft_for_it(smollm2: Subject) -> None:

@@ -41,12 +41,12 @@ def mismeasured(costs: CostModel, rng: random.Random) -> CostModel:
 
 
 def test_steps_correct_a_profile_that_was_measured_at_a_busy_moment() -> None:
-    def tokens_per_second(told: Callable[[], float]) -> float:
+    def tokens_per_second(factor: Callable[[], float]) -> float:
         total = 0.0
         for seed in range(12):
             believed = mismeasured(UNEVEN, random.Random(seed))
             texts = [Text(skill, seed) for skill in (0.3, 0.9, 0.6, 0.8) for _ in range(40)]
-            total += pace(decode(Told(believed, told), UNEVEN, texts))
+            total += pace(decode(Told(believed, factor), UNEVEN, texts))
         return total
 
     assert tokens_per_second(lambda: 1.0) > 1.02 * tokens_per_second(lambda: math.nan)

@@ -29,7 +29,7 @@ _TRAINED: Mapping[str, object] = {"drafter": ("trained",)}
 
 
 @dataclass(frozen=True)
-class Protocol:
+class PaperProtocol:
     """How a table is measured.
 
     name:     value of `--paper`
@@ -60,8 +60,8 @@ class Protocol:
 
 
 PROTOCOLS = (
-    Protocol("table1", "answers", _MT_BENCH, by_answer.method_tables, installed=True),
-    Protocol(
+    PaperProtocol("table1", "answers", _MT_BENCH, by_answer.method_tables, installed=True),
+    PaperProtocol(
         "table2",
         "answers",
         {**_TRAINED, "beam_width": "1..4", "beam_length": "2..5", "max_tokens": 200,
@@ -69,48 +69,48 @@ PROTOCOLS = (
         by_answer.shape_tables,
         question=QUESTION_81,
     ),
-    Protocol(
+    PaperProtocol(
         "table3",
         "batches",
         {**_MT_BENCH, **_TRAINED, "batch_size": "1,2,4,8", "beam_width": "1,2,4,8",
          "beam_length": "5"},
         by_batch.batch_tables,
     ),
-    Protocol(
+    PaperProtocol(
         "table4",
         "answers",
         {**_MT_BENCH, "beam_width": "1,2,4,8,16", "beam_length": "5"},
         by_answer.label_tables,
         drafters=2,
     ),
-    Protocol(
+    PaperProtocol(
         "figure6",
         "answers",
         {**_MT_BENCH, **_TRAINED, "beam_width": ",".join(map(str, range(5, 71, 5))),
          "beam_length": "5", "prefixes": "separate,final,all"},
         by_answer.merging_tables,
     ),
-    Protocol("v1-figure3", "logs", {}, by_log.accuracy_tables, drafters=1),
-    Protocol(
+    PaperProtocol("v1-figure3", "logs", {}, by_log.accuracy_tables, drafters=1),
+    PaperProtocol(
         "v1-figure4",
         "answers",
         {**_MT_BENCH, "beam_width": "4", "beam_length": "5"},
         by_answer.rate_tables,
         drafters=2,
     ),
-    Protocol(
+    PaperProtocol(
         "v1-figure5a",
         "answers",
         {**_MT_BENCH, **_TRAINED, "beam_width": "4", "beam_length": "5", "max_tokens": 256},
         by_answer.along_tables,
     ),
-    Protocol(
+    PaperProtocol(
         "v1-figure6a",
         "answers",
         {**_MT_BENCH, **_TRAINED, "beam_width": "1,2,4,8", "beam_length": "5", "max_tokens": 256},
         by_answer.accepted_tables,
     ),
-    Protocol(
+    PaperProtocol(
         "v1-table2",
         "answers",
         {**_MT_BENCH, **_TRAINED, "beam_width": "2", "beam_length": "4",
@@ -119,7 +119,7 @@ PROTOCOLS = (
         by_answer.acceptance_tables,
         inspects="likelihoods",
     ),
-    Protocol(
+    PaperProtocol(
         "speculators-table1",
         "batches",
         {**_TRAINED, "batch_size": "1,2,4", "beam_width": "1,2,4", "beam_length": "4",
@@ -127,7 +127,7 @@ PROTOCOLS = (
         by_batch.latency_tables,
         prompt_lengths=(64, 2048),
     ),
-    Protocol(
+    PaperProtocol(
         "assistant",
         "answers",
         {**_MT_BENCH, "beam_width": "1", "beam_length": "2..6", "temperature": "0,0.5,1",
@@ -139,7 +139,7 @@ PROTOCOLS = (
 )  # fmt: skip
 
 
-def find_protocol(name: str) -> Protocol:
+def find_protocol(name: str) -> PaperProtocol:
     """Return the protocol with this name; raises BadInputError if there is none."""
     by_name = {protocol.name: protocol for protocol in PROTOCOLS}
     if name not in by_name:

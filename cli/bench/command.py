@@ -41,16 +41,21 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
             raise BadInputError("`bench serve` takes its options after `serve`")
         return
     options.check_output()
+    raise typer.Exit(_run(options, given_options(context)))
+
+
+def _run(options: BenchOptions, given: frozenset[str]) -> int:
+    """Measure what the options ask for, print it, and return the exit status."""
     if options.compare is not None:
         leave_to_rank_0()
         options.check_comparison()
         print_comparison(*options.compare, as_json=options.output == "json")
-        return
+        return 0
     if options.paper is not None:
         if options.report is not None or options.energy:
             option = "--energy" if options.energy else "--report"
             raise BadInputError(f"--paper has no use for {option}; leave it out")
-        raise typer.Exit(print_paper(options, given_options(context)))
+        return print_paper(options, given)
     options.check()
     if options.batch_size is not None:
         options.check_batches()
@@ -58,7 +63,12 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
 
         batches = run_batches(options)
         print_batches(batches, options)
-        raise typer.Exit(int(batches.failed))
+        return int(batches.failed)
+    return _answer_questions(options, given)
+
+
+def _answer_questions(options: BenchOptions, given: frozenset[str]) -> int:
+    """Measure answers to the questions one by one, with `--energy` and `--report`."""
     from redrafter_mlx.cli.bench.session import run_session
 
     profiles: dict[str, CostModel] = {}
@@ -85,10 +95,9 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
     if options.report is not None:
         from redrafter_mlx.bench.show.report_folder import write_report
 
-        command_line = spelled(options, given_options(context))
-        folder = write_report(options.report, result, profiles, command_line)
+        folder = write_report(options.report, result, profiles, spelled(options, given))
         print(f"report in {folder}", file=sys.stderr)
-    raise typer.Exit(outcome.status)
+    return outcome.status
 
 
 def given_options(context: typer.Context) -> frozenset[str]:

@@ -12,7 +12,7 @@ from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.likelihood import Likelihood, likelihood
 from redrafter_mlx.bench.papers.evidence import AnswerKey, Evidence
-from redrafter_mlx.bench.papers.protocols import Protocol, find_protocol
+from redrafter_mlx.bench.papers.protocols import PaperProtocol, find_protocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
 from redrafter_mlx.cli.bench.batches import run_batches
 from redrafter_mlx.cli.bench.options import BenchOptions
@@ -69,7 +69,7 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     return PaperRun(paper, [outcome.result], outcome.status)
 
 
-def fill(protocol: Protocol, asked: BenchOptions, given: Collection[str]) -> BenchOptions:
+def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -> BenchOptions:
     """Return the options, with the table's own values for those that the command line omits."""
     own = {name: value for name, value in protocol.options.items() if name not in given}
     if "questions" in given:
@@ -103,7 +103,7 @@ def installed_drafters(model: str) -> tuple[str, ...]:
 class _Inspector:
     """Collects untimed measurements while the models are in memory: likelihoods or draft costs."""
 
-    def __init__(self, protocol: Protocol) -> None:
+    def __init__(self, protocol: PaperProtocol) -> None:
         self._inspects = protocol.inspects
         self.likelihoods: dict[AnswerKey, Likelihood] = {}
         self.draft_costs: dict[str, float] = {}
@@ -129,7 +129,7 @@ class _Inspector:
 
 
 def _measure_batches(
-    protocol: Protocol, options: BenchOptions, changed: Sequence[Difference]
+    protocol: PaperProtocol, options: BenchOptions, changed: Sequence[Difference]
 ) -> PaperRun:
     lengths: list[int | None] = list(protocol.prompt_lengths) or [None]
     if options.prompt_tokens is not None:
@@ -147,7 +147,7 @@ def _measure_batches(
     return PaperRun(paper, [result for _, result in results], int(failed))
 
 
-def _read_logs(protocol: Protocol, options: BenchOptions) -> PaperRun:
+def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
     logs = {}
     for name in options.drafters:
         folder = Path(name)
@@ -169,7 +169,7 @@ def _read_logs(protocol: Protocol, options: BenchOptions) -> PaperRun:
 
 
 def _paper(
-    protocol: Protocol,
+    protocol: PaperProtocol,
     evidence: Evidence,
     result: Result | BatchResult,
     changed: Sequence[Difference],
@@ -186,7 +186,9 @@ def _paper(
     )
 
 
-def _changed(protocol: Protocol, options: BenchOptions, given: Collection[str]) -> list[Difference]:
+def _changed(
+    protocol: PaperProtocol, options: BenchOptions, given: Collection[str]
+) -> list[Difference]:
     """Return the table's options that the command line overrides."""
     own = dict(protocol.options)
     if protocol.prompt_lengths:

@@ -205,16 +205,16 @@ def exchange_note(redrafter: Redrafter) -> str | None:
     mirror, target = redrafter.mirror, redrafter.target
     if mirror is None or mirror.sharing != "tensor":
         return None
-    cases = [(rows, told_only) for rows in (1, 8) for told_only in (False, True)]
+    cases = [(rows, command_only) for rows in (1, 8) for command_only in (False, True)]
     with target.lock:
         times = [
             [seconds_of_exchange(mirror, target, *case) for case in cases] for _ in range(_TRIALS)
         ]
-    one, told, eight, told_eight = 1000 * np.median(times, axis=0)
+    one, command, eight, command_eight = 1000 * np.median(times, axis=0)
     return (
         f"{mirror.ranks.size} ranks: the exchange of a call takes {one:.2f} ms with 1 row and "
-        f"{eight:.2f} ms with 8; of these, telling other ranks the call takes {told:.2f} and "
-        f"{told_eight:.2f} ms"
+        f"{eight:.2f} ms with 8; of these, the command alone takes {command:.2f} and "
+        f"{command_eight:.2f} ms"
     )
 
 

@@ -20,19 +20,19 @@ def sums(ranks: Ranks, total: mx.array, count: int) -> mx.array:
 
 
 def seconds_of_exchange(
-    mirror: Mirror, target: Target, rows: int, told_only: bool = False
+    mirror: Mirror, target: Target, rows: int, command_only: bool = False
 ) -> float:
     """Return the seconds of communication for one call on a tree of `rows` nodes.
 
     The call itself is not made. The ranks exchange the command, with the tree in it, and two sums
-    per layer; `told_only` leaves out the sums.
+    per layer; `command_only` leaves out the sums.
     """
-    began, count = time.perf_counter(), 0 if told_only else 2 * target.n_layers
+    began, count = time.perf_counter(), 0 if command_only else 2 * target.n_layers
     zeros = mx.zeros((1, rows, target.hidden_size), target.dtype)
     writer = CommandWriter()
     for tree in ((1, rows), (1, rows), (1, rows, rows)):  # tokens, depths and mask
         writer.array(mx.zeros(tree, mx.int32))
-    told, _ = mirror.tell("sums", writer, rows=rows, count=count)
-    mirror.last = sums(mirror.ranks, mx.depends(zeros, told), count)
+    sent, _ = mirror.announce("sums", writer, rows=rows, count=count)
+    mirror.last = sums(mirror.ranks, mx.depends(zeros, sent), count)
     mx.eval(mirror.last)
     return time.perf_counter() - began

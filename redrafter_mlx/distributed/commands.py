@@ -90,8 +90,8 @@ class CommandWriter:
         flat = [array.reshape(-1).astype(mx.int32) for array in self._arrays]
         sizes = mx.array([len(words), sum(a.size for a in self._arrays)], mx.int32)
         body = mx.concatenate([mx.array(words), *flat])
-        told = ranks.broadcast(mx.depends(sizes, after))
-        return ranks.broadcast(mx.depends(body, told))
+        sizes_sent = ranks.broadcast(mx.depends(sizes, after))
+        return ranks.broadcast(mx.depends(body, sizes_sent))
 
 
 def receive(ranks: Ranks) -> Command:

@@ -14,7 +14,13 @@ from typing import cast
 import mlx.core as mx
 
 from redrafter_mlx.distributed.patience import patience
-from redrafter_mlx.distributed.watch import TOKEN_BYTES, Door, Facts, Follower, Leader
+from redrafter_mlx.distributed.watch import (
+    TOKEN_BYTES,
+    Door,
+    Facts,
+    FollowerConnection,
+    LeaderConnections,
+)
 from redrafter_mlx.errors import BadInputError, RankError
 from redrafter_mlx.runtime.launched import LAUNCH, launched_rank
 
@@ -29,7 +35,7 @@ class Ranks:
     """
 
     group: mx.distributed.Group
-    connection: Leader | Follower
+    connection: LeaderConnections | FollowerConnection
 
     @property
     def rank(self) -> int:
@@ -45,7 +51,7 @@ class Ranks:
 
     def part(self) -> None:
         """Continue on rank 0 alone; the processes of the other ranks end here."""
-        if isinstance(self.connection, Leader):
+        if isinstance(self.connection, LeaderConnections):
             self.connection.close()
         else:
             threading.Event().wait()
@@ -88,16 +94,16 @@ def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
         return Ranks(group, _connect(group))
 
 
-def _connect(group: mx.distributed.Group) -> Leader | Follower:
+def _connect(group: mx.distributed.Group) -> LeaderConnections | FollowerConnection:
     host, door = _leader_address(), None
     if group.rank() == 0:
         door = Door(host)
         words = mx.array([door.port, *door.token], mx.int32)
     else:
         words = mx.zeros((1 + TOKEN_BYTES,), mx.int32)
-    heard = cast("list[int]", mx.distributed.all_sum(words, group=group).tolist())
+    received = cast("list[int]", mx.distributed.all_sum(words, group=group).tolist())
     if door is None:
-        return Follower(host, heard[0], bytes(heard[1:]), group.rank())
+        return FollowerConnection(host, received[0], bytes(received[1:]), group.rank())
     leader = door.admit(group.size() - 1)
     atexit.register(leader.close)
     return leader

@@ -40,7 +40,9 @@ class Mirror:
         self._numbers = itertools.count(1)
         self._live: WeakSet[Stored] = WeakSet()
 
-    def tell(self, word: Word, writer: CommandWriter, **fields: object) -> tuple[mx.array, Stored]:
+    def announce(
+        self, word: Word, writer: CommandWriter, **fields: object
+    ) -> tuple[mx.array, Stored]:
         """Announce a call; return an array that it must depend on, and the cache that it leaves.
 
         The other ranks drop the caches that nothing refers to here.
@@ -49,25 +51,25 @@ class Mirror:
         live = sorted(each.number for each in self._live)
         self._live.add(stored)
         named = {"number": stored.number, "live": live, **fields}
-        told = writer.send(self.ranks, self.last, word, named)
+        sent = writer.send(self.ranks, self.last, word, named)
         if self.sharing == "pipeline":  # its ranks receive without waiting for the command
-            mx.eval(told)
-        return told, stored
+            mx.eval(sent)
+        return sent, stored
 
     def keep(self, origin: Origin) -> Stored:
         """Have all ranks compute a cache now, so that they need not hold its origin."""
         writer = CommandWriter()
-        told, stored = self.tell("keep", writer, origin=writer.origin(origin))
-        mx.async_eval(told)
-        self.last = told
+        sent, stored = self.announce("keep", writer, origin=writer.origin(origin))
+        mx.async_eval(sent)
+        self.last = sent
         return stored
 
     def run(
         self, batch: PlainBatch, model: nn.Module, stream: mx.Stream | mx.ThreadLocalStream
     ) -> Iterator[tuple[int, int]]:
         """Have all ranks run mlx-lm's own batch on the model; see PlainBatch.run."""
-        told, _ = self.tell("batch", CommandWriter(), batch=asdict(batch))
-        mx.eval(told)
+        sent, _ = self.announce("batch", CommandWriter(), batch=asdict(batch))
+        mx.eval(sent)
         self.last = yield from batch.run(model, stream, self.ranks)
 
 
@@ -157,10 +159,10 @@ class MirroredTarget(Target):
         assert isinstance(cache, MirroredCache)
         writer = CommandWriter()
         origin = writer.origin(cache.origin)
-        told, stored = self._mirror.tell(
+        sent, stored = self._mirror.announce(
             "append", writer, origin=origin, start=start, tokens=writer.array(tokens)
         )
-        hidden = super().append(mx.depends(tokens, told), cache, start)
+        hidden = super().append(mx.depends(tokens, sent), cache, start)
         cache.called(hidden, stored)
         return hidden
 
@@ -175,7 +177,7 @@ class MirroredTarget(Target):
         assert isinstance(cache, MirroredCache)
         writer, pending = CommandWriter(), cache.pending
         moved = () if pending is None else (pending.path, pending.n_accepted, pending.length)
-        told, stored = self._mirror.tell(
+        sent, stored = self._mirror.announce(
             "verify",
             writer,
             origin=writer.origin(cache.origin),
@@ -187,8 +189,8 @@ class MirroredTarget(Target):
             bound=bound,
             compiled=compiled,
         )
-        heard = tree._replace(tokens=mx.depends(tree.tokens, told))
-        hidden, logits = super().verify(heard, cache, length, bound, compiled)
+        after_it = tree._replace(tokens=mx.depends(tree.tokens, sent))
+        hidden, logits = super().verify(after_it, cache, length, bound, compiled)
         cache.called(hidden, stored)
         return hidden, logits
 
@@ -210,14 +212,14 @@ class MirroredModel(nn.Module):
         writer = CommandWriter()
         first = None if cache is None else cache[0]
         before = None if first is None else self._caches.get(first)
-        told, stored = self._mirror.tell(
+        sent, stored = self._mirror.announce(
             "plain",
             writer,
             before=None if before is None else before.number,
             offset=0 if first is None else first.offset,
             tokens=writer.array(tokens),
         )
-        logits: mx.array = self.model(mx.depends(tokens, told), cache=cache)
+        logits: mx.array = self.model(mx.depends(tokens, sent), cache=cache)
         self._mirror.last = logits
         if cache is not None:
             self._caches[cache[0]] = stored

@@ -37,7 +37,7 @@ class Door:
         self.port: int = self._listening.getsockname()[1]
         self.token = secrets.token_bytes(TOKEN_BYTES)
 
-    def admit(self, others: int, leave: Leave = os._exit) -> Leader:
+    def admit(self, others: int, leave: Leave = os._exit) -> LeaderConnections:
         """Wait until `others` ranks have connected. Raises RankError if one does not."""
         lines: dict[int, _Line] = {}
         self._listening.settimeout(_CONNECT_SECONDS)
@@ -58,10 +58,10 @@ class Door:
             self._listening.close()
         for line in lines.values():
             line.wait_for_ever()
-        return Leader(lines, leave)
+        return LeaderConnections(lines, leave)
 
 
-class Leader:
+class LeaderConnections:
     """Rank 0's end of every connection; all ranks end when one is lost."""
 
     def __init__(self, lines: dict[int, _Line], leave: Leave = os._exit) -> None:
@@ -77,14 +77,14 @@ class Leader:
         for rank, theirs in self._facts.items():
             difference = _difference(rank, mine, theirs.result())
             if difference is not None:
-                self._tell({"refused": difference})
+                self._send({"refused": difference})
                 raise MismatchError(difference)
-        self._tell({"agreed": "yes"})
+        self._send({"agreed": "yes"})
 
     def close(self) -> None:
         """Tell the other ranks that the work is done. It may be called again."""
         self._closing = True
-        self._tell({"done": "yes"})
+        self._send({"done": "yes"})
 
     def _listen(self, rank: int) -> None:
         line = self._lines[rank]
@@ -95,15 +95,15 @@ class Leader:
             if not self._closing:
                 why = f"rank {rank} is gone; all ranks end"
                 _say(why)
-                self._tell({"lost": why})
+                self._send({"lost": why})
                 self._leave(1)
 
-    def _tell(self, message: Facts) -> None:
+    def _send(self, message: Facts) -> None:
         for line in self._lines.values():
             line.write(message)
 
 
-class Follower:
+class FollowerConnection:
     """Another rank's end of its connection to rank 0; its process ends with rank 0's."""
 
     def __init__(

@@ -138,8 +138,8 @@ def _prompt(
 ) -> list[int]:
     """Return the prompt's tokens, with tools, calls and results by the template, or as text."""
     checked = check_messages(messages)
-    told_of = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
-    if told_of and not shows_tools(tokenizer):
+    mentions_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
+    if mentions_tools and not shows_tools(tokenizer):
         return render_chat(tokenizer, spelled_out(checked, tools), thinking=thinking)
     given = [tool.given for tool in tools]
     return render_chat(tokenizer, checked, tools=given, thinking=thinking)

@@ -102,27 +102,27 @@ def spelled_out(
     The tools join the user's first message, since some templates support no system message either.
     Results become messages of the user, those of one turn a single message.
     """
-    told: list[dict[str, Any]] = []
-    answered = False  # whether the last message in `told` holds results
+    rendered: list[dict[str, Any]] = []
+    answered = False  # whether the last of `rendered` holds results
     for message in messages:
         role, parts = message["role"], [message["content"]]
         parts += [_call_text(call["function"]) for call in message.get("tool_calls", ())]
         if role == "tool":
             role, parts = "user", [f"<tool_response>\n{message['content']}\n</tool_response>"]
             if answered:
-                parts.insert(0, told.pop()["content"])
+                parts.insert(0, rendered.pop()["content"])
         answered = message["role"] == "tool"
-        told.append({"role": role, "content": "\n".join(part for part in parts if part)})
+        rendered.append({"role": role, "content": "\n".join(part for part in parts if part)})
     if tools:
         guide = _GUIDE.format(
             tools="\n".join(json.dumps(tool.given, ensure_ascii=False) for tool in tools)
         )
-        first = next((message for message in told if message["role"] == "user"), None)
+        first = next((message for message in rendered if message["role"] == "user"), None)
         if first is None:
-            told.append({"role": "user", "content": guide})
+            rendered.append({"role": "user", "content": guide})
         else:
             first["content"] = f"{guide}\n\n{first['content']}"
-    return told
+    return rendered
 
 
 def _call_text(function: Mapping[str, Any]) -> str:

@@ -80,8 +80,8 @@ class GenerationEndpoint(Generic[R]):
 
             for chunk in reply.opening():
                 await emit(chunk)
-            told = reading if reply.shows_own_fields else None
-            work = generate(hosted.model, reply.wanted, self._gate, deliver, told)
+            on_prefill = reading if reply.shows_own_fields else None
+            work = generate(hosted.model, reply.wanted, self._gate, deliver, on_prefill)
             await race(work, self._ending.reached())
             for chunk in reply.closing():
                 await emit(chunk)
