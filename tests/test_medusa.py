@@ -126,7 +126,7 @@ def test_the_authors_heads_are_counted_and_compute_the_formula(tmp_path: Path, l
     """config.json states 2 heads, as that of the authors' Vicuna-7B does."""
     tensors = authors_tensors(layers)
     drafter = loaded(write(tmp_path, tensors, **AUTHORS), Target(random_model()))
-    assert drafter.most_length == drafter.max_length == HEADS + 1
+    assert drafter.max_length == drafter.trained_length == HEADS + 1
     hidden = np.random.default_rng(1).normal(size=(2, HIDDEN)).astype(np.float32)
     check_logits(drafter, [expected(tensors, hidden, k) for k in range(HEADS)], hidden)
 

@@ -284,7 +284,7 @@ def test_steps_are_shared_out_by_the_drafts_that_they_accepted(
     """At each width the shares are of all steps, and tokens/step follows from them."""
     one = answer(DRAFTED, lengths=(3, 1, 1, 2))
     evidence = Evidence(rows=summarise([answer(), one]), answers=[answer(), one])
-    (table,) = accepted_tables(evidence, published("v1-figure6a"))
+    (table,) = accepted_tables(evidence)
     assert table.rows[0][3:-1] == ("4", "50.0%", "25.0%", "25.0%")
     found = paper(capsys, "v1-figure6a", *questions, "--beam-width", "1,2", "--warmup", "0")
     (measured,) = found["paper"]["measured"]

@@ -119,7 +119,7 @@ def test_a_saved_drafter_loads_and_gives_the_text_of_plain_decoding(
     model = random_model()
     target = Target(model)
     drafter = load(folder, target)
-    assert drafter.most_length == (T + 1 if name in HEADS else None)
+    assert drafter.max_length == (T + 1 if name in HEADS else None)
     target = target.reading(drafter.features.layers)
     for shape in (BeamShape(1, 2), BeamShape(3, 4), BeamShape(2, 9)):
         decoder = Decoder(target, drafter, shape, SamplingParams())

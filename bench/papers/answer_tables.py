@@ -10,7 +10,7 @@ import numpy as np
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.papers.evidence import Evidence
-from redrafter_mlx.bench.papers.published import Published
+from redrafter_mlx.bench.papers.published import published
 from redrafter_mlx.bench.show.tables import TextTable, spread
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 
@@ -18,12 +18,11 @@ STRETCH = 32
 """Number of consecutive answer tokens that are counted together."""
 
 
-def shape_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def shape_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate tokens per second by beam shape, next to the published figures of that shape."""
-    machines = list(dict.fromkeys((r["machine"], r["target"]) for r in published.records()))
-    beside = {
-        (r["machine"], r["target"], r["W"], r["L"]): r for r in published.records()
-    }  # fmt: skip
+    figures = published("table2").records()
+    machines = list(dict.fromkeys((r["machine"], r["target"]) for r in figures))
+    beside = {(r["machine"], r["target"], r["W"], r["L"]): r for r in figures}
     rows = []
     for row in evidence.drafted:
         W, L = row.method.beam_width, row.method.beam_length
@@ -40,9 +39,8 @@ def shape_tables(evidence: Evidence, published: Published) -> list[TextTable]:
                       tuple(rows), "published: tokens a second, speedup, tokens/step")]  # fmt: skip
 
 
-def method_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def method_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate speedup and tokens/step of every drafter, over all questions and by category."""
-    del published
     drafted = [row for row in evidence.rows if row.method.name == "redrafter"]
     cells = tuple(
         (row.category, row.method.drafter or "", row.dtype, str(row.questions), *_figures(row))
@@ -52,9 +50,9 @@ def method_tables(evidence: Evidence, published: Published) -> list[TextTable]:
     return [TextTable("Drafters, over all questions and by category", columns, cells)]
 
 
-def label_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def label_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate drafters by their training labels, at each beam width."""
-    beside = {(r["W"], r["labels"]): r for r in published.records()}
+    beside = {(r["W"], r["labels"]): r for r in published("table4").records()}
     cells = []
     for row in evidence.drafted:
         name = row.method.drafter or ""
@@ -71,9 +69,8 @@ def label_tables(evidence: Evidence, published: Published) -> list[TextTable]:
     return [TextTable("Drafters by their labels in training", columns, tuple(cells))]
 
 
-def merging_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def merging_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate nodes with merged prefixes by beam width, and speed with and without merging."""
-    del published
     cells = []
     for row in evidence.drafted:
         before, after = row.nodes_before, row.nodes_after
@@ -97,12 +94,11 @@ def merging_tables(evidence: Evidence, published: Published) -> list[TextTable]:
     return [TextTable("Nodes verified, merged and separately", columns, tuple(cells), note)]
 
 
-def acceptance_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def acceptance_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate acceptance methods by temperature and thresholds.
 
     Columns: speed, likelihood and entropy under the target, and agreement with greedy answers.
     """
-    del published
     greedy = {
         (a.dtype, a.question_id): a.run.token_ids
         for a in evidence.answers
@@ -132,9 +128,8 @@ def acceptance_tables(evidence: Evidence, published: Published) -> list[TextTabl
     return [TextTable("Acceptance methods", columns, tuple(cells), note)]
 
 
-def along_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def along_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate accepted drafts and tokens/step by the position of the step in the answer."""
-    del published
     cells = []
     for row in evidence.drafted:
         for first, accepted in sorted(accepted_along(evidence.answers_of(row)).items()):
@@ -161,9 +156,8 @@ def accepted_along(answers: Sequence[Answer]) -> dict[int, list[int]]:
     return found
 
 
-def accepted_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def accepted_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate the steps by their number of accepted drafts, at each beam width."""
-    del published
     found = {row: [n for answer in evidence.answers_of(row) for n in answer.run.accepted]
              for row in evidence.drafted}  # fmt: skip
     most = max((1 + n for steps in found.values() for n in steps), default=1)
@@ -179,9 +173,8 @@ def accepted_tables(evidence: Evidence, published: Published) -> list[TextTable]
     return [TextTable("Steps by their accepted drafts", columns, tuple(cells), note)]
 
 
-def rate_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def rate_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate drafters by form and learning rate: acceptance, speed, and their correlation."""
-    del published
     cells, points = [], []
     for row in evidence.drafted:
         name = row.method.drafter or ""
@@ -210,9 +203,8 @@ def correlation(points: Sequence[tuple[float, float]]) -> float | None:
     return float(np.corrcoef(x, y)[0, 1])
 
 
-def draft_model_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def draft_model_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate acceptance, expected and measured speed, by temperature and number of drafts."""
-    del published
     cells = []
     for row in evidence.drafted:
         drafts = (row.method.beam_length or 1) - 1

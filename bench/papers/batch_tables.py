@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.papers.evidence import Evidence
-from redrafter_mlx.bench.papers.published import Published
 from redrafter_mlx.bench.show.tables import TextTable, spread
 
 
-def batch_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def batch_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate tokens per second, per request and in total, by beam width and requests."""
-    del published
     cells = tuple(
         (_width(row), str(row.size), spread(row.request_tps), spread(row.total_tps),
          spread(row.over_plain, "x"), f"{row.tokens_per_step:.2f}")
@@ -20,9 +18,8 @@ def batch_tables(evidence: Evidence, published: Published) -> list[TextTable]:
     return [TextTable("Requests at once by beam width", columns, cells)]
 
 
-def latency_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def latency_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate a request's milliseconds per token, by prompt length, requests and candidates k."""
-    del published
     cells = tuple(
         ("" if length is None else str(length), str(row.size), _width(row), _milliseconds(row),
          spread(row.over_plain, "x"), f"{row.tokens_per_step:.2f}")

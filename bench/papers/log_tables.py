@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from redrafter_mlx.bench.papers.evidence import Evidence
-from redrafter_mlx.bench.papers.published import Published
 from redrafter_mlx.bench.show.tables import TextTable
 
 
-def accuracy_tables(evidence: Evidence, published: Published) -> list[TextTable]:
+def accuracy_tables(evidence: Evidence) -> list[TextTable]:
     """Tabulate accuracy by the draft's position, at each evaluation of each run."""
-    del published
     tables = []
     for folder, log in evidence.logs.items():
         evaluations = [record for record in log if record["event"] == "evaluation"]

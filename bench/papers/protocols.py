@@ -46,7 +46,7 @@ class PaperProtocol:
     name: str
     measures: Literal["answers", "batches", "logs"]
     options: Mapping[str, object]
-    tables: Callable[[Evidence, Published], list[TextTable]]
+    tables: Callable[[Evidence], list[TextTable]]
     question: Question | None = None
     drafters: int = 0
     installed: bool = False

@@ -158,7 +158,7 @@ def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
             )
         logs[folder] = log
     published = protocol.published
-    measured = tuple(protocol.tables(Evidence(logs=logs), published))
+    measured = tuple(protocol.tables(Evidence(logs=logs)))
     trained = _training_options(options.drafters)
     targets = sorted({str(found["model"]) for found in trained.values() if "model" in found})
     here = (
@@ -181,7 +181,7 @@ def _paper(
     return PaperResult(
         protocol.name,
         published,
-        tuple(protocol.tables(evidence, published)),
+        tuple(protocol.tables(evidence)),
         differences(published, result.machine, result.models, asked, baseline, changed),
     )
 

@@ -50,9 +50,9 @@ class Tuner:
         self.widest, self._longest, self._level_cost = 0, LENGTHS[-1], LEVEL_COST
         self._limit = LENGTHS[-1]
         if drafter is not None:
-            self._limit = min(self._limit, drafter.most_length or self._limit)
+            self._limit = min(self._limit, drafter.max_length or self._limit)
             self.widest = min(WIDEST, drafter.max_width or WIDEST)
-            self._longest = drafter.max_length or self._longest
+            self._longest = drafter.trained_length or self._longest
             self._level_cost = drafter.level_cost
         self._on_disk = key is not None
         timings = saved_timings(self.setup) if self._on_disk else Timings(self.setup)

@@ -54,13 +54,13 @@ class Combined(Drafter):
         return 2 * min(widths) if widths else None
 
     @property
-    def most_length(self) -> int | None:
-        first, second = (drafter.most_length for drafter in self._both)
+    def max_length(self) -> int | None:
+        first, second = (drafter.max_length for drafter in self._both)
         return None if first is None or second is None else max(first, second)
 
     @property
-    def max_length(self) -> int | None:
-        first, second = (drafter.max_length for drafter in self._both)
+    def trained_length(self) -> int | None:
+        first, second = (drafter.trained_length for drafter in self._both)
         return None if first is None or second is None else max(first, second)
 
     @property

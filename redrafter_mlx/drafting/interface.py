@@ -152,7 +152,7 @@ class Drafter(ABC):
         return None
 
     @property
-    def most_length(self) -> int | None:
+    def max_length(self) -> int | None:
         """Maximum beam length that it can draft, the root included; None without a limit.
 
         Longer beams are cut to this length.
@@ -160,9 +160,9 @@ class Drafter(ABC):
         return None
 
     @property
-    def max_length(self) -> int | None:
+    def trained_length(self) -> int | None:
         """Maximum beam length that it was trained for, the root included; None if not known."""
-        return self.most_length
+        return self.max_length
 
     @property
     def tree(self) -> StaticTree | None:

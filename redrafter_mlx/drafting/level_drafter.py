@@ -102,8 +102,8 @@ class LevelDrafter(Drafter):
 
     def along(self: _D, tree: StaticTree) -> _D:
         """Return the same drafter along a static tree."""
-        if self.most_length is not None and tree.shape.length > self.most_length:
-            raise BadInputError(f"{tree}; {self.name} drafts {self.most_length - 1} at most")
+        if self.max_length is not None and tree.shape.length > self.max_length:
+            raise BadInputError(f"{tree}; {self.name} drafts {self.max_length - 1} at most")
         check_width(self.max_width, tree.most_ranks)
         drafter = copy.copy(self)
         drafter._tree = tree
@@ -137,7 +137,7 @@ class LevelDrafter(Drafter):
         if self._tree is not None and shape != self._tree.shape:
             raise BadInputError(f"the drafter drafts {self._tree}, and no other shape")
         return BeamShape(
-            shape.width, min(shape.length, self.most_length or shape.length), shape.max_nodes
+            shape.width, min(shape.length, self.max_length or shape.length), shape.max_nodes
         )
 
 
@@ -197,7 +197,7 @@ class HeadsDrafter(MemorylessDrafter):
         return self._vocabulary
 
     @property
-    def most_length(self) -> int:
+    def max_length(self) -> int:
         return self._heads + 1
 
     @property

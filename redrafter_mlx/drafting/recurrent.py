@@ -214,7 +214,7 @@ class RecurrentDrafter(MemorylessDrafter):
         return self.bound.vocabulary
 
     @property
-    def max_length(self) -> int | None:
+    def trained_length(self) -> int | None:
         drafts = self.config.draft_length
         return None if drafts is None else drafts + 1
 

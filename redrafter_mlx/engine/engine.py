@@ -264,7 +264,7 @@ class Redrafter:
         for token, _ in chosen.logit_bias:
             if token >= V:
                 raise BadInputError(f"logit_bias names token {token}; the model has {V}")
-        most = None if self.drafter is None else self.drafter.most_length
+        most = None if self.drafter is None else self.drafter.max_length
         if most is not None and self.lookup is None and (chosen.beam_length or 0) > most:
             raise BadInputError(
                 f"beam_length is {chosen.beam_length}; {self.drafting} drafts beams of up to {most}"
