@@ -85,7 +85,19 @@ class Endings(Queue[int]):
         return sorted(self.get(timeout=PATIENCE) for _ in range(ranks))
 
 
-def test_a_stranger_is_not_taken_for_a_rank() -> None:
+@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"{}\n"])
+def test_a_stranger_is_not_taken_for_a_rank(greeting: bytes) -> None:
+    door, ended = Door("127.0.0.1"), Endings()
+    with socket.create_connection(("127.0.0.1", door.port)) as stranger:
+        stranger.sendall(greeting)
+    rank = FollowerConnection("127.0.0.1", door.port, door.token, 1, ended)
+    leader = door.admit(1, ended)
+    leader.close()
+    assert ended.of(1) == [0]
+    del rank
+
+
+def test_a_rank_of_another_launch_is_refused() -> None:
     door, ended = Door("127.0.0.1"), Endings()
     first_to_connect, rank = (
         FollowerConnection("127.0.0.1", door.port, token, 1, ended)

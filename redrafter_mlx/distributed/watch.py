@@ -21,6 +21,9 @@ from redrafter_mlx.errors import MismatchError, RankError
 TOKEN_BYTES = 16
 _CONNECT_SECONDS = 30.0
 
+_MOST_CHARACTERS = 1 << 20
+"""Maximum length of a message."""
+
 Facts = Mapping[str, str]
 """What ranks must have in common, as text by name."""
 
@@ -46,12 +49,12 @@ class Door:
                 connection, _ = self._listening.accept()
                 connection.settimeout(_CONNECT_SECONDS)
                 line = _Line(connection)
-                if line.read() == {"token": self.token.hex()}:
-                    hello = line.read()
-                    lines[int(hello["rank"])] = line
-                else:
+                rank = self._rank_of(line)
+                if rank is None:
                     connection.close()
-        except (OSError, ValueError, KeyError) as error:
+                else:
+                    lines[rank] = line
+        except OSError as error:
             missing = sorted(set(range(1, others + 1)) - set(lines))
             raise RankError(f"rank {missing[0]} did not connect to rank 0") from error
         finally:
@@ -59,6 +62,15 @@ class Door:
         for line in lines.values():
             line.wait_for_ever()
         return LeaderConnections(lines, leave)
+
+    def _rank_of(self, line: _Line) -> int | None:
+        """Return the rank that has connected; None for a stranger, who does not know the token."""
+        try:
+            if line.read() != {"token": self.token.hex()}:
+                return None
+            return int(line.read()["rank"])
+        except (OSError, ValueError, KeyError):
+            return None
 
 
 class LeaderConnections:
@@ -164,10 +176,13 @@ class _Line:
 
     def read(self) -> dict[str, str]:
         """Return the next line; raises OSError or ValueError once the other end is gone."""
-        line = self._file.readline()
+        line = self._file.readline(_MOST_CHARACTERS)
         if not line:
             raise ConnectionResetError("the other end is gone")
-        return {str(key): str(value) for key, value in json.loads(line).items()}
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError("no message of a rank")
+        return {str(key): str(value) for key, value in message.items()}
 
 
 def _keep_alive(connection: socket.socket) -> None:
