@@ -22,8 +22,8 @@ from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.workers import write_corpus
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions

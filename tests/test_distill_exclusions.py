@@ -11,10 +11,10 @@ import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill.corpus import user_turns
-from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.filters import EXCLUDED, Exclusions
-from redrafter_mlx.distill.corpus.given_texts import read_given
+from redrafter_mlx.distill.corpus.prompts import user_turns
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.distill.corpus.prompts.given_texts import read_given
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import WritingOptions

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tiny import byte_model, byte_tokenizer, random_model
 
-from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import Shard, save_shard
 from redrafter_mlx.distill.corpus.writer import Writer

@@ -20,14 +20,14 @@ from tiny import (
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus import reader as reader_module
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache, row_bytes
-from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
 from redrafter_mlx.distill.corpus.generation import write_answers, write_turns
-from redrafter_mlx.distill.corpus.prompt_starters import PROMPT_STARTERS, draw_starters
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.prompts.prompt_starters import PROMPT_STARTERS, draw_starters
+from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, draw_user_turns
 from redrafter_mlx.distill.corpus.reader import Reader, continuations
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard, summarise_shard
-from redrafter_mlx.distill.corpus.user_turns import TurnPrefix, draw_user_turns
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, simulate_steps
 from redrafter_mlx.distill.options import OPENINGS, WritingOptions

@@ -17,7 +17,7 @@ from redrafter_mlx.distill.corpus.batch_cache import batch_cache
 from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_out
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob, CorpusSize
-from redrafter_mlx.distill.corpus.given_texts import corpus_key, read_given
+from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import summarise_shard
 from redrafter_mlx.distill.corpus.workers import write_corpus

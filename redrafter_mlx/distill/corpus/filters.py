@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
 
 LOOP_WINDOW = 20
 """An answer that repeats this many tokens has fallen into a loop."""

@@ -23,9 +23,9 @@ import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.decoding.prefix_cache import common_prefix
-from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat

@@ -16,12 +16,12 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.conversations import Conversation
 from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, NOTHING, Exclusions, loop_start
 from redrafter_mlx.distill.corpus.generation import Written, write_answers
-from redrafter_mlx.distill.corpus.prompt_starters import draw_starters
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
+from redrafter_mlx.distill.corpus.prompts.prompt_starters import draw_starters
+from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, draw_user_turns
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
-from redrafter_mlx.distill.corpus.user_turns import TurnPrefix, draw_user_turns
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat

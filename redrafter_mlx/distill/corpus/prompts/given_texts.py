@@ -7,8 +7,8 @@ import json
 import random
 from dataclasses import asdict, dataclass, replace
 
-from redrafter_mlx.distill.corpus.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.filters import Exclusions
+from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.shards import FORMAT
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import Labels, WritingOptions

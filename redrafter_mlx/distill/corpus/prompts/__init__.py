@@ -1,0 +1,1 @@
+"""Where prompts come from: the user's files, prompt starters, and the target itself."""
