@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from simulated import AnswerPolicy, cliff, machine, step_result
@@ -55,6 +56,7 @@ def copying(machine: Machine, text: Sequence[int], start: int) -> tuple[int, int
         seconds = machine.step(shape.nodes)
         nodes = [*range(shape.nodes)]
         read = step_result(shape, [0] * shape.nodes, nodes, path, plan is not None, seconds)
+        read = replace(read, tokens=text[at : at + len(path)])
         index.extend(text[at : at + len(path)])
         at, steps = at + len(path), steps + 1
     return steps, copies, accepted
@@ -109,8 +111,30 @@ def test_copies_that_were_too_dear_are_tried_again_in_later_answers() -> None:
     copies = Machine(COSTS).policy.acceptance.copies
     assumed = copies.cost
     for _ in range(20):
-        copies.learn(1.0, 1, 20.0)
+        copies.learn_cost(20.0)
     assert copies.cost == 20.0
     for _ in range(5):
         copies.begin_answer()
     assert copies.cost == assumed
+
+
+def test_one_long_copy_that_fails_does_not_end_copying() -> None:
+    """Not within the text, and even less in the next one."""
+    copies = Machine(COSTS).policy.acceptance.copies
+    copies.learn(0.9, 0.0)
+    assert copies.trust > 0.5
+    for _ in range(50):
+        copies.learn(0.9, 0.0)
+    assert copies.trust < 0.1
+    copies.begin_answer()
+    assert 0.1 < copies.trust < 0.5
+
+
+def test_a_text_that_repeats_itself_is_copied_after_texts_that_did_not_hold() -> None:
+    machine = Machine(COSTS)
+    for i in range(3):
+        copying(machine, [t for n in range(100) for t in (1, 2, 1000 * i + n)], 8)
+    for _ in range(2):
+        machine.policy.acceptance.copies.begin_answer()
+    steps, copies, _ = copying(machine, page() * 12, 60)
+    assert copies > 0.8 * steps

@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def learned(steps: int = 200) -> AcceptanceStatistics:
     policy = AnswerPolicy(COSTS)
     decode(policy, COSTS, [Text(0.9, 1)] * steps)
-    policy.acceptance.copies.learn(2.0, 1, 1.5)
+    policy.acceptance.copies.learn(0.9, 0.5)
     return policy.acceptance
 
 

@@ -46,10 +46,13 @@ _RESCUE = 0.35
 """Share of the misses that one more beam is assumed to catch, times the narrower beams' own
 acceptance rate: a drafter whose first guesses are worthless has no better second ones."""
 
-_COPY_PRIOR = 6.0
-"""Weight, in copied drafts, of the assumption that copies are accepted as often as expected."""
+_COPY_PRIOR = 1.0
+"""Weight, in copies, of the assumption that copies are accepted as far as expected."""
 
-_COPY_COST = 1.6
+_RENEWED = 1 / 3
+"""Share of the lost trust in copies that the next text begins with again: one more is tried."""
+
+_COPY_COST = 1.3
 """Assumed time of a step with copies, as a share of a drafted step with as many query rows: its
 call is seldom compiled, and the host builds it while the device waits. Measured on two CPU cores;
 then learned from steps."""
@@ -62,19 +65,22 @@ class CopyStatistics:
         self._expected = self._accepted = _COPY_PRIOR
         self._costs = deque([_COPY_COST] * 3, maxlen=9)  # of the last steps; the median is used
 
-    def learn(self, expected: float, accepted: int, cost: float) -> None:
-        """Record a step with copies: the expected and the actual number of accepted drafts.
+    def learn(self, expected: float, accepted: float) -> None:
+        """Record a copy: the expected and the actual share of its drafts that were accepted.
 
-        `cost` is its time as a share of a drafted step's; NaN if it was not measured.
+        Copies count alike, however long they are: drafts after a wrong one tell nothing more.
         """
         self._expected = _DECAY * self._expected + expected
         self._accepted = _DECAY * self._accepted + accepted
+
+    def learn_cost(self, cost: float) -> None:
+        """Record the time of a step with copies as a share of a drafted step's; ignore NaN."""
         if not math.isnan(cost):
             self._costs.append(cost)
 
     @property
     def trust(self) -> float:
-        """Recently accepted copied drafts as a share of the expected ones, at most 1."""
+        """How far copies were accepted lately, as a share of what was expected; at most 1."""
         return min(self._accepted / self._expected, 1.0)
 
     @property
@@ -95,7 +101,12 @@ class CopyStatistics:
         return known
 
     def begin_answer(self) -> None:
-        """Move the cost towards the assumed one, so that expensive copies are tried again."""
+        """Move both towards what is assumed: another text may be worth copying again.
+
+        Copies that are no longer tried would never be learned of otherwise.
+        """
+        trust = self.trust + _RENEWED * (1 - self.trust)
+        self._expected, self._accepted = _COPY_PRIOR, _COPY_PRIOR * trust
         self._costs.append(_COPY_COST)
 
 

@@ -31,6 +31,7 @@ from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
+from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.prompt_lookup import Copy
@@ -192,12 +193,15 @@ class BatchPolicy:
         seconds = copied[0][1].seconds / self._times.slowness(batch)
         seconds -= self._drafting(drafted, batch)
         for learns in (True, False):
-            of_kind = [(row, step) for row, step in copied if row.learns == learns]
-            if of_kind:
-                expected = sum(copies[row].expected for row, _ in of_kind)
-                accepted = sum(len(step.path) - 1 for _, step in of_kind)
-                of_copies = self._statistics(not learns).copies
-                of_copies.learn(expected, accepted, seconds / predicted)
+            of_kind = [(copies[row], step) for row, step in copied if row.learns == learns]
+            if not of_kind:
+                continue
+            of_copies = self._statistics(not learns).copies
+            of_copies.learn_cost(seconds / predicted)
+            for copy, step in of_kind:
+                drafts = len(copy.tokens)
+                right = common_prefix(copy.tokens, step.tokens)
+                of_copies.learn(copy.expected / drafts, right / drafts)
 
     def _drafted(self, row: Row, shape: BeamShape, drawn: bool) -> Drafted:
         """Return what copies may replace or join in a row."""
