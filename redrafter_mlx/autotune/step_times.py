@@ -12,8 +12,10 @@ import math
 import statistics
 from collections import deque
 
-_RECENT = 15
-"""Number of steps whose median is the machine's current slowness."""
+_RECENT = 6
+"""Number of steps whose median is the machine's current slowness. It must follow a change sooner
+than a correction does: a machine that becomes slower would else seem slow for the row count in use
+alone, and others would be tried in vain."""
 
 _ENOUGH, _MOST = 5, 9
 """Minimum and maximum number of a row count's last steps, whose median is its correction."""
@@ -33,14 +35,16 @@ class StepTimes:
     def learn(self, rows: int, predicted: float, seconds: float, batch: int = 1) -> None:
         """Record a step with `rows` query rows per batch row; NaN seconds are ignored.
 
-        Batch costs are less certain than those of one tree. So the slowness of the machine for a
-        batch is taken from plain steps, and from others once their correction is known.
+        The machine's slowness is taken from steps whose correction is known: others may be dear
+        themselves. Before there are any, plain steps tell it, and for one tree all steps, since
+        batch costs are less certain than those of one tree.
         """
         if math.isnan(seconds):
             return
         slowness = self.slowness(batch)
-        if batch == 1 or rows == 1 or self.known(rows, batch):
-            recent = self._recent.setdefault(batch, deque(maxlen=_RECENT))
+        recent = self._recent.setdefault(batch, deque(maxlen=_RECENT))
+        first = len(recent) < _RECENT and 1 in (rows, batch)
+        if first or self.known(rows, batch):
             recent.append(seconds / (predicted * self.correction(rows, batch)))
         if not math.isnan(slowness):
             ratio = seconds / (predicted * slowness)
