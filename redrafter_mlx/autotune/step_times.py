@@ -14,8 +14,8 @@ from collections import deque
 
 _RECENT = 6
 """Number of steps whose median is the machine's current slowness. It must follow a change sooner
-than a correction does: a machine that becomes slower would else seem slow for the row count in use
-alone, and others would be tried in vain."""
+than a correction does: otherwise a machine that becomes slower for all steps seems slower only for
+the row count in use, and others are tried in vain."""
 
 _ENOUGH, _MOST = 5, 9
 """Minimum and maximum number of a row count's last steps, whose median is its correction."""
@@ -43,7 +43,7 @@ class StepTimes:
             return
         slowness = self.slowness(batch)
         recent = self._recent.setdefault(batch, deque(maxlen=_RECENT))
-        first = len(recent) < _RECENT and 1 in (rows, batch)
+        first = len(recent) < _RECENT and (rows == 1 or batch == 1)
         if first or self.known(rows, batch):
             recent.append(seconds / (predicted * self.correction(rows, batch)))
         if not math.isnan(slowness):

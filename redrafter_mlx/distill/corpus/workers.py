@@ -52,39 +52,46 @@ def write_corpus(
     job.folder.mkdir(parents=True, exist_ok=True)
     remove_abandoned(job.folder.rglob(".*.block-*"))
     gauge = CorpusGauge(job, goal)
-    progress(gauge.size())
+    now = gauge.size()
+    progress(now)
     if ranks is not None and loaded is not None:
         blocks = BlockWriter(job, loaded)
         with _reported(progress, gauge):
             write_together(ranks, job.files, blocks.write, blocks.source.blocks, gauge.enough)
-    elif gauge.enough():
-        pass
+    elif goal.reached(now):
+        return now
     elif workers == 1 and loaded is not None:
         with _reported(progress, gauge):
             for _ in BlockWriter(job, loaded).every(0, 1):
                 if gauge.enough():
                     break
     else:
-        _write_in_processes(job, workers, gauge, progress)
+        _write_in_processes(job, goal, workers, gauge, progress)
     return gauge.size()
 
 
 def _write_in_processes(
-    job: CorpusJob, workers: int, gauge: CorpusGauge, progress: Callable[[CorpusSize], None]
+    job: CorpusJob,
+    goal: CorpusGoal,
+    workers: int,
+    gauge: CorpusGauge,
+    progress: Callable[[CorpusSize], None],
 ) -> None:
     """Let worker processes write until there is enough, or all of them have ended.
 
     Raises RedrafterError if one of them fails.
     """
     with _started(job, workers) as processes:
-        while not gauge.enough() and any(process.exitcode != 0 for process in processes):
+        now = gauge.size()
+        while not goal.reached(now) and any(process.exitcode != 0 for process in processes):
             time.sleep(_POLL)
             if any(process.exitcode not in (None, 0) for process in processes):
                 raise RedrafterError(
                     "a writing process ended early; its message is above, and the same "
                     "command resumes where it stopped"
                 )
-            progress(gauge.size())
+            now = gauge.size()
+            progress(now)
 
 
 def work(job: CorpusJob, worker: int, workers: int) -> None:
