@@ -38,6 +38,8 @@ def command(
     source = Path(folder)
     if not source.is_dir():
         raise ModelNotFoundError(f"no drafter at {folder}; give a drafter's folder")
-    written = Path(output) if output else source.with_name(f"{source.resolve().name}-{form}")
+    written = (
+        Path(output) if output else source.resolve().with_name(f"{source.resolve().name}-{form}")
+    )
     export_drafter(source, written, cast("ExportFormat", form))
     print(written)

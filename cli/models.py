@@ -35,7 +35,8 @@ Name = Annotated[
 def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> None:
     """Download a model or a published drafter and check it; prints its path.
 
-    REPO may name a revision: org/name@revision. An interrupted download resumes where it stopped.
+    REPO may name a revision: org/name@revision. After an interruption, files that are complete
+    are not downloaded again.
     """
     with progress_bars(f"pulling {name}") as progress:
         from redrafter_mlx.weights.resolve import pull as fetch

@@ -11,7 +11,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import describe_count, duration, progress_bars
-from redrafter_mlx.cli.ranges import parse_integers
+from redrafter_mlx.cli.ranges import each_once, parse_integers
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.config import BeamShape, DType, GenerationOptions
 from redrafter_mlx.errors import BadInputError
@@ -74,6 +74,7 @@ def command(
     from redrafter_mlx.target.model import Target
     from redrafter_mlx.weights.chat import render_chat
 
+    drafters = each_once(drafters)
     opened = [open_files(folder) for folder in drafters]
     for files in opened:
         find_form(files)  # refuse a wrong path before anything is loaded

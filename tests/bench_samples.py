@@ -15,7 +15,7 @@ DRAFTED = Method("redrafter", 0.0, "greedy", 2, 4)
 MACHINE = Machine("M0", "gpu", 8, "macOS 99", "3.12", "0.1.0", "0.32", "0.32", "Accelerate")
 
 SETTINGS = Settings(
-    "tiny", "sha256:1", "drafter sha256:2", None, "float32", None, 64, 0, "M0", "1", "2"
+    "tiny", "sha256:1", "drafter sha256:2", None, "float32", None, 64, 0, "M0", "1", "2", "3", None
 )
 
 

@@ -321,6 +321,7 @@ def test_a_comparison_that_cannot_be_made_is_refused(
         (["--drafter", "none", "--drafter", "lookup"], "--drafter none"),
         (["--drafter", "lookup", "--drafter", "/no/folder"], "/no/folder"),
         (["--plot", "a.txt"], "a.txt"),
+        (["--plot", "a.png", "--beam-width", "2"], "--beam-length"),
         (["-o", "xml"], "xml"),
         (["--max-tokens", "1"], "--max-tokens is 1"),
         (["--drafter", "none", "--beam-width", "2"], "--drafter is none"),

@@ -82,3 +82,16 @@ def test_a_folder_that_is_no_report_is_refused_before_anything_is_measured(
     assert [path.name for path in other.iterdir()] == ["thesis.txt"]
     assert file.read_text() == "mine"
     assert not (tmp_path / "x").exists()
+    (other / "result.json").write_text("{}")
+    assert "thesis.txt" in refusal(capsys, "--report", str(other))
+
+
+def test_answers_in_the_reports_folder_stay_and_are_resumed(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    asked = [*QUICK, "--report", str(folder), "--answers", str(folder / "answers.jsonl")]
+    assert main.run(asked) == 0
+    lines = (folder / "answers.jsonl").read_text()
+    assert main.run(asked) == 0
+    assert (folder / "answers.jsonl").read_text() == lines != ""
+    assert (folder / "result.json").is_file()

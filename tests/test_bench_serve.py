@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -97,6 +100,21 @@ def test_a_server_that_does_not_answer_is_named_and_ends_the_load(
     assert url in str(raised.value)
     assert named in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_ctrl_c_ends_a_load_with_the_answers_that_run() -> None:
+    asked: list[object] = []
+
+    def answer(body: dict[str, object]) -> tuple[int, str]:
+        asked.append(body)
+        if len(asked) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.1)
+        return echo(body)
+
+    with answering(answer) as url, pytest.raises(KeyboardInterrupt):
+        measure_load(Server(url), Load([f"q{i}" for i in range(50)], 1, 5))
+    assert len(asked) < 10
 
 
 def test_figures_of_a_load_are_those_of_its_answers() -> None:

@@ -153,3 +153,11 @@ def test_the_command_writes_beside_the_drafter_once(
     assert main.run(["export", str(tmp_path / "none"), "--format", "trtllm"]) == 1
     assert main.run([*line[:3], "onnx"]) == 1
     assert "onnx" in capsys.readouterr().err
+
+
+def test_the_folder_may_be_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(recurrent(tmp_path / "given"))
+    assert main.run(["export", ".", "--format", "trtllm"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "given-trtllm")

@@ -25,6 +25,7 @@ from weights_samples import (
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
 from redrafter_mlx.loading.target import load_target
+from redrafter_mlx.weights import quantised_cache
 from redrafter_mlx.weights.gguf.load import load_gguf
 
 PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101]])
@@ -91,6 +92,22 @@ def test_fingerprint_changes_with_config_and_with_weights(folder: Path) -> None:
     weights = {n: w.astype(mx.float16) for n, w in weights.items()}
     mx.save_safetensors(str(folder / "model.safetensors"), weights)
     assert len({before, after_config, load_target(folder).source.fingerprint}) == 3
+
+
+def test_a_later_checkpoint_in_the_same_form_is_quantised_anew(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder's fingerprint covers no weights, and its headers do not change between them."""
+    monkeypatch.setattr(quantised_cache, "_WORTH_KEEPING", 0)
+    before = load_target(folder, quantize=4)
+    weights = dict(tree_flatten(llama_model().parameters()))
+    name = "model.layers.1.self_attn.q_proj.weight"
+    weights[name] = weights[name] + 1
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, {"format": "mlx"})
+    after = load_target(folder, quantize=4)
+    assert after.source.fingerprint == before.source.fingerprint
+    scales = [x.model.layers[1].self_attn.q_proj.biases for x in (before, after)]
+    assert not np.array_equal(*scales)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

@@ -112,6 +112,7 @@ def test_it_drafts_in_bench(own: Path, capsys: pytest.CaptureFixture[str]) -> No
         ("import nowhere_to_be_found\n", "nowhere_to_be_found"),
         ("x = 1\n", "LastTokenAgain"),
         ("class LastTokenAgain:\n    def __init__(self): raise OSError('no')\n", "no"),
+        ("class LastTokenAgain:\n    def __init__(self): open('weights.bin')\n", "weights.bin"),
     ],
 )
 def test_a_file_that_makes_no_drafter_is_refused_in_one_line(
@@ -121,6 +122,14 @@ def test_a_file_that_makes_no_drafter_is_refused_in_one_line(
     with pytest.raises(BadInputError, match=named) as error:
         drafters.parse_drafter(f"{own}:LastTokenAgain")
     assert "\n" not in str(error.value)
+
+
+def test_a_file_may_hold_dataclasses_with_annotations_as_text(own: Path) -> None:
+    code = own.read_text(encoding="utf-8")
+    more = "import dataclasses\n@dataclasses.dataclass\nclass Settings:\n    width: int = 1\n"
+    head = "from __future__ import annotations\n"
+    own.write_text(head + code.replace(head, "") + more, encoding="utf-8")
+    assert made(own).name == "the last token again"
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

@@ -527,8 +527,8 @@ def test_quality_gives_the_steps_of_decoding(
     questions = prompts.read_text().splitlines()[:3]
     few = tmp_path / "few.txt"
     few.write_text("\n".join(questions))
-    given = ["quality", str(output), str(twin), "--model", str(model), "--questions", str(few),
-             "--beam-width", "2", "--max-tokens", "40"]  # fmt: skip
+    given = ["quality", str(output), str(twin), str(output), "--model", str(model),
+             "--questions", str(few), "--beam-width", "2", "--max-tokens", "40"]  # fmt: skip
     assert main.run([*given, "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     row, other = shown["drafters"]

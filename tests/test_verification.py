@@ -11,10 +11,16 @@ import mlx.nn as nn
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 
-from redrafter_mlx.bench.measure.questions import OWN_QUESTIONS, read_questions
+from redrafter_mlx.bench.measure.questions import (
+    OWN_QUESTIONS,
+    Question,
+    choose_questions,
+    read_questions,
+)
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli import options as cli_options
 from redrafter_mlx.config import BeamShape
+from redrafter_mlx.distill.corpus.prompts.conversations import read_conversations
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
@@ -156,6 +162,22 @@ def test_questions_of_every_common_form_are_read(tmp_path: Path) -> None:
     assert [q.text for q in read_questions(file)] == ["Sum up\n\na text", "x"]
     file.write_text("one\n\n two \n")
     assert [q.text for q in read_questions(file)] == ["one", "two"]
+
+
+def test_unicode_line_separators_and_a_byte_order_mark_do_not_change_questions(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "q.jsonl"
+    file.write_text('\ufeff{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\r\n', encoding="utf-8")
+    assert [q.text for q in read_questions(file)] == ["a\u2028b", "c"]
+    assert [c.turns for c in read_conversations(file)] == [("a\u2028b",), ("c",)]
+
+
+def test_questions_without_a_number_get_one_that_is_free() -> None:
+    asked = [Question("a", id=2), Question("b", id=1), Question("c"), Question("d", id="1")]
+    assert [q.id for q in choose_questions([*asked, Question("e")], None, None)] == [
+        2, 1, 3, "1", 4,
+    ]  # fmt: skip
 
 
 def test_our_own_questions_cover_mt_benchs_categories_twice() -> None:

@@ -47,7 +47,9 @@ class FakeHub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repos: dict[tuple[str, str], dict[str, bytes]] = {}
+        self.commit = COMMIT
         self.broken_off: set[str] = set()
+        self.gated: set[str] = set()
         self.asked: list[str] = []
 
     @property
@@ -74,16 +76,23 @@ class _Handler(BaseHTTPRequestHandler):
             if path == f"/api/models/{repo}/revision/{revision}":
                 siblings = [{"rfilename": n, "size": len(c)} for n, c in files.items()]
                 return self._send(
-                    json.dumps({"id": repo, "sha": COMMIT, "siblings": siblings}).encode(), body
+                    json.dumps(
+                        {"id": repo, "sha": self.server.commit, "siblings": siblings}
+                    ).encode(),
+                    body,
                 )
             for name, content in files.items():
-                if path in (f"/{repo}/resolve/{r}/{name}" for r in (revision, COMMIT)):
+                if path in (f"/{repo}/resolve/{r}/{name}" for r in (revision, self.server.commit)):
+                    if repo in self.server.gated:
+                        return self._refuse(403, "GatedRepo")
                     return self._send(content, body, name)
-        self.send_response(404)
-        self.send_header("X-Error-Code", "RepoNotFound")
+        return self._refuse(404, "RepoNotFound")
+
+    def _refuse(self, status: int, code: str) -> None:
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
         self.send_header("Content-Length", "0")
         self.end_headers()
-        return None
 
     def _send(self, content: bytes, body: bool, name: str | None = None) -> None:
         start = 0
@@ -94,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         if start:
             self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         self.send_header("ETag", f'"{hashlib.sha256(content).hexdigest()}"')
-        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("X-Repo-Commit", self.server.commit)
         self.end_headers()
         if body:
             short = name in self.server.broken_off
@@ -392,6 +401,32 @@ def test_interrupted_repository_is_never_taken_for_a_whole_one(
     hub.broken_off.clear()
     last = resolve("org/repo").path / "model-00002-of-00002.safetensors"
     assert last.read_bytes() == b"2" * 100
+
+
+def test_an_interrupted_update_leaves_the_older_download_usable(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    hub.repos["org/repo", "main"] = REPO_FILES
+    before = resolve("org/repo").path
+    hub.commit = COMMIT[::-1]
+    newer = {n: c + b" " for n, c in REPO_FILES.items()}
+    hub.repos["org/repo", "main"] = newer
+    hub.broken_off.add("model-00002-of-00002.safetensors")
+    with pytest.raises(DownloadError):
+        pull("org/repo")
+    assert resolve("org/repo", offline=True).path == before
+    hub.broken_off.clear()
+    after = pull("org/repo").path
+    assert resolve("org/repo", offline=True).path == after != before
+    assert (after / "config.json").read_bytes() == newer["config.json"]
+
+
+def test_a_gated_repository_says_where_to_accept_its_terms(hub: FakeHub) -> None:
+    hub.repos["org/gated", "main"] = REPO_FILES
+    hub.gated.add("org/gated")
+    with pytest.raises(ModelNotFoundError, match="accept its terms on its Hub page"):
+        pull("org/gated")
 
 
 def test_pull_replaces_a_truncated_file_of_a_repository(hub: FakeHub) -> None:

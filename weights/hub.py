@@ -12,7 +12,7 @@ import errno
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -55,10 +55,11 @@ _LICENCES = (
 
 @dataclass(frozen=True)
 class Listing:
-    """Files of a repository at a revision: sizes in bytes by file name."""
+    """Files of a repository at a revision: its commit, and sizes in bytes by file name."""
 
     repo: str
     revision: str
+    commit: str
     sizes: dict[str, int]
 
 
@@ -80,9 +81,7 @@ def list_repo(repo: str, revision: str) -> Listing:
             repo, revision=revision, files_metadata=True, timeout=ANSWER_TIMEOUT
         )
     except GatedRepoError as error:
-        raise ModelNotFoundError(
-            f"{repo} is gated: accept its terms on its Hub page and log in with: hf auth login"
-        ) from error
+        raise _gated(repo) from error
     except RevisionNotFoundError as error:
         raise ModelNotFoundError(f"{repo} has no revision {revision!r} on the Hub") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
@@ -91,14 +90,15 @@ def list_repo(repo: str, revision: str) -> Listing:
         ) from error
     except Exception as error:  # the HTTP client's own classes differ between hub versions
         raise _out_of_reach(error) from error
-    return Listing(repo, revision, {f.rfilename: f.size or 0 for f in info.siblings or ()})
+    sizes = {f.rfilename: f.size or 0 for f in info.siblings or ()}
+    return Listing(repo, revision, info.sha or revision, sizes)
 
 
 def download_file(listing: Listing, name: str, progress: Progress, *, again: bool = False) -> Path:
     """Download one file of a listing into the Hub's cache.
 
     A cached file is replaced if its size differs from the listing's, and always with `again`.
-    Raises DownloadError when the transfer breaks off; the next call resumes it.
+    Raises DownloadError when the transfer breaks off.
     """
     path = _download(listing, name, progress, again)
     size = listing.sizes[name]
@@ -153,29 +153,32 @@ def download_repo(
 
     Weights are safetensors, or PyTorch files if a drafter has no safetensors. They come last, so
     that a folder with all its weights is complete. Before them, `check` is called with the
-    configuration's path and the sizes of all files; it may raise.
+    configuration's path and the sizes of all files; it may raise. The revision's name moves to
+    these files after the last one, so an older download stays usable until then.
 
     Raises:
       ModelNotFoundError: the repository holds nothing that can be loaded
       NoRoomError: the disk is too small
       DownloadError: the transfer broke off
     """
+    at_commit = replace(listing, revision=listing.commit)
     names = [name for name in listing.sizes if "/" not in name]
     weights = weight_names(names)
     if not weights or "config.json" not in names:
         raise ModelNotFoundError(_nothing_to_load(listing))
     small = sorted(n for n in names if any(fnmatch(n, p) for p in _SMALL_FILES))
     if not _are_safetensors(weights):
-        if not _is_drafter_config(download_file(listing, "config.json", progress)):
+        if not _is_drafter_config(download_file(at_commit, "config.json", progress)):
             raise ModelNotFoundError(_nothing_to_load(listing))
         small = ["config.json"]
     wanted = [n for n in small if n not in weights] + weights
-    missing = [n for n in wanted if cached_file(listing.repo, listing.revision, n) is None]
+    missing = [n for n in wanted if cached_file(listing.repo, listing.commit, n) is None]
     check_room(sum(listing.sizes[n] for n in missing))
     if check is not None:
-        check(download_file(listing, "config.json", progress), listing.sizes)
-    paths = {n: download_file(listing, n, progress) for n in wanted}
-    return paths["config.json"].parent
+        check(download_file(at_commit, "config.json", progress), listing.sizes)
+    for name in wanted:
+        download_file(at_commit, name, progress)
+    return download_file(listing, "config.json", progress).parent
 
 
 def check_room(needed: int) -> None:
@@ -238,9 +241,17 @@ def _download(listing: Listing, name: str, progress: Progress, again: bool) -> P
             force_download=again,
             tqdm_class=_tqdm_reporting(progress, name),
         )
+    except GatedRepoError as error:  # anybody may list such a repository, but not read its files
+        raise _gated(listing.repo) from error
     except Exception as error:  # as in list_repo
         raise _out_of_reach(error) from error
     return Path(path)
+
+
+def _gated(repo: str) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"{repo} is gated: accept its terms on its Hub page and log in with: hf auth login"
+    )
 
 
 def _tqdm_reporting(progress: Progress, label: str) -> type[tqdm]:

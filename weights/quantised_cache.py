@@ -27,9 +27,12 @@ _SHARE_OF_DISK = 0.5
 """Maximum share of the free disk that one file may take."""
 
 
-def quantised_file(fingerprint: str, precision: Precision) -> Path:
-    """Return the path of a model's quantised weights; the file may not exist."""
-    key = f"{fingerprint} {precision.bits} bits by {GROUP_SIZE} {precision.dtype}"
+def quantised_file(contents: str, precision: Precision) -> Path:
+    """Return the path of a model's quantised weights; the file may not exist.
+
+    contents: of the model as it is stored, see `contents_of`
+    """
+    key = f"{contents} {precision.bits} bits by {GROUP_SIZE} {precision.dtype}"
     name = hashlib.sha256(key.encode()).hexdigest()[:32]
     return cache_dir() / "quantised" / f"{name}.safetensors"
 

@@ -30,6 +30,7 @@ class Settings:
     """Settings that answers must share to be summarised together.
 
     drafts:     all drafters, as `LoadedModel.drafts` describes them
+    blas:       file name of the library of matrix products; None for MLX's own
     ignore_eos: whether answers continue after an ending token, up to max_tokens
     """
 
@@ -44,6 +45,8 @@ class Settings:
     chip: str
     mlx: str
     mlx_lm: str
+    redrafter_mlx: str
+    blas: str | None
     ignore_eos: bool = False
 
 

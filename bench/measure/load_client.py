@@ -7,10 +7,9 @@ immediately. It works with any server, so that two servers are measured by the s
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
@@ -161,25 +160,13 @@ def ask(server: Server, question: str, max_tokens: int) -> Answered:
 def measure_load(server: Server, load: Load) -> list[Answered]:
     """Return the answers in the order of the questions; each free user asks the next question.
 
-    After an error no more questions are asked. It is raised when the running answers have ended.
+    After an error or Ctrl-C no more questions are asked. It is raised when the running answers have
+    ended.
     """
-    waiting, failed = iter(enumerate(load.questions)), threading.Event()
-    lock = threading.Lock()
-    answers: dict[int, Answered] = {}
-
-    def user() -> None:
-        while not failed.is_set():
-            with lock:
-                number, question = next(waiting, (-1, ""))
-            if number < 0:
-                return
-            try:
-                answers[number] = ask(server, question, load.max_tokens)
-            except BaseException:
-                failed.set()
-                raise
-
     with ThreadPoolExecutor(load.users) as pool:
-        for future in [pool.submit(user) for _ in range(load.users)]:
-            future.result()
-    return [answers[number] for number in sorted(answers)]
+        asked = [pool.submit(ask, server, text, load.max_tokens) for text in load.questions]
+        try:
+            wait(asked, return_when=FIRST_EXCEPTION)
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+    return [answer.result() for answer in asked]

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError, DownloadError
@@ -63,7 +64,7 @@ def read_questions(path: str | Path) -> list[Question]:
       BadInputError: naming the file and the line, or the element of a JSON array such as Alpaca's
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -73,7 +74,7 @@ def read_questions(path: str | Path) -> list[Question]:
         if not isinstance(items, list) or not items:
             raise BadInputError(f"{path} holds no question")
         return [_from_item(f"{path}, element {n}", item) for n, item in enumerate(items, 1)]
-    numbered = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    numbered = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     if not numbered:
         raise BadInputError(f"{path} holds no question")
     if not numbered[0][1].lstrip().startswith("{"):
@@ -126,7 +127,9 @@ def choose_questions(
         if category not in known:
             there = f"there are: {', '.join(known)}" if known else "these questions have none"
             raise BadInputError(f"--categories holds {category!r}; {there}")
-    numbered = [q if q.id is not None else replace(q, id=n) for n, q in enumerate(questions, 1)]
+    given = {q.id for q in questions}
+    free = (n for n in count(1) if n not in given)
+    numbered = [q if q.id is not None else replace(q, id=next(free)) for q in questions]
     chosen = [q for q in numbered if not categories or q.category in categories]
     if limit is not None and limit < len(chosen):
         chosen = [chosen[i * len(chosen) // limit] for i in range(limit)]

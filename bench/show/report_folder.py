@@ -21,15 +21,23 @@ from redrafter_mlx.runtime.atomic_write import atomic_write
 
 REPORT, HEATMAP = "report.md", "heatmap.png"
 
+_FILES = (REPORT, RESULT, HEATMAP, "profile*.png")
+"""Patterns of the names of a report's files."""
 
-def check_report(folder: str | Path) -> None:
-    """Raise BadInputError if the folder cannot be written or holds anything but a report."""
+
+def check_report(folder: str | Path, answers: str | None = None) -> None:
+    """Raise BadInputError if the folder cannot be written or holds anything but a report.
+
+    answers: the file of `--answers`, which may be in the folder
+    """
     folder = Path(folder)
     if not str(folder).strip() or folder.is_file():
         raise BadInputError(f"--report is {str(folder)!r}, which is a file; give a folder")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / RESULT).is_file():
+    there = {path.absolute() for path in folder.glob("*")} - {Path(answers or "").absolute()}
+    ours = _files_in(folder.absolute()) if (folder / RESULT).is_file() else ()
+    if others := sorted(there.difference(ours)):
         raise BadInputError(
-            f"--report is {folder}, which holds other files than a report's; give another folder"
+            f"--report is {folder}, which holds {others[0].name}; give a folder for it alone"
         )
     if not folder.absolute().parent.is_dir():
         raise BadInputError(f"--report is {folder}; there is no folder {folder.parent}")
@@ -38,7 +46,9 @@ def check_report(folder: str | Path) -> None:
 def write_report(
     folder: str | Path, result: Result, profiles: Mapping[str, CostModel], command: str
 ) -> Path:
-    """Write the folder and replace an older report; a partial report never appears.
+    """Write the folder and replace an older report's files, and no others.
+
+    The files are complete before the first of them appears in the folder.
 
     profiles: cost models by the dtype and drafter that were measured
     command:  the command line with which others can repeat the measurement
@@ -54,8 +64,11 @@ def write_report(
         for name, content in ((REPORT, text), (RESULT, json.dumps(result.to_dict()) + "\n")):
             with atomic_write(partial / name) as file:
                 file.write_text(content, encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        partial.rename(folder)
+        folder.mkdir(exist_ok=True)
+        for old in _files_in(folder):
+            old.unlink()
+        for new in partial.iterdir():
+            new.rename(folder / new.name)
     except OSError as error:
         raise BadInputError(
             f"--report is {folder}, which cannot be written: {error.strerror or error}"
@@ -63,6 +76,11 @@ def write_report(
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files of a report in a folder."""
+    return [path for name in _FILES for path in folder.glob(name) if path.is_file()]
 
 
 def _draw(folder: Path, result: Result, profiles: Mapping[str, CostModel]) -> list[str]:

@@ -97,6 +97,7 @@ def _answer_questions(options: BenchOptions, given: frozenset[str]) -> int:
 
         folder = write_report(options.report, result, profiles, spelled(options, given))
         print(f"report in {folder}", file=sys.stderr)
+    draw(result, options)
     return outcome.status
 
 
@@ -122,7 +123,7 @@ def spelled(options: BenchOptions, given: frozenset[str]) -> str:
 
 
 def print_paper(options: BenchOptions, given: frozenset[str]) -> int:
-    """Run `--paper`, print its result in the chosen format, and return the exit status."""
+    """Run `--paper`, print its result, draw the picture of `--plot`, and return the exit status."""
     from redrafter_mlx.bench.analyse.grid import grids
     from redrafter_mlx.bench.analyse.result import Result
     from redrafter_mlx.bench.papers.published import CHIPS, authors_grid
@@ -136,35 +137,40 @@ def print_paper(options: BenchOptions, given: frozenset[str]) -> int:
     maps = [*grids(rows, least=2)]
     if run.paper.name == "table2":
         maps += [authors_grid(chip, "float16") for chip in CHIPS]
-    if options.plot is not None:
-        plot(maps, options.plot, f"{run.paper.published.paper}, {run.paper.published.number}")
     if options.output == "json":
         results = [result.to_dict() for result in run.results]
         print(json.dumps({"paper": run.paper.to_dict(), "results": results}), flush=True)
-        return run.status
-    out = console()
-    for line in header_lines(run.results[0]) if run.results else ():
-        print(line)
-    for grid in maps if run.paper.name == "table2" else ():
-        out.print(heatmap(grid))
-    for table in run.paper.tables:
-        out.print(rich_table(table))
-    for result in run.results:
-        for note in result.notes if isinstance(result, Result) else ():
-            print(note)
+    else:
+        out = console()
+        for line in header_lines(run.results[0]) if run.results else ():
+            print(line)
+        for grid in maps if run.paper.name == "table2" else ():
+            out.print(heatmap(grid))
+        for table in run.paper.tables:
+            out.print(rich_table(table))
+        for result in run.results:
+            for note in result.notes if isinstance(result, Result) else ():
+                print(note)
+    if options.plot is not None:
+        plot(maps, options.plot, f"{run.paper.published.paper}, {run.paper.published.number}")
     return run.status
 
 
 def print_result(result: Result, options: BenchOptions) -> None:
-    """Print the result in the chosen format, and draw the picture of `--plot`."""
-    from redrafter_mlx.bench.analyse.grid import grids
-    from redrafter_mlx.bench.show.plot import plot
+    """Print the result in the chosen format."""
     from redrafter_mlx.bench.show.report import show
 
     if options.output == "json":
         print(json.dumps(result.to_dict()), flush=True)
     else:
         show(result, console())
+
+
+def draw(result: Result, options: BenchOptions) -> None:
+    """Draw the picture of `--plot`, if it was asked for."""
+    from redrafter_mlx.bench.analyse.grid import grids
+    from redrafter_mlx.bench.show.plot import plot
+
     if options.plot is not None:
         m = result.machine
         plot(grids(result.rows), options.plot, f"{m.chip} ({m.device}), mlx {m.mlx}")

@@ -154,10 +154,14 @@ class BenchOptions:
             raise BadInputError(f"--dtype is {self.dtype}; ranks share one model: give one")
         if self.plot is not None:
             check_plot(self.plot)
+            if not (self.widths and self.lengths):
+                raise BadInputError(
+                    "--plot draws a map of beam shapes; give --beam-width and --beam-length"
+                )
         if self.report is not None:
             from redrafter_mlx.bench.show.report_folder import check_report
 
-            check_report(self.report)
+            check_report(self.report, self.answers)
         if "none" in self.drafters:
             if self.widths or self.lengths:
                 raise BadInputError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -25,6 +26,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.drafter import NamedDrafter, parse_drafter
 from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget, load_target
+from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.launched import launched_rank
 
 INTERRUPTED = 130
@@ -113,11 +115,14 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
             options.model, loading.dtype, loading.quantize, options.offline, first, bits
         )
     )
-    by_name = {first: loaded} | {name: _again(loaded, other) for name, other in named.items()}
+    offline = options.offline
+    by_name = {first: loaded} | {
+        name: _again(loaded, other, offline) for name, other in named.items()
+    }
     if RANDOM in options.drafters:
         untrained = next(filter(None, map(_untrained, by_name.values())), None)
         if untrained is None:
-            untrained = _untrained(_again(loaded, parse_drafter("trained", bits)))
+            untrained = _untrained(_again(loaded, parse_drafter("trained", bits), offline))
         assert untrained is not None, "every form that is trained has weights"
         by_name[RANDOM] = untrained
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
@@ -233,6 +238,8 @@ def settings_of(options: BenchOptions, machine: Machine, models: Sequence[Loaded
         chip=machine.chip,
         mlx=machine.mlx,
         mlx_lm=machine.mlx_lm,
+        redrafter_mlx=machine.redrafter_mlx,
+        blas=None if BLAS.library is None else Path(BLAS.library).name,
         ignore_eos=options.ignore_eos,
     )
 
@@ -248,11 +255,12 @@ def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> nn.Module | N
     return draft.model
 
 
-def _again(loaded: Redrafter, drafter: NamedDrafter) -> Redrafter:
-    """Return the same target with another drafter."""
+def _again(loaded: Redrafter, drafter: NamedDrafter, offline: bool) -> Redrafter:
+    """Return the same target with another drafter, which is downloaded unless `offline`."""
     assert loaded.source is not None, "was loaded by name"
     again = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)
-    return draft_with(drafter, again)
+    with progress_bars("loading another drafter") as progress:
+        return draft_with(drafter, again, offline=offline, progress=progress)
 
 
 def _untrained(loaded: Redrafter) -> Redrafter | None:

@@ -47,6 +47,7 @@ from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
 from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights.files.folder import contents_of
 from redrafter_mlx.weights.fit.machine import this_machine
 
 SHAPES = tuple(BeamShape(width, 4) for width in (1, 2, 3, 4))
@@ -169,7 +170,11 @@ class TrainingRun:
         self.plan = self._plan()
         labels = (job.labels, job.training.draft_length) if job.data else None
         self.corpus_key = corpus_key(
-            source.fingerprint, source.dtype, job.writing, self.given, labels
+            contents_of(source.path, source.fingerprint),
+            source.dtype,
+            job.writing,
+            self.given,
+            labels,
         )
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self._source = self.corpus_job.source(self.target, self.loaded.tokenizer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -177,15 +178,16 @@ def _language_model(draft: LoadedTarget) -> Bindable:
 def _from_file(name: str) -> Bindable:
     """Make a drafter of the class that "FILE.py:CLASS" names, without arguments."""
     path, _, wanted = name.rpartition(":")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if not Path(path).is_file():
+        raise ModelNotFoundError(f"no drafter at {path}; there is no such file")
+    spec = importlib.util.spec_from_file_location(f"own_drafter_{Path(path).stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up their annotations
     try:
         spec.loader.exec_module(module)
         made: object = getattr(module, wanted)()
-    except FileNotFoundError:
-        raise ModelNotFoundError(f"no drafter at {path}; there is no such file") from None
     except Exception as error:  # the user's own code may raise anything
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInputError(f"{name} makes no drafter: {reason}") from error

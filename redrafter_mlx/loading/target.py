@@ -18,6 +18,7 @@ from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import Progress, no_progress
+from redrafter_mlx.weights.files.folder import contents_of
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_load
 from redrafter_mlx.weights.folder import load_folder
@@ -89,7 +90,7 @@ def _load(
         raw = load_folder(local.path, local.name)
     quantises = quantize is not None and stored_bits(raw.model) is None
     precision = convert(raw.model, dtype, quantize, raw.stored)
-    kept = quantised_file(raw.fingerprint, precision)
+    kept = quantised_file(contents_of(local.path, raw.fingerprint), precision)
     is_kept = quantises and use_quantised(raw.model, kept)
     sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
     arrays = dict(tree_flatten(raw.model.parameters())).values()

@@ -8,6 +8,7 @@ or not what it should be, and UnsupportedModelError for a model that requires it
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ from redrafter_mlx.weights.gguf.header import read_header
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",
                     "spiece.model", "vocab.txt")  # fmt: skip
+
+_SAMPLE = 64
+"""Bytes that are read from the middle of each tensor to distinguish models of one architecture."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,26 @@ def folder_fingerprint(folder: Path, headers: Mapping[Path, SafetensorsHeader]) 
             (length,) = struct.unpack("<Q", file.read(8))
             digest.update(file.read(length))
     return f"sha256:{digest.hexdigest()}"
+
+
+def contents_of(path: Path, fingerprint: str) -> str:
+    """Return the fingerprint of a model, with a hash of samples from its weights if it is a folder.
+
+    Checkpoints of one training run differ only in their weights, so the fingerprint alone does not
+    distinguish them. A GGUF file's fingerprint already covers all its weights.
+    """
+    if path.is_file():
+        return fingerprint
+    digest = hashlib.sha256()
+    for weights in sorted(path.glob("model*.safetensors")):
+        with weights.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            tensors = json.loads(file.read(length))
+            tensors.pop("__metadata__", None)
+            for begin, end in sorted(tensor["data_offsets"] for tensor in tensors.values()):
+                file.seek(8 + length + (begin + end) // 2)
+                digest.update(file.read(min(_SAMPLE, end - (begin + end) // 2)))
+    return f"{fingerprint} {digest.hexdigest()[:16]}"
 
 
 def check_tokenizer(folder: Path) -> None:

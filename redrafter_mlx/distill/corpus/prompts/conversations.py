@@ -54,7 +54,7 @@ def read_conversations(path: str | Path) -> list[Conversation]:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
@@ -77,7 +77,7 @@ def _rows(text: str, path: Path) -> list[tuple[str, object]]:
         except json.JSONDecodeError as error:
             raise BadInputError(f"{path} line {error.lineno}: {error.msg}") from None
         return [(f"{path} entry {i + 1}", row) for i, row in enumerate(rows)]
-    numbered = [(i + 1, line) for i, line in enumerate(text.splitlines()) if line.strip()]
+    numbered = [(i + 1, line) for i, line in enumerate(text.split("\n")) if line.strip()]
     if start != "{":
         return [(f"{path} line {i}", line) for i, line in numbered]
     found: list[tuple[str, object]] = []

@@ -55,16 +55,16 @@ def read_given(job: TrainingJob) -> Given:
 
 
 def corpus_key(
-    fingerprint: str,
+    contents: str,
     dtype: str,
     writing: WritingOptions,
     given: Given,
     labels: tuple[Labels, int] | None,
 ) -> str:
-    """Return a key for the corpus that these would make."""
+    """Return a key for the corpus that these would make; `contents` as of `contents_of`."""
     key: dict[str, object] = {
         "format": FORMAT,
-        "target": fingerprint,
+        "target": contents,
         "dtype": dtype,
         "writing": asdict(writing),
         "conversations": [asdict(conversation) for conversation in given.conversations],
