@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Never
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -18,8 +19,13 @@ import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
+from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.prefill import Prefill
+from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import Row
+from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
@@ -378,6 +384,40 @@ def test_a_failure_ends_every_answer_with_an_error_and_the_engine_begins_anew(
                     future.result()
     assert redrafter.status.running == redrafter.status.waiting == 0
     assert tokens_of(redrafter, PROMPTS[0], max_tokens=20) == want
+
+
+@pytest.mark.parametrize(
+    "part",
+    [(Decoder, "new_cache"), (Decoder, "first"), (Prefill, "wait"), (PrefixCache, "keep"),
+     (Tuner, "record"), (Tuner, "measure_a_little")],
+    ids=lambda part: part[1],
+)  # fmt: skip
+def test_wherever_the_engine_fails_no_caller_waits_forever(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, part: tuple[type, str]
+) -> None:
+    """Wherever in a round it is. The next request is answered."""
+    redrafter = make(model, prefill_seconds=1e-6)
+    want = tokens_of(redrafter, PROMPTS[0], max_tokens=20)
+    owner, name = part
+    with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
+        patched.setattr(owner, name, failing(1, getattr(owner, name)))
+        prompts = [*PROMPTS[:3], LONG]
+        futures = [pool.submit(tokens_of, redrafter, p, max_tokens=20) for p in prompts]
+        errors = [future.exception(timeout=60) for future in futures]
+    assert {type(error) for error in errors} <= {EngineFailedError, type(None)}
+    assert redrafter.status.running == redrafter.status.waiting == 0
+    assert tokens_of(redrafter, PROMPTS[0], max_tokens=20) == want
+    redrafter.close()
+
+
+def test_an_own_drafter_that_fails_is_an_error_and_no_silence(model: nn.Module) -> None:
+    class Failing(Oracle):
+        def draft(self, *_: object) -> Never:
+            raise TypeError("a drafter of one's own")
+
+    redrafter = make(model, Failing([1, 2], 258))
+    with pytest.raises(EngineFailedError, match="a drafter of one's own"):
+        redrafter.generate([1, 2, 3], beam_width=1, beam_length=3)
 
 
 class Grammar:

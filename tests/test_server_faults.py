@@ -33,6 +33,8 @@ from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402
 from redrafter_mlx.engine.worker import EngineStatus  # noqa: E402
 from redrafter_mlx.errors import BadInputError, DamagedFileError  # noqa: E402
 from redrafter_mlx.response import Response  # noqa: E402
+from redrafter_mlx.server.admission import Gate  # noqa: E402
+from redrafter_mlx.server.api_error import ApiError  # noqa: E402
 from redrafter_mlx.server.app import create_app  # noqa: E402
 from redrafter_mlx.server.hosting import ModelHost  # noqa: E402
 from redrafter_mlx.server.options import ServerOptions  # noqa: E402
@@ -165,6 +167,34 @@ def test_a_full_queue_is_refused_and_empties(model: Redrafter) -> None:
         assert statuses == [200, 200]
         assert figure(url, "vllm:num_requests_waiting") == 0
         assert httpx.post(url + CHAT, json={**ASKED, "n": 3}).status_code == 400
+
+
+def test_an_answer_that_ended_gives_its_place_to_others() -> None:
+    """While another answer of its request is still generated."""
+
+    async def check() -> None:
+        gate, go_on = Gate(1, 1), asyncio.Event()
+
+        async def request() -> None:
+            with gate.admitted(2) as places:
+                async with places.turn():
+                    pass
+                async with places.turn():
+                    await go_on.wait()
+
+        task = asyncio.ensure_future(request())
+        await asyncio.sleep(0.01)
+        assert (gate.running, gate.waiting) == (1, 0)
+        with gate.admitted(1), pytest.raises(ApiError, match="queue is full"), gate.admitted(1):
+            pass
+        go_on.set()
+        await task
+        assert (gate.running, gate.waiting) == (0, 0)
+        with gate.admitted(2):
+            pass
+        assert gate.waiting == 0
+
+    asyncio.run(check())
 
 
 def test_a_silent_stream_gets_empty_chunks(model: Redrafter) -> None:

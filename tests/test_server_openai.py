@@ -83,6 +83,20 @@ def test_a_completion_is_plain_decoding_streamed_or_whole(
     assert echo.choices[0].text == ids + plain_text(model, [97, 98], 16)
 
 
+def test_a_completion_keeps_the_space_that_its_prompt_lacks(
+    client: openai.OpenAI, model: Redrafter
+) -> None:
+    (space,) = model.encode(" ", raw=True)
+    bias = {str(space): 100}
+    given = {"model": "tiny", "prompt": "ab", "max_tokens": 3, "logit_bias": bias}
+    answer = client.completions.create(**given, logprobs=2, echo=False).choices[0]
+    assert answer.text == " " * 3
+    assert answer.logprobs is not None
+    assert answer.logprobs.tokens == [" "] * 3
+    raw = model.generate("ab", raw=True, max_tokens=3, logit_bias={space: 100})
+    assert raw.text == answer.text
+
+
 def test_seeds_make_answers_repeatable_and_the_answers_of_one_request_different(
     client: openai.OpenAI, model: Redrafter
 ) -> None:

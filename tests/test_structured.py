@@ -138,6 +138,11 @@ THINKING_MARKUP = Markup("<think>", "</think>").with_calls_of(JSON_CALLS)
         (CALL.replace('{"zone": "UT"}', '"{}"'), [("clock", "{}")]),
         (CALL[:-4], [("text", CALL[:-12] + CALL[-12:-4])]),
         ("<think>on and on", [("reasoning", "on and on")]),
+        ("Use <think> and </think>, I think", [("text", "Use <think> and </think>, I think")]),
+        (
+            f"<think>a</think> b <think> c{CALL}",
+            [("reasoning", "a"), ("text", "b <think> c"), ("clock", '{"zone": "UT"}')],
+        ),
     ],
 )
 def test_the_parts_are_the_same_however_the_text_is_cut(
@@ -166,6 +171,22 @@ def test_a_model_without_a_mark_at_the_end_of_calls_ends_them_with_the_answer() 
     parser = OutputParser(markup, [], ["a", "b"])
     found = deltas_of(parser, ['Yes[TOOL_CALLS]a[ARGS]{"x": 1}', 'b[ARGS]{"y": "é"}'])
     assert merged(found) == [("text", "Yes"), ("a", '{"x": 1}'), ("b", '{"y": "é"}')]
+
+
+@pytest.mark.parametrize("said", ["a <think> b", "<think>", "</think> <think>\n"])
+def test_a_mark_of_reasoning_in_a_message_begins_none(said: str) -> None:
+    asked = [{"role": "user", "content": said}]
+    made = plan(model(), asked, response_format={"type": "json_object"})
+    assert made.markup.initial_state == "normal"
+    thinks = plan(model(THINKING), asked, thinking=True)
+    assert thinks.markup.initial_state == "reasoning"
+
+
+def test_half_of_a_surrogate_pair_in_a_call_can_be_encoded() -> None:
+    parser = OutputParser(THINKING_MARKUP, [CLOCK], ["clock"])
+    text = CALL.replace("UT", "\\ud83d")
+    (call,) = (d.tool_call for d in deltas_of(parser, [text]) if d.tool_call is not None)
+    assert json.loads(call.arguments.encode()) == {"zone": "\ud83d"}
 
 
 def test_text_with_marks_stays_text_where_no_tools_are_given() -> None:

@@ -221,7 +221,8 @@ def test_what_only_batches_cost_is_measured_after_the_first_batch_and_once(
         for _ in range(20):
             policy = tuner.policy("greedy")
             policy.next_shape([sequence() for _ in range(batch)])
-            tuner.record("greedy", policy, seconds=1e6, steps=1000)
+            tuner.record("greedy", policy)
+            tuner.measure_a_little(seconds=1e6, steps=1000)
         assert clock.now - before == 4 * new
         assert tuner.measured_for(batch)
     assert tuner.costs.short[-1][0] == 128
@@ -256,7 +257,8 @@ def test_answers_choose_by_what_was_measured_after_earlier_ones(
     assert tuner is not None
     policy = tuner.policy("greedy")
     assert clock.now == bench.asked == 0
-    tuner.record("greedy", policy, seconds=1e3, steps=1000)
+    tuner.record("greedy", policy)
+    tuner.measure_a_little(seconds=1e3, steps=1000)
     assert clock.now == 4
     assert tuner.costs.verify(1, 128) == 0.5
     again = drafted(model).tuning
@@ -567,3 +569,35 @@ def test_the_statistics_line_says_when_it_decodes_plainly(
     print_answer(redrafter, "Hel", True, fixed, Terminal.standard())
     assert "plainly" not in capsys.readouterr().err
     assert shape_note(BeamShape(2, 4, 6), 4.25) == "mostly W 2, L 4, N 4.25"
+
+
+def test_asking_for_the_best_shape_begins_no_text(bench: Bench, model: nn.Module) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    policy = tuner.policy("greedy")
+    copies = policy.acceptance.copies
+    for _ in range(5):
+        copies.learn(1.0, 0.0)
+    tuner.record("greedy", policy)
+    before = copies.to_record()
+    tuner.best_shape(2)
+    assert copies.to_record() == before
+    tuner.policy("greedy")
+    assert copies.to_record() != before
+    assert bench.asked == 1
+
+
+def test_a_batch_that_failed_does_not_end_measuring(
+    bench: Bench, model: nn.Module, clock: Clock
+) -> None:
+    tuner = drafted(model).tuning
+    assert tuner is not None
+    tuner.policy("greedy")
+    policy = tuner.policy("greedy")
+    tuner.record("greedy", policy)
+    tuner.measure_a_little(seconds=1e3, steps=1000)
+    assert clock.now == 0, "another batch is decoded"
+    tuner.abandon()
+    tuner.measure_a_little(seconds=1e3, steps=1000)
+    assert clock.now > 0
+    assert bench.asked == 0

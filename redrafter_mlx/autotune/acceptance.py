@@ -182,7 +182,10 @@ class AcceptanceStatistics:
         return of_width[: shape.length - 1]
 
     def continued(self, shapes: Iterable[BeamShape]) -> AcceptanceStatistics:
-        """Return statistics of `shapes` for the next answer, with half of this evidence."""
+        """Return statistics of `shapes` for the next answer, with half of this evidence.
+
+        The statistics of copies are shared.
+        """
         other = AcceptanceStatistics(shapes)
         _, W, D = np.minimum(self._by_depth.shape, other._by_depth.shape)
         other._by_depth[:, :W, :D] = self._by_depth[:, :W, :D] / 2
@@ -193,7 +196,6 @@ class AcceptanceStatistics:
             if shape in known:
                 other._by_shape[:, i] = self._by_shape[:, known[shape]] / 2
         other.copies = self.copies
-        other.copies.begin_answer()
         return other
 
     def to_record(self) -> dict[str, object]:

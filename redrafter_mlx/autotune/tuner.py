@@ -118,6 +118,7 @@ class Tuner:
         with self._lock:
             self._answering += 1
             known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
+            known.copies.begin_answer()
             self._times.begin_answer()
             return BatchPolicy(self.costs, known, self._times)
 
@@ -125,23 +126,31 @@ class Tuner:
         """Return acceptance statistics of the candidate shapes, with nothing learned."""
         return AcceptanceStatistics(self._candidates)
 
-    def record(self, method: AcceptMethod, policy: BatchPolicy, seconds: float, steps: int) -> None:
-        """Record what a batch has learned, and measure as much as its time allows.
-
-        Args:
-          seconds: total seconds of its steps
-          steps: number of steps after the prompts; 0 if nothing may be measured now
-        """
+    def record(self, method: AcceptMethod, policy: BatchPolicy) -> None:
+        """Record what a batch has learned, when its policy is no longer used."""
         with self._lock:
             self._acceptance[method] = policy.acceptance
             self._expect_batches(policy.most_rows)
             self._answering -= 1
-            alone = not self._answering
-            if alone and self._on_disk:
+            if not self._answering and self._on_disk:
                 save_learned(self.setup, self._acceptance)
-            idle = alone and not self._profiler.finished
+
+    def abandon(self) -> None:
+        """Forget what a batch has learned, when its policy is no longer used."""
+        with self._lock:
+            self._answering -= 1
+
+    def measure_a_little(self, seconds: float, steps: int) -> None:
+        """Measure as much as a batch's time allows, unless another batch is decoded now.
+
+        Args:
+          seconds: total seconds of its steps
+          steps: number of steps after the prompts
+        """
+        with self._lock:
+            wanted = not self._answering and not self._profiler.finished
         # Outside the lock, so that no other answer waits for the measurement.
-        if idle and steps and self._measuring.acquire(blocking=False):
+        if wanted and steps and self._measuring.acquire(blocking=False):
             try:
                 if self._profiler.after_answer(seconds, seconds / steps):
                     self._use_timings()

@@ -41,4 +41,5 @@ def stream_generate(
     redrafter = Redrafter(model, tokenizer, drafter)
     given = cast("Prompt", prompt.reshape(-1).tolist() if isinstance(prompt, mx.array) else prompt)
     chosen = redrafter.chosen_options(options, overrides)
-    return redrafter.stream(given, raw=True, options=chosen, constraint=constraint)
+    ids = redrafter.encode(given, raw=True)
+    return redrafter.stream(ids, options=chosen, constraint=constraint)

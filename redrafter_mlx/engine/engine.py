@@ -24,7 +24,12 @@ from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.drafting.registry import find_drafting
 from redrafter_mlx.engine.listening import MakeJob, aresponses, responses
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt import Prompt, context_length_of, prompt_tokens
+from redrafter_mlx.engine.prompt import (
+    Prompt,
+    context_length_of,
+    continue_text,
+    prompt_tokens,
+)
 from redrafter_mlx.engine.request import Answer, Request, Tell
 from redrafter_mlx.engine.scheduler import Job, Model, Scheduler
 from redrafter_mlx.engine.session import Session
@@ -146,7 +151,8 @@ class Redrafter:
 
         Args:
           prompt: a user's message, a list of messages with `role` and `content`, or token ids
-          raw: use a string as it is, without the chat template
+          raw: continue the prompt: a string is used as it is, without the chat template, and a
+            space at the start of the answer stays
           options: see GenerationOptions; `overrides` are its fields by name
           constraint: the grammar of this answer, made for it alone
           on_prefill: called in the engine's thread with the number of prompt tokens read so far,
@@ -160,7 +166,7 @@ class Redrafter:
         """
         chosen = self.chosen_options(options, overrides)
         ids = self.encode(prompt, raw=raw)
-        return self.respond(Request(tuple(ids), chosen, constraint, on_prefill))
+        return self.respond(Request(tuple(ids), chosen, constraint, on_prefill, raw))
 
     def generate(
         self,
@@ -174,7 +180,8 @@ class Redrafter:
         """Return the whole answer at once; arguments and errors as in `stream`."""
         ids = self.encode(prompt, raw=raw)
         chosen = self.chosen_options(options, overrides)
-        return Completion.of(ids, list(self.respond(Request(tuple(ids), chosen, constraint))))
+        request = Request(tuple(ids), chosen, constraint, continues=raw)
+        return Completion.of(ids, list(self.respond(request)))
 
     def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:
         """Return the beam shape of every step of an answer; None if it is chosen step by step.
@@ -214,7 +221,8 @@ class Redrafter:
     ) -> AsyncGenerator[Response, None]:
         """`stream` for asyncio; cancelling it ends the answer at its next step."""
         chosen = self.chosen_options(options, overrides)
-        request = Request(tuple(self.encode(prompt, raw=raw)), chosen, constraint, on_prefill)
+        ids = self.encode(prompt, raw=raw)
+        request = Request(tuple(ids), chosen, constraint, on_prefill, raw)
         async with contextlib.aclosing(aresponses(self._worker, self._job(request))) as answer:
             async for response in answer:
                 yield response
@@ -232,7 +240,10 @@ class Redrafter:
         Arguments and errors as in `stream`; the first error ends all answers.
         """
         chosen = self.chosen_options(options, overrides)
-        requests = [Request(tuple(self.encode(prompt, raw=raw)), chosen) for prompt in prompts]
+        requests = [
+            Request(tuple(self.encode(prompt, raw=raw)), chosen, continues=raw)
+            for prompt in prompts
+        ]
         return responses(self._worker, [self._job(request) for request in requests])
 
     def session(self, system: str | None = None) -> Session:
@@ -286,6 +297,8 @@ class Redrafter:
             if self.context_length is not None:
                 room = min(room, self.context_length - length)
             detokenizer, eos = self.tokenizer.detokenizer, self.tokenizer.eos_token_ids
+            if request.continues:
+                continue_text(detokenizer, self.tokenizer)
             text = AnswerText(detokenizer, eos, options.stop, room, request.constraint)
             return Job(Answer(request, text, tell), self.shape_of(options, length))
 

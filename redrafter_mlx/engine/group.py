@@ -75,8 +75,17 @@ class Group:
             self._steps += 1
         return advanced
 
-    def record(self, idle: bool) -> None:
-        """Record what was learned; if the engine is `idle`, a measurement may be taken."""
+    def record(self) -> None:
+        """Record what was learned, once, when the last answer has left."""
         if self._tuning is not None and self._policy is not None:
-            steps = self._steps if idle else 0
-            self._tuning.record(self._method, self._policy, self._seconds, steps)
+            self._tuning.record(self._method, self._policy)
+
+    def measure(self) -> None:
+        """Measure as much as the time of the recorded steps allows."""
+        if self._tuning is not None and self._policy is not None:
+            self._tuning.measure_a_little(self._seconds, self._steps)
+
+    def abandon(self) -> None:
+        """Record nothing, for the engine has failed."""
+        if self._tuning is not None and self._policy is not None:
+            self._tuning.abandon()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import mlx.nn as nn
-from mlx_lm.tokenizer_utils import TokenizerWrapper
+from mlx_lm.tokenizer_utils import StreamingDetokenizer, TokenizerWrapper
 
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.source import TargetSource
@@ -43,6 +43,18 @@ def prompt_tokens(
     if not ids:
         raise BadInputError("the prompt is empty; give at least one token")
     return ids
+
+
+def visible_token(tokenizer: TokenizerWrapper) -> int:
+    """Return a token with visible text: tokens are decoded after it with their leading space."""
+    return int(tokenizer.encode("a", add_special_tokens=False)[-1])
+
+
+def continue_text(detokenizer: StreamingDetokenizer, tokenizer: TokenizerWrapper) -> None:
+    """Begin a text that continues another one; mlx-lm drops a space at the start of a text."""
+    detokenizer.reset()
+    detokenizer.add_token(visible_token(tokenizer))
+    _ = detokenizer.last_segment  # the next segment begins after it
 
 
 def context_length_of(model: nn.Module, source: TargetSource | None) -> int | None:

@@ -60,6 +60,7 @@ class Scheduler:
         self._model, self._options = model, options
         self._memory = MemoryBudget(model.target, options)
         self._prefixes = PrefixCache(self._memory.prefix_bytes)
+        self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Job] = []
         self._prompts = PromptReader(options.prefill_seconds)
         self._groups: dict[GroupKey, Group] = {}
@@ -82,6 +83,7 @@ class Scheduler:
 
     def add(self, job: Job) -> None:
         """Queue an answer; it begins when there is room."""
+        self._open.add(job.answer)
         self._waiting.append(job)
 
     def work(self) -> None:
@@ -99,10 +101,10 @@ class Scheduler:
 
     def fail(self, error: Exception) -> None:
         """End every answer with an error; the scheduler cannot be used afterwards."""
-        answers = [job.answer for job in self._waiting]
-        answers += [reading.answer for reading in self._prompts.reading]
-        for answer in [*answers, *self._answers.values()]:
+        for answer in self._open:
             answer.end(error)
+        for group in self._groups.values():
+            group.abandon()
         if self._wired is not None:
             self._wired.close()
 
@@ -211,17 +213,28 @@ class Scheduler:
             self._prefixes.keep(cache, tokens)
 
     def _close_round(self, over: Sequence[Answer]) -> None:
-        """Record and remove empty groups, and tell the callers of the answers that are over."""
+        """Record and remove empty groups, and tell the callers of the answers that are over.
+
+        A measurement comes last, so that no caller waits for it.
+        """
         used = {id(reading.group) for reading in self._prompts.reading}
-        for key, group in list(self._groups.items()):
-            if not group.batch.rows and id(group) not in used:
-                del self._groups[key]
-                group.record(self.idle)
+        empty = {
+            key: group
+            for key, group in self._groups.items()
+            if not group.batch.rows and id(group) not in used
+        }
+        for key, group in empty.items():
+            del self._groups[key]
+            group.record()
         if self.idle and self._wired is not None:
             self._wired.close()
             self._wired = None
         for answer in over:
             answer.end()
+            self._open.discard(answer)
+        if self.idle:
+            for group in empty.values():
+                group.measure()
 
     @property
     def _largest_batch(self) -> int:

@@ -27,7 +27,7 @@ class Gate:
         return self._admitted - self.running
 
     @contextlib.contextmanager
-    def admitted(self, answers: int) -> Iterator[None]:
+    def admitted(self, answers: int) -> Iterator[Places]:
         """Admit a request's answers; raises ApiError if there is no room for them."""
         if answers > self._most:
             raise ApiError(
@@ -36,17 +36,36 @@ class Gate:
         if self._admitted + answers > self._most:
             raise busy(f"the queue is full ({self.waiting} answers wait); ask later")
         self._admitted += answers
+        places = Places(self, answers)
         try:
-            yield
+            yield places
         finally:
-            self._admitted -= answers
+            self._admitted -= places.left
 
     @contextlib.asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:
-        """Wait until an admitted answer may run, and count it as running."""
+        """Wait until an admitted answer may run; its place is free again when it has ended."""
         async with self._free:
             self.running += 1
             try:
                 yield
             finally:
                 self.running -= 1
+                self._admitted -= 1
+
+
+class Places:
+    """The places that one request's answers have at a gate.
+
+    left: number of answers that have not ended
+    """
+
+    def __init__(self, gate: Gate, answers: int) -> None:
+        self._gate, self.left = gate, answers
+
+    @contextlib.asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Wait until the next of the answers may run, and count it as running."""
+        async with self._gate.turn():
+            self.left -= 1  # from now on the gate counts it
+            yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.response import Response
-from redrafter_mlx.server.admission import Gate
+from redrafter_mlx.server.admission import Places
 from redrafter_mlx.server.tasks import race, together
 
 
@@ -23,12 +23,14 @@ class Wanted:
 
     constraint:   which tokens may come next; not shared with other answers
     alternatives: number of likeliest tokens to report with each emitted token
+    continues:    whether the answer continues the prompt's text
     """
 
     prompt: tuple[int, ...]
     options: GenerationOptions
     constraint: Constraint | None = None
     alternatives: int = 0
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,25 +79,36 @@ Reading = Callable[[Prefill], Awaitable[None]]
 async def generate(
     model: Redrafter,
     wanted: Sequence[Wanted],
-    gate: Gate,
+    places: Places,
     deliver: Deliver,
     reading: Reading | None = None,
 ) -> None:
-    """Generate all answers, each in its turn at the gate, and deliver what each step emits.
+    """Generate all answers, each in its turn, and deliver what each step emits.
 
-    Cancellation ends the answers at their next step. The first answer that fails ends the others.
+    Only small records wait for a slow client: log-probabilities of the whole vocabulary are reduced
+    as they come. Cancellation ends the answers at their next step. The first answer that fails ends
+    the others.
 
     reading: called with the progress of prefill
     """
     loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Prefill]()
 
     async def run(number: int, one: Wanted) -> None:
+        emitted = asyncio.Queue[Emitted | None]()
+        await together(take(number, one, emitted), hand_on(emitted))
+
+    async def hand_on(emitted: asyncio.Queue[Emitted | None]) -> None:
+        while (step := await emitted.get()) is not None:
+            await deliver(step)
+
+    async def take(number: int, one: Wanted, emitted: asyncio.Queue[Emitted | None]) -> None:
         def on_prefill(read: int, total: int) -> None:
             loop.call_soon_threadsafe(chunks.put_nowait, Prefill(number, read, total))
 
-        async with gate.turn():
+        async with places.turn():
             responses = model.astream(
                 one.prompt,
+                raw=one.continues,
                 options=one.options,
                 constraint=one.constraint,
                 on_prefill=None if reading is None else on_prefill,
@@ -109,8 +122,10 @@ async def generate(
                         logprobs = None
                         if one.options.logprobs:
                             logprobs = await asyncio.to_thread(_read, step, one.alternatives)
-                        await deliver(Emitted(number, step, logprobs))
+                            step = [_without_logprobs(response) for response in step]
+                        emitted.put_nowait(Emitted(number, step, logprobs))
                         step = []
+        emitted.put_nowait(None)
 
     async def tell() -> None:
         while reading is not None:
@@ -120,12 +135,17 @@ async def generate(
     await race(together(*(run(number, one) for number, one in enumerate(wanted))), tell())
 
 
+def _without_logprobs(response: Response) -> Response:
+    return replace(response, step=replace(response.step, log_probs=None))
+
+
 def _read(step: Sequence[Response], alternatives: int) -> list[TokenLogprob]:
     """Read the log-probabilities of a step's tokens from the device."""
     read = []
     for response in step:
         values = np.array(response.logprobs)  # [V]
-        best = np.argsort(-values, kind="stable")[:alternatives]
+        best = np.argpartition(-values, alternatives)[:alternatives]
+        best = best[np.lexsort((best, -values[best]))]
         likeliest = tuple((int(token), float(values[token])) for token in best)
         read.append(TokenLogprob(float(values[response.token]), likeliest))
     return read

@@ -79,8 +79,10 @@ class ModelHost:
         """Load the model for the first time; if that fails, the next request tries again."""
         try:
             await self._get()
-        finally:
+        except Exception:  # cancelled, its thread still loads
             self._started = True
+            raise
+        self._started = True
         self._plan_unloading()
 
     @contextlib.asynccontextmanager

@@ -53,6 +53,10 @@ class ServerOptions:
                 check_number(name, seconds, low=0.0, low_excluded=True)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
             raise BadInputError("api_key is empty or not ASCII; give another one")
+        if self.api_key is not None and self.api_key != self.api_key.strip():
+            raise BadInputError(
+                "api_key begins or ends with white space, which HTTP drops; give it without"
+            )
         if self.api_key is None and not self.this_machine_only:
             raise BadInputError(
                 f"host is {self.host}, which other machines can reach; give an api_key "

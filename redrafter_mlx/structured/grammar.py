@@ -108,6 +108,10 @@ class Grammars:
             raise BadInputError(f"{what} cannot be used: {reason}")
         return GrammarConstraint(matcher, self._vocab_size, vocabulary.eos_tokens)
 
+    def check(self) -> None:
+        """Raise UnsupportedModelError if the tokenizer cannot be used for grammars."""
+        _ = self._fast
+
     def token_of(self, text: str) -> int | None:
         """Return the single token for this text; None if the text takes several tokens."""
         token: int | None = self._fast.backend_tokenizer.token_to_id(text)

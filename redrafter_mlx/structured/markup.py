@@ -71,11 +71,14 @@ class Markup:
 
 
 def markup_of(tokenizer: TokenizerWrapper, prompt: Sequence[int]) -> Markup:
-    """Return the marks of a model's answers to a prompt, which may have started the reasoning."""
+    """Return the marks of a model's answers to a prompt, which may have started the reasoning.
+
+    It has if the prompt ends with the mark; a mark before that is text of a message.
+    """
     state = tokenizer.response_initial_state or "normal"
-    if tokenizer.has_thinking:
-        begun = tokenizer.rfind_think_start(prompt) > tokenizer.rfind_think_end(prompt)
-        state = "reasoning" if begun else state
+    if tokenizer.has_thinking and (at := tokenizer.rfind_think_start(prompt)) >= 0:
+        rest = prompt[at + len(tokenizer.think_start_tokens) :]
+        state = state if tokenizer.decode(rest).strip() else "reasoning"
     return Markup(
         think_start=tokenizer.think_start,
         think_end=tokenizer.think_end,
@@ -100,7 +103,8 @@ class OutputParser:
     """Splits an answer's text into its parts as the text arrives.
 
     A call is returned when it is complete. Text between the marks of a call is treated as content
-    if it is not a call of a known tool, or has no end, so that nothing is lost.
+    if it is not a call of a known tool, or has no end, so that nothing is lost. So are marks of
+    reasoning after content: an answer may speak of them.
 
     called: whether there was a call
     """
@@ -117,6 +121,8 @@ class OutputParser:
         self._state, self._call = markup.initial_state, ""
         self._trim = False
         self._calls = 0
+        self._answers = False  # whether there was content
+        self._quotes = False  # whether the marks of reasoning around this text are content
 
     @property
     def called(self) -> bool:
@@ -138,18 +144,29 @@ class OutputParser:
         if state != self._state:
             if self._state == "tool":
                 deltas += self._end_of_call(whole=True)
-            self._state, self._trim = state, True
+            mark = self._quoted_mark(state)
+            self._state, self._trim = state, not mark
+            text = mark + text
         if state == "tool":
             self._call += text
             return deltas
         if self._trim:  # white space next to a mark belongs to it
             text = text.lstrip()
             self._trim = not text
-        if text and state == "reasoning":
+        if text and state == "reasoning" and not self._quotes:
             deltas.append(Delta(reasoning=text))
-        elif text and state == "normal":
+        elif text and state in ("normal", "reasoning"):
+            self._answers = self._answers or not text.isspace()
             deltas.append(Delta(content=text))
         return deltas
+
+    def _quoted_mark(self, state: str) -> str:
+        """Return the mark that led to this state if it is content, else an empty string."""
+        if state == "reasoning":
+            self._quotes = self._answers
+            return self._markup.think_start or "" if self._quotes else ""
+        ended, self._quotes = self._quotes, False
+        return self._markup.think_end or "" if ended and state == "normal" else ""
 
     def _end_of_call(self, whole: bool) -> list[Delta]:
         """Return the calls in the text since the mark; the text itself if there is none."""
@@ -180,8 +197,18 @@ class OutputParser:
                 arguments = _object(arguments)
             if name not in self._names or not isinstance(arguments, dict):
                 return []
-            found.append((str(name), json.dumps(arguments, ensure_ascii=False)))
+            found.append((str(name), _dumped(arguments)))
         return found
+
+
+def _dumped(arguments: dict[str, Any]) -> str:
+    """Return JSON; escaped if half of a surrogate pair makes it impossible to encode."""
+    text = json.dumps(arguments, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(arguments)
+    return text
 
 
 def _object(text: str) -> object:

@@ -10,7 +10,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.markup import JSON_CALLS, Markup, OutputParser, markup_of
 from redrafter_mlx.structured.output_grammar import answer_grammar
@@ -86,14 +86,19 @@ def plan_output(
     elif not own_form:
         markup = markup.with_calls_of(JSON_CALLS)
     in_json = usable if markup.tool_parser is JSON_CALLS.tool_parser else ()
-    grammar = answer_grammar(
-        in_json,
-        choice.mode == "required",
-        schema,
-        markup.think_end if markup.initial_state == "reasoning" else None,
-        grammars.token_of,
-        several=parallel_tool_calls,
-    )
+    try:
+        grammar = answer_grammar(
+            in_json,
+            choice.mode == "required",
+            schema,
+            markup.think_end if markup.initial_state == "reasoning" else None,
+            grammars.token_of,
+            several=parallel_tool_calls,
+        )
+        if grammar is not None:
+            grammars.check()
+    except UnsupportedModelError as error:
+        raise BadInputError(f"{'tools' if usable else 'response_format'}: {error}") from error
     return OutputPlan(tuple(prompt), grammar, markup, usable, grammars)
 
 

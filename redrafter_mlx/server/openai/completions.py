@@ -37,7 +37,7 @@ class CompletionReply(Reply):
         for prompt in asked.prompt:
             with blamed_on("prompt"):
                 ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
-            wanted += self._wanted(ids, most, asked.logprobs, first=len(wanted))
+            wanted += self._wanted(ids, most, asked.logprobs, first=len(wanted), continues=True)
         return wanted
 
     def opening(self) -> Iterable[Json]:
@@ -87,7 +87,10 @@ class CompletionReply(Reply):
         for response, read in zip(emitted.responses, emitted.logprobs, strict=True):
             entries["tokens"].append(self._token_text(response.token))
             entries["token_logprobs"].append(read.value)
-            entries["top_logprobs"].append({self._token_text(t): v for t, v in read.likeliest})
+            likeliest: dict[str, float] = {}
+            for token, value in read.likeliest:  # of tokens with the same text, the better one
+                likeliest.setdefault(self._token_text(token), value)
+            entries["top_logprobs"].append(likeliest)
             entries["text_offset"].append(offset)
             offset += len(response.text)
         return entries

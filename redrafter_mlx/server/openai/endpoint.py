@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from redrafter_mlx.server.admission import Gate
+from redrafter_mlx.server.admission import Gate, Places
 from redrafter_mlx.server.answering import Emitted, Prefill, generate
 from redrafter_mlx.server.api_error import LOG, ApiError
 from redrafter_mlx.server.hosting import Hosted, Hosts
@@ -60,16 +60,17 @@ class GenerationEndpoint(Generic[R]):
         host = self._hosts.find(asked.model)
         if ignored := asked.check_fields():
             LOG.info("%s: ignored %s", scope["path"], ", ".join(ignored))
-        with self._gate.admitted(asked.answers):
+        with self._gate.admitted(asked.answers) as places:
             async with host.held() as hosted:
                 reply = await asyncio.to_thread(self._reply, asked, hosted)
                 if asked.stream:
-                    await self._stream(hosted, reply)(scope, receive, send)
+                    await self._stream(hosted, reply, places)(scope, receive, send)
                     return
-                await race(self._whole(hosted, reply), client_gone(receive), self._ending.reached())
+                work = self._whole(hosted, reply, places)
+                await race(work, client_gone(receive), self._ending.reached())
         await JSONResponse(reply.whole())(scope, receive, send)
 
-    def _stream(self, hosted: Hosted, reply: Reply) -> EventStream:
+    def _stream(self, hosted: Hosted, reply: Reply, places: Places) -> EventStream:
         async def produce(emit: Emit) -> None:
             async def deliver(emitted: Emitted) -> None:
                 for chunk in self._count(reply, hosted.name, emitted):
@@ -81,18 +82,18 @@ class GenerationEndpoint(Generic[R]):
             for chunk in reply.opening():
                 await emit(chunk)
             on_prefill = reading if reply.shows_own_fields else None
-            work = generate(hosted.model, reply.wanted, self._gate, deliver, on_prefill)
+            work = generate(hosted.model, reply.wanted, places, deliver, on_prefill)
             await race(work, self._ending.reached())
             for chunk in reply.closing():
                 await emit(chunk)
 
         return EventStream(produce, reply.silence(), self._options.heartbeat)
 
-    async def _whole(self, hosted: Hosted, reply: Reply) -> None:
+    async def _whole(self, hosted: Hosted, reply: Reply, places: Places) -> None:
         async def deliver(emitted: Emitted) -> None:
             self._count(reply, hosted.name, emitted)
 
-        await generate(hosted.model, reply.wanted, self._gate, deliver)
+        await generate(hosted.model, reply.wanted, places, deliver)
 
     def _count(self, reply: Reply, name: str, emitted: Emitted) -> list[dict[str, object]]:
         """Add what was emitted to the reply and the metrics; return the reply's chunks."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 from redrafter_mlx.decoding.constraint import Constraint
+from redrafter_mlx.engine.prompt import visible_token
 from redrafter_mlx.server.answering import Emitted, Prefill, Wanted
 from redrafter_mlx.server.api_error import blamed_on
 from redrafter_mlx.server.hosting import Hosted
@@ -144,6 +145,7 @@ class Reply(ABC):
         alternatives: int | None,
         constraint: Callable[[], Constraint | None] = lambda: None,
         first: int = 0,
+        continues: bool = False,
     ) -> list[Wanted]:
         """Return the `n` answers to generate for one prompt.
 
@@ -151,6 +153,7 @@ class Reply(ABC):
           alternatives: number of likeliest tokens to report; None without log-probabilities
           constraint: called once per answer, for its constraint
           first: index of the first of these answers
+          continues: whether they continue the prompt's text
         """
         model, asked = self._hosted.model, self._asked
         limit = model.context_length
@@ -162,9 +165,12 @@ class Reply(ABC):
             options = asked.options(number, room, alternatives is not None)
             with blamed_on("logit_bias"):  # other options were checked with the request
                 options = model.chosen_options(options, {})
-            wanted.append(Wanted(prompt, options, constraint(), alternatives or 0))
+            wanted.append(Wanted(prompt, options, constraint(), alternatives or 0, continues))
         return wanted
 
     def _token_text(self, token: int) -> str:
-        text: Any = self._hosted.model.tokenizer.decode([token])
-        return str(text)
+        """Return a token's text within a longer text; alone, decoders drop its leading space."""
+        tokenizer = self._hosted.model.tokenizer
+        before = visible_token(tokenizer)
+        text: Any = tokenizer.decode([before, token])
+        return str(text)[len(str(tokenizer.decode([before]))) :]
