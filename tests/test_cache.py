@@ -17,6 +17,7 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
@@ -177,7 +178,7 @@ def test_a_prefix_cache_returns_only_what_the_next_prompt_shares() -> None:
     texts = PrefixCache(10**9)
     decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
     assert texts.take([1, 2, 3], None) is None
-    texts.keep(read(decoder, [1, 2, 3, 4]), [1, 2, 3, 4])
+    texts.keep(read(decoder, [1, 2, 3, 4]), [1, 2, 3, 4], None)
     for prompt, shared in (([1, 2, 3, 9, 9], 3), ([1, 2, 3], 2), ([1, 2, 3, 4, 5], 4)):
         found = texts.take(prompt, None)
         assert found is not None
@@ -185,14 +186,32 @@ def test_a_prefix_cache_returns_only_what_the_next_prompt_shares() -> None:
     assert texts.take([2, 1], None) is None
 
 
+def test_of_a_drafter_that_reads_pairs_of_positions_the_last_shared_one_is_read_again() -> None:
+    """EAGLE remembers each position with the token after it, which belongs to the old text."""
+
+    class Reader(Oracle):
+        features = Features(hidden=True, every_position=True)
+
+    texts, drafter = PrefixCache(10**9), Reader([1], 100)
+    decoder = Decoder(Target(random_model()), drafter, PLAIN, SamplingParams())
+    cache = read(decoder, [1, 2, 3, 4])
+    cache.remembered = mx.array([4], mx.int32)
+    texts.keep(cache, [1, 2, 3, 4], drafter)
+    for prompt, shared in (([1, 2, 3, 9, 9], 2), ([1, 2, 3], 2), ([1, 2, 3, 4, 5], 3)):
+        found = texts.take(prompt, drafter)
+        assert found is not None
+        assert found[1] == found[0].remembered.item() == shared
+    assert texts.take([1, 9, 9], drafter) is None
+
+
 def test_the_least_recently_used_text_is_let_go_of_first() -> None:
     decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
     one = read(decoder, [1, 1, 1]).trimmed(3).nbytes
     texts = PrefixCache(2 * one)
     for first in (1, 2):
-        texts.keep(read(decoder, [first] * 3), [first] * 3)
+        texts.keep(read(decoder, [first] * 3), [first] * 3, None)
     texts.take([1, 1, 1], None)
-    texts.keep(read(decoder, [3] * 3), [3] * 3)
+    texts.keep(read(decoder, [3] * 3), [3] * 3, None)
     assert [texts.take([n] * 3, None) is not None for n in (1, 2, 3)] == [True, False, True]
     assert texts.nbytes == 2 * one
 
@@ -201,7 +220,7 @@ def test_a_text_that_another_one_continues_is_not_kept_twice() -> None:
     decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
     texts = PrefixCache(10**9)
     for n in (3, 5, 4):
-        texts.keep(read(decoder, [7] * n), [7] * n)
+        texts.keep(read(decoder, [7] * n), [7] * n, None)
     assert texts.nbytes == read(decoder, [7] * 5).trimmed(5).nbytes
 
 
@@ -210,7 +229,7 @@ def test_what_was_handed_out_changes_no_kept_text() -> None:
     model = random_model(seed=3)
     decoder = Decoder(Target(model), None, PLAIN, SamplingParams())
     texts, text = PrefixCache(10**9), [i % 97 for i in range(1, 41)]
-    texts.keep(read(decoder, text), text)
+    texts.keep(read(decoder, text), text, None)
     for prompt in ([*text, 5], [*text[:20], 9], [*text, 5], [*text[:39], 1, 2]):
         found = texts.take(prompt, None)
         assert found is not None

@@ -14,11 +14,13 @@ from test_decode import counted_reads
 from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding import sequence_cache
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
+from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.speculation.sampling import sequence_keys
@@ -281,6 +283,35 @@ def test_a_session_continues_after_a_turn_without_drafts() -> None:
         assert emitted == "".join(r.text for r in plain.stream(turn, max_tokens=10))
 
 
+def test_a_parked_draft_model_reads_nothing_until_it_drafts_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not at the end of an answer either; then it reads what it missed, in pieces."""
+    monkeypatch.setattr(sequence_cache, "_MOST_JOINED", 16)
+    model = byte_model()
+    redrafter = Redrafter(
+        model, byte_tokenizer(), DraftModel(truncated(model, 1), byte_tokenizer())
+    )
+    read: list[tuple[int, int | None]] = []
+    drafter = redrafter.drafter
+    assert drafter is not None
+    extend = drafter.extend
+
+    def recorded(memory: Memory, seen: Seen) -> Memory:
+        read.append((seen.tokens.shape[1] - 1, seen.start))
+        return extend(memory, seen)
+
+    monkeypatch.setattr(drafter, "extend", recorded)
+    prompt, options = list(range(1, 61)), {"max_tokens": 20}
+    for shape in (1, 1, 3):
+        answer = redrafter.generate(prompt, beam_width=1, beam_length=shape, **options)
+        if shape == 1:
+            assert read == []
+            prompt += answer.token_ids
+    assert [size for size, start in read if start is not None][:6] == [16] * 6
+    assert answer.token_ids == redrafter.generate(prompt, draft=False, **options).token_ids
+
+
 def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
     """A long text; another one after half of it, without drafts; then its continuation."""
     model = random_model(num_hidden_layers=3)
@@ -298,7 +329,7 @@ def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
         for _ in decoder.run(cache, start, prompt, sequence_keys(0), lambda _: True):
             pass
         cache.flush()
-        kept.keep(cache, prompt)
+        kept.keep(cache, prompt, drafter)
     fresh = Target(small).new_cache()
     Target(small).prefill(mx.array([second]), fresh, 0, [len(second) - 1])
     for (keys, _), layer in zip(cache.memory, fresh.layers, strict=True):

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import pytest
 from simulated import SETUP, AnswerPolicy, Text, cliff, decode, machine, pace
+from tiny import random_drafter, random_model
 
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
-from redrafter_mlx.autotune.learned import save_learned, saved_learned
+from redrafter_mlx.autotune.learned import learned_file, save_learned, saved_learned
+from redrafter_mlx.target.fingerprint import values_hash
 
 COSTS = machine(cliff(8))
 
@@ -33,16 +35,19 @@ def test_a_process_begins_as_fast_as_another_ended() -> None:
     texts = [Text(0.9, seed) for seed in range(8)]
     first = AnswerPolicy(COSTS)
     ended = pace(decode(first, COSTS, texts * 40)[-200:])
-    save_learned(SETUP, {"greedy": first.acceptance})
-    known = saved_learned(SETUP)["greedy"].continued(candidates(COSTS))
+    save_learned(learned_file(SETUP, "0"), {"greedy": first.acceptance})
+    known = saved_learned(learned_file(SETUP, "0"))["greedy"].continued(candidates(COSTS))
     assert pace(decode(AnswerPolicy(COSTS, known), COSTS, texts)) > 0.97 * ended
     assert pace(decode(AnswerPolicy(COSTS), COSTS, texts)) < 0.97 * ended
 
 
 def test_what_is_read_is_what_was_saved() -> None:
     known = learned()
-    save_learned(SETUP, {"greedy": known, "sample": AcceptanceStatistics(candidates(COSTS))})
-    read = saved_learned(SETUP)
+    save_learned(
+        learned_file(SETUP, "0"),
+        {"greedy": known, "sample": AcceptanceStatistics(candidates(COSTS))},
+    )
+    read = saved_learned(learned_file(SETUP, "0"))
     assert set(read) == {"greedy", "sample"}
     assert read["greedy"].shapes == known.shapes
     assert read["greedy"].tokens().tolist() == known.tokens().tolist()
@@ -55,14 +60,22 @@ def test_what_is_read_is_what_was_saved() -> None:
 
 
 def test_another_setup_has_learned_nothing() -> None:
-    save_learned(SETUP, {"greedy": learned(20)})
-    assert saved_learned(replace(SETUP, drafter="another")) == {}
+    save_learned(learned_file(SETUP, "0"), {"greedy": learned(20)})
+    assert saved_learned(learned_file(replace(SETUP, drafter="another"), "0")) == {}
+
+
+def test_a_drafter_that_was_trained_anew_begins_without_the_older_ones_rates() -> None:
+    model, one, other = random_model(), random_drafter(), random_drafter(seed=5)
+    assert values_hash(model, one) == values_hash(random_model(), random_drafter())
+    assert len({values_hash(model), values_hash(model, one), values_hash(model, other)}) == 3
+    save_learned(learned_file(SETUP, values_hash(model, one)), {"greedy": learned(20)})
+    assert saved_learned(learned_file(SETUP, values_hash(model, other))) == {}
 
 
 def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:
     sizes = []
     for steps in (50, 2000):
-        save_learned(SETUP, {"greedy": learned(steps)})
+        save_learned(learned_file(SETUP, "0"), {"greedy": learned(steps)})
         (path,) = (cache / "acceptance").iterdir()
         sizes.append(path.stat().st_size)
     assert max(sizes) < 8_000
@@ -83,18 +96,18 @@ def test_the_file_does_not_grow_with_the_steps(cache: Path) -> None:
     ],
 )
 def test_a_damaged_file_counts_as_none(cache: Path, change: object) -> None:
-    save_learned(SETUP, {"greedy": learned(20)})
+    save_learned(learned_file(SETUP, "0"), {"greedy": learned(20)})
     (path,) = (cache / "acceptance").iterdir()
     record = json.loads(path.read_text())
     assert callable(change)
     change(record["greedy"])
     path.write_text(json.dumps(record))
-    assert saved_learned(SETUP) == {}
+    assert saved_learned(learned_file(SETUP, "0")) == {}
     path.write_text("[" * 100_000)
-    assert saved_learned(SETUP) == {}
+    assert saved_learned(learned_file(SETUP, "0")) == {}
 
 
 def test_a_cache_that_cannot_be_written_is_no_error(cache: Path) -> None:
     (cache / "acceptance").write_text("a file in the way")
-    save_learned(SETUP, {"greedy": learned(20)})
-    assert saved_learned(SETUP) == {}
+    save_learned(learned_file(SETUP, "0"), {"greedy": learned(20)})
+    assert saved_learned(learned_file(SETUP, "0")) == {}

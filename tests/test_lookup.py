@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -64,6 +65,42 @@ def test_the_latest_match_wins_among_equally_long_ones_and_a_longer_one_among_al
     text = [1, 2, 3, 9, 2, 4, 8, 2, 5, 7, 1, 2]
     copies = TextIndex(Lookup(shortest=1), text).copies(3, 1)
     assert [copy.tokens for copy in copies] == [(3,), (5,), (4,)]
+
+
+def test_the_best_match_is_the_latest_of_the_longest_and_costs_no_search() -> None:
+    """Against a search of all earlier positions; also where thousands of them match."""
+    rng = random.Random(0)
+    for vocabulary, size in ((2, 60), (4, 200), (30, 400)):
+        text = [rng.randrange(vocabulary) for _ in range(size)]
+        index = TextIndex(LOOKUP, text[:5])
+        for at in range(5, size):
+            found = index.copies(1, 3)
+            best = (0, -1)
+            for end in range(1, at - 1):
+                n = 0
+                while n < 8 and end - n >= 0 and text[end - n] == text[at - 1 - n]:
+                    n += 1
+                best = max(best, (n, end))
+            if best[0] < LOOKUP.shortest:
+                assert found == []
+            else:
+                (copy,) = found
+                after = [text[best[1] + 1 + i % (at - 1 - best[1])] for i in range(3)]
+                assert (copy.matched, list(copy.tokens)) == (best[0], after)
+            index.extend([text[at]])
+
+    class Counted(list[int]):
+        read = 0
+
+        def __getitem__(self, key: object) -> Any:
+            Counted.read += 1
+            return super().__getitem__(key)  # type: ignore[index]
+
+    index = TextIndex(LOOKUP, [1, 2, 3] * 3000)
+    index.tokens = Counted(index.tokens)
+    index.extend([1, 2, 3])
+    assert index.copies(1, 3)
+    assert Counted.read < 60
 
 
 def test_a_loop_is_drafted_to_any_length() -> None:

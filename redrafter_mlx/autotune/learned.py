@@ -18,22 +18,27 @@ from redrafter_mlx.runtime.paths import cache_dir
 Learned = dict[AcceptMethod, AcceptanceStatistics]
 
 
-def save_learned(setup: Setup, learned: Mapping[AcceptMethod, AcceptanceStatistics]) -> None:
+def learned_file(setup: Setup, values: str) -> Path:
+    """Return the path of what was learned on a setup; the file may not exist.
+
+    values: hash of the target's and the drafter's values: another drafter of the same form is
+            accepted at other rates
+    """
+    return cache_dir() / "acceptance" / f"{setup.path.stem}-{values}.json"
+
+
+def save_learned(path: Path, learned: Mapping[AcceptMethod, AcceptanceStatistics]) -> None:
     """Save statistics for other processes; a cache that cannot be written is no error."""
     record = {method: known.to_record() for method, known in learned.items()}
     with contextlib.suppress(OSError):
-        write_private_text(_path(setup), json.dumps(record))
+        write_private_text(path, json.dumps(record))
 
 
-def saved_learned(setup: Setup) -> Learned:
-    """Load what was learned on this setup; nothing if the file is missing or damaged."""
+def saved_learned(path: Path) -> Learned:
+    """Load what was learned; nothing if the file is missing or damaged."""
     try:
-        stored = json.loads(_path(setup).read_text(encoding="utf-8"))
+        stored = json.loads(path.read_text(encoding="utf-8"))
         known = [method for method in get_args(AcceptMethod) if method in stored]
         return {method: AcceptanceStatistics.from_record(stored[method]) for method in known}
     except (OSError, RedrafterError, ValueError, TypeError, KeyError, RecursionError):
         return {}
-
-
-def _path(setup: Setup) -> Path:
-    return cache_dir() / "acceptance" / setup.path.name

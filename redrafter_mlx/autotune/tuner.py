@@ -19,12 +19,13 @@ from redrafter_mlx.autotune.cost_model import (
     cost_model,
     saved_timings,
 )
-from redrafter_mlx.autotune.learned import save_learned, saved_learned
+from redrafter_mlx.autotune.learned import learned_file, save_learned, saved_learned
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.target.fingerprint import values_hash
 from redrafter_mlx.target.model import Target
 
 _COPIES_ALONE = BeamShape(1, 8)
@@ -58,7 +59,9 @@ class Tuner:
         timings = saved_timings(self.setup) if self._on_disk else Timings(self.setup)
         self._profiler = Profiler(target, drafter, timings, self.widest)
         self._use_timings()
-        self._acceptance = saved_learned(self.setup) if self._on_disk else {}
+        modules = () if drafter is None else drafter.modules
+        self._learned = learned_file(self.setup, values_hash(model, *modules))
+        self._acceptance = saved_learned(self._learned) if self._on_disk else {}
         self._answering = 0
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
@@ -133,7 +136,7 @@ class Tuner:
             self._expect_batches(policy.most_rows)
             self._answering -= 1
             if not self._answering and self._on_disk:
-                save_learned(self.setup, self._acceptance)
+                save_learned(self._learned, self._acceptance)
 
     def abandon(self) -> None:
         """Forget what a batch has learned, when its policy is no longer used."""

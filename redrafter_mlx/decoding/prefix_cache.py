@@ -19,7 +19,7 @@ Tokens = NDArray[np.int64]
 class _Entry:
     """A text and the cache of its positions, whose arrays are shared and never written.
 
-    remembered: number of positions that the drafter's memory holds
+    remembered: number of positions that the drafter's memory holds, or can be given again
     """
 
     tokens: Tokens
@@ -56,13 +56,15 @@ class PrefixCache:
         The last token is always read: the first choice needs its hidden state. None if no text
         shares a prefix with the prompt.
         """
-        wanted = np.array(prompt[:-1], np.int64)
-        reads = drafter is not None and drafter.features.every_position and drafter.features.any
+        wanted = np.array(prompt, np.int64)
         best, most = None, 0
         for entry in self._entries:
             common = common_prefix(entry.tokens, wanted)
-            known = min(common, entry.remembered) if reads else common
-            if known and known >= most:
+            known = min(common, len(wanted) - 1)
+            if drafter is not None and _reads_features(drafter):
+                # It remembers each position together with the token after it.
+                known = min(common - 1, len(wanted) - 1, entry.remembered)
+            if known > 0 and known >= most:
                 best, most = entry, known
         if best is None:
             return None
@@ -70,10 +72,12 @@ class PrefixCache:
         self._entries.append(best)
         return best.cache.reused(prompt[:most], drafter), most
 
-    def keep(self, cache: SequenceCache, tokens: Sequence[int]) -> None:
+    def keep(self, cache: SequenceCache, tokens: Sequence[int], drafter: Drafter | None) -> None:
         """Keep a flushed cache whose first positions are those of `tokens`."""
         text = np.array(tokens, np.int64)
-        remembered = min(cast(int, cache.remembered.item()), len(text))
+        remembered = len(text)
+        if drafter is None or _reads_features(drafter):
+            remembered = min(cast(int, cache.remembered.item()), len(text))
         entry = _Entry(text, cache.trimmed(len(text)), remembered)
         if any(other.covers(entry) for other in self._entries):
             return
@@ -92,3 +96,8 @@ def common_prefix(a: Sequence[int] | Tokens, b: Sequence[int] | Tokens) -> int:
     n = min(len(a), len(b))
     differ = np.asarray(a[:n]) != np.asarray(b[:n])
     return int(differ.argmax()) if differ.any() else n
+
+
+def _reads_features(drafter: Drafter) -> bool:
+    """Whether the drafter's memory can only be made while the target reads the text."""
+    return drafter.features.every_position and drafter.features.any

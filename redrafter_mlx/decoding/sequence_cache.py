@@ -129,7 +129,11 @@ class SequenceCache:
         cache.remembered = mx.array([known], mx.int32)  # later positions belong to another text
         if known < len(tokens):
             assert not drafter.features.any, "it must have seen all that is reused"
-            cache.missed = (_of_text(tokens, known),)
+            ends = [*range(known + _MOST_JOINED, len(tokens), _MOST_JOINED), len(tokens)]
+            starts = [known, *ends]
+            cache.missed = tuple(
+                _of_text(tokens, *piece) for piece in zip(starts, ends, strict=False)
+            )
         return cache
 
     @property
@@ -189,14 +193,14 @@ def _merged(run: Sequence[Seen]) -> Seen:
     return Seen(tokens, features, first.position, count, last.bound)
 
 
-def _of_text(tokens: Sequence[int], start: int) -> Seen:
-    """Return the positions of one text from `start` on, without features."""
-    count = len(tokens) - start
+def _of_text(tokens: Sequence[int], start: int, end: int) -> Seen:
+    """Return the positions `start` to `end` of one text, without features."""
+    after = tokens[end] if end < len(tokens) else 0
     return Seen(
-        mx.array([[*tokens[start:], 0]], mx.int32),
+        mx.array([[*tokens[start:end], after]], mx.int32),
         None,
         mx.array([start], mx.int32),
-        mx.array([count], mx.int32),
-        len(tokens),
+        mx.array([end - start], mx.int32),
+        end,
         start,
     )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import zip_longest
 from typing import cast
 
 import mlx.core as mx
+import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape
@@ -38,6 +40,10 @@ class Combined(Drafter):
     @property
     def name(self) -> str:
         return " and ".join(drafter.name for drafter in self._both)
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        return tuple(module for drafter in self._both for module in drafter.modules)
 
     @property
     def features(self) -> Features:
@@ -90,8 +96,9 @@ class Combined(Drafter):
         half = BeamShape(max(W // 2, 1), L)
         beams, first = one.draft(first, self._part(seen, one), BeamShape(max(W - W // 2, 1), L))
         more, second = other.draft(second, self._part(seen, other), half)
-        merged = likelier_candidate(beams, more) if W == 1 else join_beams(beams, more)
-        return merged, (first, second)
+        if W == 1:
+            return likelier_candidate(beams, more), (first, second)
+        return _in_turn(join_beams(beams, more), beams.tokens.shape[1]), (first, second)
 
     def _part(self, seen: Seen, drafter: Drafter) -> Seen:
         """Return `seen` with only those features that one of the two drafters reads."""
@@ -102,3 +109,17 @@ class Combined(Drafter):
         indices = [*(all_layers.index(layer) for layer in wanted.layers), len(all_layers)]
         parts = [seen.features[..., i * size : (i + 1) * size] for i in indices]
         return replace(seen, features=mx.concatenate(parts, axis=-1))
+
+
+def _in_turn(beams: Beams, first: int) -> Beams:
+    """Reorder the beams so that those of the two drafters take turns; `first` are the first's.
+
+    So the first w beams are about those that both would have drafted with width w, as acceptance
+    statistics assume.
+    """
+    W = beams.tokens.shape[1]
+    pairs = zip_longest(range(first), range(first, W))
+    turns = [i for pair in pairs for i in pair if i is not None]
+    order, place = mx.array(turns), mx.array([turns.index(i) for i in range(W)])
+    parents = place[beams.parent_indices[:, order]]
+    return Beams(beams.tokens[:, order], beams.log_probs[:, order], parents)

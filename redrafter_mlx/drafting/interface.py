@@ -142,6 +142,11 @@ class Drafter(ABC):
         return None
 
     @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """All modules that it drafts with."""
+        return () if self.module is None else (self.module,)
+
+    @property
     def features(self) -> Features:
         """What it reads from the target."""
         return Features()

@@ -26,6 +26,9 @@ _WORD, _SUFFIX = "lookup", "+lookup"
 _PRIOR_TRIALS = 4.0
 """Weight of the rates in `Lookup.accepted`, as a number of matches in the text at hand."""
 
+_MOST_MATCHES = 256
+"""Number of latest matches among which several candidates are chosen."""
+
 _T = TypeVar("_T")
 
 
@@ -90,7 +93,9 @@ class TextIndex:
     def __init__(self, lookup: Lookup, tokens: Sequence[int]) -> None:
         self.tokens: list[int] = []
         self._lookup = lookup
-        self._ends: dict[tuple[int, ...], list[int]] = {}  # where each n-gram ends, ascending
+        self._ends: dict[tuple[int, ...], int] = {}  # the latest end of each n-gram
+        self._before: list[int] = []  # by position: where the shortest n-gram ended before, or -1
+        self._best: tuple[int, int] | None = None  # end and length of the best match
         self._hits = [_PRIOR_TRIALS * rate for rate in lookup.accepted]
         self._trials = [_PRIOR_TRIALS] * len(lookup.accepted)
         for token in tokens:
@@ -122,11 +127,14 @@ class TextIndex:
 
     def _matches(self, width: int, length: int) -> list[tuple[int, int]]:
         """Return end and length of the best matches, all with different continuations."""
-        positions = self._ends.get(self._last_gram(), ())
-        best: list[tuple[int, int]] = []
-        for position in reversed(positions):
-            if position < len(self.tokens) - 1:
-                best.append((position, self._matched(position)))
+        if self._best is None:
+            return []
+        if width == 1:
+            return [self._best]
+        best, position = [self._best], self._before[-1]
+        while position >= 0 and len(best) <= _MOST_MATCHES:
+            best.append((position, self._matched(position)))
+            position = self._before[position]
         best.sort(key=lambda match: -match[1])  # stable: among equals, the latest stays first
         chosen: dict[tuple[int, ...], tuple[int, int]] = {}
         for match in best:
@@ -157,13 +165,20 @@ class TextIndex:
         i = min(matched, len(self._trials)) - 1
         return self._hits[i] / self._trials[i]
 
-    def _last_gram(self) -> tuple[int, ...]:
-        return tuple(self.tokens[-self._lookup.shortest :])
-
     def _append(self, token: int) -> None:
+        """Append a token, and find the best match: the latest of the longest."""
         self.tokens.append(token)
-        if len(self.tokens) >= self._lookup.shortest:
-            self._ends.setdefault(self._last_gram(), []).append(len(self.tokens) - 1)
+        self._before.append(-1)
+        self._best = None
+        end, shortest = len(self.tokens) - 1, self._lookup.shortest
+        for n in range(shortest, min(len(self._lookup.accepted), end + 1) + 1):
+            gram = tuple(self.tokens[-n:])
+            earlier = self._ends.get(gram)
+            if earlier is not None:
+                self._best = earlier, n
+                if n == shortest:
+                    self._before[end] = earlier
+            self._ends[gram] = end
 
 
 def split_lookup(drafter: _T | str) -> tuple[_T | str | None, bool]:

@@ -206,11 +206,16 @@ class Scheduler:
     def _keep(
         self, answer: Answer, decoder: Decoder, cache: SequenceCache, tokens: Sequence[int]
     ) -> None:
-        """Keep an answer's cache for prompts that share a prefix with it."""
+        """Keep an answer's cache for prompts that share a prefix with it.
+
+        A drafter that reads the target's features is given those that it missed, for they are not
+        kept. Others read the tokens again if they draft for such a prompt.
+        """
         if answer.request.options.cache_prompt and tokens:
-            decoder.catch_up(cache)
+            if decoder.drafter is not None and decoder.drafter.features.any:
+                decoder.catch_up(cache)
             cache.flush()
-            self._prefixes.keep(cache, tokens)
+            self._prefixes.keep(cache, tokens, decoder.drafter)
 
     def _close_round(self, over: Sequence[Answer]) -> None:
         """Record and remove empty groups, and tell the callers of the answers that are over.
