@@ -8,12 +8,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from evaluations import logits_along
 from mlx.utils import tree_flatten
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
 from redrafter_mlx.distill.forms.form import weights_digest
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter, trained_drafter
@@ -39,7 +39,7 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
     answers = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
     drafter = fresh_drafter(config, target, np.arange(target.vocab_size), answers, seed=0)
     batch = lay_out(answers, 2).batch(0, 20)
-    for logits in draft_logits(levels_along(drafter.bind(target), batch, 2), batch.labels):
+    for logits in logits_along(drafter.bind(target), batch):
         assert 1.0 < mx.std(logits).item() < 4.0
 
 

@@ -7,7 +7,7 @@ the tokens/step of decoding it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -15,9 +15,8 @@ import numpy as np
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
 from redrafter_mlx.distill.evaluation.roots import Roots, roots_along
-from redrafter_mlx.drafting.level_drafter import LevelDrafter
+from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 
 
@@ -72,6 +71,14 @@ def accepted_lengths(drafter: LevelDrafter, texts: Sequence[Text], shape: BeamSh
     shape = drafter.drafted(shape)
     roots = roots_along(drafter, texts, shape.length - 1)
     return np.concatenate([_accepted(some, shape) for some in roots])
+
+
+def draft_logits(levels: DraftLevels, labels: mx.array) -> Iterator[mx.array]:
+    """Yield logits [P, V'] float32, depth by depth; each draft is fed with the labels [P, T]."""
+    parents = mx.zeros((labels.shape[0], 1), mx.int32)
+    yield levels.first()[:, 0]
+    for depth in range(1, labels.shape[1]):
+        yield levels.following(parents, labels[:, depth - 1 : depth])[:, 0]
 
 
 def _accepted(roots: Roots, shape: BeamShape) -> np.ndarray:
