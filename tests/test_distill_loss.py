@@ -8,7 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from evaluations import logits_along
+from evaluations import accepted_along, logits_along
 from mlx.utils import tree_flatten, tree_map
 from references import prefixes
 from tiny import ARCHITECTURES, HIDDEN, VOCAB, random_drafter, random_model
@@ -17,7 +17,6 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import (
-    accepted_lengths,
     measure_quality,
     simulate_steps,
 )
@@ -235,7 +234,7 @@ def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
     texts = [Text(t.prompt, t.answer % 6, t.states) for t in some_texts(length=30)]
     laid = lay_out(texts, T)
     shape = BeamShape(3, 4)
-    got = accepted_lengths(drafter, texts, shape)
+    got = accepted_along(drafter, texts, shape)
     assert set(got.tolist()) == {0, 1, 2, 3}
     for i in range(0, len(laid), 3):
         context = mx.array(laid.states[i : i + 1], mx.float32)
