@@ -16,7 +16,8 @@ from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.forms.form import weights_digest
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
-from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter, trained_drafter
+from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter
+from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
@@ -75,7 +76,8 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
 
 
 def test_a_trained_drafter_starts_with_its_weights(given: Path) -> None:
-    drafter = trained_drafter(given, Target(random_model()))
+    recipe = RecurrentRecipe(read_config(given))
+    drafter = recipe.start(given, Target(random_model()), TrainOptions()).network
     stored = mx.load(str(given / WEIGHTS))
     mine = dict(tree_flatten(drafter.parameters()))
     assert set(mine) == set(stored)

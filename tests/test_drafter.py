@@ -11,9 +11,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, VOCAB, random_drafter, random_model
+from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model
 
-from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
@@ -182,7 +182,7 @@ def test_a_mismatch_is_refused_before_any_weight_is_read(
     for changes, message in cases:
         (tmp_path / "config.json").write_text(json.dumps({**PAPER_KEYS, **changes}))
         with pytest.raises(MismatchError, match=message):
-            load_drafter(tmp_path, target, target_name="mine", target_fingerprint="sha256:b")
+            DrafterFolder(tmp_path, "mine", "sha256:b").load(target)
 
 
 def rewrite(path: Path, change: object) -> None:
