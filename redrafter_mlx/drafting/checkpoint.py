@@ -11,6 +11,7 @@ from redrafter_mlx.drafting.drafter_files import (
     CONFIG,
     DrafterFiles,
     Form,
+    check_pair,
     check_tokens,
     fill,
     parameters_of,
@@ -18,7 +19,7 @@ from redrafter_mlx.drafting.drafter_files import (
     write_drafter,
 )
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target.model import Target
 
@@ -35,7 +36,8 @@ def read_config(folder: str | Path) -> DrafterConfig:
 def load_recurrent(files: DrafterFiles, target: Target) -> RecurrentNetwork:
     """Load a drafter's parameters, evaluated, in the target's arithmetic; errors as `Form.load`."""
     config = _config(files.folder, files.config)
-    check_target(config, target.hidden_size, target.vocab_size)
+    check_pair(config.hidden_size, target.hidden_size, "hidden size")
+    check_pair(config.vocab_size, target.vocab_size, "vocabulary")
     if files.bits is not None and config.bits not in (None, files.bits):
         raise BadInputError(
             f"{files.folder} is quantised to {config.bits} bits already; leave drafter_bits out"

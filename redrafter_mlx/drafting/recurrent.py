@@ -15,9 +15,10 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.drafting.drafter_files import check_pair
 from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.level_drafter import DraftLevels, MemorylessDrafter
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.fingerprint import shapes_hash
@@ -126,7 +127,8 @@ class RecurrentNetwork(nn.Module):
         Raises MismatchError if hidden size or vocabulary differ.
         """
         del tokenizer  # it was trained on the target's own tokens
-        check_target(self.config, target.hidden_size, target.vocab_size)
+        check_pair(self.config.hidden_size, target.hidden_size, "hidden size")
+        check_pair(self.config.vocab_size, target.vocab_size, "vocabulary")
         tokens = self.draft_vocab if self.config.draft_vocab_size is not None else None
         head = target.output_rows(tokens) if self.config.head == "tied" else self.lm_head[-1]
         return RecurrentDrafter(BoundNetwork(self, target.embedding, head, tokens, target.dtype))
