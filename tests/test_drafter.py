@@ -62,14 +62,12 @@ def test_a_tied_head_reads_the_targets_rows_of_the_draft_vocabulary() -> None:
     target = Target(random_model("llama (mistral-style)"))
     drafter = random_drafter(head="tied", exit_dim=HIDDEN, draft_vocab_size=3)
     drafter.draft_vocab = mx.array([9, 0, 96])
-    bound = drafter.bind(target).bound
+    bound = drafter.bind(target)
     context, state = mx.random.normal((2, 1, 1, HIDDEN))
     features = drafter.features(context, state)
     want = target.output_rows()(features)[..., mx.array([9, 0, 96])]
     np.testing.assert_allclose(bound.logits(context, state), want, rtol=1e-4, atol=1e-5)
-    assert bound.levels(context[0], mx.array([3])).to_tokens(mx.array([[2, 0]])).tolist() == [
-        [96, 9]
-    ]
+    assert bound.vocabulary.to_tokens(mx.array([[2, 0]])).tolist() == [[96, 9]]
 
 
 def write_papers_folder(folder: Path, **changes: object) -> None:
