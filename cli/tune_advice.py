@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,6 @@ class Advice:
     tokens_per_second: float
     speedup: float
     command: str
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Advice]:
