@@ -137,7 +137,7 @@ class Terminal:
 
 
 class StopKey:
-    """Handles Ctrl-C while an answer is generated.
+    """Handles Ctrl-C while an answer is generated, or a drafter trained (`answering` throughout).
 
     Before the first token, Ctrl-C raises KeyboardInterrupt as usual, so that the prefill of a long
     prompt stops at once. Later it only sets `pressed`, so that the answer ends between two tokens
@@ -145,9 +145,9 @@ class StopKey:
     stored (`closing`), Ctrl-C has no effect other than to set `pressed`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, answering: bool = False) -> None:
         self.pressed = False
-        self.answering = False
+        self.answering = answering
         self.closing = False
         self._before: object = None
 

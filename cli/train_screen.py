@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
 
 import typer
 from rich.console import Console
@@ -22,7 +20,7 @@ from rich.progress import (
 from rich.table import Table
 
 from redrafter_mlx.cli.progress import Stage, duration, progress_bars, progress_lines
-from redrafter_mlx.cli.terminal import one_line
+from redrafter_mlx.cli.terminal import StopKey, one_line
 from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
@@ -175,8 +173,8 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
     last: Step | None = None
     if schedule is not None:
         schedule.trained()
-    with _ctrl_c() as stopped, _stage(console, "training", "steps") as update:
-        for event in run.fit(stopped):
+    with StopKey(answering=True) as key, _stage(console, "training", "steps") as update:
+        for event in run.fit(lambda: key.pressed):
             if schedule is not None:
                 schedule.trained(event)
             if isinstance(event, Step):
@@ -187,7 +185,7 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
                 update(event.step, event.steps, f"loss {event.loss:.3f}, {speed}{whole}")
             else:
                 _print_quality(console, event)
-    return not stopped() or (last is not None and last.step == last.steps)
+    return not key.pressed or (last is not None and last.step == last.steps)
 
 
 def _print_quality(console: Console, at: Evaluation) -> None:
@@ -277,21 +275,3 @@ def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
     if sys.stderr.isatty():
         return nullcontext()
     return progress_lines(stage, lambda line: console.print(one_line(line)))
-
-
-@contextmanager
-def _ctrl_c() -> Iterator[Callable[[], bool]]:
-    """Yield a function: whether Ctrl-C was pressed. A second one interrupts at once."""
-    pressed = False
-
-    def note(_: int, __: FrameType | None) -> None:
-        nonlocal pressed
-        if pressed:
-            raise KeyboardInterrupt
-        pressed = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: pressed
-    finally:
-        signal.signal(signal.SIGINT, before)

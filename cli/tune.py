@@ -97,7 +97,7 @@ def command(
     kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
     if as_json:
         record = {**asdict(costs), **_choice(policy), "file": kept}
-        record["ways"] = [way.to_dict() for way in ways]
+        record["ways"] = [asdict(way) for way in ways]
         record["cliffs"] = [{"rows": r, "jump": j} for r, j in costs.cliffs().items()]
         sys.stdout.write(json.dumps(record) + "\n")
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,9 +30,6 @@ class Advice:
     tokens_per_second: float
     speedup: float
     command: str
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Advice]:
@@ -111,15 +108,13 @@ def _trial_seconds(costs: CostModel) -> float:
 
 def _sizes(loaded: Redrafter) -> tuple[int, int] | None:
     """Return bytes of a usual drafter and of the weights; None if it is no dense decoder."""
-    from mlx.utils import tree_flatten
-
+    from redrafter_mlx.target.fingerprint import nbytes_of
     from redrafter_mlx.weights.fit.needs import stored_model
 
     stored = None if loaded.source is None else stored_model(loaded.source.path)
     if stored is None:
         return None
-    arrays = dict(tree_flatten(loaded.model.parameters())).values()
-    return stored.size.drafter_bytes, sum(array.nbytes for array in arrays)
+    return stored.size.drafter_bytes, nbytes_of(loaded.model)
 
 
 def _name(loaded: Redrafter) -> str:

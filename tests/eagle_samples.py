@@ -84,7 +84,7 @@ SAMPLES = {
         config=NATIVE | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]}},
         prefix="midlayer.",
         outputs=50,
-        biases=("fc", "q_proj", "k_proj", "v_proj", "o_proj"),
+        biases=("fc", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     ),
     "EAGLE-3, several layers": Sample(
         config=SPECULATORS, nested=True, n_layers=3, outputs=50, own_head=True

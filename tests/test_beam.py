@@ -9,7 +9,7 @@ import references
 from tiny import HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.recurrent import BoundNetwork
+from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, top_k
 from redrafter_mlx.speculation.sampling import log_softmax
@@ -18,22 +18,24 @@ from redrafter_mlx.speculation.tree import Beams, final_candidates, pack_beam
 from redrafter_mlx.target.model import Target
 
 
-def log_probs_along(bound: BoundNetwork, context: mx.array, path: tuple[int, ...]) -> list[float]:
+def log_probs_along(
+    bound: RecurrentDrafter, context: mx.array, path: tuple[int, ...]
+) -> list[float]:
     """Return the drafter's log probabilities after a path, computed one token at a time."""
     state = mx.zeros((1, 1, HIDDEN))
     for token in path:
         state = bound.advance(state, mx.array([[token]]))
     row = log_softmax(bound.logits(context[None, None], state))[0, 0].tolist()
-    if bound.tokens is None:
+    if bound.vocabulary.tokens is None:
         return row
     full = [-1e9] * VOCAB
-    for token, value in zip(bound.tokens.tolist(), row, strict=True):
+    for token, value in zip(bound.vocabulary.tokens.tolist(), row, strict=True):
         full[token] = value
     return full
 
 
-def search(bound: BoundNetwork, context: mx.array, root: mx.array, shape: BeamShape) -> Beams:
-    return beam_search(bound.levels(context, root), root, shape)
+def search(bound: RecurrentDrafter, context: mx.array, root: mx.array, shape: BeamShape) -> Beams:
+    return beam_search(bound.levels_of(context, root, shape.length - 1), root, shape)
 
 
 @pytest.mark.parametrize("rnn", [True, False])
@@ -46,7 +48,7 @@ def test_beam_search_equals_a_search_over_lists(rnn: bool, head: dict, W: int, L
     drafter = random_drafter(rnn=rnn, **head)
     if "draft_vocab_size" in head:
         drafter.draft_vocab = mx.arange(VOCAB - 1, VOCAB - 21, -1)
-    bound = drafter.bind(target).bound
+    bound = drafter.bind(target)
     mx.random.seed(1)
     context = mx.random.normal((2, HIDDEN))
     roots = [3, 50]
@@ -64,7 +66,7 @@ def test_beam_search_equals_a_search_over_lists(rnn: bool, head: dict, W: int, L
 
 
 def test_scores_never_rise_from_a_prefix_to_its_children() -> None:
-    bound = random_drafter().bind(Target(random_model())).bound
+    bound = random_drafter().bind(Target(random_model()))
     beams = search(bound, mx.ones((1, HIDDEN)) * 50, mx.array([3]), BeamShape(4, 5))
     before = mx.take_along_axis(beams.log_probs[..., :-1], beams.parent_indices[..., 1:], axis=1)
     assert mx.all(beams.log_probs[..., 1:] <= before).item()
@@ -73,7 +75,7 @@ def test_scores_never_rise_from_a_prefix_to_its_children() -> None:
 
 def test_every_prefix_of_the_search_is_a_node_though_nothing_continues_it() -> None:
     """So a full tree has no padding, and a wide tree keeps all first drafts."""
-    bound = random_drafter(seed=2).bind(Target(random_model())).bound
+    bound = random_drafter(seed=2).bind(Target(random_model()))
     beams = search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(4, 4))
     tree = pack_beam(beams, 13)
     assert mx.all(tree.valid).item()
@@ -90,7 +92,7 @@ def test_every_prefix_of_the_search_is_a_node_though_nothing_continues_it() -> N
 
 def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
     """The paper's tree has fewer nodes than all prefixes, and their number depends on the data."""
-    bound = random_drafter(seed=2).bind(Target(random_model())).bound
+    bound = random_drafter(seed=2).bind(Target(random_model()))
     sizes = set()
     for root in range(3, 9):
         beams = search(bound, mx.ones((1, HIDDEN)), mx.array([root]), BeamShape(4, 4))
@@ -109,7 +111,7 @@ def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
 @pytest.mark.parametrize("ended", [0, 1])
 def test_separate_candidates_are_branches_that_share_the_root_alone(ended: int) -> None:
     """If the first candidate ends early, its missing nodes are padding, after all other nodes."""
-    bound = random_drafter(seed=2).bind(Target(random_model())).bound
+    bound = random_drafter(seed=2).bind(Target(random_model()))
     W, L = 4, 4
     beams = search(bound, mx.ones((1, HIDDEN)), mx.array([3]), BeamShape(W, L))
     last = references.prefixes(beams.tokens[0].tolist(), beams.parent_indices[0].tolist())[-1]
@@ -132,7 +134,7 @@ def test_separate_candidates_are_branches_that_share_the_root_alone(ended: int) 
 
 
 def test_a_drafter_that_computes_nan_still_gives_a_tree() -> None:
-    bound = random_drafter().bind(Target(random_model())).bound
+    bound = random_drafter().bind(Target(random_model()))
     beams = search(bound, mx.full((1, HIDDEN), mx.nan), mx.array([3]), BeamShape(3, 4))
     tree = pack_beam(beams, 8)
     assert tree.tokens[0, 0].item() == 3
@@ -140,7 +142,7 @@ def test_a_drafter_that_computes_nan_still_gives_a_tree() -> None:
 
 
 def test_a_beam_wider_than_the_draft_vocabulary_is_refused_by_name() -> None:
-    bound = random_drafter(draft_vocab_size=2).bind(Target(random_model())).bound
+    bound = random_drafter(draft_vocab_size=2).bind(Target(random_model()))
     with pytest.raises(BadInputError, match=r"beam_width is 3.*\b2\b"):
         search(bound, mx.zeros((1, HIDDEN)), mx.array([3]), BeamShape(3, 4))
 

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from evaluations import accepted_along, logits_along
 from mlx.utils import tree_flatten, tree_map
 from references import prefixes
 from tiny import ARCHITECTURES, HIDDEN, VOCAB, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Batch, choose_vocabulary, lay_out
+from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import (
-    accepted_lengths,
     measure_quality,
     simulate_steps,
 )
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
 from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.forms.recurrent import RecurrentStudent
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.target.model import Target
 
@@ -74,10 +72,6 @@ def test_a_batch_after_the_last_position_is_invalid() -> None:
     batch = laid.batch(len(laid) - 2, 8)
     assert batch.states.shape[0] == 8 + T
     assert not np.array(batch.valid)[2:].any()
-
-
-def logits_of(drafter: RecurrentDrafter, batch: Batch) -> Iterator[mx.array]:
-    return draft_logits(levels_along(drafter, batch, T), batch.labels)
 
 
 def softmax(x: np.ndarray) -> np.ndarray:
@@ -172,7 +166,7 @@ def test_loss_equals_numpy_reference(soft: float, form: dict[str, object]) -> No
     weights = [1.0, 0.5, 0.25]
     batch = laid.batch(0, len(laid))
     got = distillation_loss(
-        logits_of(bound, batch), batch, bound.vocabulary.index(), teacher, weights, soft
+        logits_along(bound, batch), batch, bound.vocabulary.index(), teacher, weights, soft
     )
     embed = np.array(target.embedding(mx.arange(VOCAB)), np.float64)
     head = np.array(target.logits(mx.eye(HIDDEN)[None])[0].T, np.float64)
@@ -188,11 +182,11 @@ def test_gradients_of_the_loss_equal_those_of_mlx_cross_entropy() -> None:
     outputs = bound.vocabulary.index()
 
     def ours() -> mx.array:
-        return distillation_loss(logits_of(bound, batch), batch, outputs, None, [1.0] * T, 0.0)
+        return distillation_loss(logits_along(bound, batch), batch, outputs, None, [1.0] * T, 0.0)
 
     def theirs() -> mx.array:
         total = mx.zeros(())
-        for depth, logits in enumerate(logits_of(bound, batch)):
+        for depth, logits in enumerate(logits_along(bound, batch)):
             each = nn.losses.cross_entropy(logits, batch.labels[:, depth])
             valid = batch.valid[:, depth]
             total = total + mx.sum(each * valid) / mx.sum(valid)
@@ -215,7 +209,7 @@ def test_gradients_reach_the_drafter_and_nothing_else() -> None:
 
     def loss() -> mx.array:
         outputs = bound.vocabulary.index()
-        return distillation_loss(logits_of(bound, batch), batch, outputs, None, [1.0] * T, 0.0)
+        return distillation_loss(logits_along(bound, batch), batch, outputs, None, [1.0] * T, 0.0)
 
     _, gradients = nn.value_and_grad(drafter, loss)()
     sizes = {name: float(mx.abs(g).max().item()) for name, g in tree_flatten(gradients)}
@@ -240,7 +234,7 @@ def test_simulated_acceptance_equals_beam_search_on_the_text() -> None:
     texts = [Text(t.prompt, t.answer % 6, t.states) for t in some_texts(length=30)]
     laid = lay_out(texts, T)
     shape = BeamShape(3, 4)
-    got = accepted_lengths(drafter, texts, shape)
+    got = accepted_along(drafter, texts, shape)
     assert set(got.tolist()) == {0, 1, 2, 3}
     for i in range(0, len(laid), 3):
         context = mx.array(laid.states[i : i + 1], mx.float32)

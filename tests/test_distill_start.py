@@ -8,15 +8,16 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from evaluations import logits_along
 from mlx.utils import tree_flatten
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
 from redrafter_mlx.distill.forms.form import weights_digest
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
-from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter, trained_drafter
+from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter
+from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
@@ -39,7 +40,7 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
     answers = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
     drafter = fresh_drafter(config, target, np.arange(target.vocab_size), answers, seed=0)
     batch = lay_out(answers, 2).batch(0, 20)
-    for logits in draft_logits(levels_along(drafter.bind(target), batch, 2), batch.labels):
+    for logits in logits_along(drafter.bind(target), batch):
         assert 1.0 < mx.std(logits).item() < 4.0
 
 
@@ -75,7 +76,8 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
 
 
 def test_a_trained_drafter_starts_with_its_weights(given: Path) -> None:
-    drafter = trained_drafter(given, Target(random_model()))
+    recipe = RecurrentRecipe(read_config(given))
+    drafter = recipe.start(given, Target(random_model()), TrainOptions()).network
     stored = mx.load(str(given / WEIGHTS))
     mine = dict(tree_flatten(drafter.parameters()))
     assert set(mine) == set(stored)

@@ -15,7 +15,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, byte_tokenizer, random_drafter, random_model
+from tiny import HIDDEN, byte_tokenizer, load_drafter, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples, lay_out
@@ -28,7 +28,7 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, load_checkpoint
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.distill.training.trainer import Evaluation, Step, Trainer
-from redrafter_mlx.drafting.checkpoint import load_drafter, read_config
+from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target.model import Target
 

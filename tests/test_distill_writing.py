@@ -8,6 +8,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from evaluations import accepted_along
 from tiny import (
     ARCHITECTURES,
     byte_model,
@@ -29,7 +30,7 @@ from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, draw_use
 from redrafter_mlx.distill.corpus.reader import Reader, continuations
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard, summarise_shard
 from redrafter_mlx.distill.corpus.writer import Writer
-from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, simulate_steps
+from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
 from redrafter_mlx.distill.options import OPENINGS, WritingOptions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
@@ -186,7 +187,7 @@ def test_simulated_steps_equal_those_of_decoding(changes: dict[str, object]) -> 
     for prompt in PROMPTS:
         (written,) = write_answers(target, [prompt], eos=[], max_tokens=60, stop_at_loops=False)
         (text,) = extras.compute(target, [written.text(target)])
-        accepted = accepted_lengths(drafter.bind(target), [text], shape)
+        accepted = accepted_along(drafter.bind(target), [text], shape)
         steps: dict[int, int] = {}
         tokens = []
         for response in redrafter.stream(prompt, max_tokens=60, beam_width=3, beam_length=4):

@@ -11,9 +11,9 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, VOCAB, random_drafter, random_model
+from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model
 
-from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
@@ -62,14 +62,12 @@ def test_a_tied_head_reads_the_targets_rows_of_the_draft_vocabulary() -> None:
     target = Target(random_model("llama (mistral-style)"))
     drafter = random_drafter(head="tied", exit_dim=HIDDEN, draft_vocab_size=3)
     drafter.draft_vocab = mx.array([9, 0, 96])
-    bound = drafter.bind(target).bound
+    bound = drafter.bind(target)
     context, state = mx.random.normal((2, 1, 1, HIDDEN))
     features = drafter.features(context, state)
     want = target.output_rows()(features)[..., mx.array([9, 0, 96])]
     np.testing.assert_allclose(bound.logits(context, state), want, rtol=1e-4, atol=1e-5)
-    assert bound.levels(context[0], mx.array([3])).to_tokens(mx.array([[2, 0]])).tolist() == [
-        [96, 9]
-    ]
+    assert bound.vocabulary.to_tokens(mx.array([[2, 0]])).tolist() == [[96, 9]]
 
 
 def write_papers_folder(folder: Path, **changes: object) -> None:
@@ -182,7 +180,7 @@ def test_a_mismatch_is_refused_before_any_weight_is_read(
     for changes, message in cases:
         (tmp_path / "config.json").write_text(json.dumps({**PAPER_KEYS, **changes}))
         with pytest.raises(MismatchError, match=message):
-            load_drafter(tmp_path, target, target_name="mine", target_fingerprint="sha256:b")
+            DrafterFolder(tmp_path, "mine", "sha256:b").load(target)
 
 
 def rewrite(path: Path, change: object) -> None:

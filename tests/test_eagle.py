@@ -16,6 +16,7 @@ import mlx.optimizers as optim
 import numpy as np
 import pytest
 from eagle_samples import (
+    INNER,
     LAYERS,
     SAMPLES,
     VOCAB,
@@ -431,6 +432,8 @@ def test_a_wrong_pair_is_refused_before_weights_are_read(
     ("change", "message"),
     [
         ({"extra.weight": np.ones((2, 2))}, "holds tensor extra.weight"),
+        ({"layers.0.mlp.gate_proj.bias": np.ones(INNER)}, "lacks tensor layers.0.mlp.*bias"),
+        ({"layers.0.mlp.up_proj.bias": np.ones(INNER)}, "holds tensor layers.0.mlp.up_proj.bias"),
         ({"norm.weight": None}, r"lacks tensor norm.weight of shape \[32\]"),
         ({"fc.weight": np.ones((32, 95))}, "fc.weight has 95 columns"),
         ({"lm_head.weight": np.full((61, 32), np.nan)}, "lm_head.weight holds values that are not"),

@@ -19,6 +19,7 @@ from eagle_samples import (
     random_tensors,
     write_files,
 )
+from evaluations import accepted_along
 from mlx.utils import tree_flatten
 from test_eagle import load, seen
 from test_eagle_sequences import random_text
@@ -33,7 +34,7 @@ from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.distill.drafter_forms import EagleForm
-from redrafter_mlx.distill.evaluation.acceptance import accepted_lengths, simulate_steps
+from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
 from redrafter_mlx.distill.forms.eagle import EagleStudent
 from redrafter_mlx.distill.forms.eagle_sequences import pad_together
 from redrafter_mlx.distill.forms.eagle_unrolled import unrolled_logits
@@ -275,7 +276,7 @@ def test_simulated_steps_equal_those_of_decoding(model: nn.Module) -> None:
     drafter = EagleDrafter("EAGLE-3", student.network, target, student.vocabulary)
     shape, seen_steps = BeamShape(3, 4), []
     for text in Extras((0, 2), whole=True).compute(target, written_texts(target, 60)):
-        accepted = accepted_lengths(drafter, [text], shape)
+        accepted = accepted_along(drafter, [text], shape)
         simulated = simulate_steps(accepted, np.zeros(len(text.answer))).tolist()
         decoder = Decoder(target.reading((0, 2)), drafter, shape, SamplingParams())
         tokens, results = tokens_of(decoder, text.prompt, 60)

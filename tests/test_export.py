@@ -9,10 +9,10 @@ import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
 from test_eagle_training import fresh
-from tiny import HIDDEN, VOCAB, byte_model, random_drafter, random_model
+from tiny import HIDDEN, VOCAB, byte_model, load_drafter, random_drafter, random_model
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.drafting.checkpoint import load_drafter, save_drafter
+from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.drafter_files import open_files, parameters_of
 from redrafter_mlx.drafting.export import ExportFormat, export_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder

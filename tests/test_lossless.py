@@ -209,8 +209,8 @@ def test_rejection_keeps_the_distribution_with_a_draft_vocabulary() -> None:
 def test_what_cannot_be_drafted_has_no_probability() -> None:
     drafter = random_drafter(vocab_size=V, draft_vocab_size=3)
     drafter.draft_vocab = mx.array([4, 0, 2])
-    bound = drafter.bind(tiny_target()[1]).bound
-    levels = bound.levels(mx.zeros((1, 32)), mx.array([0]))
+    bound = drafter.bind(tiny_target()[1])
+    levels = bound.levels_of(mx.zeros((1, 32)), mx.array([0]), 1)
     q = levels.over_vocabulary(mx.log(mx.array([[0.5, 0.25, 0.25]])))
     np.testing.assert_allclose(mx.exp(q), [[0.25, 0, 0.25, 0, 0.5]], atol=1e-6)
 

@@ -77,7 +77,7 @@ def test_training_stays_within_a_macs_working_set(
     gigabytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = mac(gigabytes)
-    monkeypatch.setattr("redrafter_mlx.distill.memory_plan.machine_memory", lambda: machine.memory)
+    monkeypatch.setattr("redrafter_mlx.distill.memory_plan.this_machine", lambda: machine)
     target = Target(random_model(**VICUNA))
     assert planned(target, None).most <= machine.working_set
     check_memory(None, machine)

@@ -15,7 +15,8 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.recipes import with_recipe
 from redrafter_mlx.distill.training.optimizer import drafter_optimizer
-from redrafter_mlx.drafting.checkpoint import load_drafter, read_config, save_drafter
+from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
+from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.target.model import Target
@@ -101,13 +102,13 @@ def test_the_first_draft_follows_from_the_chosen_first_state(
     save_drafter(network, tmp_path)
     assert ("first_state" in (tmp_path / "config.json").read_text()) == (first_state != "recurrent")
     assert read_config(tmp_path).first_state == first_state
-    bound = load_drafter(tmp_path, target).bind(target).bound
+    bound = DrafterFolder(tmp_path).load(target)
     context, root = mx.ones((1, HIDDEN)), mx.array([3])
     e = target.embedding(root[:, None])
     silu = bound.advance(mx.zeros((1, 1, HIDDEN)), root[:, None])
     state = e if first_state == "embedding" else silu
     want = mx.argmax(bound.logits(context[:, None], state)).item()
-    beams = beam_search(bound.levels(context, root), root, BeamShape(1, 3))
+    beams = beam_search(bound.levels_of(context, root, 2), root, BeamShape(1, 3))
     assert beams.tokens[0, 0, 1].item() == want
     second = bound.advance(state, mx.array([[want]]))
     assert beams.tokens[0, 0, 2].item() == mx.argmax(bound.logits(context[:, None], second)).item()

@@ -19,8 +19,8 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.state import DecodeState, RowOptions
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting import recurrent
-from redrafter_mlx.drafting.checkpoint import load_drafter
 from redrafter_mlx.drafting.draft_model import DraftModel
+from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.oracle import Oracle
@@ -92,7 +92,7 @@ class Subject:
 
     def shipped_drafter(self) -> Drafter:
         (folder, *_), _ = find_drafters(self.loaded.source.fingerprint)
-        return load_drafter(folder, self.target).bind(self.target)
+        return DrafterFolder(folder).load(self.target)
 
     def oracle(self, prompt: list[int], n: int, seed: int) -> Drafter:
         return Oracle(prompt + self.reference(prompt, n)[0], self.target.vocab_size, seed)

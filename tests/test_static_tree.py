@@ -58,10 +58,10 @@ def recurrent(target: Target) -> Drafter:
 
 
 def test_each_path_bears_the_token_of_its_rank_after_the_path_before() -> None:
-    bound = random_drafter(draft_vocab_size=20).bind(Target(random_model())).bound
+    bound = random_drafter(draft_vocab_size=20).bind(Target(random_model()))
     mx.random.seed(3)
     context, roots = mx.random.normal((2, HIDDEN)), [3, 50]
-    beams = static_tree(bound.levels(context, mx.array(roots)), mx.array(roots), TREE)
+    beams = static_tree(bound.levels_of(context, mx.array(roots), 3), mx.array(roots), TREE)
     tree = pack_beam(beams, TREE.shape.nodes)
     for b, root in enumerate(roots):
         tokens: dict[RankPath, tuple[int, ...]] = {(): (root,)}

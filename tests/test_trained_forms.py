@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from evaluations import logits_along
 from mlx.utils import tree_flatten
 from test_distill_training import losses, texts
 from test_medusa import expected as medusa_logits
@@ -27,14 +28,13 @@ from redrafter_mlx.distill.drafter_forms import (
     RecurrentForm,
     SpeculatorForm,
 )
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.medusa import MedusaStudent
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.trainer import Evaluation, Trainer
 from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.level_drafter import LevelDrafter
+from redrafter_mlx.drafting.level_drafter import LevelDrafter, MemorylessDrafter
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.target.model import Target
 
@@ -231,7 +231,7 @@ def test_the_saved_files_are_those_of_the_published_layout_and_mean_what_was_tra
     model = random_model()
     batch = lay_out(texts(Target(model), 1), T).batch(0, 4)
     drafter = load(folder, Target(model))
-    found = list(draft_logits(levels_along(drafter, batch, T), batch.labels))
+    found = list(logits_along(drafter, batch))
     output = Target(model).logits(mx.eye(HIDDEN)[None])[0].T
     for p in range(4):
         hidden = np.array(batch.states[p])
@@ -256,7 +256,7 @@ def test_fresh_medusa_heads_give_the_targets_own_next_token(name: str, kind: str
     chosen = student.drafter.vocabulary.tokens
     want = target.logits_of(chosen)(batch.states[None, :8])[0]
     assert chosen is None or chosen.tolist() == list(range(VOCAB - 60, VOCAB))
-    for logits in draft_logits(levels_along(student.drafter, batch, T), batch.labels):
+    for logits in logits_along(student.drafter, batch):
         np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
 
 
@@ -316,8 +316,8 @@ def test_an_untrained_baseline_takes_equal_time_and_guesses_nothing(
     batch = lay_out(Extras(layers).compute(target, texts(target, 2)), T).batch(0, 40)
     guessed = []
     for each in (drafter, untrained):
-        assert isinstance(each, LevelDrafter)
-        first, *_ = draft_logits(levels_along(each, batch, T), batch.labels)
+        assert isinstance(each, MemorylessDrafter)
+        first, *_ = logits_along(each, batch)
         guessed.append(mx.argmax(first, axis=-1))
     assert mx.mean(guessed[0] == guessed[1]).item() < 0.5
     decoder = Decoder(target.reading(layers), untrained, BeamShape(2, 3), SamplingParams())

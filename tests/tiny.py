@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -12,8 +13,10 @@ from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
+from redrafter_mlx.drafting.forms import DrafterFolder
+from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
+from redrafter_mlx.target.model import Target
 
 VOCAB = 97
 HIDDEN = 32
@@ -114,6 +117,13 @@ def random_drafter(seed: int = 0, **changes: object) -> RecurrentNetwork:
     drafter = RecurrentNetwork(DrafterConfig.from_dict({**given, **changes}))
     mx.eval(drafter.parameters())
     return drafter
+
+
+def load_drafter(folder: Path, target: Target) -> RecurrentNetwork:
+    """Return the network of the recurrent drafter in a folder."""
+    drafter = DrafterFolder(folder).load(target)
+    assert isinstance(drafter, RecurrentDrafter)
+    return drafter.module
 
 
 def plain_tokens(model: nn.Module, prompt: list[int], n: int) -> list[int]:

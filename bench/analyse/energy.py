@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.methods import Method
@@ -23,9 +23,6 @@ class Energy:
     joules_per_token: float
     watts: float
     answers: int
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)
 
 
 def energy_of(

@@ -45,7 +45,7 @@ class Result:
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `-o json` prints."""
-        energy = {"energy": [one.to_dict() for one in self.energy]} if self.energy else {}
+        energy = {"energy": [asdict(one) for one in self.energy]} if self.energy else {}
         return energy | {
             "machine": asdict(self.machine),
             "models": [asdict(m) for m in self.models],

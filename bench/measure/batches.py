@@ -11,11 +11,12 @@ import json
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import mlx.core as mx
 
+from redrafter_mlx.bench.measure.answers import Settings
 from redrafter_mlx.bench.measure.methods import Clock, Method, our_stream
 from redrafter_mlx.bench.measure.plan import Prepared
 from redrafter_mlx.distributed.plain_batch import PlainBatch
@@ -81,6 +82,18 @@ class BatchMeasurement:
     @property
     def size(self) -> int:
         return len(self.questions)
+
+    def to_dict(self, settings: Settings) -> dict[str, object]:
+        """Return the JSON object that is a line of the answers file."""
+        key = BatchKey.of(self.method, self.questions)
+        return {"batch": asdict(key), "run": asdict(self.run), "settings": asdict(settings)}
+
+
+def read_run(line: dict[str, Any]) -> tuple[BatchKey, BatchRun]:
+    """Parse a line of the answers file; raises KeyError or TypeError if it is invalid."""
+    batch = line["batch"]
+    key = BatchKey(Method(**batch["method"]), tuple(batch["question_ids"]), str(batch["prompts"]))
+    return key, BatchRun(**line["run"])
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchResult, summarise_batches
-from redrafter_mlx.bench.measure.batch_answers import BatchAnswersFile
-from redrafter_mlx.bench.measure.batches import BatchRunner
+from redrafter_mlx.bench.measure.answers import LinesFile
+from redrafter_mlx.bench.measure.batches import BatchRunner, read_run
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
 from redrafter_mlx.cli.bench.options import BenchOptions
@@ -32,8 +32,13 @@ def run_batches(options: BenchOptions) -> BatchResult:
     machine = Machine.here()
     models = [LoadedModel.of(r, loading.label, name) for name, r in drafters.items()]
     settings = settings_of(options, machine, models)
-    file = None if options.answers is None else BatchAnswersFile(options.answers)
-    measured, missing = plan.split(file.matching(settings) if file else ())
+    file, done = None, []
+    if options.answers is not None:
+        file = LinesFile(options.answers, read_run)
+        for run, stored in file.lines:
+            file.check(stored, settings, [*vars(settings)])
+            done.append(run)
+    measured, missing = plan.split(done)
     with progress_bars("measuring batches", lambda done, total: f"{done} of {total:.0f}") as bars:
         plain = {
             q.question.id or 0: alone.run(
@@ -44,7 +49,7 @@ def run_batches(options: BenchOptions) -> BatchResult:
         for measurement in BatchRunner(drafters).measure(plan, missing):
             measured.append(measurement)
             if file is not None:
-                file.append(measurement, settings)
+                file.append(measurement.to_dict(settings))
             if bars is not None:
                 bars("runs", len(measured), plan.size)
     return BatchResult(

@@ -122,16 +122,16 @@ class BatchPolicy:
         self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
     ) -> list[CopyPlan | None]:
         """Return the copies that gain most time over the trees as they were drafted."""
-        trees = [
+        found = [
             self._drafted(row, shape, was_drawn)
             for row, shape, was_drawn in zip(rows, drafted, drawn, strict=True)
         ]
-        if not any(tree.match for tree in trees):
+        if not any(row.match for row in found):
             return [None] * len(rows)
         largest = max(drafted, key=lambda shape: shape.nodes)
         biased = not any(row.learns for row in rows)
         choice = best_copies(
-            trees,
+            found,
             self._statistics(biased).copies,
             self._pace(self._best),
             self._step_seconds(largest) - self._drafting(largest, self._batch),
@@ -140,9 +140,11 @@ class BatchPolicy:
         )
         if choice is None:
             return [None] * len(rows)
-        copies = {row: copy for row, copy in zip(rows, choice.copies, strict=True) if copy}
-        self._copied.append((copies, choice.seconds, largest))
-        return choice.plans(self._draft_after(choice.holds))
+        trees, seconds = choice
+        copies = {row: tree.copy for row, tree in zip(rows, trees, strict=True) if tree.copy}
+        self._copied.append((copies, seconds, largest))
+        draft_after = self._draft_after([tree.holds for tree in trees])
+        return [tree.plan(draft_after) for tree in trees]
 
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         """Record the results of a step, which may come some steps late."""

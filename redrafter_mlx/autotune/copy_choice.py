@@ -44,74 +44,14 @@ class Drafted:
 
 
 @dataclass(frozen=True)
-class CopyChoice:
-    """The copies of a step.
+class CopyTree:
+    """The tree of one row, with a copy of some length in it, or as it was drafted.
 
-    copies:  of each row; None if the text has no match, so that the drafts stay
-    shapes:  shape of each row's tree
-    joined:  of each row, whether the drafter's branches stay next to its copy
-    holds:   the chance that each row's copy is accepted in full, 0 without a copy
-    seconds: predicted seconds of the step
+    copy:   None leaves the tree as it was drafted
+    joined: whether the drafter's branches stay next to the copy
+    holds:  the chance that the copy is accepted in full, 0 without a copy
+    tokens: expected tokens
     """
-
-    copies: Sequence[Copy | None]
-    shapes: Sequence[BeamShape]
-    joined: Sequence[bool]
-    holds: Sequence[float]
-    seconds: float
-
-    def plans(self, draft_after: bool) -> list[CopyPlan | None]:
-        """Return the plans for the loop; `draft_after` applies to copies without branches."""
-        return [
-            None if copy is None else CopyPlan([copy], shape, joined, joined or draft_after)
-            for copy, shape, joined in zip(self.copies, self.shapes, self.joined, strict=True)
-        ]
-
-
-def best_copies(
-    rows: Sequence[Drafted],
-    statistics: CopyStatistics,
-    pace: float,
-    drafted_seconds: float,
-    seconds_of: Callable[[int, int], float],
-    most_nodes: int,
-) -> CopyChoice | None:
-    """Return the copies whose verification gains most; None if no copies gain anything.
-
-    Args:
-      pace: tokens per second of a row in steps without copies
-      drafted_seconds: seconds of the step with the trees as they were drafted, without drafting
-      seconds_of: the same as a function of the nodes and the width of the largest tree
-    """
-    trust = statistics.trust
-    best = sum(row.tokens for row in rows) / len(rows) - pace * drafted_seconds + _COPY_MARGIN
-    chosen = None
-    for count in (n for n in _COPY_LENGTHS if n <= max(_most_copied(row.match) for row in rows)):
-        for joined in (False, True) if any(row.branches for row in rows) else (False,):
-            trees = [_Tree.of(row, count, joined, trust) for row in rows]
-            nodes = max(tree.shape.nodes for tree in trees)
-            if nodes > most_nodes:
-                continue
-            seconds = seconds_of(nodes, max(tree.shape.width for tree in trees))
-            tokens = sum(tree.tokens for tree in trees) / len(trees)
-            gain = tokens - pace * statistics.cost * seconds
-            if gain > best:
-                best, chosen = gain, (trees, seconds)
-    if chosen is None:
-        return None
-    trees, seconds = chosen
-    return CopyChoice(
-        [tree.copy for tree in trees],
-        [tree.shape for tree in trees],
-        [tree.joined for tree in trees],
-        [tree.holds for tree in trees],
-        seconds,
-    )
-
-
-@dataclass(frozen=True)
-class _Tree:
-    """The tree of one row, with a copy of some length in it, or as it was drafted."""
 
     copy: Copy | None
     shape: BeamShape
@@ -120,7 +60,7 @@ class _Tree:
     tokens: float
 
     @classmethod
-    def of(cls, row: Drafted, longest: int, joined: bool, trust: float) -> _Tree:
+    def of(cls, row: Drafted, longest: int, joined: bool, trust: float) -> CopyTree:
         """Copy as many drafts as the row's match allows, at most `longest`."""
         most = min(longest, _most_copied(row.match))
         count = max((n for n in _COPY_LENGTHS if n <= most), default=0)
@@ -135,6 +75,46 @@ class _Tree:
             shape = BeamShape(W + 1, max(L, count + 1), N + count)
         tokens = 1 + _accepted(holds, row.branches if joined else ())
         return cls(copy, shape, joined, holds[-1], tokens)
+
+    def plan(self, draft_after: bool) -> CopyPlan | None:
+        """Return the plan for the loop; `draft_after` applies to a copy without branches."""
+        if self.copy is None:
+            return None
+        return CopyPlan([self.copy], self.shape, self.joined, self.joined or draft_after)
+
+
+def best_copies(
+    rows: Sequence[Drafted],
+    statistics: CopyStatistics,
+    pace: float,
+    drafted_seconds: float,
+    seconds_of: Callable[[int, int], float],
+    most_nodes: int,
+) -> tuple[list[CopyTree], float] | None:
+    """Return each row's tree with the copies whose verification gains most, and the step's seconds.
+
+    Return None if no copies gain anything.
+
+    Args:
+      pace: tokens per second of a row in steps without copies
+      drafted_seconds: seconds of the step with the trees as they were drafted, without drafting
+      seconds_of: the same as a function of the nodes and the width of the largest tree
+    """
+    trust = statistics.trust
+    best = sum(row.tokens for row in rows) / len(rows) - pace * drafted_seconds + _COPY_MARGIN
+    chosen = None
+    for count in (n for n in _COPY_LENGTHS if n <= max(_most_copied(row.match) for row in rows)):
+        for joined in (False, True) if any(row.branches for row in rows) else (False,):
+            trees = [CopyTree.of(row, count, joined, trust) for row in rows]
+            nodes = max(tree.shape.nodes for tree in trees)
+            if nodes > most_nodes:
+                continue
+            seconds = seconds_of(nodes, max(tree.shape.width for tree in trees))
+            tokens = sum(tree.tokens for tree in trees) / len(trees)
+            gain = tokens - pace * statistics.cost * seconds
+            if gain > best:
+                best, chosen = gain, (trees, seconds)
+    return chosen
 
 
 def _most_copied(copy: Copy | None) -> int:

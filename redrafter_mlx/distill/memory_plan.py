@@ -6,7 +6,6 @@ memory that the run may use.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from redrafter_mlx.distill.corpus.batch_cache import row_bytes
@@ -15,6 +14,7 @@ from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.fit.machine import this_machine
 
 _PROCESS = 200_000_000
 """Bytes of Python with its libraries, in addition to the target's weights."""
@@ -70,7 +70,7 @@ def plan_memory(
       corpus_bytes: size of the corpus, if known; training never holds more than the whole corpus
     Raises BadInputError, naming the least memory that would do, if memory is too short.
     """
-    memory = job.memory or machine_memory() // 2
+    memory = job.memory or this_machine().memory // 2
     process = _PROCESS + model_bytes
     written = job.writing
     columns = _PROMPT_TOKENS + max(written.openings) + written.max_answer_tokens
@@ -99,8 +99,3 @@ def plan_memory(
     held = int(held / on_disk)
     writing = memory - room(workers) * workers + rows * row * workers
     return MemoryPlan(workers, room(workers), states, writing, fixed + held)
-
-
-def machine_memory() -> int:
-    """Return the bytes of memory of this machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

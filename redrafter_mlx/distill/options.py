@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from redrafter_mlx.config import (
@@ -136,6 +136,3 @@ class TrainOptions:
     def steps(self, positions: int) -> int:
         """Return the number of optimiser steps over a corpus of `positions` positions."""
         return max(1, round(self.epochs * positions / (self.batch * self.accumulate)))
-
-    def to_dict(self) -> dict[str, object]:
-        return asdict(self)

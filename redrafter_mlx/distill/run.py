@@ -6,7 +6,7 @@ import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -324,7 +324,7 @@ class TrainingRun:
             "corpus": self.corpus_key,
             "read": [texts.folder for texts in self.extras.read],
             "drafter": self.recipe.record,
-            "training": self.job.training.to_dict(),
+            "training": asdict(self.job.training),
             "memory": self.plan.states,
             "started_from": self.started_from,
         }

@@ -11,16 +11,15 @@ from redrafter_mlx.drafting.drafter_files import (
     CONFIG,
     DrafterFiles,
     Form,
+    check_pair,
     check_tokens,
-    check_trained_for,
     fill,
-    open_files,
     parameters_of,
     read_drafter_config,
     write_drafter,
 )
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target.model import Target
 
@@ -34,29 +33,11 @@ def read_config(folder: str | Path) -> DrafterConfig:
     return _config(Path(folder), read_drafter_config(folder))
 
 
-def load_drafter(
-    folder: str | Path,
-    target: Target,
-    *,
-    target_name: str | None = None,
-    target_fingerprint: str | None = None,
-) -> RecurrentNetwork:
-    """Load a drafter for `target`, parameters evaluated, in the target's arithmetic.
-
-    Raises:
-      MismatchError: before any weight is read, naming both sides: hidden size, vocabulary, or
-                     a target other than that of `target_fingerprint`
-      DamagedFileError: naming the file and the tensor: one is missing, misshapen, or not finite
-                        in the target's arithmetic
-    """
-    files = open_files(folder)
-    check_trained_for(files.config, folder, target_name, target_fingerprint)
-    return _network(files, target)
-
-
-def _network(files: DrafterFiles, target: Target) -> RecurrentNetwork:
+def load_recurrent(files: DrafterFiles, target: Target) -> RecurrentNetwork:
+    """Load a drafter's parameters, evaluated, in the target's arithmetic; errors as `Form.load`."""
     config = _config(files.folder, files.config)
-    check_target(config, target.hidden_size, target.vocab_size)
+    check_pair(config.hidden_size, target.hidden_size, "hidden size")
+    check_pair(config.vocab_size, target.vocab_size, "vocabulary")
     if files.bits is not None and config.bits not in (None, files.bits):
         raise BadInputError(
             f"{files.folder} is quantised to {config.bits} bits already; leave drafter_bits out"
@@ -80,7 +61,7 @@ def own_name(name: str) -> str:
 RECURRENT = Form(
     "ReDrafter",
     recognises=lambda files: "exit_dim" in files.config or "rnn_u.weight" in files.tensors.shapes,
-    load=lambda files, target: _network(files, target).bind(target),
+    load=lambda files, target: load_recurrent(files, target).bind(target),
 )
 """The paper's own files, with or without our extensions, and those that TensorRT-LLM reads."""
 

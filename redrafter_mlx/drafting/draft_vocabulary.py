@@ -39,22 +39,3 @@ class DraftVocabulary:
         everything = mx.full((*log_probs.shape[:-1], self.vocab_size), -mx.inf)
         index = mx.broadcast_to(self.tokens, log_probs.shape)
         return mx.put_along_axis(everything, index, log_probs, axis=-1)
-
-
-class VocabularyLevels:
-    """Base class of levels of drafts over a draft vocabulary; see `beam_search.Levels`."""
-
-    def __init__(self, vocabulary: DraftVocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    @property
-    def output_size(self) -> int:
-        return self._vocabulary.size
-
-    def to_tokens(self, outputs: mx.array) -> mx.array:
-        """Map output indices to token ids."""
-        return self._vocabulary.to_tokens(outputs)
-
-    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
-        return self._vocabulary.over_vocabulary(log_probs)

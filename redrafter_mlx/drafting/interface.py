@@ -119,9 +119,11 @@ class Drafter(ABC):
     for the argmax and for draws.
 
     note: one line for the user on how it drafts, if there is something to say
+    tree: the static tree that is the only shape it drafts; None if it drafts any shape
     """
 
     note: str | None = None
+    tree: StaticTree | None = None
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
         """Return the drafter for this target: itself, unless it uses parts of the target.
@@ -168,11 +170,6 @@ class Drafter(ABC):
     def trained_length(self) -> int | None:
         """Maximum beam length that it was trained for, the root included; None if not known."""
         return self.max_length
-
-    @property
-    def tree(self) -> StaticTree | None:
-        """The static tree that is the only shape it drafts; None if it drafts any shape."""
-        return None
 
     @property
     def level_cost(self) -> float:

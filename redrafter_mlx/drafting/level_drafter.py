@@ -14,7 +14,7 @@ from typing import TypeVar
 import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary, VocabularyLevels
+from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, check_width
@@ -28,8 +28,23 @@ from redrafter_mlx.target.model import Target
 _D = TypeVar("_D", bound="LevelDrafter")
 
 
-class DraftLevels(VocabularyLevels, ABC):
+class DraftLevels(ABC):
     """A drafter's distribution after one root, level by level; see `rejection.SampledLevels`."""
+
+    def __init__(self, vocabulary: DraftVocabulary) -> None:
+        self._vocabulary = vocabulary
+
+    @property
+    def output_size(self) -> int:
+        return self._vocabulary.size
+
+    def to_tokens(self, outputs: mx.array) -> mx.array:
+        """Map output indices to token ids."""
+        return self._vocabulary.to_tokens(outputs)
+
+    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
+        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
+        return self._vocabulary.over_vocabulary(log_probs)
 
     @property
     def memory(self) -> Memory:
@@ -71,8 +86,6 @@ class IndependentLevels(DraftLevels):
 class LevelDrafter(Drafter):
     """A drafter whose levels are searched: by beam search, or along a static tree."""
 
-    _tree: StaticTree | None = None
-
     @property
     @abstractmethod
     def vocabulary(self) -> DraftVocabulary:
@@ -94,11 +107,7 @@ class LevelDrafter(Drafter):
     @property
     def can_draw(self) -> bool:
         """False along a static tree, since draws have no ranks."""
-        return self._tree is None
-
-    @property
-    def tree(self) -> StaticTree | None:
-        return self._tree
+        return self.tree is None
 
     def along(self: _D, tree: StaticTree) -> _D:
         """Return the same drafter along a static tree."""
@@ -106,14 +115,14 @@ class LevelDrafter(Drafter):
             raise BadInputError(f"{tree}; {self.name} drafts {self.max_length - 1} at most")
         check_width(self.max_width, tree.most_ranks)
         drafter = copy.copy(self)
-        drafter._tree = tree
+        drafter.tree = tree
         return drafter
 
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
         """Draft the likeliest candidates by beam search, or those of the static tree."""
         shape = self.drafted(shape)
         levels = self.levels(memory, seen, shape.length - 1)
-        return _search(levels, seen.root, shape, self._tree), levels.memory
+        return _search(levels, seen.root, shape, self.tree), levels.memory
 
     def draw(
         self,
@@ -134,8 +143,8 @@ class LevelDrafter(Drafter):
 
         Raises BadInputError for a shape other than a static tree's.
         """
-        if self._tree is not None and shape != self._tree.shape:
-            raise BadInputError(f"the drafter drafts {self._tree}, and no other shape")
+        if self.tree is not None and shape != self.tree.shape:
+            raise BadInputError(f"the drafter drafts {self.tree}, and no other shape")
         return BeamShape(
             shape.width, min(shape.length, self.max_length or shape.length), shape.max_nodes
         )
@@ -173,7 +182,7 @@ class MemorylessDrafter(LevelDrafter):
         """Run the same search as one compiled graph."""
         shape = self.drafted(shape)
         sizes = (shape.width, shape.length)
-        paths = None if self._tree is None else self._tree.paths
+        paths = None if self.tree is None else self.tree.paths
         size = (seen.newest.shape, sizes, paths)
         return Beams(*self._searches.call(size, seen.newest, seen.root, sizes, paths)), memory
 

@@ -7,17 +7,15 @@ a folder of its weights loads as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.drafting.drafter_files import check_pair
 from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.level_drafter import DraftLevels, MemorylessDrafter
-from redrafter_mlx.drafting.recurrent_config import DrafterConfig, check_target
+from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
 from redrafter_mlx.target.fingerprint import shapes_hash
@@ -126,84 +124,28 @@ class RecurrentNetwork(nn.Module):
         Raises MismatchError if hidden size or vocabulary differ.
         """
         del tokenizer  # it was trained on the target's own tokens
-        check_target(self.config, target.hidden_size, target.vocab_size)
-        tokens = self.draft_vocab if self.config.draft_vocab_size is not None else None
-        head = target.output_rows(tokens) if self.config.head == "tied" else self.lm_head[-1]
-        return RecurrentDrafter(BoundNetwork(self, target.embedding, head, tokens, target.dtype))
-
-
-@dataclass(frozen=True)
-class BoundNetwork:
-    """A drafter's own parameters, the target's embedding, and an output layer.
-
-    tokens: [V'] int32, the token of each output; None if outputs are token ids
-    dtype:  of the target's hidden states
-    """
-
-    drafter: RecurrentNetwork
-    embedding: Callable[[mx.array], mx.array]
-    head: Callable[[mx.array], mx.array]
-    tokens: mx.array | None
-    dtype: mx.Dtype
-
-    def read(self, features: mx.array) -> mx.array:
-        """Map the target's features [..., C] to the context [..., D] of drafts."""
-        return self.drafter.read(features)
-
-    def begin(self, roots: mx.array) -> mx.array:
-        """First state [B, 1, D] after roots [B]."""
-        return self.drafter.begin(self.embedding(roots[:, None]).astype(self.dtype))
-
-    def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
-        """Next state [B, W, D] after tokens [B, W]."""
-        return self.drafter.advance(state, self.embedding(tokens).astype(state.dtype))
-
-    def logits(self, context: mx.array, state: mx.array) -> mx.array:
-        """Logits [B, W, V'] float32 of the next token."""
-        return self.head(self.drafter.features(context, state)).astype(mx.float32)
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        config = self.drafter.config
-        return DraftVocabulary(config.output_size, config.vocab_size, self.tokens)
-
-    def levels(self, context: mx.array, root: mx.array) -> RecurrentLevels:
-        """Return draft levels after `root` [B], given the context [B, D]."""
-        return RecurrentLevels(self, context, root)
-
-
-class RecurrentLevels(DraftLevels):
-    """A recurrent state for each beam; see `DraftLevels`."""
-
-    def __init__(self, bound: BoundNetwork, context: mx.array, root: mx.array) -> None:
-        super().__init__(bound.vocabulary)
-        self._bound = bound
-        self._context = context[:, None]
-        self._state = bound.begin(root)
-
-    def first(self) -> mx.array:
-        return self._bound.logits(self._context, self._state)
-
-    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
-        self._state = self._bound.advance(select(self._state, parents), tokens)
-        context = mx.broadcast_to(self._context, self._state.shape)
-        return self._bound.logits(context, self._state)
+        check_pair(self.config.hidden_size, target.hidden_size, "hidden size")
+        check_pair(self.config.vocab_size, target.vocab_size, "vocabulary")
+        return RecurrentDrafter(self, target)
 
 
 class RecurrentDrafter(MemorylessDrafter):
     """The recurrent form of a drafter: it reads only the newest features and has no memory."""
 
-    def __init__(self, bound: BoundNetwork) -> None:
+    def __init__(self, network: RecurrentNetwork, target: Target) -> None:
         super().__init__()
-        self.bound = bound
-        self.config = bound.drafter.config
+        self.config = config = network.config
+        tokens = network.draft_vocab if config.draft_vocab_size is not None else None
+        self._network, self._target = network, target
+        self._head = target.output_rows(tokens) if config.head == "tied" else network.lm_head[-1]
+        self._vocabulary = DraftVocabulary(config.output_size, config.vocab_size, tokens)
 
     @property
     def module(self) -> RecurrentNetwork:
-        return self.bound.drafter
+        return self._network
 
     def untrained(self) -> RecurrentNetwork:
-        return shuffled(self.module)
+        return shuffled(self._network)
 
     @property
     def features(self) -> Features:
@@ -211,7 +153,7 @@ class RecurrentDrafter(MemorylessDrafter):
 
     @property
     def vocabulary(self) -> DraftVocabulary:
-        return self.bound.vocabulary
+        return self._vocabulary
 
     @property
     def trained_length(self) -> int | None:
@@ -220,8 +162,38 @@ class RecurrentDrafter(MemorylessDrafter):
 
     @property
     def timing_key(self) -> str:
-        return f"drafter {shapes_hash(self.bound.drafter)}"
+        return f"drafter {shapes_hash(self._network)}"
 
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> RecurrentLevels:
         del drafts
-        return self.bound.levels(self.bound.read(features), root)
+        return RecurrentLevels(self, self._network.read(features), root)
+
+    def begin(self, roots: mx.array) -> mx.array:
+        """First state [B, 1, D] after roots [B]."""
+        return self._network.begin(self._target.embedding(roots[:, None]))
+
+    def advance(self, state: mx.array, tokens: mx.array) -> mx.array:
+        """Next state [B, W, D] after tokens [B, W]."""
+        return self._network.advance(state, self._target.embedding(tokens).astype(state.dtype))
+
+    def logits(self, context: mx.array, state: mx.array) -> mx.array:
+        """Logits [B, W, V'] float32 of the next token."""
+        return self._head(self._network.features(context, state)).astype(mx.float32)
+
+
+class RecurrentLevels(DraftLevels):
+    """A recurrent state for each beam; see `DraftLevels`."""
+
+    def __init__(self, drafter: RecurrentDrafter, context: mx.array, root: mx.array) -> None:
+        super().__init__(drafter.vocabulary)
+        self._drafter = drafter
+        self._context = context[:, None]
+        self._state = drafter.begin(root)
+
+    def first(self) -> mx.array:
+        return self._drafter.logits(self._context, self._state)
+
+    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
+        self._state = self._drafter.advance(select(self._state, parents), tokens)
+        context = mx.broadcast_to(self._context, self._state.shape)
+        return self._drafter.logits(context, self._state)

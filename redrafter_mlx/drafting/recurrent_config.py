@@ -1,4 +1,4 @@
-"""The `config.json` of a recurrent drafter, and which targets it fits."""
+"""The `config.json` of a recurrent drafter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from redrafter_mlx.config import (
     refuse_unknown_keys,
     shown,
 )
-from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.errors import BadInputError
 
 Head = Literal["own", "tied"]
 
@@ -155,16 +155,3 @@ class DrafterConfig:
     def output_size(self) -> int:
         """V', the number of tokens that can be drafted."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
-
-
-def check_target(config: DrafterConfig, hidden_size: int, vocab_size: int) -> None:
-    """Raise MismatchError, naming both sides, unless the drafter fits the target's sizes."""
-    for what, mine, theirs in (
-        ("hidden size", config.hidden_size, hidden_size),
-        ("vocabulary", config.vocab_size, vocab_size),
-    ):
-        if mine != theirs:
-            raise MismatchError(
-                f"the drafter's {what} is {mine}, the target's is {theirs}; "
-                f"train a drafter for this target with `redrafter-mlx train`"
-            )

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx.utils import tree_flatten
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import DType, check_choice
@@ -16,6 +15,7 @@ from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import Progress, no_progress
 from redrafter_mlx.weights.files.folder import contents_of
@@ -93,8 +93,7 @@ def _load(
     kept = quantised_file(contents_of(local.path, raw.fingerprint), precision)
     is_kept = quantises and use_quantised(raw.model, kept)
     sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
-    arrays = dict(tree_flatten(raw.model.parameters())).values()
-    check_load(local.name, local.path, sum(array.nbytes for array in arrays), this_machine())
+    check_load(local.name, local.path, nbytes_of(raw.model), this_machine())
     try:
         mx.eval(raw.model.parameters())
     except RuntimeError as error:

@@ -134,11 +134,10 @@ def save_shard(
 
 @dataclass(frozen=True)
 class ShardSummary:
-    """The contents of a shard's header; `bytes` is its size on disk."""
+    """The contents of a shard's header."""
 
     answer_tokens: int
     texts: int
-    bytes: int
     left_out: Mapping[str, int]
 
 
@@ -151,7 +150,6 @@ def summarise_shard(path: Path) -> ShardSummary:
         return ShardSummary(
             int(metadata["answer_tokens"]),
             int(metadata["texts"]),
-            path.stat().st_size,
             json.loads(metadata["left_out"]),
         )
     except (ValueError, KeyError) as error:

@@ -7,7 +7,7 @@ the tokens/step of decoding it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -15,9 +15,8 @@ import numpy as np
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits
 from redrafter_mlx.distill.evaluation.roots import Roots, roots_along
-from redrafter_mlx.drafting.level_drafter import LevelDrafter
+from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 
 
@@ -51,7 +50,7 @@ def measure_quality(
     hits, lengths = [], []
     for roots in roots_along(drafter, texts, drafts):
         hits.append(_hits(roots, outputs))
-        lengths.append([_accepted(roots, shape) for shape in shapes])
+        lengths.append([accepted_lengths(roots, shape) for shape in shapes])
     right = np.sum([h[0] for h in hits], axis=0)  # [2, T]
     asked = np.maximum(np.sum([h[1] for h in hits], axis=0), 1)
     text = np.repeat(np.arange(len(texts)), [len(text.answer) for text in texts])
@@ -67,14 +66,16 @@ def measure_quality(
     return DraftQuality(top1, top5, per_step, accepted)
 
 
-def accepted_lengths(drafter: LevelDrafter, texts: Sequence[Text], shape: BeamShape) -> np.ndarray:
-    """Return [M] int: how many drafts the target would accept after each answer token of texts."""
-    shape = drafter.drafted(shape)
-    roots = roots_along(drafter, texts, shape.length - 1)
-    return np.concatenate([_accepted(some, shape) for some in roots])
+def draft_logits(levels: DraftLevels, labels: mx.array) -> Iterator[mx.array]:
+    """Yield logits [P, V'] float32, depth by depth; each draft is fed with the labels [P, T]."""
+    parents = mx.zeros((labels.shape[0], 1), mx.int32)
+    yield levels.first()[:, 0]
+    for depth in range(1, labels.shape[1]):
+        yield levels.following(parents, labels[:, depth - 1 : depth])[:, 0]
 
 
-def _accepted(roots: Roots, shape: BeamShape) -> np.ndarray:
+def accepted_lengths(roots: Roots, shape: BeamShape) -> np.ndarray:
+    """Return [P] int: how many drafts the target would accept after each root."""
     batch = roots.batch
     beams = beam_search(roots.levels(shape.length - 1), batch.roots, shape)
     P, W, L = beams.tokens.shape

@@ -8,33 +8,17 @@ probabilities (soft labels), computed from the hidden states in the corpus, are 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol, cast
+from typing import cast
 
 import mlx.core as mx
 
-
-class Labelled(Protocol):
-    """The labels of P roots.
-
-    Shapes:
-      labels: [P, T] int32, the target's tokens after the root
-      valid:  [P, T] bool, False after the end of a text
-      hard:   [P] bool, False where the labels are not the target's tokens
-    """
-
-    @property
-    def labels(self) -> mx.array: ...
-
-    @property
-    def valid(self) -> mx.array: ...
-
-    @property
-    def hard(self) -> mx.array: ...
+from redrafter_mlx.distill.corpus.examples import Batch
+from redrafter_mlx.distill.forms.eagle_unrolled import Sequences
 
 
 def distillation_loss(
     draft_logits: Iterable[mx.array],
-    batch: Labelled,
+    batch: Batch | Sequences,
     outputs: mx.array,
     teacher: mx.array | None,
     depth_weights: Sequence[float],

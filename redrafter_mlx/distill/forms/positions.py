@@ -11,8 +11,11 @@ import mlx.nn as nn
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Batch, Examples
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.distill.evaluation.draft_logits import draft_logits, levels_along
+from redrafter_mlx.distill.evaluation.acceptance import (
+    DraftQuality,
+    draft_logits,
+    measure_quality,
+)
 from redrafter_mlx.distill.forms.form import BatchLoss, Student
 from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.options import TrainOptions
@@ -53,7 +56,8 @@ class PositionStudent(Student):
     def loss(self, batch: Batch) -> mx.array:
         """Return the distillation loss of a batch."""
         options = self._options
-        levels = levels_along(self.drafter, batch, options.draft_length)
+        states = batch.states[: len(batch.roots)].astype(mx.float32)
+        levels = self.drafter.levels_of(states, batch.roots, options.draft_length)
         return distillation_loss(
             draft_logits(levels, batch.labels),
             batch,

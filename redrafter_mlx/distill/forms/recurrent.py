@@ -18,11 +18,11 @@ from redrafter_mlx.distill.forms.form import (
     chosen_layers,
     open_start,
 )
-from redrafter_mlx.distill.forms.positions import PositionStudent, logits_bytes
-from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter, trained_drafter
+from redrafter_mlx.distill.forms.positions import PositionStudent, logits_bytes, ready_to_train
+from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.checkpoint import RECURRENT, read_config, save_drafter
-from redrafter_mlx.drafting.drafter_files import check_trained_for
+from redrafter_mlx.drafting.checkpoint import RECURRENT, load_recurrent, read_config, save_drafter
+from redrafter_mlx.drafting.drafter_files import check_trained_for, open_files
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.fingerprint import trainable_size
@@ -111,7 +111,9 @@ class RecurrentRecipe(Recipe):
         return RecurrentStudent(network, target, options)
 
     def start(self, folder: Path, target: Target, options: TrainOptions) -> Student:
-        return RecurrentStudent(trained_drafter(folder, target), target, options)
+        network = load_recurrent(open_files(folder), target)
+        ready_to_train(network)
+        return RecurrentStudent(network, target, options)
 
 
 class RecurrentStudent(PositionStudent):

@@ -1,9 +1,8 @@
-"""The recurrent head that training starts from: a fresh one, or an already trained one."""
+"""The recurrent head that training starts from, scaled to a corpus."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
@@ -11,8 +10,6 @@ import numpy as np
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.hidden_states import host_number
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.forms.positions import ready_to_train
-from redrafter_mlx.drafting.checkpoint import load_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.model import Target
@@ -39,13 +36,6 @@ def fresh_drafter(
     tokens = None if config.draft_vocab_size is None else drafter.draft_vocab
     initialise(drafter, context_rms(seen), embedding_rms(target, counts), logit_rms(target, tokens))
     mx.eval(drafter.parameters())
-    return drafter
-
-
-def trained_drafter(folder: Path, target: Target) -> RecurrentNetwork:
-    """Return the drafter in a folder, ready for training."""
-    drafter = load_drafter(folder, target)
-    ready_to_train(drafter)
     return drafter
 
 

@@ -74,6 +74,11 @@ class EagleConfig:
         """Whether there is a tensor with that name."""
         return name in self.stored
 
+    @property
+    def mlp_bias(self) -> bool:
+        """Whether the MLPs have biases: all of their matrices, or none."""
+        return self.has("layers.0.mlp.gate_proj.bias")
+
 
 def is_eagle_one(files: DrafterFiles) -> bool:
     """Whether the files are an EAGLE-1 or EAGLE-2 drafter's; their networks are the same."""

@@ -15,6 +15,7 @@ from typing import cast
 import mlx.core as mx
 import mlx.nn as nn
 from mlx.utils import tree_flatten, tree_unflatten
+from mlx_lm.models.llama import MLP
 
 from redrafter_mlx.drafting.published.eagle_config import EagleConfig, rope_of
 from redrafter_mlx.target.layer_cache import AttentionCache
@@ -55,21 +56,6 @@ class Attention(nn.Module):
         return out
 
 
-class GatedMLP(nn.Module):
-    """Llama's MLP: down(silu(gate(x)) * up(x))."""
-
-    def __init__(self, config: EagleConfig, name: str) -> None:
-        super().__init__()
-        H, inner = config.hidden_size, config.intermediate_size
-        self.gate_proj = nn.Linear(H, inner, config.has(f"{name}.gate_proj.bias"))
-        self.up_proj = nn.Linear(H, inner, config.has(f"{name}.up_proj.bias"))
-        self.down_proj = nn.Linear(inner, H, config.has(f"{name}.down_proj.bias"))
-
-    def __call__(self, x: mx.array) -> mx.array:
-        out: mx.array = self.down_proj(nn.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
 class DecoderLayer(nn.Module):
     """A Llama layer; in EAGLE-3 its attention reads the token's embedding joined with its input.
 
@@ -87,7 +73,7 @@ class DecoderLayer(nn.Module):
         input_size = 2 * H if "hidden_norm" in self else H
         self.self_attn = Attention(config, f"{name}.self_attn", input_size)
         self.post_attention_layernorm = nn.RMSNorm(H, eps)
-        self.mlp = GatedMLP(config, f"{name}.mlp")
+        self.mlp = MLP(config)
 
     def __call__(self, x: mx.array, embedding: mx.array, cache: AttentionCache) -> mx.array:
         """Return [B, N, H], from the input and the embeddings of the same shape."""

@@ -167,10 +167,9 @@ class MedusaDrafter(HeadsDrafter):
 
 def load_medusa(files: DrafterFiles, target: Target) -> MedusaDrafter:
     """Load the heads, bound to their target; errors as in `Form.load`."""
-    names = own_names(files)
-    config = _config(files, names, target.hidden_size, target.vocab_size)
+    config = medusa_config(files, target.hidden_size, target.vocab_size)
     stored = files.tensors.read()
-    tensors = {own: stored[name] for name, own in names.items()}
+    tensors = {own: stored[name] for name, own in own_names(files).items()}
     if config.output_size < config.vocab_size:
         check_tokens(stored[TOKEN_MAP], TOKEN_MAP, target.vocab_size, files.tensors.path)
         tokens = tensors[TOKEN_MAP] = stored[TOKEN_MAP].astype(mx.int32)
@@ -185,9 +184,32 @@ def load_medusa(files: DrafterFiles, target: Target) -> MedusaDrafter:
 def medusa_config(files: DrafterFiles, hidden_size: int, vocab_size: int) -> MedusaConfig:
     """Read the configuration of heads for a target of these sizes from tensor shapes.
 
+    The heads are counted: config.json of the authors' Vicuna-7B states 2, but its file holds 5.
+
     Raises MismatchError, naming both sides, for heads of another target, and DamagedFileError.
     """
-    return _config(files, own_names(files), hidden_size, vocab_size)
+    shapes = {own: files.tensors.shapes[name] for name, own in own_names(files).items()}
+    matrix = shapes.get("heads.0.blocks.0.linear.weight", ())
+    if len(matrix) != 2:
+        raise DamagedFileError(f"{files.tensors.path} lacks the matrix of its first Medusa head")
+    check_pair(matrix[1], hidden_size, "hidden size")
+    V = vocab_size
+    mapped = sum(files.tensors.shapes.get(TOKEN_MAP, ()))
+    tokens_named = 0 < mapped < V  # a map of the whole vocabulary is not used, as in vLLM
+    outputs = [name for name in shapes if name.endswith("output.weight")]
+    for name in outputs:
+        if not tokens_named or shapes[name][:1] != (mapped,):
+            check_pair(sum(shapes[name][:1]), V, "vocabulary")
+    blocks = [match for name in shapes if (match := _BLOCK.match(name))]
+    return MedusaConfig(
+        hidden_size=hidden_size,
+        vocab_size=V,
+        heads=len({match[1] for match in blocks}),
+        layers=len({match[2] for match in blocks}),
+        biases="heads.0.blocks.0.linear.bias" in shapes,
+        outputs="target" if not outputs else "shared" if "output.weight" in outputs else "own",
+        output_size=mapped if tokens_named else V,
+    )
 
 
 def save_medusa(network: MedusaNetwork, folder: Path, record: Mapping[str, object]) -> None:
@@ -217,37 +239,6 @@ def save_medusa(network: MedusaNetwork, folder: Path, record: Mapping[str, objec
 def authors_name(own: str) -> str:
     """Return the authors' name for one of our tensors."""
     return _renamed(own, _AUTHORS_NAMES)
-
-
-def _config(
-    files: DrafterFiles, own_names: Mapping[str, str], hidden_size: int, vocab_size: int
-) -> MedusaConfig:
-    """Read the configuration from tensor shapes.
-
-    The heads are counted: config.json of the authors' Vicuna-7B states 2, but its file holds 5.
-    """
-    shapes = {own: files.tensors.shapes[name] for name, own in own_names.items()}
-    matrix = shapes.get("heads.0.blocks.0.linear.weight", ())
-    if len(matrix) != 2:
-        raise DamagedFileError(f"{files.tensors.path} lacks the matrix of its first Medusa head")
-    check_pair(matrix[1], hidden_size, "hidden size")
-    V = vocab_size
-    mapped = sum(files.tensors.shapes.get(TOKEN_MAP, ()))
-    tokens_named = 0 < mapped < V  # a map of the whole vocabulary is not used, as in vLLM
-    outputs = [name for name in shapes if name.endswith("output.weight")]
-    for name in outputs:
-        if not tokens_named or shapes[name][:1] != (mapped,):
-            check_pair(sum(shapes[name][:1]), V, "vocabulary")
-    blocks = [match for name in shapes if (match := _BLOCK.match(name))]
-    return MedusaConfig(
-        hidden_size=hidden_size,
-        vocab_size=V,
-        heads=len({match[1] for match in blocks}),
-        layers=len({match[2] for match in blocks}),
-        biases="heads.0.blocks.0.linear.bias" in shapes,
-        outputs="target" if not outputs else "shared" if "output.weight" in outputs else "own",
-        output_size=mapped if tokens_named else V,
-    )
 
 
 def own_names(files: DrafterFiles) -> dict[str, str]:
