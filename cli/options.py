@@ -24,7 +24,6 @@ import typer
 
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.config import DType, GenerationOptions
-from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.questions import Question
@@ -188,12 +187,6 @@ def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Re
             progress=progress,
             engine=engine,
         )
-
-
-def check_drafter_bits(bits: int | None) -> None:
-    """Raise BadInputError for a number of bits that weights cannot have."""
-    if bits not in (None, 4, 8):
-        raise BadInputError(f"--drafter-bits is {bits}; choose 4 or 8")
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

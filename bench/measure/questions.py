@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from redrafter_mlx.distill.corpus.prompts.conversations import read_rows
 from redrafter_mlx.errors import BadInputError, DownloadError
 
 _TEXT_KEYS = ("prompt", "question", "instruction", "text")
@@ -63,24 +62,10 @@ def read_questions(path: str | Path) -> list[Question]:
     Raises:
       BadInputError: naming the file and the line, or the element of a JSON array such as Alpaca's
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise BadInputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise BadInputError(f"{path} is not UTF-8 text") from None
-    if re.match(r"\s*\[\s*[\]{]", text):
-        items = _parse(str(path), text)
-        if not isinstance(items, list) or not items:
-            raise BadInputError(f"{path} holds no question")
-        return [_from_item(f"{path}, element {n}", item) for n, item in enumerate(items, 1)]
-    numbered = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
-    if not numbered:
+    found = [_question(where, row) for where, row in read_rows(path)]
+    if not found:
         raise BadInputError(f"{path} holds no question")
-    if not numbered[0][1].lstrip().startswith("{"):
-        return [Question(line.strip()) for _, line in numbered]
-    places = [(f"{path}, line {n}", line) for n, line in numbered]
-    return [_from_item(place, _parse(place, line)) for place, line in places]
+    return found
 
 
 def fetch_mt_bench(*, offline: bool = False) -> list[Question]:
@@ -140,14 +125,9 @@ def choose_questions(
     return chosen
 
 
-def _parse(where: str, text: str) -> object:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInputError(f"{where} is not JSON: {error.msg}") from None
-
-
-def _from_item(where: str, item: object) -> Question:
+def _question(where: str, item: object) -> Question:
+    if isinstance(item, str) and item.strip():
+        return Question(item.strip())
     if not isinstance(item, dict):
         raise BadInputError(f"{where} is not a JSON object")
     found = [item[k] for k in ("turns", *_TEXT_KEYS) if k in item]

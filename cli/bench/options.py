@@ -23,7 +23,6 @@ from redrafter_mlx.cli.options import (
     OFFLINE,
     TARGET,
     Flag,
-    check_drafter_bits,
     flag,
 )
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
@@ -146,8 +145,9 @@ class BenchOptions:
     def check(self) -> None:
         """Raise BadInputError for every mistake that can be found without loading a model."""
         from redrafter_mlx.bench.show.plot import check_plot
+        from redrafter_mlx.weights.precision import check_quantize
 
-        check_drafter_bits(self.drafter_bits)
+        check_quantize(self.drafter_bits, "--drafter-bits")
         self.plan("", self.methods([None]))
         assert self.loadings
         if launched_rank() is not None and len(self.loadings) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,16 +53,9 @@ def read_conversations(path: str | Path) -> list[Conversation]:
 
     Raises BadInputError naming the file and the line.
     """
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise BadInputError(f"{path} is not UTF-8 text") from None
     found = [
         conversation
-        for where, row in _rows(text, path)
+        for where, row in read_rows(path)
         if (conversation := _conversation(row, where)) is not None
     ]
     if not found:
@@ -69,24 +63,35 @@ def read_conversations(path: str | Path) -> list[Conversation]:
     return found
 
 
-def _rows(text: str, path: Path) -> list[tuple[str, object]]:
-    start = text.lstrip()[:1]
-    if start == "[":
-        try:
-            rows = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise BadInputError(f"{path} line {error.lineno}: {error.msg}") from None
-        return [(f"{path} entry {i + 1}", row) for i, row in enumerate(rows)]
-    numbered = [(i + 1, line) for i, line in enumerate(text.split("\n")) if line.strip()]
-    if start != "{":
-        return [(f"{path} line {i}", line) for i, line in numbered]
-    found: list[tuple[str, object]] = []
-    for i, line in numbered:
-        try:
-            found.append((f"{path} line {i}", json.loads(line)))
-        except json.JSONDecodeError as error:
-            raise BadInputError(f"{path} line {i}: {error.msg}") from None
-    return found
+def read_rows(path: str | Path) -> list[tuple[str, object]]:
+    """Return the rows of JSONL, of a JSON array, or of plain lines, each with its place in words.
+
+    A row of a plain file is a string. Empty lines are left out. Raises BadInputError naming the
+    file, and the line that is not JSON.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise BadInputError(f"{path} is not UTF-8 text") from None
+    if re.match(r"\s*\[\s*[\]{\"]", text):
+        items = _parse(str(path), text)
+        assert isinstance(items, list)
+        return [(f"{path}, element {n}", item) for n, item in enumerate(items, 1)]
+    # Only "\n" ends a line: JSON strings may hold the other separators.
+    lines = [(f"{path}, line {n}", line) for n, line in enumerate(text.split("\n"), 1)]
+    lines = [(where, line) for where, line in lines if line.strip()]
+    if not text.lstrip().startswith("{"):
+        return list(lines)
+    return [(where, _parse(where, line)) for where, line in lines]
+
+
+def _parse(where: str, text: str) -> object:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadInputError(f"{where} is not JSON: {error.msg}") from None
 
 
 def _conversation(row: object, where: str) -> Conversation | None:
