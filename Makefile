@@ -18,7 +18,7 @@ types:
 test:
 	python -m pytest -q -n 2 -m "not real_model and not exhaustive"
 
-# Everything, with the real SmolLM2-135M (94 MB, fetched on first use).
+# Everything, with the real SmolLM2-135M (98 MB, fetched on first use).
 test-all:
 	python -m pytest -q -n 2
 

@@ -47,9 +47,9 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
 
 
 def list_all() -> None:
-    """List the named models: size, whether they are and fit on this machine, and their drafters.
+    """List the named models: size, whether each is on disk and fits in memory, and its drafters.
 
-    `show` says more of one. Any Hub repository or folder that mlx-lm loads works as well.
+    `show` has the details of one. Any Hub repository or folder that mlx-lm loads works as well.
     """
     with progress_bars("looking"):
         from redrafter_mlx.weights.fit.machine import this_machine

@@ -72,9 +72,11 @@ def flag(default: Any, shown: Flag) -> Any:
     return field(default=default, metadata={"flag": shown})
 
 
-MAX_TOKENS = Flag("Most tokens in an answer.", "N")
+MAX_TOKENS = Flag("Maximum number of tokens in an answer.", "N")
 MAX_NODES = Flag(
-    "Most tokens verified in one model call. [default: chosen step by step]", "N", DRAFTS
+    "Maximum number of tokens verified in one model call. [default: chosen step by step]",
+    "N",
+    DRAFTS,
 )
 
 GENERATION: Mapping[str, Flag] = {
@@ -98,8 +100,8 @@ GENERATION: Mapping[str, Flag] = {
     ),
     "max_nodes": MAX_NODES,
     "accept": Flag(
-        "How drafts are accepted; typical is not lossless; rejection of drafts copied from the "
-        "text is sample. [default: greedy at temperature 0, else sample]",
+        "How drafts are accepted; typical is not lossless; with rejection, copies from the text "
+        "are accepted by sample. [default: greedy at temperature 0, else sample]",
         "greedy|sample|rejection|typical", DRAFTS,
     ),
     "epsilon": Flag("Typical: a draft of at least this probability is accepted.", "E", DRAFTS),
@@ -138,9 +140,10 @@ class ModelOptions(TargetOptions):
     """The target and drafter to load, and how to load them."""
 
     drafter: str = flag("auto", Flag(
-        "trained: the drafter for this model; lookup: what followed the text's last words before; "
-        "a drafter's folder; a smaller model's name; FILE.py:CLASS. A+B uses both, A+tree:NAME a "
-        "static tree, and auto is trained+lookup.",
+        "auto: prompt lookup with the trained drafter, or else a published one on this machine; "
+        "trained: the drafter for this model; lookup: n-gram matches in the text so far; a "
+        "drafter's folder or Hub repository; a smaller model's name; FILE.py:CLASS. A+B uses both, "
+        "A+tree:NAME a static tree.",
         "auto|trained|lookup|none|NAME", DRAFTS,
     ))  # fmt: skip
     drafter_bits: int | None = flag(None, DRAFTER_BITS)

@@ -54,7 +54,7 @@ def command(
     as_json: opt.Json = False,
     loading: opt.TargetOptions,
 ) -> None:
-    """Say how many tokens a step drafters give on questions, and how long they take to draft.
+    """Measure drafters on questions: tokens/step, and how long drafting takes.
 
     The target answers all questions together and greedily; each drafter is walked along its
     answers, which gives the very steps that decoding them one by one would take.

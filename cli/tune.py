@@ -66,7 +66,7 @@ def command(
 
     On a Linux CPU with several BLAS libraries it finds the fastest first, used from then on.
 
-    Ends in what lookup, a published drafter, and one trained here would bring, with their commands.
+    Last come the expected gains of lookup, a published drafter and one trained here, with commands.
     """  # fmt: skip
     if plot is not None:
         from redrafter_mlx.bench.show.plot import check_plot

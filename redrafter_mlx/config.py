@@ -134,7 +134,7 @@ class GenerationOptions(SamplingParams):
     `draft=False` decodes plainly. `seed=None` draws a new seed. `prefixes="final"` is the paper's
     packing, and "separate" packs nothing, for comparison: both need a fixed shape, and exclude
     rejection, which draws its own tree. With `logprobs`, each response holds the log-probabilities
-    of its token.
+    of its token. `cache_prompt=False` neither uses nor keeps the caches of earlier texts.
 
     Reproducibility: with `greedy` (which needs no seed) and `sample`, a seed gives the same text
     for every drafter and every shape, with drafts or without, because each draw belongs to a

@@ -15,7 +15,7 @@ from redrafter_mlx.decoding.step_result import Source, StepResult
 
 @dataclass(frozen=True)
 class Response:
-    """One token, with the fields of mlx-lm's `GenerationResponse` and two of ours.
+    """One token: mlx-lm's `GenerationResponse` without `from_draft` (see `source`), and more.
 
     text:              the text that this token completes; may be empty, or more than the token's
     source:            "model" for the target's own choice, "drafter" or "lookup" for an accepted

@@ -27,7 +27,7 @@ class TrainingJob:
     learn_prompts:    whether to train on the target's probabilities along the prompts too
     answer_tokens:    size of the corpus in answer tokens
     cache_bytes:      maximum size of the corpus on disk
-    workers:          number of writing processes; None is one on a GPU, one per core on a CPU
+    workers:          number of writing processes; None is one on a GPU, up to 8 on a CPU
     memory:           bytes that all processes may use together; None is half of the machine's
     timed_questions:  number of held-out questions on which the drafter is timed at the end
     start_from:       folder of a drafter of the same form, which is trained further

@@ -32,6 +32,9 @@ def stream_generate(
 ) -> Iterator[Response]:
     """mlx-lm's `stream_generate` with drafts, for callers that hold its model and tokenizer.
 
+    Each call loads the drafter and starts an engine; for several prompts keep one
+    `Redrafter(model, tokenizer, drafter)`.
+
     Args:
       prompt: text (used as it is, as in mlx-lm) or token ids
       drafter: a drafter, the path of its folder, or "lookup"; None decodes plainly
