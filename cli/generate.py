@@ -113,7 +113,7 @@ def _statistics(last: Response, options: GenerationOptions) -> str:
         note = CONTEXT_IS_FULL if full else "ended by --max-tokens"
     answer = statistics_line(
         last.generation_tokens, last.generation_tps, last.tokens_per_step,
-        shape_note(last.usual_shape, last.usual_nodes), loss, note,
+        shape_note(last.usual_shape, last.usual_nodes, last.tokens_per_step), loss, note,
     )  # fmt: skip
     prompt = f"prompt {last.prompt_tokens} tokens · {last.prompt_tps:.1f} tok/s"
     return f"{answer} · {prompt} · peak {last.peak_memory:.2f} GB"

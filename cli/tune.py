@@ -170,13 +170,15 @@ def in_words(shape: BeamShape) -> str:
     return f"W {shape.width}, L {shape.length}, N {shape.nodes}"
 
 
-def shape_note(usual: BeamShape | None, nodes: float | None) -> str | None:
+def shape_note(usual: BeamShape | None, nodes: float | None, tokens_per_step: float) -> str | None:
     """Describe shapes that were chosen step by step, for the statistics line.
 
     `nodes` is the number verified per step, not the number that the shape has room for.
     """
     if usual is None or nodes is None:
         return None
+    if usual == PLAIN and tokens_per_step > 1:  # copies of the text make few, but long steps
+        return "most steps plain"
     if usual == PLAIN:
         return "decoding plainly: drafting does not pay here"
     return f"mostly W {usual.width}, L {usual.length}, N {nodes:.3g}"
@@ -226,7 +228,7 @@ def _main() -> None:
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        policy = measured_policy(opt.load_model(loading), again=False, report=None)
+        policy = measured_policy(opt.load_model(loading), again=True, report=None)
         print(best_rate(policy), flush=True)
     except RedrafterError:
         sys.exit(1)  # the process that compares gets the same error, and shows it

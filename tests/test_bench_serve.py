@@ -37,6 +37,12 @@ def answering(answer: Callable[[dict[str, object]], tuple[int, str]]) -> Iterato
     """Run a server that answers each request's body with a status and a text."""
 
     class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            assert self.path == "/v1/models"
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"data": [{"id": "theirs"}]}')
+
         def do_POST(self) -> None:
             assert self.path == "/v1/chat/completions"
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

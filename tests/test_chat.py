@@ -206,7 +206,8 @@ def test_every_option_can_be_set_and_reset_by_its_name() -> None:
     chosen = {name: getattr(got.chat.options, name) for name in values}
     assert chosen == {name: value for name, (_, value) in values.items()}
     reset = piped(*lines, *(f"/set {name} default" for name in reversed(values)))
-    assert reset.chat.options == GenerationOptions()
+    assert reset.chat.options == reset.chat.defaults
+    assert reset.chat.defaults.max_tokens == 1024
     assert piped("/set seed 7", "/set seed none").chat.options.seed is None
 
 

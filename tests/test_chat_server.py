@@ -51,7 +51,9 @@ def chatted(
     """Return the status, stdout and stderr of a chat whose input is these lines."""
     out, err = io.StringIO(), io.StringIO()
     terminal = Terminal(io.StringIO("".join(f"{x}\n" for x in lines)), out, err, False)
-    status = run_chat(Chat(model, session, GenerationOptions(max_tokens=40), terminal, True))
+    status = run_chat(
+        Chat(model, session, GenerationOptions(max_tokens=40), terminal, show_drafts=True)
+    )
     return status, out.getvalue(), err.getvalue()
 
 
@@ -170,6 +172,19 @@ def test_reasoning_is_shown_and_stays_out_of_the_conversation() -> None:
     with answering(lambda _: (200, streamed(*chunks))) as url:
         session = RemoteSession(Server(url), None)
         answer = list(session.stream("x", options=GenerationOptions()))
-        assert "".join(t.text for t in answer) == "HmYes"
+        assert "".join(t.text for t in answer) == "<think>\nHm\n</think>\n\nYes"
         assert session.messages[-1]["content"] == "Yes"
         assert answer[-1].generation_tokens == 2
+
+
+def test_of_another_server_nothing_is_claimed_that_it_does_not_say() -> None:
+    """Neither the number of tokens, nor that the context is full; its reasoning is shown."""
+    thought = {"choices": [{"index": 0, "delta": {"reasoning": "Hm"}}]}
+    end = {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}
+    with answering(lambda _: (200, streamed(thought, chunk("Yes"), end))) as url:
+        model, server = connect(url, None, None)
+        status, out, err = chatted(model, RemoteSession(server, None), "hello", "/show")
+    assert (status, out) == (0, "<think>\nHm\n</think>\n\nYes\n")
+    assert "max_tokens" in err
+    assert "theirs" in err
+    assert not any(word in err for word in ("0 tokens", "context", "unknown", "plainly"))

@@ -138,6 +138,8 @@ def test_work_ends_when_its_client_leaves(
         leave(url, stream)
         wait_for(lambda: held.begun == held.ended == 1)
         wait_for(lambda: figure(url, "vllm:num_requests_running") == 0)
+        if tokens and leave is not leave_at_once:
+            wait_for(lambda: 'finished_reason="abort"' in httpx.get(f"{url}/metrics").text)
         held.let_go = True
         assert httpx.post(url + CHAT, json={**ASKED, "max_tokens": 2}).status_code == 200
 

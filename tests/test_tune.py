@@ -568,7 +568,8 @@ def test_the_statistics_line_says_when_it_decodes_plainly(
     fixed = GenerationOptions(max_tokens=60, beam_width=2)
     print_answer(redrafter, "Hel", True, fixed, Terminal.standard())
     assert "plainly" not in capsys.readouterr().err
-    assert shape_note(BeamShape(2, 4, 6), 4.25) == "mostly W 2, L 4, N 4.25"
+    assert shape_note(BeamShape(2, 4, 6), 4.25, 1.5) == "mostly W 2, L 4, N 4.25"
+    assert "does not pay" not in str(shape_note(PLAIN, 1.0, 1.4)), "copies paid"
 
 
 def test_asking_for_the_best_shape_begins_no_text(bench: Bench, model: nn.Module) -> None:

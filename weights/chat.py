@@ -70,7 +70,8 @@ def render_chat(
     checked = check_messages(messages)
     if not tokenizer.has_chat_template:
         raise BadInputError(
-            "this model has no chat template; give the whole prompt with raw=True (--raw)"
+            "this model has no chat template; give the whole prompt with raw=True, or with "
+            "`redrafter-mlx generate --raw`"
         )
     control = _control_tokens(tokenizer)
     given: dict[str, Any] = {"conversation": checked, "tools": list(tools) or None}

@@ -45,6 +45,7 @@ _HISTORY_LINES = 1000
 class Chat:
     """A running chat.
 
+    defaults: the options that `/set NAME default` returns to
     show_drafts: colour each token by its source, and count them in the statistics line
     failed: whether anything was refused; in a pipe the exit status is then 1
     """
@@ -53,6 +54,7 @@ class Chat:
     session: Session | RemoteSession
     options: GenerationOptions
     terminal: Terminal
+    defaults: GenerationOptions = _DEFAULTS
     show_drafts: bool = False
     show_statistics: bool = True
     leaving: bool = False
@@ -95,7 +97,7 @@ def command(
     Without a terminal, each line of stdin is a turn: answers go to stdout, all else to stderr.
     """
     model, session = _open(server, api_key, loading, system)
-    chat = Chat(model, session, generation, Terminal.standard(), show_drafts)
+    chat = Chat(model, session, generation, Terminal.standard(), show_drafts=show_drafts)
     if model.drafter_note and generation.draft:
         chat.terminal.note(model.drafter_note)
     raise typer.Exit(run_chat(chat))
@@ -222,15 +224,18 @@ def finish_answer(
             chat.terminal.note(statistics_line(0, 0.0, 1.0, note))
         return
     if last.finish_reason == "length":
-        full = last.generation_tokens < chat.options.max_tokens
+        full = 0 < last.generation_tokens < chat.options.max_tokens
         note = (
             f"{CONTEXT_IS_FULL}; /clear starts a new conversation"
             if full
             else "ended by max_tokens; /set max_tokens N allows more"
         )
-    if chat.show_statistics:
+    if last.generation_tokens == 0:  # the server counts no tokens for us
+        if note:
+            chat.terminal.note(note)
+    elif chat.show_statistics:
         rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
-        shape = shape_note(last.usual_shape, last.usual_nodes)
+        shape = shape_note(last.usual_shape, last.usual_nodes, last.tokens_per_step)
         shares = shares_line(sources) if chat.show_drafts else None
         chat.terminal.note(statistics_line(*rates, shares, shape, loss_note(chat.options), note))
 

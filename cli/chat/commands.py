@@ -60,7 +60,9 @@ def describe_model(chat: Chat) -> str:
     if source is not None and source.bits:
         words.append(f"{source.bits}-bit")
     drafting = chat.model.drafting if chat.options.draft else None
-    return ", ".join([*words, f"drafting by {drafting}" if drafting else "decoding plainly"])
+    if source is None or source.dtype:  # other servers do not say how they decode
+        words.append(f"drafting by {drafting}" if drafting else "decoding plainly")
+    return ", ".join(filter(None, words))
 
 
 def _help(chat: Chat, _: str) -> None:
@@ -93,7 +95,7 @@ def _set(chat: Chat, rest: str) -> None:
         chat.terminal.say(_shown_options(chat))
         return
     if text.strip() or name not in GENERATION:
-        value = parse_setting(name, text.strip())
+        value = parse_setting(name, text.strip(), chat.defaults)
         chat.options = chat.options.updated({name: value})
     chat.terminal.say(_shown_option(chat, name))
 
@@ -174,14 +176,14 @@ COMMANDS = (
 )
 
 
-def parse_setting(name: str, text: str) -> object:
+def parse_setting(name: str, text: str, defaults: GenerationOptions) -> object:
     """Parse `text` as the value of option `name`; `GenerationOptions` validates it.
 
-    `default` is the default; `stop` takes several words, quoted if they contain spaces.
+    `default` is that of `defaults`; `stop` takes several words, quoted if they contain spaces.
     """
     refuse_unknown_keys({name: text}, [*GENERATION], "option")
     if text == "default":
-        return getattr(GenerationOptions(), name)
+        return getattr(defaults, name)
     if name == "stop":
         return () if text == "none" else _words(name, text)
     if text in _WORDS:

@@ -21,6 +21,9 @@ _SENT = (
 )  # fmt: skip
 """Options that have the same name in a request; `_fields` maps or refuses the others."""
 
+_BEGUN, _ENDED = "<think>\n", "\n</think>\n\n"
+"""Marks to show around reasoning; servers leave them out."""
+
 
 @dataclass(frozen=True)
 class RemoteToken:
@@ -43,7 +46,7 @@ class RemoteToken:
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """The model that answers; `path` is the server's address."""
+    """The model that answers; `path` is the server's address, `dtype` is empty if not known."""
 
     name: str
     path: str
@@ -78,7 +81,7 @@ def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteMode
     facts: dict[str, Any] = entries[name].get("x_redrafter") or {}
     if facts.get("loaded") is False and facts.get("dtype") is None:
         raise ServerError(f"{server.url} is still loading {name}; try again soon")
-    source = RemoteSource(name, server.url, facts.get("dtype") or "unknown")
+    source = RemoteSource(name, server.url, facts.get("dtype") or "")
     return RemoteModel(source, facts.get("drafting")), replace(server, model=name)
 
 
@@ -110,14 +113,18 @@ class RemoteSession:
         self, asked: dict[str, str], request: dict[str, Any]
     ) -> Generator[RemoteToken, None, None]:
         turns, answer, ended = self.messages, "", False
-        last = RemoteToken()
+        last, thinking = RemoteToken(), False
         with contextlib.closing(self._server.stream(request)) as chunks:
             try:
                 for chunk in chunks:
                     for token in _tokens(chunk, last):
                         answer, last = answer + token.text * (not token.reasoning), token
                         ended = token.finish_reason is not None
-                        yield token
+                        mark = ""
+                        if token.text and token.reasoning != thinking:
+                            thinking = token.reasoning
+                            mark = _BEGUN if thinking else _ENDED
+                        yield replace(token, text=mark + token.text)
             finally:
                 if ended or answer:
                     turns += [asked, {"role": "assistant", "content": answer}]
@@ -142,7 +149,7 @@ def _tokens(chunk: Mapping[str, Any], last: RemoteToken) -> Iterator[RemoteToken
     """Yield one step's tokens, whose texts together are the chunk's, and the end of an answer."""
     for choice in chunk.get("choices") or ():
         delta, step = choice.get("delta") or {}, chunk.get("x_redrafter") or {}
-        reasoning = delta.get("reasoning_content")
+        reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         text, tokens = reasoning or delta.get("content") or "", step.get("tokens", ())
         texts = [token["text"] for token in tokens]
         if "".join(texts) != text:  # the server holds text back, or sends what it held

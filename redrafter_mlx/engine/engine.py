@@ -260,7 +260,7 @@ class Redrafter:
         if self.context_length is not None and len(ids) >= self.context_length:
             raise BadInputError(
                 f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
-                f"{self.context_length} with this model; shorten it"
+                f"{self.context_length} with this model; shorten it or begin a new conversation"
             )
         return ids
 

@@ -85,6 +85,8 @@ def _load(
     ranks: Ranks | None,
 ) -> LoadedTarget:
     if local.path.is_file():
+        # Its tensors are read at once; in memory they take at least as much as in the file.
+        check_load(local.name, local.path, local.path.stat().st_size, this_machine())
         raw = load_gguf(local.path, progress)
     else:
         raw = load_folder(local.path, local.name)

@@ -24,7 +24,8 @@ class Metrics:
             self._gauge(f"llamacpp:{name}", now)
         for name, now in (("num_requests_running", running), ("num_requests_waiting", waiting)):
             self._gauge(f"vllm:{name}", now)
-        self._prompt = self._twin("vllm:prompt_tokens", "llamacpp:prompt_tokens")
+        self._prompt = self._counter("vllm:prompt_tokens")
+        self._read = self._counter("llamacpp:prompt_tokens")  # without cached ones
         self._predicted = self._twin("vllm:generation_tokens", "llamacpp:tokens_predicted")
         self._cached = self._counter("vllm:prompt_tokens_cached")
         self._prompt_seconds = self._counter("llamacpp:prompt_seconds")
@@ -52,10 +53,10 @@ class Metrics:
             counter.labels(model).inc(len(emitted.responses))
 
     def end(self, model: str, record: Record) -> None:
-        """Count an answer that has ended."""
+        """Count an answer that has ended, or that was ended before it was complete."""
         timings, reason = record.timings, record.last.finish_reason
-        for counter in self._prompt:
-            counter.labels(model).inc(record.last.prompt_tokens)
+        self._prompt.labels(model).inc(record.last.prompt_tokens)
+        self._read.labels(model).inc(timings["prompt_n"])
         self._cached.labels(model).inc(record.last.cached_tokens)
         self._prompt_seconds.labels(model).inc(timings["prompt_ms"] / 1000)
         self._predicted_seconds.labels(model).inc(timings["predicted_ms"] / 1000)

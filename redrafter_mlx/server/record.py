@@ -23,6 +23,11 @@ class Record:
         self._last: Response | None = None
 
     @property
+    def incomplete(self) -> bool:
+        """Whether something was emitted, and not the end of the answer."""
+        return self._last is not None and self._last.finish_reason is None
+
+    @property
     def last(self) -> Response:
         """Response of the newest token."""
         assert self._last is not None, "nothing was emitted yet"

@@ -63,11 +63,16 @@ class GenerationEndpoint(Generic[R]):
         with self._gate.admitted(asked.answers) as places:
             async with host.held() as hosted:
                 reply = await asyncio.to_thread(self._reply, asked, hosted)
-                if asked.stream:
-                    await self._stream(hosted, reply, places)(scope, receive, send)
-                    return
-                work = self._whole(hosted, reply, places)
-                await race(work, client_gone(receive), self._ending.reached())
+                try:
+                    if asked.stream:
+                        await self._stream(hosted, reply, places)(scope, receive, send)
+                        return
+                    work = self._whole(hosted, reply, places)
+                    await race(work, client_gone(receive), self._ending.reached())
+                finally:
+                    for record in reply.records:
+                        if record.incomplete:
+                            self._metrics.end(hosted.name, record)
         await JSONResponse(reply.whole())(scope, receive, send)
 
     def _stream(self, hosted: Hosted, reply: Reply, places: Places) -> EventStream:
