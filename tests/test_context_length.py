@@ -89,6 +89,16 @@ def test_the_length_in_a_gguf_file_is_known(tmp_path: Path) -> None:
         ({"max_position_embeddings": 40960,
           "rope_scaling": {"rope_type": "yarn", "factor": 4.0,
                            "original_max_position_embeddings": 32768}}, 131072),
+        # as transformers 5 writes it
+        ({"max_position_embeddings": 32768,
+          "rope_parameters": {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
+                              "original_max_position_embeddings": 32768}}, 131072),
+        ({"max_position_embeddings": 4096,
+          "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}}, 16384),
+        ({"max_position_embeddings": 4096,
+          "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 4096),
+        ({"max_position_embeddings": 4096,
+          "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0}}}, 4096),
         # Phi 3
         ({"max_position_embeddings": 131072,
           "rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, 131072),

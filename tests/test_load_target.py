@@ -11,8 +11,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.utils import _get_classes, quantize_model, save_model
 from mlx_lm.utils import load as mlx_lm_load
-from mlx_lm.utils import quantize_model, save_model
+from transformers import CONFIG_MAPPING
 from weights_samples import (
     LLAMA,
     gguf_metadata,
@@ -27,6 +28,7 @@ from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights import quantised_cache
 from redrafter_mlx.weights.gguf.load import load_gguf
+from redrafter_mlx.weights.raw_model import context_length, top_level_rope
 
 PROMPT = mx.array([[5, 70, 12, 200, 9, 33, 101]])
 
@@ -71,6 +73,52 @@ def test_folder_gives_what_mlx_lm_gives(folder: Path) -> None:
     text = "hello world 123\n"
     assert loaded.tokenizer.encode(text) == tokenizer.encode(text)
     assert set(loaded.tokenizer.eos_token_ids) == set(tokenizer.eos_token_ids)
+
+
+LONG = [1.5, 2.0, 3.0, 4.0]
+ROPES: dict[str, tuple[str, dict[str, object]]] = {
+    "llama, llama3": ("llama", {"rope_theta": 5e5, "rope_scaling": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}}),
+    "llama, linear": ("llama", {"rope_scaling": {"type": "linear", "factor": 4.0}}),
+    "llama, base": ("llama", {"rope_theta": 1e3}),
+    "qwen2, yarn": ("qwen2", {"rope_theta": 1e3, "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
+    "qwen3, base": ("qwen3", {"rope_theta": 1e3, "head_dim": 16}),
+    "qwen3, yarn": ("qwen3", {"rope_theta": 1e3, "head_dim": 16, "rope_scaling": {
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}}),
+    "phi3, longrope": ("phi3", {
+        "rope_theta": 1e3, "partial_rotary_factor": 0.5, "original_max_position_embeddings": 32,
+        "pad_token_id": 0, "rope_scaling": {
+            "type": "longrope", "long_factor": LONG, "short_factor": LONG}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ROPES)
+def test_a_folder_of_transformers_5_gives_the_model_of_the_older_files(
+    tmp_path: Path, tokenizer_json: Path, case: str
+) -> None:
+    kind, rope = ROPES[case]
+    older = {**LLAMA, "vocab_size": len(vocabulary()), **rope, "model_type": kind}
+    module, arguments = _get_classes(older)
+    mx.random.seed(3)
+    model = module(arguments.from_dict(older))
+    path = write_folder(tmp_path / "model", model)
+    newer = json.loads(CONFIG_MAPPING[kind](**older).to_json_string(use_diff=False))
+    assert not {"rope_theta", "rope_scaling"} & {*newer}
+    # transformers 5 keeps some keys also where older files have them
+    newer.pop("partial_rotary_factor", None)
+    (path / "config.json").write_text(json.dumps(newer))
+    _copy_tokenizer(tokenizer_json, path)
+    loaded = load_target(path)
+    late = mx.concatenate([PROMPT] * 12, axis=1)
+    np.testing.assert_array_equal(loaded.model(late), model(late))
+    assert loaded.source.context_length == context_length(older)
+
+
+def test_rotary_parameters_for_each_type_of_layer_stay_as_they_are() -> None:
+    each = {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}}
+    assert top_level_rope({"rope_parameters": each}) == top_level_rope({}) == {}
 
 
 def test_source_describes_what_is_in_memory(folder: Path) -> None:

@@ -1,9 +1,10 @@
 """Load a folder of config.json, safetensors and a tokenizer by mlx-lm, with readable errors.
 
-Three things differ from `mlx_lm.load`. A LLaMA tokenizer that exists only as SentencePiece's
-`tokenizer.model` gives exactly SentencePiece's tokens (see spm.py). A Vicuna without a chat
-template gets Vicuna's. The heads of a Medusa-2 model, which are a drafter, are left out. Code that
-comes with a model is never run.
+Four things differ from `mlx_lm.load`. The rotary embedding that transformers 5 describes in
+`rope_parameters` reaches every architecture (see raw_model.py). A LLaMA tokenizer that exists only
+as SentencePiece's `tokenizer.model` gives exactly SentencePiece's tokens (see spm.py). A Vicuna
+without a chat template gets Vicuna's. The heads of a Medusa-2 model, which are a drafter, are left
+out. Code that comes with a model is never run.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from redrafter_mlx.weights.files.folder import (
     read_config,
     read_headers,
 )
-from redrafter_mlx.weights.raw_model import RawModel, context_length
+from redrafter_mlx.weights.raw_model import RawModel, context_length, top_level_rope
 from redrafter_mlx.weights.spm import Pieces, read_pieces, spm_tokenizer
 
 _HEADS = "medusa_head."
@@ -51,7 +52,7 @@ def load_folder(folder: Path, name: str) -> RawModel:
     """
     stored = read_config(folder)
     headers = read_headers(folder)
-    model, config = _load_model(folder, headers)
+    model, config = _load_model(folder, headers, top_level_rope(stored))
     tokenizer = _load_tokenizer(folder, config)
     if not tokenizer.has_chat_template and is_vicuna(folder, name):
         tokenizer.chat_template = VICUNA_TEMPLATE
@@ -66,13 +67,18 @@ def load_folder(folder: Path, name: str) -> RawModel:
 
 
 def _load_model(
-    folder: Path, headers: dict[Path, SafetensorsHeader]
+    folder: Path, headers: dict[Path, SafetensorsHeader], changes: dict[str, object]
 ) -> tuple[nn.Module, dict[str, object]]:
-    """Return the model and its configuration, including additions by generation_config.json."""
+    """Return the model and its configuration, including additions by generation_config.json.
+
+    changes: keys that replace those of config.json
+    """
     names = [name for header in headers.values() for name in header.shapes]
     classes = _without_heads if any(n.startswith(_HEADS) for n in names) else _get_classes
     try:
-        model, config = load_model(folder, lazy=True, strict=True, get_model_classes=classes)
+        model, config = load_model(
+            folder, lazy=True, strict=True, model_config=changes, get_model_classes=classes
+        )
     except RedrafterError:
         raise
     except Exception as error:  # architectures raise errors of any type on a foreign checkpoint

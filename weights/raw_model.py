@@ -40,7 +40,7 @@ def context_length(config: Mapping[str, object]) -> int | None:
     length = config.get("max_position_embeddings")
     if not _is_length(length):
         return None
-    scaling = config.get("rope_scaling")
+    scaling = {**config, **top_level_rope(config)}.get("rope_scaling")
     if not isinstance(scaling, Mapping):
         return length
     kind = scaling.get("rope_type", scaling.get("type"))
@@ -49,6 +49,22 @@ def context_length(config: Mapping[str, object]) -> int | None:
         return length
     original = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
     return max(length, int((original if _is_length(original) else length) * factor))
+
+
+def top_level_rope(config: Mapping[str, object]) -> dict[str, object]:
+    """Return what `rope_parameters` holds, under the top-level keys that older files have.
+
+    transformers 5 writes the rotary base and scaling there, where most of mlx-lm's architectures
+    do not look. Empty without that key, and if it has an object for each type of layer.
+    """
+    nested = config.get("rope_parameters")
+    if not isinstance(nested, Mapping) or any(isinstance(v, Mapping) for v in nested.values()):
+        return {}
+    given = {key: value for key, value in nested.items() if value is not None}
+    found = {key: given[key] for key in ("rope_theta", "partial_rotary_factor") if key in given}
+    kind = given.get("rope_type", given.get("type", "default"))
+    scaling = None if kind == "default" else {**given, "rope_type": kind, "type": kind}
+    return {**found, "rope_scaling": config.get("rope_scaling") or scaling}
 
 
 def _is_length(value: object) -> TypeGuard[int]:

@@ -16,6 +16,7 @@ from mlx_lm.models.rope_utils import initialize_rope
 from redrafter_mlx.drafting.drafter_files import CONFIG, DrafterFiles, check_pair
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.raw_model import top_level_rope
 
 _SECTIONS = ("eagle_config", "transformer_layer_config")
 """Keys of config.json whose values are objects with further keys."""
@@ -240,10 +241,7 @@ def _layers(files: DrafterFiles, target: Target) -> tuple[int, ...]:
 
 def _rope(files: DrafterFiles) -> tuple[float, Mapping[str, object] | None]:
     """Return the rotary base and scaling, under the key names of old or new files."""
-    nested = files.config.get("rope_parameters")
-    if isinstance(nested, dict):
-        given = {key: value for key, value in nested.items() if value is not None}
-        files = replace(files, config={**files.config, **given, "rope_scaling": given})
+    files = replace(files, config={**files.config, **top_level_rope(files.config)})
     scaling = files.config.get("rope_scaling")
     if scaling is not None and not isinstance(scaling, dict):
         raise files.bad_value("rope_scaling", "an object or null")
