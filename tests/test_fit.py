@@ -18,16 +18,19 @@ from weights_samples import (
     gguf_tensors,
     llama_model,
     vocabulary,
+    write_folder,
     write_gguf,
 )
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.errors import TooLargeError
 from redrafter_mlx.loading.target import load_target
+from redrafter_mlx.runtime.paths import human_size
 from redrafter_mlx.weights.fit.machine import Machine
 from redrafter_mlx.weights.fit.model_size import StoredModel, of_config
 from redrafter_mlx.weights.fit.needs import (
     check_download,
+    check_load,
     drafter_bytes,
     largest_named,
     needs,
@@ -80,6 +83,48 @@ def test_a_gguf_files_bytes_are_those_of_the_model_in_memory_of_a_gpu(
     assert stored.bits == {Q4_1: 4, Q8_0: 8}[kind]
     norms = 5 * 64 * 4  # norms are counted as stored
     assert stored.nbytes - norms == matrices(load_target(path).model)
+
+
+@pytest.mark.parametrize(
+    "key", ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"]
+)
+def test_a_mixture_of_experts_is_not_sized_as_a_dense_model(key: str) -> None:
+    dense = {**LLAMA, "vocab_size": 100}
+    assert of_config({**dense, key: 8}, 5) is None
+    for none in (None, 0, 1):
+        assert of_config({**dense, key: none}, 5) == of_config(dense, 5) is not None
+
+
+def test_a_gguf_file_of_experts_is_not_sized_as_a_dense_model(tmp_path: Path) -> None:
+    metadata = gguf_metadata(llama__expert_count=8)
+    path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
+    assert stored_model(path) is None
+
+
+def test_of_a_mixture_of_experts_only_the_size_of_its_files_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`list` and `show` claim nothing else, and loading still refuses weights too large."""
+    snapshot = tmp_path / "models--org--experts" / "snapshots" / ("0" * 40)
+    folder = write_folder(
+        snapshot, llama_model(), num_local_experts=8, architectures=["MixtralForCausalLM"]
+    )
+    (folder / "tokenizer.json").write_text("{}")
+    refs = snapshot.parents[1] / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(snapshot.name)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("redrafter_mlx.weights.fit.machine.this_machine", lambda: mac(64))
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    assert main.run(["list"]) == 0
+    (row,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("org/experts"))
+    assert row.split()[:5] == ["org/experts", "yes", *human_size(size).split(), "unknown"]
+    assert main.run(["show", "org/experts"]) == 0
+    rows = dict(x.split("  ", 1) for x in capsys.readouterr().out.splitlines())
+    assert rows["on disk"].strip() == human_size(size)
+    assert "memory" not in rows
+    with pytest.raises(TooLargeError, match="org/experts"):
+        check_load("org/experts", folder, size, Machine(1000, 1000, 10**12, on_cpu=False))
 
 
 def test_a_usual_drafter_is_about_as_large_as_published_ones() -> None:

@@ -16,6 +16,9 @@ _GROUP = 64
 _DRAFT_VOCAB = 32_000
 """Number of tokens in the draft vocabulary of published EAGLE-3 drafters."""
 
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Keys of config.json for the number of experts, by architecture."""
+
 
 @dataclass(frozen=True)
 class ModelSize:
@@ -88,7 +91,7 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
         return value if isinstance(value, int) and value > 0 else default
 
     heads = whole("num_attention_heads")
-    if not heads:
+    if not heads or any(config.get(name) not in (None, 0, 1) for name in _EXPERTS):
         return None
     size = ModelSize(
         layers=whole("num_hidden_layers"),
@@ -132,6 +135,7 @@ def gguf_config(header: GGUFHeader) -> dict[str, object]:
         "num_key_value_heads": "attention.head_count_kv",
         "head_dim": "attention.key_length",
         "max_position_embeddings": "context_length",
+        "num_experts": "expert_count",
     }
     embedding = header.tensors.get("token_embd.weight")
     return {
