@@ -130,6 +130,34 @@ def test_the_rope_scaling_of_llama_3_is_found_in_its_frequencies(tmp_path: Path)
         load_gguf(write_gguf(tmp_path / "m.gguf", metadata, tensors))
 
 
+@pytest.mark.parametrize(
+    ("keys", "factor"),
+    [
+        ({"scale_linear": 4.0}, 4.0),
+        ({"scaling.factor": 4.0}, 4.0),
+        ({"scaling.factor": 2.0, "scale_linear": 4.0}, 2.0),
+        ({"scaling.type": "linear", "scale_linear": 4.0}, 4.0),
+        ({"scaling.type": "linear", "scaling.factor": 4.0}, 4.0),
+        ({"scaling.type": "linear"}, None),
+        ({"scaling.type": "none", "scale_linear": 4.0}, None),
+        ({"scale_linear": 1.0}, None),
+        ({"scale_linear": 0.0}, None),
+        ({}, None),
+    ],
+)
+def test_linear_rope_scaling_is_read_under_every_key_that_llama_cpp_reads(
+    tmp_path: Path, keys: dict[str, object], factor: float | None
+) -> None:
+    scaling = None if factor is None else {"type": "linear", "factor": factor}
+    model = llama_model(rope_scaling=scaling)
+    metadata = gguf_metadata(**{f"llama__rope__{key}": value for key, value in keys.items()})
+    loaded = load_target(write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(model)))
+    late = mx.concatenate([PROMPT] * 12, axis=1)
+    got, want = loaded.model(late), model(late)
+    assert mx.abs(got - want).max().item() < 1e-4 * mx.abs(want).max().item()
+    assert loaded.source.context_length == 128 * (factor or 1)
+
+
 @pytest.mark.parametrize("kind", [Q4_0, Q4_1, Q8_0, F16])
 def test_weights_on_a_cpu_are_exactly_the_numbers_of_the_file(tmp_path: Path, kind: int) -> None:
     tensors = gguf_tensors(llama_model(), kind)

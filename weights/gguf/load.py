@@ -125,17 +125,18 @@ def _model_args(header: GGUFHeader) -> llama.ModelArgs:
 
 
 def _rope_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float | str] | None:
-    kind = header.get("llama.rope.scaling.type", str, "none")
-    if _FREQUENCIES in header.tensors and kind == "none":
-        return _llama3_scaling(header, dims, base)
-    if kind == "none":
-        return None
-    if kind == "linear":
-        return {"type": "linear", "factor": header.get("llama.rope.scaling.factor", float)}
-    raise UnsupportedModelError(
-        f"{header.path}: GGUF files with {kind} rope scaling are not read; give the model's "
-        f"safetensors folder or Hub repository instead"
-    )
+    """Return the scaling; as in llama.cpp, a file that only names a factor is scaled linearly."""
+    kind = header.get("llama.rope.scaling.type", str, "linear")
+    if kind not in ("none", "linear"):
+        raise UnsupportedModelError(
+            f"{header.path}: GGUF files with {kind} rope scaling are not read; give the model's "
+            f"safetensors folder or Hub repository instead"
+        )
+    old = header.get("llama.rope.scale_linear", float, 0.0)
+    factor = header.get("llama.rope.scaling.factor", float, old)
+    if kind == "linear" and factor not in (0, 1):
+        return {"type": "linear", "factor": factor}
+    return _llama3_scaling(header, dims, base) if _FREQUENCIES in header.tensors else None
 
 
 def _llama3_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float | str]:
