@@ -139,7 +139,7 @@ def test_a_sentencepiece_vocabulary_writes_json_too(add_prefix: bool) -> None:
     texts = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *letters]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(letters)]
     scores = [-float(i) for i in range(len(texts))]
-    tokenizer = spm_tokenizer(Pieces(texts, scores, kinds, bos=1, eos=2, add_prefix=add_prefix))
+    tokenizer = spm_tokenizer(Pieces("m", texts, scores, kinds, 1, 2, add_prefix))
     values = ["é x", "ab ab"]
     constraint = Grammars(tokenizer, len(texts) + 5).json_schema({"enum": values})
     rng, written = random.Random(1), []

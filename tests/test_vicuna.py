@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import io
 import json
+import random
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import mlx.core as mx
@@ -14,10 +16,18 @@ import pytest
 import sentencepiece
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_folder, write_gguf
 
-from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.weights.chat import encode_text, render_chat
-from redrafter_mlx.weights.spm import BYTE, CONTROL, NORMAL, UNKNOWN, read_pieces
+from redrafter_mlx.weights.spm import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    Pieces,
+    read_pieces,
+    spm_tokenizer,
+)
 
 VOCABULARY = 600
 """Vicuna's own has 32,000 pieces; ours are of the same four kinds."""
@@ -197,3 +207,75 @@ def test_gguf_with_a_sentencepiece_vocabulary_gives_sentencepieces_tokens(
         got = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         assert got == processor.encode(text), text
     assert encode_text(tokenizer, "hi")[0] == 1
+
+
+def scored_pieces(scores: dict[str, float]) -> Pieces:
+    """Return a vocabulary of these pieces, after the control and byte pieces that all have."""
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *scores]
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * len(scores)]
+    return Pieces("m.model", texts, [*[0.0] * 259, *scores.values()], kinds, 1, 2, False)
+
+
+def merged_as_in_sentencepiece(scores: dict[str, float], text: str) -> list[str]:
+    """Merge the pair with the best score until there is none, and of equal ones the leftmost."""
+    parts = [*text]
+    while True:
+        pairs = {i: a + b for i, (a, b) in enumerate(pairwise(parts))}
+        best = max(
+            (i for i in pairs if pairs[i] in scores),
+            key=lambda i: (scores[pairs[i]], -i),
+            default=None,
+        )
+        if best is None:
+            return parts
+        parts[best : best + 2] = [pairs[best]]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_runs_of_one_score_are_merged_as_in_sentencepiece(seed: int) -> None:
+    """As in Llama's vocabulary, and in Mistral's, which lacks the run of 15 spaces."""
+    rng = random.Random(seed)
+    lengths = rng.sample(range(3, 17), rng.randint(1, 13))
+    longer = {"\u2581" * n: -1e9 for n in rng.sample([2, *lengths], len(lengths) + 1)}
+    words = {"ab": -1.0, "\u2581a": -2.0, "\u2581\u2581b": -3.0, "b\u2581": -4.0, "\u2581ab": -5.0}
+    scores = {"\u2581": -1e9, "a": -6.0, "b": -7.0, **words, **longer}
+    tokenizer = spm_tokenizer(scored_pieces(scores))
+    for _ in range(100):
+        text = "".join(rng.choice(["a", "b", " " * rng.randint(1, 40)]) for _ in range(8))
+        got = tokenizer.convert_ids_to_tokens(tokenizer.encode(text, add_special_tokens=False))
+        assert got == merged_as_in_sentencepiece(scores, text.replace(" ", "\u2581")), text
+
+
+@pytest.mark.parametrize(
+    "tied",
+    [
+        {"ab": -1.0, "bc": -1.0},
+        {"aa": -1.0, "bb": -1.0},
+        {"aa": -1.0, "aaa": -1.0, "aaaa": -2.0},
+        {"aa": -1.0, "aab": -1.0},
+    ],
+)
+def test_other_merges_of_one_score_are_refused(tied: dict[str, float]) -> None:
+    letters = dict.fromkeys("abc", 0.0)
+    with pytest.raises(UnsupportedModelError, match=r"m\.model.*tokenizer\.json") as caught:
+        spm_tokenizer(scored_pieces({**letters, **tied}))
+    assert "\n" not in str(caught.value)
+
+
+def test_equal_scores_of_pieces_that_no_merge_makes_are_allowed() -> None:
+    """Single characters, and pieces whose parts are not in the vocabulary."""
+    scores = {**dict.fromkeys("abc", 0.0), "ab": -1.0, "xyz": -1.0, "zyx": -1.0}
+    tokens = spm_tokenizer(scored_pieces(scores)).tokenize("abc")
+    assert tokens == ["ab", "c"]
+
+
+def test_vicunas_own_vocabulary_gives_sentencepieces_tokens() -> None:
+    folders = (parent / "shared/data/vicuna-tokenizer" for parent in Path(__file__).parents)
+    path = next((f / "tokenizer.model" for f in folders if f.exists()), None)
+    if path is None:
+        pytest.skip("needs Vicuna's tokenizer.model in shared/data/vicuna-tokenizer")
+    tokenizer = spm_tokenizer(read_pieces(path))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    for text in [*HARD_STRINGS, *("x" + " " * n + "y" for n in range(80))]:
+        got = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+        assert got == processor.encode(text), text

@@ -3,6 +3,11 @@
 Merges are ordered by the score of the resulting piece, as in SentencePiece. When transformers 5
 builds a tokenizer from `tokenizer.model`, it orders them by the piece's id. That splits runs of
 spaces differently: Llama's piece of two spaces has id 259 and the lowest score of all.
+
+Of equal scores, SentencePiece merges the leftmost pair first, which an order of merges cannot
+express in general. It can for runs of one character, such as Llama's and Mistral's of spaces: if
+merges into longer runs come first, the leftmost run grows as far as it can before the next one
+begins. Other equal scores are refused.
 """
 
 from __future__ import annotations
@@ -26,10 +31,12 @@ _SPACE = "\u2581"
 class Pieces:
     """A SentencePiece vocabulary; position i of each list describes token i.
 
+    name:       of the file, for errors
     kinds:      SentencePiece's (and GGUF's) piece types, see the constants above
     add_prefix: whether a space is prepended to the text, SentencePiece's `add_dummy_prefix`
     """
 
+    name: str
     texts: Sequence[str]
     scores: Sequence[float]
     kinds: Sequence[int]
@@ -62,6 +69,7 @@ def read_pieces(path: Path) -> Pieces:
     if kinds.count(BYTE) != 256:
         raise UnsupportedModelError(f"{path}: SentencePiece without byte pieces is not read")
     return Pieces(
+        name=str(path),
         texts=[processor.IdToPiece(i) for i in ids],
         scores=[processor.GetScore(i) for i in ids],
         kinds=kinds,
@@ -78,7 +86,10 @@ def spm_tokenizer(
     chat_template: str | None = None,
     max_length: int | None = None,
 ) -> TokenizerWrapper:
-    """Build a tokenizer that recognises control pieces; other text never merges into them."""
+    """Build a tokenizer that recognises control pieces; other text never merges into them.
+
+    Raises UnsupportedModelError if equal scores leave the order of merges to the text.
+    """
     unknown = next(
         (t for t, k in zip(pieces.texts, pieces.kinds, strict=True) if k == UNKNOWN), None
     )
@@ -125,12 +136,32 @@ def spm_tokenizer(
 def _merges(pieces: Pieces, vocabulary: dict[str, int]) -> list[tuple[str, str]]:
     """Return every pair of pieces that merges into a third, ordered by its score, best first."""
     found = []
+    merged: dict[float, set[str]] = {}
     for text, score, kind in zip(pieces.texts, pieces.scores, pieces.kinds, strict=True):
         if kind != NORMAL:
             continue
         for cut in range(1, len(text)):
             left, right = vocabulary.get(text[:cut]), vocabulary.get(text[cut:])
             if left is not None and right is not None:
-                found.append((-score, left, right))
+                found.append((-score, -len(text), left, right))
+                merged.setdefault(score, set()).add(text)
+    _check_ties(pieces.name, merged)
     found.sort()
-    return [(pieces.texts[left], pieces.texts[right]) for _, left, right in found]
+    return [(pieces.texts[left], pieces.texts[right]) for _, _, left, right in found]
+
+
+def _check_ties(name: str, merged: dict[float, set[str]]) -> None:
+    """Raise UnsupportedModelError for pieces of one score, unless they are all runs of a character.
+
+    merged: the pieces that result from merges, by their score
+    """
+    for texts in merged.values():
+        if len(texts) == 1:
+            continue
+        first, second = sorted(texts)[:2]
+        if texts != {t for several in merged.values() for t in several if {*t} == {first[0]}}:
+            raise UnsupportedModelError(
+                f"{name}: pieces {first!r:.40} and {second!r:.40} of its tokenizer have the same "
+                f"score, and which is merged first would depend on the text; give a folder with "
+                f"tokenizer.json instead"
+            )

@@ -140,6 +140,7 @@ def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> T
     assert bos is not None
     assert eos is not None
     pieces = Pieces(
+        name=str(header.path),
         texts=tokens,
         scores=scores,
         kinds=types,
