@@ -7,6 +7,8 @@ words before merging. `tokenizer.ggml.pre` only names the rule; unknown names ar
 
 from __future__ import annotations
 
+import re
+
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
 from tokenizers import (
     AddedToken,
@@ -29,6 +31,9 @@ _ENDS = (
     "<end_of_turn>", "</s>",
 )  # fmt: skip
 """Control tokens that end an answer in any vocabulary that has them."""
+
+_MARKUP = re.compile(r"<\|.*\|>")
+"""Text of a control token, which files of 2023 call user-defined."""
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*"
@@ -73,6 +78,10 @@ def tokenizer_from_gguf(header: GGUFHeader, vocab_size: int) -> TokenizerWrapper
             f"{header.path}: {len(tokens)} tokens with {len(types)} types, in a vocabulary "
             f"of {vocab_size}"
         )
+    types = [
+        CONTROL if k == USER_DEFINED and (t in _ENDS or _MARKUP.fullmatch(t)) else k
+        for t, k in zip(tokens, types, strict=True)
+    ]
     if kind == "gpt2":
         return _byte_level(header, tokens, types)
     if kind == "llama":
