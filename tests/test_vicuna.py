@@ -172,6 +172,42 @@ def test_other_llama_folder_gets_no_template_of_vicunas(folder: Path, tmp_path: 
         render_chat(tokenizer, [{"role": "user", "content": "Hi"}])
 
 
+@pytest.mark.parametrize(
+    ("file", "setting", "want"),
+    [
+        (None, "A{{ messages[0]['content'] }}", "A"),
+        ("B{{ messages[0]['content'] }}", None, "B"),
+        ("B{{ messages[0]['content'] }}", "A{{ messages[0]['content'] }}", "B"),
+        (
+            None,
+            [
+                {"name": "tool_use", "template": "C"},
+                {"name": "default", "template": "D{{ messages[0]['content'] }}"},
+            ],
+            "D",
+        ),
+    ],
+)
+def test_a_folders_own_template_is_found_wherever_transformers_finds_it(
+    folder: Path, tmp_path: Path, file: str | None, setting: object, want: str
+) -> None:
+    own = shutil.copytree(folder, tmp_path / "vicuna")
+    if file is not None:
+        (own / "chat_template.jinja").write_text(file)
+    settings = json.loads((own / "tokenizer_config.json").read_text())
+    (own / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": setting}))
+    tokenizer = load_target(own).tokenizer
+    got = render_chat(tokenizer, [{"role": "user", "content": "Hi"}])
+    assert got == tokenizer.encode(f"{want}Hi", add_special_tokens=False)
+
+
+def test_a_damaged_template_is_named(folder: Path, tmp_path: Path) -> None:
+    broken = shutil.copytree(folder, tmp_path / "vicuna")
+    (broken / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(DamagedFileError, match=r"chat_template\.jinja"):
+        load_target(broken)
+
+
 def test_tokens_added_to_the_vocabulary_are_kept(folder: Path, tmp_path: Path) -> None:
     added = shutil.copytree(folder, tmp_path / "vicuna")
     (added / "added_tokens.json").write_text(json.dumps({"<pad>": VOCABULARY, "<s>": 1}))

@@ -109,12 +109,11 @@ def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper
     known = read_object(settings) if settings.exists() else {}
     pieces = _llama_pieces(folder, known)
     if pieces is not None:
-        template = known.get("chat_template")
         length = known.get("model_max_length")
         return spm_tokenizer(
             pieces,
             eos_token_ids=eos or (),
-            chat_template=template if isinstance(template, str) else None,
+            chat_template=_chat_template(folder, known),
             max_length=length if isinstance(length, int) else None,
         )
     try:
@@ -123,6 +122,21 @@ def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper
     except Exception as error:  # transformers passes on its parsers' errors, of any type
         text = " ".join(str(error).split())
         raise DamagedFileError(f"{folder}: its tokenizer cannot be read: {text:.200}") from error
+
+
+def _chat_template(folder: Path, settings: dict[str, object]) -> str | None:
+    """Return the template in its own file or in tokenizer_config.json; of several, the default."""
+    file = folder / "chat_template.jinja"
+    if file.exists():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise DamagedFileError(f"{file} cannot be read: {error!s:.200}") from error
+    template = settings.get("chat_template")
+    for one in template if isinstance(template, list) else ():
+        if isinstance(one, dict) and one.get("name") == "default":
+            template = one.get("template")
+    return template if isinstance(template, str) else None
 
 
 def _llama_pieces(folder: Path, settings: dict[str, object]) -> Pieces | None:
