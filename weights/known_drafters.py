@@ -114,20 +114,27 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
 _CONVERSION = re.compile(r"\d-?bits?|q\d(_\w+)?|bf16|fp16|f16|f32|mlx|dwq|awq|gptq|hf|\d{6,}")
 """Words that publishers of conversions append to a model's name."""
 
+_REVISION = re.compile(r"^([^/@]+/[^/@]+)@.*")
+"""Name of a Hub repository with its revision, which may contain slashes."""
+
+_GGUF = re.compile(r"([-.](q\d\w*|bf16|f16|f32))?\.gguf$")
+"""End of a GGUF file's name: the type of most of its weights, and the suffix."""
+
 
 def known_drafters(model: str) -> tuple[KnownDrafter, ...]:
     """Return the published drafters of a model by its name, the best first.
 
-    The name of a conversion, such as mlx-community/Meta-Llama-3.1-8B-Instruct-4bit, is treated as
-    the name of the converted model.
+    The name of a conversion, such as mlx-community/Meta-Llama-3.1-8B-Instruct-4bit or a GGUF file,
+    is treated as the name of the converted model.
     """
     return KNOWN_DRAFTERS.get(family(model), ())
 
 
 def family(model: str) -> str:
-    """Return a model's own name in lower case, from a repository, folder or registry name."""
+    """Return a model's own name in lower case, from a repository, path or registry name."""
     repo = REGISTRY[model].repo if model in REGISTRY else model
-    words = repo.rstrip("/").rsplit("/", 1)[-1].split("@")[0].lower().split("-")
+    path = _REVISION.sub(r"\1", repo).rstrip("/")
+    words = _GGUF.sub("", path.rsplit("/", 1)[-1].split("@")[0].lower()).split("-")
     while len(words) > 1 and _CONVERSION.fullmatch(words[-1]):
         words.pop()
     return "-".join(words).removeprefix("meta-")
