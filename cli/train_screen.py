@@ -140,6 +140,8 @@ def _write(run: TrainingRun, console: Console, schedule: Schedule | None = None)
     with _stage(console, "writing the corpus", "tokens", wanted) as update:
 
         def show(now: CorpusSize) -> None:
+            if schedule is not None:
+                schedule.save_now_and_then()
             update(min(now.answer_tokens, wanted), note=describe(now))
 
         return run.write(show, (lambda: False) if schedule is None else schedule.writing_is_over)
@@ -177,6 +179,7 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
         for event in run.fit(lambda: key.pressed):
             if schedule is not None:
                 schedule.trained(event)
+                schedule.save_now_and_then()
             if isinstance(event, Step):
                 last = event
                 speed = f"{event.positions_per_second:.0f} positions/s"

@@ -63,7 +63,7 @@ def source(name: str = "smollm2-135m", **changes: object) -> TargetSource:
 def measured(*rates: float, baseline: float = 50.0) -> list[MeasuredRow]:
     """Return a row for each rate, of beam widths 1, 2, ..."""
     return [
-        MeasuredRow(width, 4, BeamShape(width, 4).nodes, 1 + width / 4, rate, baseline)
+        MeasuredRow(width, 4, BeamShape(width, 4).nodes, 1 + width / 4, rate, baseline, 8)
         for width, rate in enumerate(rates, 1)
     ]
 

@@ -23,7 +23,8 @@ from redrafter_mlx.distill.corpus import reader as reader_module
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache, row_bytes
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
-from redrafter_mlx.distill.corpus.generation import write_answers, write_turns
+from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusSize
+from redrafter_mlx.distill.corpus.generation import Written, write_answers, write_turns
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import PROMPT_STARTERS, draw_starters
 from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, draw_user_turns
@@ -326,18 +327,99 @@ def test_bad_prompt_files_are_refused_in_one_line(tmp_path, content: str, named:
 def test_held_out_prompts_are_never_trained_on() -> None:
     tokenizer, target = byte_tokenizer(), Target(byte_model())
     prompts = [Conversation((f"prompt {i}",)) for i in range(5)]
-    writer = Writer(target, tokenizer, prompts, options(own_share=0.5, openings=(0, 2)))
+    writer = Writer(target, tokenizer, prompts, options(own_share=0.0, openings=(0, 2)))
     held = [b for b in range(24) if writer.held_out(b)]
     assert 0 in held
-    assert 1 in held
-    assert 0 < len(held) < 12
+    assert 0 < len(held) < 24
     given = {b: {decode(t).split("<|im_end|>")[0] for t in writer.write(b).texts}
-             for b in range(0, 10, 2)}  # fmt: skip
+             for b in range(5)}  # fmt: skip
     looked_at = set().union(*(given[b] for b in given if b in held))
     learnt = set().union(*(given[b] for b in given if b not in held))
     assert looked_at
     assert learnt
     assert not looked_at & learnt
+
+
+def test_of_a_few_prompts_all_are_trained_on_and_the_targets_own_are_held_out() -> None:
+    """Few: they fill fewer blocks than one in which a block is held out."""
+    prompts = [Conversation((f"prompt {i}",)) for i in range(5)]
+    writer = Writer(Target(byte_model()), byte_tokenizer(), prompts, options(own_share=0.5))
+    held = [block for block in range(400) if writer.held_out(block)]
+    assert held
+    assert all(writer._is_own(block) for block in held)
+    assert len(held) == 200 // 32 + 1
+    many = Writer(
+        Target(byte_model()), byte_tokenizer(), prompts * 100, options(own_share=0.5, batch=4)
+    )
+    assert not all(many._is_own(block) for block in range(400) if many.held_out(block))
+
+
+def test_held_out_blocks_are_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With starters and without, with a system message and without, of one turn and of two."""
+    kinds: list[tuple[bool, bool]] = []
+    target, followed = Target(byte_model()), []
+
+    def turns(_: Writer, prefixes: list[TurnPrefix], *__: object) -> list[list[str]]:
+        kinds.append((bool(prefixes[0].starter), prefixes[0].system is not None))
+        return [["a turn"] for _ in prefixes]
+
+    monkeypatch.setattr(Writer, "_turns", turns)
+    monkeypatch.setattr(Writer, "_converse", lambda *_: followed.append(False) or [])
+    monkeypatch.setattr(Writer, "_with_follow_ups", lambda *_: followed.append(True) or [])
+    writer = Writer(target, byte_tokenizer(), [], options(own_share=1.0, starter_share=0.75))
+    held = [block for block in range(32 * 32) if writer.held_out(block)]
+    for block in held:
+        writer.write(block)
+    for found in (*zip(*kinds, strict=True), followed):
+        assert {*found} == {True, False}
+
+
+def test_a_template_that_refuses_system_messages_gets_none() -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer._tokenizer.chat_template = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+        + tokenizer.chat_template
+    )
+    given = [Conversation(("one",)), Conversation(("two",), system="be kind")]
+    writer = Writer(Target(byte_model()), tokenizer, given, options(own_share=0.5))
+    assert not writer._takes_system
+    for block in range(1, 12, 2):
+        writer.write(block)
+    shard = writer.write(0)
+    assert shard.texts
+    assert shard.left_out["prompt refused by the chat template"] == 1
+
+
+def test_a_later_turn_follows_the_whole_answer_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its opening too, which is stored with the prompt, and not the mark of its end as text."""
+    model, tokenizer = byte_model(), byte_tokenizer()
+    end = tokenizer.encode("<|im_end|>", add_special_tokens=False)[0]
+
+    def answered(target: Target, prompts: list[list[int]], *_: object, **__: object) -> object:
+        answer = np.array([*tokenizer.encode("bc", add_special_tokens=False), end], np.int32)
+        opening = tokenizer.encode("a", add_special_tokens=False)
+        states = np.zeros((3, target.hidden_size), np.float32)
+        return [Written([*p, *opening], answer, states, True, states[:1]) for p in prompts]
+
+    monkeypatch.setattr("redrafter_mlx.distill.corpus.writer.write_answers", answered)
+    given = [Conversation(("first", "second"))]
+    writer = Writer(Target(model), tokenizer, given, options(own_share=0.0, openings=(1,)))
+    shown: list[list[dict[str, str]]] = []
+    render = Writer._render
+    monkeypatch.setattr(
+        Writer, "_render", lambda self, messages: shown.append(messages) or render(self, messages)
+    )
+    writer.write(0)
+    assert [m["content"] for m in shown[-1]] == ["first", "abc", "second"]
+
+
+def test_a_corpus_whose_blocks_stay_empty_is_given_up() -> None:
+    goal = CorpusGoal(1000, 10**9, least_blocks=2)
+    left = {"prompt too long": 12}
+    assert not goal.reached(CorpusSize(4, 0, 0, 0, 100, left))
+    with pytest.raises(BadInputError, match="12 prompt too long"):
+        goal.reached(CorpusSize(5, 0, 0, 0, 100, left))
+    assert not goal.reached(CorpusSize(50, 10, 0, 1, 100, left))
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2"])

@@ -17,6 +17,7 @@ from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_screen import shortfall
+from redrafter_mlx.distill import run as run_module
 from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.corpus.shards import load_shard
 from redrafter_mlx.distill.drafter_forms import FORMS, RecurrentForm
@@ -458,6 +459,36 @@ def test_layers_that_the_target_lacks_are_refused_before_anything_is_written(
     assert main.run(arguments(model, prompts, output, {"drafter": {"context_layers": [1, 7]}})) == 1
     assert "layers 1, 7" in unwrapped(capsys.readouterr().err)
     assert not output.exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        (["--answer-tokens", "100000"], "answer_tokens"),
+        (["--quantize", "4"], "target"),
+        (["--hours", "8"], "--hours"),
+    ],
+)
+def test_a_run_with_other_text_or_hours_is_refused_before_it_writes(
+    model: Path,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    named: str,
+) -> None:
+    output = tmp_path / "drafter"
+    given = arguments(model, prompts, output)
+    assert main.run(given) == 0
+    capsys.readouterr()
+
+    def write(*_: object, **__: object) -> None:
+        raise AssertionError("it writes")
+
+    monkeypatch.setattr(run_module, "write_corpus", write)
+    assert main.run([*given, *more]) == 1
+    assert named in unwrapped(capsys.readouterr().err)
 
 
 def test_files_of_another_run_or_of_none_are_not_written_over(

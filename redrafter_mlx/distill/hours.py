@@ -35,6 +35,9 @@ _EVALUATING, _TIMING = 0.06, 0.06
 _EVALUATIONS, _QUESTIONS = (2, 10), (1, 8)
 """Minimum and maximum number of evaluations, and of timed questions."""
 
+_SAVE_SECONDS = 60.0
+"""Seconds between saves of the time spent, while a stage runs."""
+
 _TRIAL = 0.05
 """Maximum share of the time for the trials before the corpus, and again for the one after it."""
 
@@ -190,7 +193,7 @@ class Schedule:
     ) -> None:
         """Raises BadInputError if a run of other hours has begun to train in the folder."""
         self._path, self._hours, self._clock = folder / HOURS, hours, clock
-        self._began = clock()
+        self._began = self._saved = clock()
         self.plan: Plan | None = None
         self._steps, self._evaluations = Mean(), Mean()
         self._last: float | None = None
@@ -254,8 +257,14 @@ class Schedule:
         evaluation = self._evaluations.value if self._evaluations.number else plan.evaluation
         return training + math.ceil(left * plan.evaluations) * evaluation + plan.timing
 
+    def save_now_and_then(self) -> None:
+        """Save, if the last time is a minute ago: a run may be killed."""
+        if self._clock() - self._saved > _SAVE_SECONDS:
+            self.save()
+
     def save(self) -> None:
         """Write the plan and the time spent."""
+        self._saved = self._clock()
         assert self.plan is not None
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(self._path) as partial:

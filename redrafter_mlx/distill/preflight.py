@@ -61,9 +61,9 @@ def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:
     Raises BadInputError, naming the files, if no number of blocks is enough.
     """
     tried = 2 * HELD_OUT_EVERY if source.blocks is None else source.blocks
-    trained_on = next((block for block in range(tried) if not source.held_out(block)), None)
-    if trained_on is not None:
-        return trained_on + 1
+    held_out = [source.held_out(block) for block in range(tried)]
+    if True in held_out and False in held_out:
+        return max(held_out.index(True), held_out.index(False)) + 1
     given = ", ".join(map(str, files))
     if isinstance(source, Reader):
         raise BadInputError(

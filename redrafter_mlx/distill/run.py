@@ -143,6 +143,11 @@ class TrainingRun:
     def begin(self, schedule: Schedule) -> None:
         """Plan a run for a time, or continue with its plan; errors as in `first_plan`."""
         if schedule.plan is None:
+            if load_checkpoint(self.job.output) is not None:
+                raise BadInputError(
+                    f"{self.job.output} holds a run that was not planned by --hours; give another "
+                    f"--output, or leave out --hours to resume it"
+                )
             self.job = replace(self.job, training=replace(self.job.training, epochs=PLANNED_EPOCHS))
             trial = self.estimate(schedule.trial_seconds)
             fixed = self.ranks is not None  # the other ranks have no plan
@@ -170,7 +175,7 @@ class TrainingRun:
         self.plan = self._plan()
         labels = (job.labels, job.training.draft_length) if job.data else None
         self.corpus_key = corpus_key(
-            contents_of(source.path, source.fingerprint),
+            self._contents,
             source.dtype,
             job.writing,
             self.given,
@@ -179,6 +184,13 @@ class TrainingRun:
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self._source = self.corpus_job.source(self.target, self.loaded.tokenizer)
         self.least_blocks = least_blocks(self._source, [job.data] if job.data else job.prompts)
+
+    @property
+    def _contents(self) -> str:
+        """What distinguishes the target from all others, quantised as it is in memory."""
+        source = self.loaded.source
+        contents = contents_of(source.path, source.fingerprint)
+        return contents if source.bits is None else f"{contents} in {source.bits} bits"
 
     def write(
         self,
@@ -230,7 +242,9 @@ class TrainingRun:
         trained_on, held_out = hold_out(shards, self._source.held_out, self.extras)
         counts = count_tokens(trained_on, target.vocab_size)
         answered = sum(summarise_shard(path).answer_tokens for path in trained_on)
-        seen = self.extras.load(trained_on[0])
+        seen = next((texts for path in trained_on if (texts := self.extras.load(path))), [])
+        if not seen:
+            raise BadInputError("the corpus holds no text to train on; write more of it")
         if job.start_from is None:
             student = self.recipe.fresh(target, options, counts, seen)
         else:
@@ -254,7 +268,7 @@ class TrainingRun:
             self._trained_for(SHAPES),
             job.output,
             {**self._made_by(), "blocks": len(shards)},
-            seen[: max(1, len(held_out) // 4)],
+            [text.copied() for text in seen[: max(1, len(held_out) // 4)]],
         )
 
     def measured_prompts(self) -> list[list[int]]:
@@ -320,8 +334,10 @@ class TrainingRun:
     def _made_by(self) -> dict[str, object]:
         """Return what must stay the same to resume a run; all that is known before the corpus."""
         return {
-            "target": self.loaded.source.fingerprint,
+            "target": self._contents,
             "corpus": self.corpus_key,
+            "answer_tokens": self.job.answer_tokens,
+            "cache_bytes": self.job.cache_bytes,
             "read": [texts.folder for texts in self.extras.read],
             "drafter": self.recipe.record,
             "training": asdict(self.job.training),

@@ -190,21 +190,23 @@ def hold_out(
     held_out: whether the block of this number is held out; `shards` are of the blocks 0, 1, ...
     Raises BadInputError if there is nothing to train on or nothing to evaluate on.
     """
-    trained_on: list[Path] = []
-    texts: list[Text] = []
-    for block, shard in enumerate(shards):
-        if held_out(block):
-            texts += extras.load(shard)
-        else:
-            trained_on.append(shard)
-    if not trained_on or not texts:
+    trained_on = [shard for block, shard in enumerate(shards) if not held_out(block)]
+    kept = [shard for block, shard in enumerate(shards) if held_out(block)]
+    # One shard at a time is in memory, and of it only what is sampled stays.
+    sizes = [(shard, [len(text.answer) for text in load_shard(shard).texts]) for shard in kept]
+    found = [(shard, i, size) for shard, each in sizes for i, size in enumerate(each)]
+    if not trained_on or not found:
         raise BadInputError("the corpus is too small to hold anything out; write more of it")
-    sample, room = [], _HELD_OUT_POSITIONS
-    for i in np.random.default_rng(0).permutation(len(texts)):
+    order, room = [], _HELD_OUT_POSITIONS
+    for n in np.random.default_rng(0).permutation(len(found)):
         if room > 0:
-            sample.append(texts[i])
-            room -= len(texts[i].answer)
-    return trained_on, sample
+            order.append(found[n][:2])
+            room -= found[n][2]
+    texts: dict[tuple[Path, int], Text] = {}
+    for shard in kept:
+        loaded = extras.load(shard)
+        texts |= {key: loaded[key[1]].copied() for key in order if key[0] == shard}
+    return trained_on, [texts[key] for key in order]
 
 
 def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:

@@ -16,7 +16,11 @@ from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import ShardSummary, summarise_shard
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
+
+_MOST_EMPTY = 3
+"""Writing is given up after this many empty blocks in addition to those that are needed."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,13 @@ class CorpusGoal:
     stop: Callable[[], bool] = lambda: False
 
     def reached(self, size: CorpusSize) -> bool:
+        """Whether a corpus is large enough; raises BadInputError if its blocks stay empty."""
+        if size.texts == 0 and size.blocks >= self.least_blocks + _MOST_EMPTY:
+            why = ", ".join(f"{n} {reason}" for reason, n in size.left_out.items())
+            raise BadInputError(
+                f"the first {size.blocks} blocks of the corpus hold no text to train on "
+                f"({why or 'nothing was written'}); give other prompts or limits of their length"
+            )
         if size.bytes >= self.max_bytes:
             return True
         if size.blocks < self.least_blocks:

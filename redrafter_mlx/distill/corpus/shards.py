@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -31,7 +31,7 @@ from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.folder import read_safetensors_header
 
-FORMAT = "redrafter-mlx corpus 2"
+FORMAT = "redrafter-mlx corpus 3"
 
 HELD_OUT_EVERY = 32
 """One block in this many is for evaluation, never for training."""
@@ -57,6 +57,15 @@ class Text:
     layer_inputs: np.ndarray | None = None
     hard_labels: bool = True
     prompt_states: np.ndarray | None = None
+
+    def copied(self) -> Text:
+        """Return a copy that keeps no other text of its shard in memory."""
+        arrays = {
+            field.name: value.copy()
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), np.ndarray)
+        }
+        return replace(self, **arrays)
 
     @property
     def whole_states(self) -> np.ndarray:

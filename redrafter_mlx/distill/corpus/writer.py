@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import mlx.core as mx
 import numpy as np
@@ -23,6 +24,7 @@ from redrafter_mlx.distill.corpus.prompts.prompt_starters import draw_starters
 from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, draw_user_turns
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.options import WritingOptions
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
@@ -76,10 +78,12 @@ class Writer:
         """Whether a block is for evaluation, never for training: one in HELD_OUT_EVERY.
 
         The user's prompts in a held-out block are never in a training block, however often they are
-        asked.
+        asked. Of a few prompts all are trained on, if the target writes others.
         """
         if self._is_own(block):
             return self._own_before(block) % HELD_OUT_EVERY == 0
+        if self._own_share > 0 and self._parts < HELD_OUT_EVERY:
+            return False
         return self._round_and_part(block)[1] % HELD_OUT_EVERY == 0
 
     def has_new_prompts(self, block: int) -> bool:
@@ -99,20 +103,30 @@ class Writer:
 
     def _round_and_part(self, block: int) -> tuple[int, int]:
         """Return how often all the user's prompts were asked before, and which part is next."""
-        size = self.options.batch // len(self.options.openings)
-        return divmod(block - self._own_before(block), -(-len(self.prompts) // size))
+        return divmod(block - self._own_before(block), self._parts)
+
+    @property
+    def _part_size(self) -> int:
+        """Number of the user's prompts in a block."""
+        return self.options.batch // len(self.options.openings)
+
+    @property
+    def _parts(self) -> int:
+        """Number of blocks in which all the user's prompts are asked once."""
+        return -(-len(self.prompts) // self._part_size)
 
     def _write_given(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
         """Write answers to the next of the user's prompts, with other openings in each round."""
-        opt = self.options
-        size = opt.batch // len(opt.openings)
+        opt, size = self.options, self._part_size
         round_, part = self._round_and_part(block)
         order = list(range(len(self.prompts)))
         random.Random(opt.seed).shuffle(order)
         group, within = divmod(part, _SORTED_BLOCKS)
         span = order[group * _SORTED_BLOCKS * size : (group + 1) * _SORTED_BLOCKS * size]
         span.sort(key=lambda i: sum(map(len, self.prompts[i].turns)))
-        chosen = [self.prompts[i] for i in span[within * size : (within + 1) * size]]
+        blocks = [span[at : at + size] for at in range(0, len(span), size)]
+        random.Random(f"{opt.seed} {group}").shuffle(blocks)  # held-out ones are not the shortest
+        chosen = [self.prompts[i] for i in blocks[within]]
         openings = tuple(n + 3 * round_ for n in opt.openings)
         return self._converse(chosen, openings, key, left_out)
 
@@ -121,10 +135,11 @@ class Writer:
         opt = self.options
         wanted = opt.batch // len(opt.openings)
         earlier = self._own_before(block)
-        message = _SYSTEM_MESSAGES[earlier // 8 % len(_SYSTEM_MESSAGES)]
-        system = message if earlier % 8 == 5 else None
+        kind = earlier + earlier // HELD_OUT_EVERY  # so that held-out blocks are of all kinds
+        message = _SYSTEM_MESSAGES[kind // 8 % len(_SYSTEM_MESSAGES)]
+        system = message if kind % 8 == 5 and self._takes_system else None
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
-        if _in_share(earlier, opt.starter_share):
+        if _in_share(kind, opt.starter_share):
             starters = draw_starters(wanted * 5 // 4, f"{opt.seed} {block}")
             prefixes = [TurnPrefix([], system, n, starter) for starter, n in starters.items()]
             temperature = opt.starter_temperature
@@ -135,7 +150,7 @@ class Writer:
         firsts = [Conversation((turn,), system=system) for some in turns for turn in some][:wanted]
         if not firsts:
             return []
-        if earlier % 4 != 3:
+        if kind % 4 != 3:
             return self._converse(firsts, opt.openings, for_answers, left_out)
         return self._with_follow_ups(firsts, for_answers, for_more, left_out)
 
@@ -148,14 +163,15 @@ class Writer:
     ) -> list[Text]:
         """Write conversations of two user turns, both written by the target."""
         opt = self.options
+        prompts = [self._render(c.messages(0, [])) for c in firsts]
         written = write_answers(
-            self.target, [self._render(c.messages(0, [])) for c in firsts], self._eos,
+            self.target, prompts, self._eos,
             opt.max_answer_tokens, openings=opt.openings,
             temperature=opt.opening_temperature, key=for_answers, room=self.room,
         )  # fmt: skip
         answered = [
-            (c, self.tokenizer.decode(w.answer.tolist()[:-1]))
-            for c, w in zip(firsts, written[:: len(opt.openings)], strict=True)
+            (c, self._spoken(w, len(prompt)))
+            for c, prompt, w in zip(firsts, prompts, written[:: len(opt.openings)], strict=True)
             if w.ended
         ]
         texts = self._filtered(written, left_out)
@@ -186,7 +202,12 @@ class Writer:
         while live:
             prompts: dict[int, list[int]] = {}
             for i in live:
-                ids = self._render(conversations[i].messages(len(answers[i]), answers[i]))
+                messages = conversations[i].messages(len(answers[i]), answers[i])
+                try:
+                    ids = self._render(messages)
+                except BadInputError:
+                    left_out["prompt refused by the chat template"] += 1
+                    continue
                 if len(ids) > opt.max_prompt_tokens:
                     left_out["prompt too long"] += 1
                 else:
@@ -203,10 +224,16 @@ class Writer:
             live = []
             for n, i in enumerate(prompts):
                 first = written[n * len(openings)]
-                answers[i].append(self.tokenizer.decode(first.answer.tolist()))
+                answers[i].append(self._spoken(first, len(prompts[i])))
                 if first.ended and len(answers[i]) < len(conversations[i].turns):
                     live.append(i)
         return texts
+
+    def _spoken(self, written: Written, prompt: int) -> str:
+        """Return an answer's text with its opening, which follows `prompt` tokens of the prompt."""
+        tokens = [*written.prompt[prompt:], *written.answer.tolist()]
+        text: str = self.tokenizer.decode(tokens[:-1] if written.ended else tokens)
+        return text
 
     def _turns(
         self,
@@ -248,6 +275,16 @@ class Writer:
 
     def _render(self, messages: list[dict[str, str]]) -> list[int]:
         return render_chat(self.tokenizer, messages)
+
+    @cached_property
+    def _takes_system(self) -> bool:
+        """Whether the chat template accepts a system message."""
+        messages = Conversation(("?",), system=_SYSTEM_MESSAGES[0]).messages(0, [])
+        try:
+            self._render(messages)
+        except BadInputError:
+            return False
+        return True
 
     @property
     def _eos(self) -> set[int]:

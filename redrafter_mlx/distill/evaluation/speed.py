@@ -26,6 +26,7 @@ class MeasuredRow:
     """Measured speed of decoding with one beam shape and of plain decoding.
 
     nodes: maximum number of tokens in one call of the target
+    questions: number of answers that were measured
     """
 
     beam_width: int
@@ -34,6 +35,7 @@ class MeasuredRow:
     tokens_per_step: float
     tokens_per_second: float
     baseline_tokens_per_second: float
+    questions: int
 
     @property
     def speedup(self) -> float:
@@ -83,7 +85,9 @@ def measure_speed(
         )
         per_step = statistics.median(per_step for _, per_step in rows)
         found.append(
-            MeasuredRow(shape.width, shape.length, shape.nodes, per_step, speedup * base, base)
+            MeasuredRow(
+                shape.width, shape.length, shape.nodes, per_step, speedup * base, base, len(plain)
+            )
         )
     return found
 

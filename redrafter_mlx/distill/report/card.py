@@ -122,7 +122,7 @@ def _measured(report: TrainingReport) -> str:
     )  # fmt: skip
     return (
         f"## What it gains\n\nMeasured on {plain(report.machine)}, in {_arithmetic(report)}: "
-        f"{report.job.timed_questions} held-out prompts, {TIMED_TOKENS} tokens each, greedy; "
+        f"{report.measured[0].questions} held-out prompts, {TIMED_TOKENS} tokens each, greedy; "
         f"medians, interleaved with plain decoding. "
         f"tokens/step is the tokens emitted for each call of the model; without a drafter it is "
         f"1.\n\n{table(heads, rows)}"

@@ -31,6 +31,9 @@ from redrafter_mlx.errors import BadInputError
 _SAVE_SECONDS = 120.0
 """Seconds between saves: the most that a killed run loses."""
 
+_MOST_CACHED = 1_000_000_000
+"""Bytes of unused memory that MLX may keep: batches of many sizes would leave it more and more."""
+
 
 @dataclass(frozen=True)
 class Step:
@@ -119,6 +122,8 @@ class Trainer:
         while self._at.step < self.steps and not stop():
             loss = self.learner.step([next(batches) for _ in range(self.options.accumulate)])
             self._at.step += 1
+            if mx.get_cache_memory() > _MOST_CACHED:
+                mx.clear_cache()
             positions += self.options.batch * self.options.accumulate
             rate = positions / max(time.monotonic() - began, 1e-9)
             yield Step(self._at.step, self.steps, loss, self.learner.learning_rate, rate)
