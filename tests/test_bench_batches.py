@@ -131,6 +131,22 @@ def test_the_last_line_is_one_object_with_a_row_for_each_size_and_method(
 
 
 @pytest.mark.usefixtures("loaded")
+def test_results_of_batches_are_compared_size_by_size(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.json"
+    assert main.run([*LINE, "--batch-size", "1,2", "-o", "json"]) == 0
+    file.write_text(capsys.readouterr().out)
+    assert main.run(["bench", "--compare", str(file), str(file), "-o", "json"]) == 0
+    changes = json.loads(capsys.readouterr().out)["changes"]
+    assert {change["row"]["batch_size"] for change in changes} == {1, 2}
+    assert all(change["ratio"]["median"] == 1 for change in changes)
+    assert "total_tps" in {change["figure"] for change in changes}
+    assert main.run(["bench", "--compare", str(file), str(file)]) == 0
+    assert "batch of 2" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("loaded")
 def test_the_table_has_the_figures_and_other_tokens_fail(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,6 +123,15 @@ def test_ctrl_c_ends_a_load_with_the_answers_that_run() -> None:
     assert len(asked) < 10
 
 
+def test_reasoning_is_part_of_an_answer_and_its_time() -> None:
+    thought = {"choices": [{"index": 0, "delta": {"reasoning_content": "Hm"}}]}
+    other = {"choices": [{"index": 0, "delta": {"reasoning": ", yes"}}]}
+    with answering(lambda _: (200, streamed(thought, other, USAGE))) as url:
+        answer = ask(Server(url), "q", 5)
+    assert answer.text == "Hm, yes"
+    assert answer.first_token < answer.ended
+
+
 def test_figures_of_a_load_are_those_of_its_answers() -> None:
     fast = [Answered("x", 10, 0.0, 1.0, 4.0), Answered("y", 5, 1.0, 1.5, 2.0)]
     slow = [Answered("x", 10, 0.0, 2.0, 8.0), Answered("z", 5, 0.0, 1.0, 6.0)]
@@ -177,6 +186,7 @@ def test_the_table_compares_servers_and_questions_differ_from_load_to_load(
         (("--url", "http://127.0.0.1:9/v1"), "127.0.0.1:9"),
         (("--url", "http://x/v1", "--users", "0"), "--users"),
         (("--url", "http://x/v1", "--users", "many"), "--users"),
+        (("--url", "http://x/v1", "--users", "1,32"), "--users holds 32"),
         (("--url", "http://x/v1", "--max-tokens", "1"), "--max-tokens"),
     ],
 )

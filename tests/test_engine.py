@@ -29,6 +29,7 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
+from redrafter_mlx.runtime.blas import BLAS
 
 PROMPTS = [[i, i + 1, i + 2] for i in range(6)]
 LONG = [(7 * i + 3) % 256 for i in range(400)]
@@ -418,6 +419,18 @@ def test_an_own_drafter_that_fails_is_an_error_and_no_silence(model: nn.Module) 
     redrafter = make(model, Failing([1, 2], 258))
     with pytest.raises(EngineFailedError, match="a drafter of one's own"):
         redrafter.generate([1, 2, 3], beam_width=1, beam_length=3)
+
+
+def test_an_idle_engine_leaves_all_cores_to_whatever_computes_next(
+    redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mlx-lm's loop in a benchmark, for one; few query rows are computed with one core fewer."""
+    said: list[str] = []
+    monkeypatch.setattr(type(BLAS), "use_all_cores", lambda _: said.append("all"))
+    monkeypatch.setattr(type(BLAS), "prepare_for", lambda _, rows: said.append(f"{rows} rows"))
+    tokens_of(redrafter, PROMPTS[0], max_tokens=8, beam_width=1, beam_length=2)
+    assert said[-1] == "all"
+    assert "2 rows" in said
 
 
 class Grammar:

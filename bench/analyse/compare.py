@@ -11,9 +11,10 @@ from pathlib import Path
 from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.errors import BadInputError
 
-FIGURES = ("tps", "speedup", "tokens_per_step")
+FIGURES = ("tps", "request_tps", "total_tps", "speedup", "over_plain", "tokens_per_step")
 _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width", "beam_length",
-             "max_nodes", "prefixes", "epsilon", "delta", "draft_tokens", "category")  # fmt: skip
+             "max_nodes", "prefixes", "epsilon", "delta", "draft_tokens", "category",
+             "batch_size")  # fmt: skip
 
 RESULT = "result.json"
 """Name of the file in a report's folder that holds the result."""

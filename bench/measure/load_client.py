@@ -19,6 +19,9 @@ from redrafter_mlx.errors import BadInputError, ServerError
 
 _CONNECTIONS = {"http": HTTPConnection, "https": HTTPSConnection}
 
+_TEXTS = ("content", "reasoning_content", "reasoning")
+"""Names of the text in a chunk: an answer's, and reasoning's on different servers."""
+
 _TO_CONNECT, _PATIENCE = 10.0, 600.0
 """Timeouts in seconds: to connect, and without a byte from a connected server."""
 
@@ -147,7 +150,8 @@ def ask(server: Server, question: str, max_tokens: int) -> Answered:
         if chunk.get("usage"):
             tokens = chunk["usage"]["completion_tokens"]  # type: ignore[index]
         for choice in chunk.get("choices") or ():  # type: ignore[attr-defined]
-            piece = choice["delta"].get("content") or ""
+            delta = choice["delta"]
+            piece = next(filter(None, (delta.get(name) for name in _TEXTS)), "")
             if piece and first is None:
                 first = time.perf_counter()
             text += piece

@@ -155,6 +155,7 @@ class Runner:
 
     def run(self, method: Method, prompt: list[int], max_tokens: int, seed: int) -> Run:
         """Answer `prompt` once; the same method with the same seed gives the same answer."""
+        mx.synchronize(our_stream())  # mlx-lm's loop leaves a step beyond the last token running
         mx.reset_peak_memory()
         run, texts, lengths, call = Run(), [], [0], 0
         tokens = self._tokens(method, prompt, max_tokens, seed)
@@ -198,7 +199,7 @@ class Runner:
             self._first.target.plain,
             self._first.tokenizer,
             prompt,
-            max_tokens=max_tokens,
+            max_tokens=self._first.room_for(prompt, max_tokens),
             draft_model=self._draft_model if drafts else None,
             sampler=make_sampler(temp=method.temperature),
             stream=our_stream(),

@@ -105,7 +105,8 @@ def main_table(rows: Sequence[Row]) -> TextTable:
         f"Tokens a second after the first token; speedup over {BASELINE}",
         tuple(columns),
         cells,
-        "N: nodes verified in a step, the mean of those counted in the trees.",
+        "N: nodes verified in a step, the mean of those counted in the trees. peak GB counts the "
+        "weights of all that is loaded, other drafters too.",
     )
 
 
@@ -196,13 +197,13 @@ def label(row: Row | Energy) -> str:
 
 def _describe(row: Mapping[str, object]) -> str:
     """Describe a row of a saved result in words."""
-    named = [str(row["drafter"])] if row.get("drafter") else []
-    parts = [str(row["method"]), *named, str(row["dtype"])]
+    named = [str(row[key]) for key in ("method", "drafter", "dtype") if row.get(key)]
+    parts = named if row.get("batch_size") is None else [*named, f"batch of {row['batch_size']}"]
     if row["beam_width"] is not None:
         parts.append(f"{row['beam_width']} x {row['beam_length']}")
     if row["temperature"]:
         parts.append(f"{row['accept'] or ''} T {row['temperature']}".strip())
-    return ", ".join([*parts, str(row["category"])])
+    return ", ".join([*parts, *([str(row["category"])] if row.get("category") else [])])
 
 
 def _shape(row: Row | Energy) -> str:

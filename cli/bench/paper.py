@@ -52,6 +52,8 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
         raise BadInputError(f"--paper {protocol.name} has one beam shape; leave out --plot")
     options.check()
+    if protocol.inspects == "draft costs" and len(options.drafters) > 1:
+        raise BadInputError(f"--paper {protocol.name} is of one drafter; give one --drafter")
     if protocol.inspects is not None and launched_rank() is not None:
         raise BadInputError(
             f"--paper {protocol.name} looks at the model in one process; run it without mlx.launch"
@@ -177,7 +179,8 @@ def _paper(
     measured = result.protocol
     asked = f"{measured.questions}: {measured.asked}, {measured.max_tokens} tokens"
     published = protocol.published
-    baseline = "mlx-lm's own loop" if isinstance(result, Result) else "mlx-lm's own batches"
+    alone = isinstance(result, Result)
+    baseline = "mlx-lm's own loop" if alone else "our own batches without drafts"
     return PaperResult(
         protocol.name,
         published,

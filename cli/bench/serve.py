@@ -53,6 +53,11 @@ class LoadOptions(opt.QuestionOptions):
         for n in users:
             if not 1 <= n <= _MOST_USERS:
                 raise BadInputError(f"--users holds {n}; give numbers from 1 to {_MOST_USERS}")
+            if n > len(texts):
+                raise BadInputError(
+                    f"--users holds {n}, and there are {len(texts)} questions: some users would "
+                    f"have none; give more of them with --questions"
+                )
         # The prefix keeps a server from reusing the cached prompt of an earlier load.
         return [
             Load([f"({i}.{k}) {text}" for k, text in enumerate(texts, 1)], n, self.max_tokens)

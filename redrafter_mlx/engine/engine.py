@@ -264,6 +264,12 @@ class Redrafter:
             )
         return ids
 
+    def room_for(self, prompt: Sequence[int], max_tokens: int) -> int:
+        """Return the maximum number of tokens of an answer within the model's context."""
+        if self.context_length is None:
+            return max_tokens
+        return min(max_tokens, self.context_length - len(prompt))
+
     def chosen_options(
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
     ) -> GenerationOptions:
@@ -293,9 +299,7 @@ class Redrafter:
 
         def make(tell: Tell) -> Job:
             options, length = request.options, len(request.prompt)
-            room = options.max_tokens
-            if self.context_length is not None:
-                room = min(room, self.context_length - length)
+            room = self.room_for(request.prompt, options.max_tokens)
             detokenizer, eos = self.tokenizer.detokenizer, self.tokenizer.eos_token_ids
             if request.continues:
                 continue_text(detokenizer, self.tokenizer)

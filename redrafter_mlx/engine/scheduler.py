@@ -29,6 +29,7 @@ from redrafter_mlx.engine.prompt_reader import PromptReader, Reading
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.response import Tally
+from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
 from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.sampling import sequence_keys
@@ -234,6 +235,8 @@ class Scheduler:
         if self.idle and self._wired is not None:
             self._wired.close()
             self._wired = None
+        if self.idle:
+            BLAS.use_all_cores()  # whatever computes next in this process expects them
         for answer in over:
             answer.end()
             self._open.discard(answer)
