@@ -22,6 +22,9 @@ candidates; "separate": its final candidates without merging, each with its own 
 LEAST_TEMPERATURE = 1e-4
 """Lowest temperature but 0: log-probabilities divided by less swamp a draw's noise in float32."""
 
+_LONGEST_CONTEXT = 65_536
+"""Maximum tokens that the repetition penalty looks back on, of which every node has a copy."""
+
 MAX_BEAM_WIDTH = 70
 MAX_BEAM_LENGTH = 32
 
@@ -93,7 +96,7 @@ class SamplingParams:
         check_number("epsilon", self.epsilon, low=0.0, high=1.0, low_excluded=True)
         check_number("delta", self.delta, low=0.0, high=1.0, low_excluded=True)
         check_number("repetition_penalty", self.repetition_penalty, low=0.0, low_excluded=True)
-        check_int("repetition_context", self.repetition_context, 1, None)
+        check_int("repetition_context", self.repetition_context, 1, _LONGEST_CONTEXT)
         check_number("frequency_penalty", self.frequency_penalty, low=-2.0, high=2.0)
         check_number("presence_penalty", self.presence_penalty, low=-2.0, high=2.0)
         object.__setattr__(self, "logit_bias", _pairs("logit_bias", self.logit_bias))

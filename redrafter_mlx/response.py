@@ -64,6 +64,7 @@ class Completion:
     """A whole answer; `token_ids` holds the ending token too, `text` does not.
 
     shapes: shape of the drafts in each step after the prompt
+    logprobs: of each token, see `Response.logprobs`; None unless they were asked for
     """
 
     prompt_ids: list[int]
@@ -76,6 +77,7 @@ class Completion:
     generation_tps: float
     peak_memory: float
     shapes: list[BeamShape]
+    logprobs: list[mx.array] | None = None
 
     @classmethod
     def of(cls, prompt_ids: list[int], responses: Sequence[Response]) -> Completion:
@@ -93,6 +95,7 @@ class Completion:
             generation_tps=last.generation_tps,
             peak_memory=last.peak_memory,
             shapes=[r.step.shape for r in responses if r.index == 0 and r.steps > 0],
+            logprobs=[p for r in responses if (p := r.logprobs) is not None] or None,
         )
 
 

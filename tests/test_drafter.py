@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import struct
+import weakref
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,10 +15,14 @@ import pytest
 from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model
 
+from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors
 
@@ -285,3 +291,23 @@ def test_the_draft_vocabulary_is_not_trained() -> None:
     names = {name for name, _ in tree_flatten(drafter.trainable_parameters())}
     assert "draft_vocab" not in names
     assert "rnn_w.weight" in names
+
+
+@pytest.mark.parametrize("tree", [None, StaticTree(((0,), (0, 0)))], ids=["beams", "a tree"])
+def test_a_drafter_that_is_let_go_frees_its_target_at_once(tree: StaticTree | None) -> None:
+    """Without a collection of reference cycles: two models at once may not fit."""
+    target = Target(random_model())
+    drafter = random_drafter().bind(target)
+    if tree is not None:
+        drafter = drafter.along(tree)
+    decoder = Decoder(target, drafter, tree.shape if tree else BeamShape(2, 3), SamplingParams())
+    for _ in decoder.run(decoder.new_cache(), 0, [1, 2, 3], sequence_keys(0), lambda _: True):
+        pass
+    alive = weakref.ref(target)
+    gc.collect()
+    gc.disable()
+    try:
+        del target, drafter, decoder
+        assert alive() is None
+    finally:
+        gc.enable()

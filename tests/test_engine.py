@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Never
+from typing import NoReturn
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -28,6 +28,7 @@ from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
 from redrafter_mlx.runtime.blas import BLAS
 
@@ -334,6 +335,39 @@ def test_what_does_not_fit_is_refused_in_one_line_and_the_next_is_answered(
     redrafter.close()
 
 
+def test_a_long_prompt_waits_until_all_rows_have_room_for_its_length(model: nn.Module) -> None:
+    """A batch's rows are as long as the longest, and it is copied when one joins."""
+    redrafter = make(model, None, prefix_bytes=0)
+    redrafter.generate([1, 2], max_tokens=3)
+    budget, prefixes = redrafter._worker._scheduler._memory, PrefixCache(0)
+    short, long = (Request(tuple(p), GenerationOptions(max_tokens=3)) for p in ([1, 2], LONG))
+    S, T = (budget._slots(request) for request in (short, long))
+
+    def room(slots: int, rows: int, *given: object) -> bool:
+        budget._limit = mx.get_active_memory() + rows * budget._work + int(slots * budget._slot) + 9
+        return budget.has_room(*given, prefixes)  # type: ignore[arg-type]
+
+    assert room(T, 1, long, [], 0)
+    assert not room(T + 7 * S, 8, long, [short] * 7, 0)
+    assert room(T + 8 * T, 8, long, [short] * 7, 0)
+    assert not room(S + 2 * T, 2, short, [long], 1), "its prompt is still being read"
+    assert room(S + 2 * T + T, 2, short, [long], 1)
+    redrafter.close()
+
+
+def test_a_failed_engine_still_knows_the_bytes_of_a_token(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    redrafter = make(model)
+    redrafter.generate([1, 2], max_tokens=3)
+    with monkeypatch.context() as patched:
+        patched.setattr(redrafter.target, "verify", failing(1, redrafter.target.verify))
+        with pytest.raises(EngineFailedError):
+            redrafter.generate([1, 2], max_tokens=3)
+    assert redrafter._worker._scheduler._memory._slot > 0
+    redrafter.close()
+
+
 def test_answers_beyond_the_limit_wait_for_their_turn(model: nn.Module) -> None:
     redrafter = make(model, None, max_batch=2)
     calls = Calls(redrafter)
@@ -413,7 +447,7 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
 
 def test_an_own_drafter_that_fails_is_an_error_and_no_silence(model: nn.Module) -> None:
     class Failing(Oracle):
-        def draft(self, *_: object) -> Never:
+        def draft(self, *_: object) -> NoReturn:
             raise TypeError("a drafter of one's own")
 
     redrafter = make(model, Failing([1, 2], 258))
@@ -531,6 +565,7 @@ def test_a_process_may_end_in_the_midst_of_an_answer() -> None:
         ({"prefill_seconds": 0}, "prefill_seconds is 0"),
         ({"prefix_bytes": -1}, "prefix_bytes is -1"),
         ({"memory_bytes": "8GB"}, "memory_bytes is '8GB'"),
+        ({"memory_bytes": 0}, "memory_bytes is 0"),
     ],
 )
 def test_limits_that_make_no_sense_are_refused(limits: dict, named: str) -> None:

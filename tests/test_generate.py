@@ -15,6 +15,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.generate import stream_generate as mlx_lm_stream
+from mlx_lm.models.rope_utils import SuScaledRoPE
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 import redrafter_mlx
@@ -535,3 +536,41 @@ def test_a_cancelled_astream_leaves_the_model_usable(redrafter: Redrafter) -> No
 
     asyncio.run(main())
     assert redrafter.generate(PROMPT, max_tokens=20).token_ids == want
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_rotary_frequencies_can_be_used_by_the_engines_thread(scaled: bool) -> None:
+    """They are lazy in mlx-lm's LongRoPE, and a thread cannot evaluate another one's arrays."""
+    model = byte_model()
+    if scaled:
+        for layer in model.model.layers:
+            dims = layer.self_attn.rope.dims
+            layer.self_attn.rope = SuScaledRoPE(
+                dims, max_position_embeddings=512, original_max_position_embeddings=64,
+                short_factor=[1.0] * (dims // 2), long_factor=[2.0] * (dims // 2),
+            )  # fmt: skip
+    answer = Redrafter(model, byte_tokenizer()).generate([1, 2, 3], max_tokens=4)
+    assert len(answer.token_ids) == 4
+
+
+def test_whole_answers_have_their_log_probabilities_if_asked_for() -> None:
+    redrafter = Redrafter(byte_model(), byte_tokenizer())
+    answer = redrafter.generate([1, 2, 3], max_tokens=4, logprobs=True)
+    assert answer.logprobs is not None
+    assert [int(mx.argmax(p).item()) for p in answer.logprobs] == answer.token_ids
+    assert redrafter.generate([1, 2, 3], max_tokens=4).logprobs is None
+
+
+def test_objects_of_the_wrong_kind_are_refused_in_one_line() -> None:
+    redrafter = Redrafter(byte_model(), byte_tokenizer())
+    with pytest.raises(BadInputError, match="prompts is a string"):
+        redrafter.batch("a prompt")
+    with pytest.raises(BadInputError, match="repetition_context"):
+        redrafter.generate([1], repetition_penalty=1.1, repetition_context=10**9)
+    for drafter in (Oracle, 5):
+        with pytest.raises(BadInputError, match="derives from Drafter"):
+            Redrafter(byte_model(), byte_tokenizer(), drafter)  # type: ignore[arg-type]
+        with pytest.raises(BadInputError, match="derives from Drafter"):
+            redrafter_mlx.load(drafter=drafter)  # type: ignore[arg-type]
+    with pytest.raises(BadInputError, match="EngineOptions"):
+        redrafter_mlx.load(engine={"max_batch": 4})  # type: ignore[arg-type]

@@ -106,11 +106,6 @@ class Batch:
         """The sequences in the batch, the newest last."""
         return [row for part in self._parts for row in part.rows]
 
-    @property
-    def nbytes(self) -> int:
-        """Size of the caches in bytes."""
-        return sum(part.state.cache.nbytes for part in self._parts)
-
     def first_shape(self, row: Row, size: int) -> BeamShape:
         """Return the shape of a joining row's first drafts.
 

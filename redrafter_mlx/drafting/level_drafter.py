@@ -7,9 +7,10 @@ it.
 from __future__ import annotations
 
 import copy
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
 
@@ -25,7 +26,13 @@ from redrafter_mlx.target.compiled import CompiledGraphs
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 
+_Paths: TypeAlias = "tuple[tuple[int, ...], ...] | None"
+_Searches: TypeAlias = (
+    "CompiledGraphs[[mx.array, mx.array, tuple[int, int], _Paths],"
+    " tuple[mx.array, mx.array, mx.array]]"
+)
 _D = TypeVar("_D", bound="LevelDrafter")
+_M = TypeVar("_M", bound="MemorylessDrafter")
 
 
 class DraftLevels(ABC):
@@ -157,18 +164,31 @@ class MemorylessDrafter(LevelDrafter):
     """
 
     def __init__(self) -> None:
+        self._searches = self._compiled()
+
+    def _compiled(self) -> _Searches:
+        """Return the search as compiled graphs, which do not keep the drafter alive."""
+        this = weakref.ref(self)
+
         def search(
             features: mx.array,
             root: mx.array,
             sizes: tuple[int, int],
-            paths: tuple[tuple[int, ...], ...] | None,
+            paths: _Paths,
         ) -> tuple[mx.array, mx.array, mx.array]:
             shape = BeamShape(*sizes)
-            levels = self.levels_of(features, root, shape.length - 1)
+            drafter = this()
+            assert drafter is not None, "it calls this"
+            levels = drafter.levels_of(features, root, shape.length - 1)
             beams = _search(levels, root, shape, None if paths is None else StaticTree(paths))
             return beams.tokens, beams.log_probs, beams.parent_indices
 
-        self._searches = CompiledGraphs(search)
+        return CompiledGraphs(search)
+
+    def along(self: _M, tree: StaticTree) -> _M:
+        drafter = super().along(tree)
+        drafter._searches = drafter._compiled()
+        return drafter
 
     @abstractmethod
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> DraftLevels:

@@ -11,6 +11,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.prompt_lookup import BESIDE_A_DRAFTER, Lookup, split_lookup
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 
@@ -38,6 +39,16 @@ class Drafting:
         return " and ".join(names) or None
 
 
+def check_drafter(drafter: Bindable) -> Bindable:
+    """Return the drafter; raises BadInputError for what is none, such as a class."""
+    if isinstance(drafter, type) or not callable(getattr(drafter, "bind", None)):
+        raise BadInputError(
+            f"drafter is {drafter!r:.80}, which is none; give a name, a folder, or an object that "
+            f"derives from Drafter"
+        )
+    return drafter
+
+
 def find_drafting(
     drafter: Bindable | Lookup | str | Path | None,
     target: Target,
@@ -61,7 +72,6 @@ def find_drafting(
         return Drafting(None, named)
     if named is None:
         return Drafting(None, Lookup() if looks_up else None)
-    bound = named.bind(target, tokenizer)
-    if bound.module is not None:
-        mx.eval(bound.module.parameters())
+    bound = check_drafter(named).bind(target, tokenizer)
+    mx.eval([module.state for module in bound.modules])
     return Drafting(bound, Lookup(BESIDE_A_DRAFTER) if looks_up else None)

@@ -23,6 +23,7 @@ from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.drafting.registry import find_drafting
 from redrafter_mlx.engine.listening import MakeJob, aresponses, responses
+from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt import (
     Prompt,
@@ -86,7 +87,7 @@ class Redrafter:
         self.source = source
         self.context_length = context_length_of(model, source)
         self.model = model
-        mx.eval(model.parameters())
+        mx.eval(model.state)  # private arrays too: another thread could not evaluate them
         self.mirror = mirror
         target = Target(model) if mirror is None else MirroredTarget(model, mirror)
         found = find_drafting(drafter, target, self.tokenizer, source, looks_up=lookup)
@@ -102,7 +103,9 @@ class Redrafter:
         if self.drafting is not None and self._tree is None:
             self.tuning = Tuner(model, self.target, self.drafter)
         parts = Model(self.target, self.drafter, self.lookup, self.tuning)
-        self._worker = Worker(lambda: Scheduler(parts, engine or EngineOptions()))
+        limits = engine or EngineOptions()
+        memory = MemoryBudget(self.target, limits)
+        self._worker = Worker(lambda: Scheduler(parts, limits, memory))
         weakref.finalize(self, self._worker.close)
 
     @property
@@ -239,6 +242,8 @@ class Redrafter:
 
         Arguments and errors as in `stream`; the first error ends all answers.
         """
+        if isinstance(prompts, str):
+            raise BadInputError("prompts is a string; give a list of prompts")
         chosen = self.chosen_options(options, overrides)
         requests = [
             Request(tuple(self.encode(prompt, raw=raw)), chosen, continues=raw)

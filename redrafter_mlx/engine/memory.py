@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
@@ -32,8 +34,9 @@ class MemoryBudget:
     """
 
     def __init__(self, target: Target, options: EngineOptions) -> None:
-        self._limit = options.memory_bytes or memory_limit()
-        self._work = 8 * _NODES * target.vocab_size * (options.max_batch + 1)
+        given = options.memory_bytes
+        self._limit = memory_limit() if given is None else given
+        self._work = 8 * _NODES * target.vocab_size
         free = max(self._limit - nbytes_of(target.model), 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
@@ -43,12 +46,22 @@ class MemoryBudget:
         """Measure the bytes of a cache slot in one sequence's cache."""
         self._slot = cache.nbytes / max(cache.target.capacity, 1)
 
-    def has_room(self, request: Request, largest_batch: int, prefixes: PrefixCache) -> bool:
+    def has_room(
+        self, request: Request, others: Sequence[Request], unread: int, prefixes: PrefixCache
+    ) -> bool:
         """Whether an answer can begin now; cached prefixes are dropped to make room.
 
-        A batch of `largest_batch` bytes is copied when a row joins it.
+        A batch is copied when a row joins it, and all its rows are as long as the longest.
+
+        Args:
+          others: requests that run or whose prompts are being read
+          unread: number of the last of these that hold nothing yet, or not all
         """
-        return self.make_room(self._needed(request) + largest_batch + self._work, prefixes)
+        each = [self._slots(one) for one in (*others, request)]
+        joined = max(each) * len(each) if others else 0
+        slots = each[-1] + joined + sum(each[len(others) - unread : len(others)])
+        needed = int(self._slot * slots) + self._work * len(each)
+        return self.make_room(needed, prefixes)
 
     def make_room(self, needed: int, prefixes: PrefixCache) -> bool:
         """Drop cached prefixes until `needed` bytes are free; False if that is not enough."""
@@ -60,13 +73,14 @@ class MemoryBudget:
 
     def too_large(self, request: Request) -> BusyError:
         """Return the error for an answer that does not fit even if nothing else runs."""
-        needed, used = self._needed(request) + self._work, mx.get_active_memory()
+        needed, used = int(self._slot * self._slots(request)) + self._work, mx.get_active_memory()
         return BusyError(
             f"a prompt of {len(request.prompt)} tokens needs {needed / 1e9:.2f} GB, and of the "
-            f"{self._limit / 1e9:.2f} GB for this model {used / 1e9:.2f} are taken; shorten it, or "
-            f"free memory"
+            f"{self._limit / 1e9:.2f} GB that MLX may take in this process {used / 1e9:.2f} are "
+            f"taken; shorten it, or free memory"
         )
 
-    def _needed(self, request: Request) -> int:
+    def _slots(self, request: Request) -> int:
+        """Return the number of cache slots to reserve for a request."""
         tokens = len(request.prompt) + min(request.options.max_tokens, _EXPECTED) + _NODES
-        return int(self._slot * round_up(tokens, CAPACITY_STEP))
+        return round_up(tokens, CAPACITY_STEP)

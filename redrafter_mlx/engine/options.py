@@ -15,7 +15,8 @@ class EngineOptions:
     prefill_seconds: maximum time that running answers wait while a prompt is read
     prefix_bytes:    limit of the cache of earlier texts, for prompts that share a prefix with one;
                      None is a share of the memory
-    memory_bytes:    limit of weights, caches and working memory together; None is the machine's own
+    memory_bytes:    limit of all that MLX holds in this process, other models too; None is the
+                     machine's own
     """
 
     max_batch: int = 8
@@ -29,4 +30,4 @@ class EngineOptions:
         for name in ("prefix_bytes", "memory_bytes"):
             value: int | None = getattr(self, name)
             if value is not None:
-                check_int(name, value, 0, None)
+                check_int(name, value, int(name == "memory_bytes"), None)

@@ -47,7 +47,7 @@ def prompt_tokens(
 
 def visible_token(tokenizer: TokenizerWrapper) -> int:
     """Return a token with visible text: tokens are decoded after it with their leading space."""
-    return int(tokenizer.encode("a", add_special_tokens=False)[-1])
+    return encode_text(tokenizer, "a")[-1]
 
 
 def continue_text(detokenizer: StreamingDetokenizer, tokenizer: TokenizerWrapper) -> None:

@@ -57,9 +57,8 @@ class Job:
 class Scheduler:
     """Schedules the answers of one model. Only the engine's thread uses it."""
 
-    def __init__(self, model: Model, options: EngineOptions) -> None:
-        self._model, self._options = model, options
-        self._memory = MemoryBudget(model.target, options)
+    def __init__(self, model: Model, options: EngineOptions, memory: MemoryBudget) -> None:
+        self._model, self._options, self._memory = model, options, memory
         self._prefixes = PrefixCache(self._memory.prefix_bytes)
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Job] = []
@@ -127,7 +126,9 @@ class Scheduler:
         self._memory.make_room(0, self._prefixes)  # running answers have grown
         while self._waiting and self.running < self._options.max_batch:
             answer = self._waiting[0].answer
-            if not self._memory.has_room(answer.request, self._largest_batch, self._prefixes):
+            unread = [reading.answer.request for reading in self._prompts.reading]
+            others = [*(one.request for one in self._answers.values()), *unread]
+            if not self._memory.has_room(answer.request, others, len(unread), self._prefixes):
                 if self.running:
                     break
                 answer.error = self._memory.too_large(answer.request)
@@ -243,8 +244,3 @@ class Scheduler:
         if self.idle:
             for group in empty.values():
                 group.measure()
-
-    @property
-    def _largest_batch(self) -> int:
-        """Bytes of the largest batch, which is copied when a row joins or leaves it."""
-        return max((group.batch.nbytes for group in self._groups.values()), default=0)

@@ -18,6 +18,7 @@ from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
+from redrafter_mlx.drafting.registry import check_drafter
 from redrafter_mlx.drafting.static_trees import AlongTree, split_tree
 from redrafter_mlx.errors import (
     BadInputError,
@@ -80,7 +81,7 @@ def parse_drafter(
     if isinstance(own, (str, Path)):
         parts = tuple(map(_checked, _parts(own)))
     else:
-        parts = () if own is None else (own,)
+        parts = () if own is None else (check_drafter(own),)
     if drafter_bits is not None and not all(isinstance(part, str) for part in parts):
         raise BadInputError(
             "drafter_bits quantises a drafter that is loaded from files, not an object's weights"

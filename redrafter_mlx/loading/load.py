@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import NoneType
 
 from redrafter_mlx.config import DType
 from redrafter_mlx.distributed.facts import facts_of
@@ -11,6 +12,7 @@ from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.drafter import NamedDrafter, open_drafter, parse_drafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.weights import Progress
@@ -44,6 +46,8 @@ def load(
     Raises:
       RedrafterError: in one line, for every error that a user can cause
     """
+    if not isinstance(engine, (EngineOptions, NoneType)):
+        raise BadInputError(f"engine is {engine!r:.80}; give EngineOptions")
     named = parse_drafter(drafter, drafter_bits)
     ranks = join_ranks()
     loaded = load_target(

@@ -29,10 +29,18 @@ def system_name() -> str:
 
 
 def memory_limit() -> int:
-    """Return the bytes that models and their caches may take: on a GPU, its driver's advice."""
-    recommended = mx.device_info(mx.default_device()).get("max_recommended_working_set_size")
+    """Return the bytes that models and their caches may take.
+
+    On an Apple GPU it is the driver's advice, on CUDA most of the card's memory, which MLX's
+    allocator takes too, and on a CPU three quarters of the machine's.
+    """
+    device = mx.default_device()
+    info = mx.device_info(device)
+    recommended, total = info.get("max_recommended_working_set_size"), info.get("total_memory")
     if isinstance(recommended, int):
         return recommended
+    if device.type == mx.DeviceType.gpu and isinstance(total, int):
+        return total * 9 // 10
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
 
 
