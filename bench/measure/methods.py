@@ -227,11 +227,10 @@ def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) ->
 
 
 def our_stream() -> mx.Stream | mx.ThreadLocalStream:
-    """Return the stream for mlx-lm's loop: mlx-lm's own on a GPU, our loop's on the CPU.
+    """Return the stream for mlx-lm's loop: its own on a GPU, this thread's default one on the CPU.
 
-    A CPU stream is a thread, and the BLAS gives a pool of workers to every thread that calls it.
-    Two pools compete for the same cores and double the time of products with several rows, so a
-    method's time would depend on which method ran before.
+    A CPU stream is a thread, and the BLAS gives a pool of workers to every thread that calls it. So
+    on the CPU it is one that exists already; the engine's thread has another.
     """
     device = mx.default_device()
     if device.type == mx.DeviceType.cpu:
