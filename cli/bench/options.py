@@ -153,11 +153,12 @@ class BenchOptions:
         if launched_rank() is not None and len(self.loadings) > 1:
             raise BadInputError(f"--dtype is {self.dtype}; ranks share one model: give one")
         if self.plot is not None:
-            check_plot(self.plot)
             if not (self.widths and self.lengths):
                 raise BadInputError(
-                    "--plot draws a map of beam shapes; give --beam-width and --beam-length"
+                    f"--plot {self.plot} is a map of beam shapes; give --beam-width and "
+                    f"--beam-length"
                 )
+            check_plot(self.plot)
         if self.report is not None:
             from redrafter_mlx.bench.show.report_folder import check_report
 
