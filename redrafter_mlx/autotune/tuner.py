@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import mlx.nn as nn
 import numpy as np
@@ -59,9 +60,11 @@ class Tuner:
         timings = saved_timings(self.setup) if self._on_disk else Timings(self.setup)
         self._profiler = Profiler(target, drafter, timings, self.widest)
         self._use_timings()
-        modules = () if drafter is None else drafter.modules
-        self._learned = learned_file(self.setup, values_hash(model, *modules))
-        self._acceptance = saved_learned(self._learned) if self._on_disk else {}
+        self._learned: Path | None = None
+        if self._on_disk:
+            modules = () if drafter is None else drafter.modules
+            self._learned = learned_file(self.setup, values_hash(model, *modules))
+        self._acceptance = {} if self._learned is None else saved_learned(self._learned)
         self._answering = 0
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
@@ -135,7 +138,7 @@ class Tuner:
             self._acceptance[method] = policy.acceptance
             self._expect_batches(policy.most_rows)
             self._answering -= 1
-            if not self._answering and self._on_disk:
+            if not self._answering and self._learned is not None:
                 save_learned(self._learned, self._acceptance)
 
     def abandon(self) -> None:

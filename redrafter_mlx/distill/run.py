@@ -7,6 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -185,7 +186,7 @@ class TrainingRun:
         self._source = self.corpus_job.source(self.target, self.loaded.tokenizer)
         self.least_blocks = least_blocks(self._source, [job.data] if job.data else job.prompts)
 
-    @property
+    @cached_property
     def _contents(self) -> str:
         """What distinguishes the target from all others, quantised as it is in memory."""
         source = self.loaded.source

@@ -92,8 +92,10 @@ def _load(
         raw = load_folder(local.path, local.name)
     quantises = quantize is not None and stored_bits(raw.model) is None
     precision = convert(raw.model, dtype, quantize, raw.stored)
-    kept = quantised_file(contents_of(local.path, raw.fingerprint), precision)
-    is_kept = quantises and use_quantised(raw.model, kept)
+    kept = None
+    if quantises:
+        kept = quantised_file(contents_of(local.path, raw.fingerprint), precision)
+    is_kept = kept is not None and use_quantised(raw.model, kept)
     sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
     check_load(local.name, local.path, nbytes_of(raw.model), this_machine())
     try:
@@ -101,7 +103,7 @@ def _load(
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         raise BadInputError(f"{local.name} cannot be brought into memory: {reason}") from error
-    if quantises and not is_kept and ranks is None:
+    if kept is not None and not is_kept and ranks is None:
         keep_quantised(raw.model, kept)
     source = TargetSource(
         name=local.name,

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 
@@ -89,8 +90,7 @@ def folder_fingerprint(folder: Path, headers: Mapping[Path, SafetensorsHeader]) 
     for path in sorted(headers):
         digest.update(f"\n{path.name} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            digest.update(file.read(length))
+            digest.update(_raw_header(file))
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -105,13 +105,19 @@ def contents_of(path: Path, fingerprint: str) -> str:
     digest = hashlib.sha256()
     for weights in sorted(path.glob("model*.safetensors")):
         with weights.open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            tensors = json.loads(file.read(length))
+            tensors = json.loads(_raw_header(file))
+            data = file.tell()
             tensors.pop("__metadata__", None)
             for begin, end in sorted(tensor["data_offsets"] for tensor in tensors.values()):
-                file.seek(8 + length + (begin + end) // 2)
+                file.seek(data + (begin + end) // 2)
                 digest.update(file.read(min(_SAMPLE, end - (begin + end) // 2)))
     return f"{fingerprint} {digest.hexdigest()[:16]}"
+
+
+def _raw_header(file: BinaryIO) -> bytes:
+    """Read the header of a safetensors file from its start; the data follow."""
+    (length,) = struct.unpack("<Q", file.read(8))
+    return file.read(length)
 
 
 def check_tokenizer(folder: Path) -> None:

@@ -12,7 +12,7 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.shards import Text, load_shard
+from redrafter_mlx.distill.corpus.shards import Text, answer_lengths, load_shard
 from redrafter_mlx.errors import BadInputError
 
 _HELD_OUT_POSITIONS = 6_000
@@ -193,8 +193,7 @@ def hold_out(
     trained_on = [shard for block, shard in enumerate(shards) if not held_out(block)]
     kept = [shard for block, shard in enumerate(shards) if held_out(block)]
     # One shard at a time is in memory, and of it only what is sampled stays.
-    sizes = [(shard, [len(text.answer) for text in load_shard(shard).texts]) for shard in kept]
-    found = [(shard, i, size) for shard, each in sizes for i, size in enumerate(each)]
+    found = [(shard, i, n) for shard in kept for i, n in enumerate(answer_lengths(shard))]
     if not trained_on or not found:
         raise BadInputError("the corpus is too small to hold anything out; write more of it")
     order, room = [], _HELD_OUT_POSITIONS

@@ -165,6 +165,15 @@ def summarise_shard(path: Path) -> ShardSummary:
         raise damaged(path, error) from None
 
 
+def answer_lengths(path: Path) -> list[int]:
+    """Read the number of answer tokens of each text, and nothing else; raises as `load_shard`."""
+    try:
+        lengths: list[int] = load_arrays(path)[0]["lengths"][:, 1].tolist()  # type: ignore[assignment]
+    except (RuntimeError, KeyError) as error:
+        raise damaged(path, error) from None
+    return lengths
+
+
 def load_shard(path: Path) -> Shard:
     """Read a shard; raises DamagedFileError, naming the file, if it is damaged."""
     try:
