@@ -236,6 +236,49 @@ def test_rows_with_a_grammar_or_penalties_tell_nothing_of_others() -> None:
     assert max(shape.nodes for shape in chosen[:5]) > 2 >= max(s.nodes for s in chosen[-20:])
 
 
+def test_answers_with_a_grammar_continue_from_what_earlier_ones_learned() -> None:
+    first = BatchPolicy(CLIFF, AcceptanceStatistics(candidates(CLIFF)))
+    rows, text = [sequence(learns=False)], Text(0.0, 1)
+    for _ in range(80):
+        shape = first.next_shape(rows)
+        first.learn(rows, [replace(text.step(shape), seconds=CLIFF.step(shape, 128))])
+
+    def largest(biased: AcceptanceStatistics | None) -> int:
+        policy = BatchPolicy(CLIFF, first.acceptance, biased=biased)
+        shapes = []
+        for _ in range(5):
+            policy.learn(rows, [step_result(PLAIN, [0], [0], [0])])
+            shapes.append(policy.next_shape(rows))
+        return max(shape.nodes for shape in shapes)
+
+    assert largest(first.biased) <= 2 < largest(None)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_steps_that_cannot_be_timed_are_drafted_all_the_same(batch: int) -> None:
+    """They share the device with another group, or with prompts that are read."""
+    policy = BatchPolicy(FREE, AcceptanceStatistics(candidates(FREE, batches=(1, 8))))
+    rows, texts = [sequence() for _ in range(batch)], [Text(0.9, i) for i in range(batch)]
+    shapes = []
+    for _ in range(40):
+        shapes.append(policy.next_shape(rows))
+        policy.learn(rows, [text.step(shapes[-1]) for text in texts])
+    assert PLAIN not in shapes[20:]
+
+
+def test_an_answer_that_joins_a_batch_copies_again() -> None:
+    policy = BatchPolicy(FREE, AcceptanceStatistics(()))
+    copies, text = policy.acceptance.copies, repeating(1)
+    row = sequence(len(text), TextIndex(Lookup(), text))
+    policy.next_shape([row])
+    for _ in range(40):
+        copies.learn(1.0, 0.0)
+    assert policy.plan_copies([row], [PLAIN], [False]) == [None]
+    for _ in range(3):
+        policy.begin_answer()
+    assert policy.plan_copies([row], [PLAIN], [False]) != [None]
+
+
 def repeating(seed: int) -> list[int]:
     rng = random.Random(seed)
     return [rng.randrange(1000) for _ in range(30)] * 4

@@ -31,7 +31,7 @@ from redrafter_mlx.autotune.acceptance import (
     bounds,
     expected_drafts,
 )
-from redrafter_mlx.autotune.candidates import candidates
+from redrafter_mlx.autotune.candidates import LENGTHS, candidates
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.bench.papers.published import CHIPS, timings
 from redrafter_mlx.config import PLAIN, BeamShape
@@ -129,17 +129,22 @@ def test_a_shape_is_left_out_only_if_a_larger_one_costs_no_more() -> None:
     curves = DIP
     kept = candidates(curves)
     assert max(s.nodes for s in kept) <= curves.most_nodes
-    for shape in every_shape():
-        if shape == PLAIN or shape in kept or shape.length == 7:
-            continue
-        whole = shape.nodes == shape.width * (shape.length - 1) + 1
-        cheaper = [
-            s
+    whole = {
+        shape
+        for shape in every_shape()[1:]
+        if shape.length in LENGTHS and shape.nodes == shape.width * (shape.length - 1) + 1
+    }
+    assert whole - {*kept}
+    assert whole & {*kept}
+    for shape in whole - {*kept}:
+        assert any(
+            s.width >= shape.width and s.length >= shape.length and s.nodes >= shape.nodes
+            and all(
+                curves.step(s, context) <= curves.step(shape, context)
+                for context in (curves.short_context, curves.long_context)
+            )
             for s in kept
-            if s.width >= shape.width and s.length >= shape.length and s.nodes >= shape.nodes
-            and curves.step(s, 128) <= curves.step(shape, 128)
-        ]  # fmt: skip
-        assert cheaper or not whole, shape
+        ), shape  # fmt: skip
 
 
 def test_no_shape_is_wider_than_the_drafter_can_draft() -> None:
@@ -270,7 +275,7 @@ PROBES_ARE_DEAR = ("pricey", "dip")
 
 MACHINES = {"cliff": machine(cliff(8)), "slope": SLOPE, "dip": DIP, "pricey": PRICEY}
 SEEDS = range(3)
-MANY_SEEDS = range(10)
+MANY_SEEDS = range(24)
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -285,7 +290,7 @@ def test_a_text_that_changes_is_followed_within_32_steps(
         changed = decode(AnswerPolicy(curves), curves, texts)[90 + 32 :]
         steady = decode(AnswerPolicy(curves), curves, [Text(after, 50 + seed)] * 180)[80:]
         ratios.append(pace(changed) / pace(steady))
-    assert mean(ratios) > (0.85 if name in PROBES_ARE_DEAR and before < after else 0.95)
+    assert mean(ratios) > (0.85 if name in PROBES_ARE_DEAR and before < after else 0.94)
 
 
 @pytest.mark.parametrize("name", MACHINES)

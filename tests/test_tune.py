@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,10 +12,11 @@ from pathlib import Path
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from simulated import cliff, sequence, timings
+from simulated import cliff, sequence, step_result, timings
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.autotune import profiler
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.cost_model import (
     DRAFT_LENGTHS,
     FEW_ROWS,
@@ -586,6 +588,51 @@ def test_asking_for_the_best_shape_begins_no_text(bench: Bench, model: nn.Module
     tuner.policy("greedy")
     assert copies.to_record() != before
     assert bench.asked == 1
+
+
+@pytest.mark.usefixtures("bench")
+def test_a_width_alone_is_completed_by_what_its_own_method_accepted(model: nn.Module) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    policy = tuner.policy("greedy")
+    shape = BeamShape(1, 2)
+    for _ in range(60):
+        policy.acceptance.learn(step_result(shape, [0, 0], [0, 1], [0]))
+    before = tuner.best_shape(1, method="typical")
+    tuner.record("greedy", policy)
+    assert tuner.best_shape(1, method="typical") == before
+
+
+@pytest.mark.usefixtures("bench")
+def test_measuring_forgets_nothing_that_was_learned(model: nn.Module) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    policy = tuner.policy("greedy")
+    shape = next(iter(policy.acceptance.shapes))
+    full = step_result(shape, [0] * shape.nodes, [*range(shape.nodes)], [0])
+    for _ in range(30):
+        policy.acceptance.learn(full)
+    tuner.record("greedy", policy)
+    tuner.measure()
+    assert max(tuner.policy("greedy").acceptance.steps()) > 1
+
+
+@pytest.mark.usefixtures("bench")
+def test_an_answer_begins_while_costs_are_measured(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuner = measured(drafted(model)).tuning
+    assert tuner is not None
+    begun: list[BatchPolicy] = []
+
+    def measure_all(*_: object) -> None:
+        thread = threading.Thread(target=lambda: begun.append(tuner.policy("greedy")))
+        thread.start()
+        thread.join(30)
+
+    monkeypatch.setattr(Profiler, "measure_all", measure_all)
+    tuner.measure()
+    assert begun
 
 
 def test_a_batch_that_failed_does_not_end_measuring(

@@ -74,8 +74,11 @@ class CopyStatistics:
         self._accepted = _DECAY * self._accepted + accepted
 
     def learn_cost(self, cost: float) -> None:
-        """Record the time of a step with copies as a share of a drafted step's; ignore NaN."""
-        if not math.isnan(cost):
+        """Record the time of a step with copies as a share of a drafted step's.
+
+        NaN is ignored, and so is what cannot be: a step that took less than its drafting.
+        """
+        if cost > 0:
             self._costs.append(cost)
 
     @property

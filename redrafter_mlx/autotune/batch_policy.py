@@ -17,7 +17,7 @@ Everything here is arithmetic on the host with the reports of earlier steps.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 
@@ -61,6 +61,10 @@ _SURE_GAIN, _PLAIN_EVERY = 1.3, 8
 steps are timed: a profile may be wrong about one query row, whose kernels differ from those for
 several."""
 
+_MOST_PLAIN = 12
+"""Maximum number of a batch's first steps that are plain in order to be timed. Steps that share the
+device with other work are never timed."""
+
 _CONTEXT_STEP = 64
 """Number of tokens after which costs are updated; they change by a few percent in 2,000 tokens."""
 
@@ -69,6 +73,7 @@ class BatchPolicy:
     """Chooses the shapes of one batch, step by step; a single answer is a batch of one row.
 
     acceptance: statistics so far; the choice is among its shapes and plain decoding
+    biased:     the statistics of rows with a grammar or penalties; None before the first
     most_rows:  rows of the largest batch so far
     """
 
@@ -77,12 +82,13 @@ class BatchPolicy:
         costs: CostModel,
         acceptance: AcceptanceStatistics | None = None,
         times: StepTimes | None = None,
+        biased: AcceptanceStatistics | None = None,
     ) -> None:
         self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))
         self.most_rows = 1
         self.shapes = (PLAIN, *self.acceptance.shapes)
-        self._of_biased: AcceptanceStatistics | None = None
-        self._biased = 0.0  # the share of rows that are biased
+        self.biased = biased
+        self._biased_share = 0.0  # of the rows
         self._numbers = {shape: i for i, shape in enumerate(self.shapes)}
         nodes = [shape.nodes for shape in self.shapes]
         self._counts, self._of_count = np.unique(nodes, return_inverse=True)
@@ -94,11 +100,19 @@ class BatchPolicy:
         self._tokens = np.ones(len(self.shapes))  # per row
         self._best = self._probed = 0  # indices of shapes
         self._untimed = 0  # steps that promised a small gain over untimed plain steps
+        self._plain_steps: Counter[int] = Counter()  # to be timed, by batch size
         self._budget = math.inf  # starts with as many probes as it can hold
         self._probes: deque[BeamShape] = deque()  # unread
         self._stale = True
         # Planned copies, the predicted seconds of their step, the largest shape drafted before.
         self._copied: deque[tuple[Mapping[Row, Copy], float, BeamShape]] = deque()
+
+    def begin_answer(self) -> None:
+        """Give another chance, for the text of an answer that joins, to what was given up."""
+        self._times.begin_answer()
+        self.acceptance.copies.begin_answer()
+        if self.biased is not None:
+            self.biased.copies.begin_answer()
 
     def next_shape(self, rows: Sequence[Row]) -> BeamShape:
         """Return the shape to draft with, the same for all rows."""
@@ -151,8 +165,8 @@ class BatchPolicy:
         if not rows:
             return
         biased = sum(not row.learns for row in rows) / len(rows)
-        self._stale = self._stale or biased != self._biased
-        self._biased = biased
+        self._stale = self._stale or biased != self._biased_share
+        self._biased_share = biased
         both = list(zip(rows, steps, strict=True))
         if any(step.copied for step in steps):
             self._learn_copies([(row, step) for row, step in both if step.copied], len(rows))
@@ -210,7 +224,8 @@ class BatchPolicy:
         longest = min(MAX_BEAM_LENGTH, self._costs.most_nodes) - 1
         found = [] if row.copy_source is None else row.copy_source.copies(1, longest)
         joins = shape != PLAIN and not drawn
-        branches = self.acceptance.accepted_by_depth(shape) if found and joins else []
+        known = self._statistics(not row.learns)
+        branches = known.accepted_by_depth(shape) if found and joins else []
         return Drafted(found[0] if found else None, shape, branches, self._expected(shape))
 
     def _statistics(self, biased: bool) -> AcceptanceStatistics:
@@ -220,18 +235,18 @@ class BatchPolicy:
         """
         if not biased:
             return self.acceptance
-        if self._of_biased is None:
-            self._of_biased = deepcopy(self.acceptance)
-        return self._of_biased
+        if self.biased is None:
+            self.biased = deepcopy(self.acceptance)
+        return self.biased
 
     def _choose(self) -> None:
         """Choose the best shape among those with enough evidence, and the shape to probe."""
         self._stale = False
         tokens, steps = self.acceptance.tokens(), self.acceptance.steps()
-        if self._biased:
+        if self._biased_share:
             of_biased = self._statistics(biased=True)
-            tokens = tokens + self._biased * (of_biased.tokens() - tokens)
-            steps = steps + of_biased.steps()
+            tokens = tokens + self._biased_share * (of_biased.tokens() - tokens)
+            steps = steps + self._biased_share * (of_biased.steps() - steps)
         self._tokens[1:] = tokens
         paces = self._tokens / self._seconds
         timed = self._timed()
@@ -274,9 +289,12 @@ class BatchPolicy:
         if self._times.known(PLAIN.nodes, self._batch):
             return False
         if self._batch > 1:
-            return True
-        self._untimed += self._pace(self._best) < _SURE_GAIN * self._pace(0)
-        return self._untimed > 0 and self._untimed % _PLAIN_EVERY == 0
+            self._plain_steps[self._batch] += 1
+            return self._plain_steps[self._batch] <= _MOST_PLAIN
+        if self._pace(self._best) >= _SURE_GAIN * self._pace(0):
+            return False
+        self._untimed += 1
+        return self._untimed % _PLAIN_EVERY == 0
 
     def _draft_after(self, holds: Sequence[float]) -> bool:
         """Whether to draft for the step after copies; `holds` are their chances of full acceptance.
@@ -306,7 +324,9 @@ class BatchPolicy:
         return float(self._tokens[number] / self._seconds[number])
 
     def _drafting(self, shape: BeamShape, batch: int) -> float:
-        return self._costs.drafting(shape.width, shape.length, batch)
+        """Return the seconds of a step's drafting, corrected like those of the whole step."""
+        seconds = self._costs.drafting(shape.width, shape.length, batch)
+        return seconds * self._times.correction(shape.nodes, batch)
 
     def _predict(self, shape: BeamShape, batch: int) -> float:
         """Return the seconds of a step by the cost model alone."""

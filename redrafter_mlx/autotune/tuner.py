@@ -20,7 +20,7 @@ from redrafter_mlx.autotune.cost_model import (
     cost_model,
     saved_timings,
 )
-from redrafter_mlx.autotune.learned import learned_file, save_learned, saved_learned
+from redrafter_mlx.autotune.learned import Learned, learned_file, save_learned, saved_learned
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
@@ -65,6 +65,7 @@ class Tuner:
             modules = () if drafter is None else drafter.modules
             self._learned = learned_file(self.setup, values_hash(model, *modules))
         self._acceptance = {} if self._learned is None else saved_learned(self._learned)
+        self._biased: Learned = {}  # of answers with a grammar or penalties; not on disk
         self._answering = 0
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
@@ -85,11 +86,11 @@ class Tuner:
           done: called now and then with the finished share
           batch: measure the costs of batches of this many rows, too
         """
-        with self._lock:
+        with self._measuring:  # and without the lock: answers may begin meanwhile
             self._profiler.batch = max(self._profiler.batch, batch)
             self._profiler.measure_all(done)
-            self._use_timings()
-            self._acceptance.clear()
+            with self._lock:
+                self._use_timings()
             self._save()
 
     def best_shape(
@@ -100,6 +101,7 @@ class Tuner:
         *,
         context: int = 0,
         by_clock: bool = True,
+        method: AcceptMethod = "greedy",
     ) -> BeamShape:
         """Return the most promising shape among those with the requested width, length and nodes.
 
@@ -115,7 +117,7 @@ class Tuner:
         costs, acceptance = self._cost_model(Timings(self.setup)), AcceptanceStatistics(shapes)
         if by_clock:
             costs = self.costs
-            acceptance = next(iter(self._acceptance.values()), acceptance).continued(shapes)
+            acceptance = self._acceptance.get(method, acceptance).continued(shapes)
         seconds = np.array([costs.step(s, context) for s in acceptance.shapes])
         return shapes[int(np.argmax(acceptance.tokens() / seconds))] if len(seconds) else shapes[0]
 
@@ -124,9 +126,12 @@ class Tuner:
         with self._lock:
             self._answering += 1
             known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
-            known.copies.begin_answer()
-            self._times.begin_answer()
-            return BatchPolicy(self.costs, known, self._times)
+            biased = self._biased.get(method)
+            if biased is not None:
+                biased = biased.continued(self._candidates)
+            policy = BatchPolicy(self.costs, known, self._times, biased)
+            policy.begin_answer()
+            return policy
 
     def statistics(self) -> AcceptanceStatistics:
         """Return acceptance statistics of the candidate shapes, with nothing learned."""
@@ -136,6 +141,8 @@ class Tuner:
         """Record what a batch has learned, when its policy is no longer used."""
         with self._lock:
             self._acceptance[method] = policy.acceptance
+            if policy.biased is not None:
+                self._biased[method] = policy.biased
             self._expect_batches(policy.most_rows)
             self._answering -= 1
             if not self._answering and self._learned is not None:
