@@ -16,8 +16,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from redrafter_mlx.cli.options import ModelOptions
+from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.runtime.blas import libraries_here, prefer_library, preferred_library
 from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.weights.resolve import resolve
 
 _CHOSEN = "REDRAFTER_BLAS"
 
@@ -45,6 +47,8 @@ def compare_libraries(
     chosen = preferred_library() in here and not again
     if len(here) < 2 or chosen or not _computes_on_cpu():
         return None
+    with progress_bars("looking for the model") as report:  # not in each library's process
+        resolve(loading.model, offline=loading.offline, progress=report)
     rates, longest = {}, _LONGEST
     for library in here:
         began = time.monotonic()

@@ -7,6 +7,8 @@ import importlib
 import json
 import os
 import platform
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -25,7 +27,6 @@ from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, h
 
 _CUDA_BACKENDS = ("mlx-cuda-13", "mlx-cuda-12")
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
-_REINSTALL = "pip install --force-reinstall redrafter-mlx"
 _NAMED = 3
 _LITTLE_DISK = 1000**3
 _EXACT = "float32 products: drafted tokens are those of plain decoding"
@@ -94,7 +95,7 @@ def examine() -> Report:
                 report.problems.append(problem)
         except Exception as error:
             what = f"{name} could not be examined: {type(error).__name__}: {error}"
-            report.problems.append(Problem(one_line(what), _REINSTALL))
+            report.problems.append(Problem(one_line(what), _install(error)))
     return report
 
 
@@ -131,7 +132,8 @@ def _packages(report: Report) -> Facts:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-            report.problems.append(Problem(f"{name} is not installed", _REINSTALL, unusable=True))
+            remedy = f"pip install {_requirement(name)}"
+            report.problems.append(Problem(f"{name} is not installed", remedy, unusable=True))
     hidden = overwritten_backend()
     if hidden is not None:
         what = f"another MLX backend has overwritten the library of {hidden}"
@@ -172,11 +174,12 @@ def _mlx(report: Report) -> Facts:
         facts["float32"] = _EXACT if float32_is_exact() else _TF32
     except Exception as error:
         what = f"MLX does not work: {type(error).__name__}: {error}"
-        report.problems.append(Problem(one_line(what), _REINSTALL, unusable=True))
+        report.problems.append(Problem(one_line(what), _install(error), unusable=True))
         return facts
     if not facts["computes"]:
         what = f"MLX computes wrongly on {facts['device']}"
-        report.problems.append(Problem(what, _REINSTALL, unusable=True))
+        again = f"pip install --force-reinstall {_requirement('mlx')}"
+        report.problems.append(Problem(what, again, unusable=True))
     if sys.platform == "linux" and device.type == mx.DeviceType.cpu and BLAS.library is None:
         what = "matrix products run on MLX's own reference BLAS, many times slower"
         report.problems.append(Problem(what, remedy()))
@@ -236,6 +239,28 @@ def _folder(report: Report, folder: Path, variable: str) -> Facts:
     elif free < _LITTLE_DISK:
         report.problems.append(Problem(f"the disk of {folder} is nearly full", remedy))
     return {"path": str(folder), "size_bytes": bytes_below(folder), "free_bytes": free}
+
+
+def _install(error: Exception) -> str:
+    """Return the remedy of an error that an incomplete installation may have caused."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.split(".")[0].replace("_", "-")
+        return f"pip install {_requirement(package)}"
+    return f"pip install --force-reinstall {_requirement('mlx')} {_requirement('mlx-lm')}"
+
+
+def _requirement(package: str) -> str:
+    """Return what `pip install` takes: a dependency of ours with its versions, or our checkout."""
+    if package == "redrafter-mlx":
+        return f"-e {shlex.quote(str(Path(__file__).parent.parent))}"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        for line in metadata.requires("redrafter-mlx") or ():
+            found, _, condition = line.partition(";")
+            named = re.match(rf"{re.escape(package)}(?![\w-])", found)
+            here = "sys_platform" not in condition or f'"{sys.platform}"' in condition
+            if named and here and "extra" not in condition:
+                return shlex.quote(found.strip())
+    return shlex.quote(package)
 
 
 def _label(name: str) -> str:

@@ -32,9 +32,15 @@ Prompt = str | list[dict[str, str]]
 def command(
     *,
     prompt: Annotated[
-        str,
-        typer.Option("--prompt", "-p", metavar="TEXT|-", help="The message; - reads stdin."),
-    ],
+        str | None,
+        typer.Option(
+            "--prompt",
+            "-p",
+            metavar="TEXT|-",
+            show_default=False,
+            help="The message; - reads stdin.",
+        ),
+    ] = None,
     system: opt.System = None,
     raw: Annotated[
         bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")
@@ -49,6 +55,13 @@ def command(
 
     Example: redrafter-mlx generate -p "Why is the sky blue?" --max-tokens 60
     """
+    if prompt is None:  # stdin is not read unasked: an inherited pipe may never end
+        raise typer.BadParameter(
+            "give the message with -p TEXT, or -p - to read standard input",
+            param_hint="'--prompt'",
+        )
+    if raw and generation.thinking is not None:
+        raise BadInputError("--thinking needs the chat template; leave out --raw or --thinking")
     asked = read_prompt(prompt, system, raw)
     loaded = opt.load_model(loading if generation.draft else replace(loading, drafter="none"))
     terminal = Terminal.standard()

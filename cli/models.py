@@ -39,9 +39,16 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
     are not downloaded again.
     """
     with progress_bars(f"pulling {name}") as progress:
+        from redrafter_mlx.loading.supported import check_supported
         from redrafter_mlx.weights.resolve import pull as fetch
 
-        local = fetch(name, offline=target.offline, progress=progress, advise=_say)
+        local = fetch(
+            name,
+            offline=target.offline,
+            progress=progress,
+            advise=_say,
+            check_config=check_supported,
+        )
         _check_files(local.path)
     print(sanitise(str(local.path)))
 
@@ -110,14 +117,16 @@ def show(
 ) -> None:
     """Show one model: source, licence, size, path, architecture, and whether it fits in memory.
 
-    Uses no network.
+    Of a drafter, its form and its target. Uses no network.
     """
     with progress_bars(f"looking at {name}"):
         from redrafter_mlx.weights.fit.machine import this_machine
         from redrafter_mlx.weights.status import show_model
 
-        model = show_model(name)
-        rows = [*_rows(model), *_memory_rows(model, this_machine(), context)]
+        rows = _drafter_rows(name)
+        if not rows:
+            model = show_model(name)
+            rows = [*_rows(model), *_memory_rows(model, this_machine(), context)]
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
         print(sanitise(f"{label:<{width}}  {value}"))
@@ -136,6 +145,37 @@ def _check_files(path: Path) -> None:
         if path.is_file() or not holds_drafter(path):
             raise
         find_form(open_files(path))
+
+
+def _drafter_rows(name: str) -> list[tuple[str, str]]:
+    """Return label and value of what is known of a drafter; none if it is no drafter of ours."""
+    from redrafter_mlx.drafting.drafter_files import open_files
+    from redrafter_mlx.drafting.forms import find_form, holds_drafter
+    from redrafter_mlx.runtime.paths import bytes_below
+    from redrafter_mlx.weights.files.folder import check_model
+    from redrafter_mlx.weights.resolve import find_local
+
+    local = find_local(name)
+    if local is None or local.path.is_file() or not holds_drafter(local.path):
+        return []
+    try:
+        files = open_files(local.path)
+        form = find_form(files).name
+    except RedrafterError:
+        check_model(local.path)  # whose error says more of a folder that holds neither
+        raise
+    speculators = files.config.get("speculators_config")
+    verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
+    targets = [files.config.get("target"), files.config.get("base_model_name_or_path")]
+    targets += [verifier.get("name_or_path")] if isinstance(verifier, dict) else []
+    rows = [
+        ("name", name),
+        ("form", f"{form} drafter"),
+        ("target", next((str(target) for target in targets if target), "")),
+        ("path", str(local.path)),
+        ("on disk", human_size(bytes_below(local.path, follow_links=True))),
+    ]
+    return [(label, " ".join(value.split())) for label, value in rows if value]
 
 
 def _rows(model: ModelStatus) -> list[tuple[str, str]]:

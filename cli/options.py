@@ -82,6 +82,10 @@ MAX_NODES = Flag(
 GENERATION: Mapping[str, Flag] = {
     "max_tokens": MAX_TOKENS,
     "stop": Flag("End the answer before this text; may be given several times.", "TEXT"),
+    "thinking": Flag(
+        "Whether a model that can reason first does. [default: its chat template's]",
+        names=("--thinking/--no-thinking",),
+    ),
     "temperature": Flag("0 is the likeliest token.", "T", SAMPLING),
     "top_p": Flag("Keep this much probability.", "P", SAMPLING),
     "top_k": Flag("Keep K tokens; 0 keeps all.", "K", SAMPLING),

@@ -56,8 +56,8 @@ def command(
 ) -> None:
     """Measure drafters on questions: tokens/step, and how long drafting takes.
 
-    The target answers all questions together and greedily; each drafter is walked along its
-    answers, which gives the very steps that decoding them one by one would take.
+    The target answers all questions together and greedily. Decoding with each drafter is simulated
+    along these answers: tokens/step is exactly what decoding would give.
     """
     widths = parse_integers("--beam-width", beam_width)
     shapes = [BeamShape(width, beam_length) for width in widths]

@@ -143,9 +143,12 @@ class StopKey:
     prompt stops at once. Later it only sets `pressed`, so that the answer ends between two tokens
     and the conversation's cache stays usable; a second Ctrl-C raises. While the turn is being
     stored (`closing`), Ctrl-C has no effect other than to set `pressed`.
+
+    notice: line that the first Ctrl-C prints; empty prints none
     """
 
-    def __init__(self, *, answering: bool = False) -> None:
+    def __init__(self, *, answering: bool = False, notice: str = "") -> None:
+        self._notice = notice
         self.pressed = False
         self.answering = answering
         self.closing = False
@@ -165,6 +168,9 @@ class StopKey:
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         again, self.pressed = self.pressed, True
+        if self._notice and not again:
+            with contextlib.suppress(OSError, ValueError):  # print may be interrupted itself
+                os.write(sys.stderr.fileno(), f"\n{self._notice}\n".encode())
         if not self.closing and (again or not self.answering):
             raise KeyboardInterrupt
 

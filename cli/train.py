@@ -73,7 +73,8 @@ class TrainOptions:
         _TRAINING))
     memory: int | None = flag(None, Flag(
         "Most memory that writing and training take, all processes together. "
-        "[default: half of the machine's]", "BYTES", _TRAINING))
+        "[default: 85% of what models may take on a GPU, half of the memory on a CPU]", "BYTES",
+        _TRAINING))
     dtype: str | None = flag(None, Flag(
         "float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU. "
         "[default: auto]", "TYPE", MODEL))
@@ -119,8 +120,15 @@ class TrainOptions:
 def command(
     *,
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="DIR", help="The drafter's folder.")
-    ],
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="DIR",
+            show_default=False,
+            help="The drafter's folder. [default: one in our cache, where --drafter auto looks]",
+        ),
+    ] = None,
     options: TrainOptions,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print sizes and a time estimate, and do nothing.")
@@ -136,8 +144,9 @@ def command(
     from redrafter_mlx.cli.train_screen import run_training
     from redrafter_mlx.distill.options_file import make_job, read_options
     from redrafter_mlx.distill.recipes import flat, with_recipe
+    from redrafter_mlx.drafting.installed import drafter_folder
 
-    if not output.strip():
+    if output is not None and not output.strip():
         raise BadInputError("--output is empty; give a folder")
     options.check_hours()
     job: dict[str, object] = {"model": "smollm2-135m"}
@@ -152,7 +161,8 @@ def command(
                 part[name] = value
     if options.recipe is not None:
         job = with_recipe(options.recipe, job, options.sources(in_file))
-    made = make_job(job, Path(output), offline=target.offline)
+    folder = drafter_folder(str(job["model"])) if output is None else Path(output)
+    made = make_job(job, folder, offline=target.offline)
     run_training(made, dry_run=dry_run, hours=options.hours)
 
 

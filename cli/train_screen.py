@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,8 +30,9 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.distributed.group import join_ranks
+from redrafter_mlx.drafting.installed import own_shelf
 from redrafter_mlx.runtime.awake import kept_awake
-from redrafter_mlx.runtime.paths import human_size
+from redrafter_mlx.runtime.paths import cache_dir, free_disk, human_size
 
 _INTERRUPTED = 130
 
@@ -175,8 +177,14 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
     last: Step | None = None
     if schedule is not None:
         schedule.trained()
-    with StopKey(answering=True) as key, _stage(console, "training", "steps") as update:
-        for event in run.fit(lambda: key.pressed):
+    key = StopKey(answering=True, notice="stopping after this step and saving")
+
+    def stop() -> bool:
+        key.closing = key.pressed  # the state is saved next, which another Ctrl-C waits for
+        return key.pressed
+
+    with key, _stage(console, "training", "steps") as update:
+        for event in run.fit(stop):
             if schedule is not None:
                 schedule.trained(event)
                 schedule.save_now_and_then()
@@ -188,6 +196,7 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
                 update(event.step, event.steps, f"loss {event.loss:.3f}, {speed}{whole}")
             else:
                 _print_quality(console, event)
+                key.closing = last is not None and last.step == last.steps  # it is saved next
     return not key.pressed or (last is not None and last.step == last.steps)
 
 
@@ -227,7 +236,15 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
             )
         console.print(table)
     console.print(verdict(rows))
-    console.print(f"use it: redrafter-mlx chat --model {run.job.model} --drafter {run.job.output}")
+    console.print(f"use it: {_chat(run.job)}")
+
+
+def _chat(job: TrainingJob) -> str:
+    """Return the command for a chat with the drafter; in our own folder it needs no name."""
+    command = ["redrafter-mlx", "chat", "--model", job.model]
+    if job.output.resolve().parent != own_shelf().resolve():
+        command += ["--drafter", str(job.output)]
+    return shlex.join(command)
 
 
 def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
@@ -237,12 +254,18 @@ def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
         ("answers", f"{guess.answer_tokens:,} tokens"),
         ("drafter", f"{guess.parameters / 1e6:.1f} million parameters"),
         ("on disk", human_size(guess.drafter_bytes)),
-        ("corpus on disk", human_size(guess.corpus_bytes)),
+        ("corpus on disk", _corpus_size(guess, job)),
         ("memory", human_size(guess.memory_bytes)),
         (preparing, f"{duration(guess.writing_seconds)}, less what is there already"),
         ("training", f"{duration(guess.training_seconds)}, {guess.steps} steps"),
     ):
         console.print(f"{what:<20} {amount}")
+
+
+def _corpus_size(guess: Estimate, job: TrainingJob) -> str:
+    """Return e.g. `40.0 GB, and 31.0 GB are free`, the size up to `cache_bytes`."""
+    size, free = min(guess.corpus_bytes, job.cache_bytes), free_disk(cache_dir())
+    return f"{human_size(size)}, and {human_size(free)} are free"
 
 
 @contextmanager

@@ -75,10 +75,7 @@ def command(
     if loading.drafter == "none":
         raise BadInputError(_NO_SHAPES)
     from redrafter_mlx.cli.blas_choice import compare_libraries, restart_with
-    from redrafter_mlx.weights.resolve import resolve
 
-    with progress_bars("looking for the model") as report:  # not in each library's process
-        resolve(loading.model, offline=loading.offline, progress=report)
     fastest = compare_libraries(loading, again, Terminal.standard().note)
     if fastest is not None and fastest != BLAS.library:
         restart_with(fastest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,10 +35,11 @@ class Advice:
 
 def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Advice]:
     """Return plain decoding, lookup, a published drafter if one is known, and one trained here."""
+    from redrafter_mlx.weights.fit.needs import FOUR_BITS
     from redrafter_mlx.weights.known_drafters import known_drafters
 
     name = _name(loaded)
-    chat = f"redrafter-mlx chat --model {name}"
+    chat = f"redrafter-mlx chat --model {shlex.quote(name)}"
     kinds = [
         ("plain decoding", NOTHING, f"{chat} --drafter none"),
         ("lookup", LOOKUP, f"{chat} --drafter lookup"),
@@ -46,10 +48,11 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
     sizes = _sizes(loaded)
     if known is not None and sizes is not None:
         command = f"redrafter-mlx pull {known.name} && {chat} --drafter {known.name}"
-        kinds.append(
-            (f"{known.form}, published", published(known.size or sizes[0], sizes[1]), command)
-        )
-    train = f"redrafter-mlx train --model {name} --hours {_HOURS} --output DIR"
+        nbytes = known.in_memory or sizes[0]
+        if loaded.source is not None and loaded.source.bits == 4:
+            command, nbytes = f"{command} --drafter-bits 4", round(nbytes * FOUR_BITS)
+        kinds.append((f"{known.form}, published", published(nbytes, sizes[1]), command))
+    train = f"redrafter-mlx train --model {shlex.quote(name)} --hours {_HOURS}"
     kinds.append(("trained here", TRAINED, train))
     found = []
     for way, kind, command in kinds:
@@ -69,7 +72,7 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
     job = TrainingJob(model=_name(loaded), output=Path(f"{_name(loaded).rsplit('/')[-1]}-drafter"))
     if loaded.source is None:
         return "the model was not loaded by its name"
-    command = f"redrafter-mlx train --model {job.model} --output DIR --dry-run"
+    command = f"redrafter-mlx train --model {shlex.quote(job.model)} --dry-run"
     if loaded.mirror is not None:
         return f"each rank writes with a whole model; see: {command}"
     if _trial_seconds(costs) > _PATIENCE:
@@ -86,7 +89,7 @@ def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
     from redrafter_mlx.cli.progress import duration
 
     lines = [
-        "what drafts would bring, by the times above and the usual acceptance of each kind",
+        "expected speedups, from the times above and the usual acceptance of each kind of drafter",
         f"{'':<20} {'tokens/step':>11} {'tok/s':>8} {'speedup':>8}",
     ]
     for way in ways:

@@ -32,7 +32,8 @@ def command(
     """Compare drafted decoding with mlx-lm's own loop, token by token.
 
     Exits 0 if all tokens agree, or if every difference is explained by rounding. Where auto finds
-    no drafter, the drafts are mlx-lm's own answer, changed here and there: the harder test.
+    no drafter, an oracle drafts mlx-lm's answer with random errors, so that drafts of every length
+    are accepted.
     """
     chosen = asked.chosen()
     loaded = opt.load_model(loading)

@@ -138,6 +138,8 @@ class GenerationOptions(SamplingParams):
     packing, and "separate" packs nothing, for comparison: both need a fixed shape, and exclude
     rejection, which draws its own tree. With `logprobs`, each response holds the log-probabilities
     of its token. `cache_prompt=False` neither uses nor keeps the caches of earlier texts.
+    `thinking` tells a chat template that asks, such as Qwen3's, whether the model should reason
+    first; None leaves it to the template.
 
     Reproducibility: with `greedy` (which needs no seed) and `sample`, a seed gives the same text
     for every drafter and every shape, with drafts or without, because each draw belongs to a
@@ -158,6 +160,7 @@ class GenerationOptions(SamplingParams):
     prefixes: Prefixes = "all"
     logprobs: bool = False
     cache_prompt: bool = True
+    thinking: bool | None = None
 
     def __post_init__(self) -> None:
         given: object = self.stop
@@ -168,6 +171,8 @@ class GenerationOptions(SamplingParams):
             value: object = getattr(self, name)
             if not isinstance(value, bool):
                 raise BadInputError(f"{name} is {value!r}; it must be true or false")
+        if self.thinking is not None and not isinstance(self.thinking, bool):
+            raise BadInputError(f"thinking is {self.thinking!r}; it must be true, false or none")
         super().__post_init__()
         check_int("max_tokens", self.max_tokens, 1, None)
         if self.seed is not None:

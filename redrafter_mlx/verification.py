@@ -17,6 +17,7 @@ import mlx.nn as nn
 from mlx_lm.generate import generate_step
 
 from redrafter_mlx.config import DEFAULT_BEAM_SHAPE, PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.step_result import StepResult
@@ -169,7 +170,7 @@ def _drafted(
         emitted.extend(result.tokens)
         return len(emitted) >= len(expected)
 
-    results = list(decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished))
+    results = list(decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished))
     return emitted[: len(expected)], [result.nodes for result in results[1:]]
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from simulated import cliff, timings_of_batches
@@ -15,10 +15,12 @@ from redrafter_mlx.autotune.cost_model import Setup, Timings
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.
-if worker := os.environ.get("PYTEST_XDIST_WORKER"):
-    own = Path(tempfile.gettempdir()) / f"redrafter-mlx-tests-{os.getuid()}-{worker}"
-    own.mkdir(mode=0o700, exist_ok=True)
-    os.environ["TMPDIR"] = str(own)
+SCRATCH = tempfile.mkdtemp(prefix="redrafter-mlx-tests-")
+os.environ["TMPDIR"] = SCRATCH
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(SCRATCH, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

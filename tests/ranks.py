@@ -21,6 +21,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
@@ -137,7 +138,7 @@ def side_branches(redrafter: Redrafter) -> list[list[int]]:
         return sum(map(len, steps)) >= 24
 
     prompt = list(PROMPTS[0])
-    for _ in decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
+    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
         pass
     assert max(map(len, steps)) == 3, steps
     return steps
@@ -193,19 +194,28 @@ WORK: Sequence[Callable[[Redrafter], object]] = (
 
 
 class Sums:
-    """MLX's own all-sum, counted, and perturbed on some ranks."""
+    """MLX's own all-sum, counted; with noise in the last one of each call of the model.
+
+    Only this rank's own logits depend on that sum. So other ranks see the noise only if this rank
+    acts on a token of its own choice.
+    """
 
     def __init__(self, noise: float) -> None:
         self._sum = mx.distributed.all_sum
         self._noise = noise
-        self.calls = 0
+        self.calls = self._floating = 0
+        self.per_model_call = 0
 
     def __call__(self, x: mx.array, **named: object) -> mx.array:
         self.calls += 1
         total = self._sum(x, **named)
-        if self._noise and mx.issubdtype(total.dtype, mx.floating):
-            total = total * (1 + self._noise * mx.random.normal(total.shape))
-        return total
+        if not self._noise or not mx.issubdtype(total.dtype, mx.floating):
+            return total
+        self._floating += 1
+        if self._floating % self.per_model_call:
+            return total
+        key = mx.random.key(self._floating)
+        return total + self._noise * mx.random.normal(total.shape, key=key)
 
 
 SUMS = Sums(float(os.environ.get("NOISE", "0")))
@@ -232,6 +242,7 @@ def write_a_corpus() -> None:
 def main() -> None:
     mx.distributed.all_sum = SUMS
     model = MODELS[sys.argv[1]]()
+    SUMS.per_model_call = 2 * len(model.layers)
     ranks = join_ranks()
     assert ranks is not None
     sharing = shard(model, "tiny", ranks.group)

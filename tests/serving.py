@@ -8,18 +8,22 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import httpx2 as httpx
 import uvicorn
 from tiny import byte_model, byte_tokenizer
+from waiting import wait_for
 
 from redrafter_mlx.cli import main as cli
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.response import Response
+from redrafter_mlx.server import process
 from redrafter_mlx.server.app import create_app
 from redrafter_mlx.server.hosting import ModelHost
 from redrafter_mlx.server.options import ServerOptions
@@ -71,12 +75,39 @@ def wait_until_ready(url: str) -> None:
     wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
 
 
-def wait_for(reached: Callable[[], bool]) -> None:
-    """Wait until a condition holds; fails if that takes too long."""
-    end = time.monotonic() + DEADLINE
-    while not reached():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
+class Held:
+    """A model whose answers pause after `after` tokens until `let_go` is set.
+
+    begun, ended: number of answers that have begun, and that have ended, in any way
+    """
+
+    def __init__(self, model: Redrafter, after: int) -> None:
+        self._arespond, self._after = model.arespond, after
+        self.begun, self.ended, self.let_go = 0, 0, False
+
+    async def __call__(self, request: Request) -> AsyncGenerator[Response, None]:
+        self.begun += 1
+        try:
+            if not self._after:
+                await self._wait()
+            async with contextlib.aclosing(self._arespond(request)) as responses:
+                async for response in responses:
+                    yield response
+                    if response.generation_tokens >= self._after:
+                        await self._wait()
+        finally:
+            self.ended += 1
+
+    async def _wait(self) -> None:
+        while not self.let_go:
+            await asyncio.sleep(0.01)
+
+
+def hold(model: Redrafter, after: int) -> Held:
+    """Let the answers of a model pause after `after` tokens."""
+    held = Held(model, after)
+    model.arespond = held  # type: ignore[method-assign, assignment]
+    return held
 
 
 def figure(url: str, name: str) -> float:
@@ -88,22 +119,21 @@ def figure(url: str, name: str) -> float:
 def main() -> None:
     """Run `redrafter-mlx serve` with the tiny model, for tests that need a separate process.
 
-    Arguments: the port, the number of tokens from which on an answer pauses after each one
-    (0: never), and the length of a pause in seconds.
+    Arguments: the port; the number of tokens after which an answer pauses (0: never); a file that
+    lets paused answers go on; and the seconds in which answers may finish after Ctrl-C.
     """
-    port, most, seconds = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    port, after, let_go = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    process._FINISH = float(sys.argv[4])
     model = tiny_redrafter()
-    sound = model.astream
+    if after:
+        held = hold(model, after)
 
-    async def stuck(*args: object, **options: object) -> AsyncGenerator[Response, None]:
-        async with contextlib.aclosing(sound(*args, **options)) as responses:  # type: ignore[arg-type]
-            async for response in responses:
-                yield response
-                if response.generation_tokens >= most:
-                    await asyncio.sleep(seconds)
+        def watch() -> None:
+            while not let_go.exists():
+                time.sleep(0.01)
+            held.let_go = True
 
-    if most:
-        model.astream = stuck  # type: ignore[method-assign, assignment]
+        threading.Thread(target=watch, daemon=True).start()
     opt.load_model = lambda *_: model
     sys.exit(cli.run(["serve", "tiny", "--port", str(port)]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import mlx.core as mx
 import pytest
@@ -23,6 +24,7 @@ from redrafter_mlx.bench.measure.questions import (
     read_questions,
 )
 from redrafter_mlx.cli.ranges import parse_integers, parse_numbers, parse_words
+from redrafter_mlx.config import AcceptMethod
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DownloadError, MismatchError
@@ -145,6 +147,24 @@ def test_methods_are_shapes_times_temperatures_times_what_fits() -> None:
     plain = [(m.name, m.temperature) for m in methods if m.name != "redrafter"]
     assert plain == [("mlx-lm", 0.0), ("autoregressive", 0.0), ("mlx-lm", 0.5),
                      ("autoregressive", 0.5)]  # fmt: skip
+
+
+def test_a_shape_that_belongs_to_the_seed_is_not_chosen_by_measured_times() -> None:
+    found = {accept: Method("redrafter", 0.5, accept).automatic
+             for accept in get_args(AcceptMethod) if accept != "greedy"}  # fmt: skip
+    assert found == {"sample": True, "rejection": False, "typical": False}
+    assert Method("redrafter", accept="greedy", beam_width=2).automatic
+    assert not DRAFTED.automatic
+
+
+def test_the_automatic_shape_beside_others_is_not_combined_with_prefixes_of_fixed_shapes() -> None:
+    shapes = {None: [(None, None), (2, 3)]}
+    methods = list_methods(shapes, None, None, (0.0,), (), ("all", "final"))
+    assert [(m.beam_width, m.prefixes) for m in methods[2:]] == [
+        (None, "all"), (2, "all"), (2, "final")
+    ]  # fmt: skip
+    with pytest.raises(BadInputError, match="fixed shape"):
+        list_methods({None: [(None, None)]}, None, None, (0.0,), (), ("final",))
 
 
 def test_every_drafter_has_its_own_shapes() -> None:
@@ -295,7 +315,7 @@ def test_answers_survive_the_file_and_carry_spec_benchs_fields(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("name", "value"),
     [("max_tokens", 32), ("seed", 1), ("model_hash", "sha256:9"), ("drafts", "lookup"),
-     ("mlx", "9"), ("chip", "M9"), ("arithmetic", "float16")],
+     ("mlx", "9"), ("chip", "M9"), ("arithmetic", "float16"), ("tf32", True), ("ranks", 2)],
 )  # fmt: skip
 def test_a_file_made_with_other_settings_is_refused(
     name: str, value: object, tmp_path: Path
@@ -305,6 +325,20 @@ def test_a_file_made_with_other_settings_is_refused(
     with pytest.raises(BadInputError, match=f"was made with {name}") as error:
         AnswersFile(path).matching("float32", replace(SETTINGS, **{name: value}))  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
+
+
+def test_a_file_of_an_earlier_version_lacks_settings_that_were_at_their_defaults(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "a.jsonl"
+    AnswersFile(path).append(answer(), SETTINGS)
+    line = json.loads(path.read_text())
+    for name in ("ignore_eos", "tf32", "ranks"):
+        del line["settings"][name]
+    path.write_text(json.dumps(line) + "\n")
+    assert len(AnswersFile(path).matching("float32", SETTINGS)) == 1
+    with pytest.raises(BadInputError, match="tf32"):
+        AnswersFile(path).matching("float32", replace(SETTINGS, tf32=True))
 
 
 def test_another_dtypes_answers_may_stand_beside(tmp_path: Path) -> None:
@@ -339,4 +373,5 @@ def test_peak_memory_is_each_runs_own() -> None:
     big = mx.zeros((64, 1024, 1024))
     mx.eval(big)
     del big
-    assert runner.run(PLAIN, PROMPT, 5, 0).peak_memory < 0.1
+    before = mx.get_active_memory() / 1e9
+    assert runner.run(PLAIN, PROMPT, 5, 0).peak_memory - before < 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,13 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.bench.analyse.batch_summary import summarise_batches
 from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchPlan, BatchRun, BatchRunner
-from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.methods import Method, Run, Runner
 from redrafter_mlx.bench.measure.plan import Prepared
 from redrafter_mlx.bench.measure.questions import Question
 from redrafter_mlx.cli import main, options
+from redrafter_mlx.cli.bench import batches as bench_batches
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
 
 MLX_LM, PLAIN = Method("mlx-lm"), Method("autoregressive")
 AUTO, DRAFTED = Method("redrafter", accept="greedy"), Method("redrafter", 0.0, "greedy", 2, 3)
@@ -23,8 +26,9 @@ QUESTIONS = [Prepared(Question(f"q{i}", id=i), [40 + i] * (3 + i)) for i in rang
 LINE = ["bench", "--categories", "writing,math", "--max-tokens", "5", "-r", "1", "--drafter", "x"]
 
 
-def drafted() -> Redrafter:
-    return Redrafter(byte_model(seed=1), byte_tokenizer(), random_drafter(vocab_size=258))
+def drafted(engine: EngineOptions | None = None) -> Redrafter:
+    drafter = random_drafter(vocab_size=258)
+    return Redrafter(byte_model(seed=1), byte_tokenizer(), drafter, engine=engine)
 
 
 @pytest.mark.parametrize("size", [1, 3])
@@ -60,8 +64,8 @@ def test_the_clock_starts_when_every_prompt_has_its_first_token() -> None:
     lengths = [len(ids) for ids in run.token_ids]
     assert run.tokens == [n - 1 for n in lengths]
     assert run.first_seconds == 2.0
-    if lengths == [5, 5]:
-        assert run.seconds == [7.0, 8.0]
+    assert lengths == [5, 5]
+    assert run.seconds == [7.0, 8.0]
 
 
 def test_every_size_goes_through_all_questions_and_methods_take_turns() -> None:
@@ -81,14 +85,18 @@ def measured(method: Method, tokens: list[int], seconds: list[float]) -> BatchMe
     return BatchMeasurement(method, QUESTIONS[: len(tokens)], run)
 
 
+def compared(runs: list[BatchMeasurement], *plain: int) -> list[BatchMeasurement]:
+    """Compare with answers of mlx-lm's loop that have so many tokens."""
+    return [run.compared({i: [0] * n for i, n in enumerate(plain)}) for run in runs]
+
+
 def test_figures_are_those_of_the_runs() -> None:
     runs = [
         measured(DRAFTED, [10, 20], [2.0, 4.0]),
         measured(MLX_LM, [10, 20], [10.0, 10.0]),
         measured(PLAIN, [10, 20], [5.0, 5.0]),
     ]
-    plain = {0: [0] * 11, 1: [0] * 21}
-    rows = summarise_batches(runs, plain)
+    rows = summarise_batches(compared(runs, 11, 21))
     assert [row.method for row in rows] == [MLX_LM, PLAIN, DRAFTED]
     mlx_lm, _, ours = rows
     assert ours.total_tps is not None
@@ -101,13 +109,36 @@ def test_figures_are_those_of_the_runs() -> None:
     assert ours.over_plain.median == 1.25
     assert (ours.tokens_per_step, mlx_lm.tokens_per_step) == (2.0, 1.0)
     assert [row.matches_plain for row in rows] == [True] * 3
-    assert not any(row.matches_plain for row in summarise_batches(runs, {0: [1], 1: [0] * 21}))
+    rows = summarise_batches(compared(runs, 1, 21))
+    assert [row.matches_plain for row in rows] == [False] * 3
+    assert compared(compared(runs, 11, 21), 1, 1) == compared(runs, 11, 21)
+    assert [row.matches_plain for row in summarise_batches(runs)] == [None] * 3
+
+
+def test_a_speedup_pairs_the_same_questions_in_whatever_order_they_were_answered() -> None:
+    """As after an interrupted run: here each question has exactly twice the speed."""
+    fast = [replace(measured(PLAIN, [10], [s]), questions=QUESTIONS[i : i + 1])
+            for i, s in enumerate((1.0, 5.0, 20.0))]  # fmt: skip
+    slow = [replace(measured(MLX_LM, [10], [2 * m.run.seconds[0]]), questions=m.questions)
+            for m in fast]  # fmt: skip
+    _, row = summarise_batches([*fast, *reversed(slow)])
+    assert row.speedup is not None
+    assert (row.speedup.low, row.speedup.median, row.speedup.high) == (2.0, 2.0, 2.0)
+
+
+def test_only_rounds_that_every_method_has_finished_are_complete() -> None:
+    plan = BatchPlan(QUESTIONS[:2], [MLX_LM, PLAIN], [1], 8, 2, 0)
+    done = [BatchMeasurement(method, group, measured(method, [1], [1.0]).run)
+            for method, group in plan.order()]  # fmt: skip
+    assert sorted(map(id, plan.complete(done))) == sorted(map(id, done))
+    for number, complete in ((1, 0), (2, 2), (3, 2), (5, 4)):
+        assert [*map(id, plan.complete(done[:number]))] == [*map(id, done[:complete])]
 
 
 @pytest.fixture
 def loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model without measurements of the machine, for which no test waits."""
-    monkeypatch.setattr(options, "load_model", lambda _: drafted())
+    monkeypatch.setattr(options, "load_model", lambda _, engine: drafted(engine))
     monkeypatch.setattr(Tuner, "measured_for", lambda *_: True)
 
 
@@ -128,6 +159,58 @@ def test_the_last_line_is_one_object_with_a_row_for_each_size_and_method(
     assert all(r["matches_plain"] for r in rows)
     assert found["models"][0]["arithmetic"] == "float32"
     assert rows[0]["speedup"]["median"] == rows[1]["over_plain"]["median"] == 1.0
+    assert {"prefixes", "max_nodes", "epsilon", "delta"} <= rows[0].keys()
+
+
+@pytest.mark.usefixtures("loaded")
+def test_all_requests_of_a_batch_are_decoded_at_once(tmp_path: Path) -> None:
+    """More than the engine's usual eight: no request ends before another has its first token."""
+    file = tmp_path / "batches.jsonl"
+    line = ["bench", "--limit", "9", "--max-tokens", "30", "--ignore-eos", "-r", "1"]
+    drafters = ["--drafter", "x", "--drafter", "random"]
+    assert main.run([*line, *drafters, "--batch-size", "9", "--answers", str(file)]) == 0
+    runs = [json.loads(text) for text in file.read_text().splitlines()]
+    assert [run["batch"]["method"]["drafter"] for run in runs] == [None, None, "x", "random"]
+    assert all(min(run["run"]["tokens"]) > 0 for run in runs)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_the_automatic_shape_is_measured_with_all_prefixes_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ways = ["--prefixes", "all,final", "--beam-width", "2", "--beam-length", "3"]
+    assert main.run([*LINE, "--batch-size", "2", *ways, "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert [(r["beam_width"], r["prefixes"]) for r in rows if r["method"] == "redrafter"] == [
+        (None, "all"), (2, "all"), (2, "final"),
+    ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("loaded")
+def test_ctrl_c_prints_the_rounds_that_were_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Impatient(BatchRunner):
+        left = 3 + 5  # the untimed runs of three methods, and those that are timed
+
+        def run(self, *given: object) -> BatchRun:
+            Impatient.left -= 1
+            if Impatient.left < 0:
+                raise KeyboardInterrupt
+            return super().run(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench_batches, "BatchRunner", Impatient)
+    file = tmp_path / "batches.jsonl"
+    line = [*LINE, "--batch-size", "2", "--answers", str(file), "-o", "json"]
+    assert main.run(line) == 130
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert len(file.read_text().splitlines()) == 5
+    assert found["interrupted"]
+    assert str(file) in found["notes"][0]
+    assert [r["speedup"] is not None for r in found["rows"]] == [True] * 3
+    Impatient.left = 0
+    assert main.run(line[:-4]) == 130  # no round was finished
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.usefixtures("loaded")
@@ -164,6 +247,7 @@ def test_the_table_has_the_figures_and_other_tokens_fail(
     assert "total tok/s" in out
     assert "auto" in out
     assert "NO" in out
+    assert "please report it" in out
 
 
 @pytest.mark.usefixtures("loaded")
@@ -191,11 +275,33 @@ def test_an_interrupted_run_of_batches_resumes_where_its_answers_end(
     assert [json.loads(r)["batch"] for r in resumed] == [json.loads(w)["batch"] for w in whole]
     assert len(run) == len({*run}) + len(whole) - 4
     run.clear()
-    assert main.run(line) == 0
+
+    def never(*_: object) -> Run:
+        raise AssertionError("decoded again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "run", never)
+        assert main.run(line) == 0
     assert run == []
     capsys.readouterr()
     assert main.run([*line, "--seed", "7"]) == 1
     assert "seed" in capsys.readouterr().err
+    old = [json.loads(text) for text in resumed]
+    for each in old:
+        del each["run"]["matches_plain"]
+    file.write_text("".join(json.dumps(each) + "\n" for each in old))
+    assert main.run([*line, "-o", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
+    assert all(row["matches_plain"] for row in rows)
+
+
+@pytest.mark.usefixtures("loaded")
+def test_sampled_batches_need_no_answers_of_mlx_lms_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(*_: object) -> Run:
+        raise AssertionError("decoded for nothing")
+
+    monkeypatch.setattr(Runner, "run", never)
+    assert main.run([*LINE, "--batch-size", "2", "--temperature", "1", "--limit", "2"]) == 0
 
 
 @pytest.mark.usefixtures("loaded")
@@ -216,6 +322,8 @@ def test_sampled_methods_are_told_apart_and_owe_nobody_their_tokens(
     [
         (("--batch-size", "0"), "--batch-size"),
         (("--batch-size", "9"), "--questions"),
+        (("--batch-size", "257"), "256"),
+        (("--batch-size", "2", "--prompt-tokens", "8,9"), "--prompt-tokens"),
         (("--batch-size", "2", "--draft-model", "b"), "--draft-model"),
         (("--batch-size", "2", "--plot", "a.png"), "--plot"),
         (("--batch-size", "2", "--dtype", "float32,float16"), "--dtype"),
@@ -230,3 +338,14 @@ def test_options_that_cannot_be_are_refused_in_one_line(
     assert out == ""
     assert err.count("\n") == 1
     assert named in err
+
+
+def test_an_answers_file_that_cannot_be_read_is_refused_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> Redrafter:
+        raise AssertionError("loaded")
+
+    monkeypatch.setattr(options, "load_model", never)
+    assert main.run([*LINE, "--batch-size", "2", "--answers", "/none/a"]) == 1
+    assert "/none" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target.source import TargetSource
 
 QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0"]
@@ -28,10 +31,12 @@ class Loader:
     def __init__(self) -> None:
         self.asked: list[options.ModelOptions] = []
 
-    def __call__(self, asked: options.ModelOptions) -> Redrafter:
+    def __call__(
+        self, asked: options.ModelOptions, engine: EngineOptions | None = None
+    ) -> Redrafter:
         self.asked.append(asked)
         drafter = None if asked.drafter == "none" else random_drafter(seed=1, vocab_size=258)
-        return Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE)
+        return Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE, engine=engine)
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +90,45 @@ def test_without_shapes_the_automatic_one_is_measured(capsys: pytest.CaptureFixt
     drafted = [r for r in rows if r["method"] == "redrafter"]  # type: ignore[attr-defined]
     assert [r["beam_width"] for r in drafted] == [None]
     assert drafted[0]["matches_baseline"]
+
+
+def test_a_shape_is_labelled_by_what_chooses_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured times, or with draws that belong to drafts the default, for which none are taken."""
+    measured: list[object] = []
+    monkeypatch.setattr(bench_session, "measure_machine", measured.append)
+    for ways, labels, times in (
+        (["--accept", "rejection", "--temperature", "1"], ["redrafter (default shape)"], 0),
+        (["--accept", "sample", "--temperature", "1"], ["redrafter (automatic)"], 1),
+        (["--beam-width", "2"], ["redrafter 2 x auto"], 1),
+        (["--beam-length", "3"], ["redrafter auto x 3"], 1),
+    ):
+        assert main.run([*QUICK, *ways]) == 0
+        out = capsys.readouterr().out
+        assert all(label in out for label in labels)
+        assert "None" not in out
+        assert "shapes chosen" in out
+        assert len(measured) == times
+        measured.clear()
+
+
+def test_a_run_resumes_with_the_same_draft_model_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same weights, and not the same name alone."""
+    hashes = iter(["sha256:1", "sha256:1", "sha256:2"])
+
+    def load(*_: object, **__: object) -> LoadedTarget:
+        source = replace(SOURCE, name="draft", fingerprint=next(hashes))
+        return LoadedTarget(byte_model(), byte_tokenizer(), source)
+
+    monkeypatch.setattr(bench_session, "load_target", load)
+    line = ["--draft-model", "draft", "--limit", "1", "--answers", str(tmp_path / "a.jsonl")]
+    rows = result(capsys, *line)["rows"]
+    assert "mlx-lm speculative" in [r["method"] for r in rows]  # type: ignore[attr-defined]
+    assert result(capsys, *line)["rows"] == rows
+    assert "draft_model" in refusal(capsys, *line)
 
 
 def test_the_papers_packing_verifies_and_counts_fewer_nodes(
@@ -262,31 +306,6 @@ def test_ctrl_c_prints_what_was_finished_and_the_run_resumes(
     assert sum(r["runs"] for r in whole["rows"] if r["category"] == "all") == 8  # type: ignore[attr-defined]
 
 
-def test_results_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("a.json", "b.json"):
-        assert main.run([*QUICK, *SHAPES, "-o", "json"]) == 0
-        (tmp_path / name).write_text(capsys.readouterr().out)
-    files = [str(tmp_path / "a.json"), str(tmp_path / "b.json")]
-    assert main.run(["bench", "--compare", *files]) == 0
-    assert "tokens_per_step" in capsys.readouterr().out
-    assert main.run(["bench", "--compare", *files, "-o", "json"]) == 0
-    changes = json.loads(capsys.readouterr().out)["changes"]
-    assert {c["figure"] for c in changes} == {"tps", "speedup", "tokens_per_step"}
-    steps = [c for c in changes if c["figure"] == "tokens_per_step"]
-    assert all(c["ratio"]["median"] == 1 and not c["certain"] for c in steps)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [((), "cannot read /none"), (("--repeats", "2"), "--repeats"), (("--plot", "a.png"), "--plot")],
-)
-def test_a_comparison_that_cannot_be_made_is_refused(
-    arguments: tuple[str, ...], named: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run(["bench", "--compare", "/none", "/none", *arguments]) == 1
-    assert named in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -313,7 +332,8 @@ def test_a_comparison_that_cannot_be_made_is_refused(
         (["--temperature", "hot"], "--temperature"),
         (["--dtype", "float64"], "float64"),
         (["--dtype", "4bit,"], "--dtype"),
-        (["--num-draft-tokens", "0"], "--num-draft-tokens"),
+        (["--num-draft-tokens", "0", "--draft-model", "x"], "--num-draft-tokens holds 0"),
+        (["--num-draft-tokens", "5"], "--draft-model"),
         (["--categories", "none"], "none"),
         (["--questions", "/none"], "/none"),
         (["--delay", "nan"], "--delay is nan"),
@@ -323,6 +343,7 @@ def test_a_comparison_that_cannot_be_made_is_refused(
         (["--plot", "a.txt"], "a.txt"),
         (["--plot", "a.png", "--beam-width", "2"], "--beam-length"),
         (["-o", "xml"], "xml"),
+        (["-o", "report"], "--report DIR"),
         (["--max-tokens", "1"], "--max-tokens is 1"),
         (["--drafter", "none", "--beam-width", "2"], "--drafter is none"),
         (["--answers", "/none/a"], "/none"),

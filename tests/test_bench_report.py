@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_bench_cli import QUICK, SHAPES, loader, refusal  # noqa: F401
 
-from redrafter_mlx.bench.analyse.compare import read_rows
+from redrafter_mlx.bench.analyse.compare import read_result
 from redrafter_mlx.cli import main
 
 pytestmark = pytest.mark.usefixtures("loader")
@@ -48,7 +48,7 @@ def test_two_reports_are_compared_as_their_results_are(
 ) -> None:
     for name in ("a", "b"):
         assert main.run([*QUICK, "--report", str(tmp_path / name)]) == 0
-    assert read_rows(tmp_path / "a") == read_rows(tmp_path / "a" / "result.json")
+    assert read_result(tmp_path / "a") == read_result(tmp_path / "a" / "result.json")
     capsys.readouterr()
     found = []
     for ends in ("", "/result.json"):

@@ -176,6 +176,9 @@ def test_the_table_compares_servers_and_questions_differ_from_load_to_load(
     assert two in out
     assert "100%" in out
     assert len(asked) == 1 + 2 * len(OWN_QUESTIONS)
+    with answering(answer) as one:
+        assert main.run(["bench", "serve", "--url", one, "--server-model", "big"]) == 0
+    assert len(asked) == 1 + 5 * len(OWN_QUESTIONS), "a second run finds none in a server's cache"
 
 
 @pytest.mark.parametrize(

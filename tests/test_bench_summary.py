@@ -14,7 +14,6 @@ import pytest
 from bench_samples import DRAFTED, MACHINE, PLAIN, SETTINGS, answer, loaded, random_answers
 from rich.console import Console
 
-from redrafter_mlx.bench.analyse.compare import compare, read_rows
 from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
 from redrafter_mlx.bench.analyse.summary import Row, summarise
@@ -355,7 +354,7 @@ def test_the_authors_timings_are_drawn_with_their_cliff(tmp_path: Path) -> None:
     assert f"★ {ultra.best.tps:.2f}" in out.getvalue()
 
 
-# plots and comparisons
+# plots
 
 
 def test_a_picture_is_drawn_with_gaps_and_of_one_shape(tmp_path: Path) -> None:
@@ -378,46 +377,3 @@ def test_a_picture_that_cannot_be_written_is_refused_beforehand(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(BadInputError, match=r"pip install 'redrafter-mlx\[plot\]'"):
         check_plot(tmp_path / "a.png")
-
-
-def saved(tmp_path: Path, name: str, **figures: tuple[float, float, float]) -> Path:
-    row = {"dtype": "auto", "method": "redrafter", "accept": "greedy", "temperature": 0.0,
-           "beam_width": 2, "beam_length": 4, "max_nodes": None, "draft_tokens": None,
-           "category": "all"}  # fmt: skip
-    spreads = {k: dict(zip(("median", "low", "high"), v, strict=True)) for k, v in figures.items()}
-    path = tmp_path / name
-    path.write_text("table of old\n" + json.dumps({"rows": [{**row, **spreads}]}) + "\n")
-    return path
-
-
-def test_two_results_differ_only_outside_their_intervals(tmp_path: Path) -> None:
-    a = read_rows(saved(tmp_path, "a", tps=(100, 98, 102), speedup=(1.5, 1.0, 2.0)))
-    b = read_rows(saved(tmp_path, "b", tps=(110, 108, 112), speedup=(1.6, 1.1, 2.1)))
-    tps, speedup = compare(a, b)
-    assert tps.ratio.median == pytest.approx(1.1)
-    assert 1.05 < tps.ratio.low < 1.1 < tps.ratio.high < 1.15
-    assert tps.certain
-    assert not speedup.certain
-    back = compare(b, a)[0].ratio
-    assert (back.low, back.high) == pytest.approx((1 / tps.ratio.high, 1 / tps.ratio.low))
-    assert not compare(a, a)[0].certain
-
-
-def test_figures_measured_once_are_not_reported_as_different(tmp_path: Path) -> None:
-    a = read_rows(saved(tmp_path, "a", tps=(100, 100, 100), tokens_per_step=(1.5, 1.5, 1.5)))
-    b = read_rows(saved(tmp_path, "b", tps=(110, 110, 110), tokens_per_step=(1.5, 1.5, 1.5)))
-    tps, per_step = compare(a, b)
-    assert not tps.certain
-    assert (tps.verdict, per_step.verdict) == ("one run each", "within the spread")
-
-
-def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
-    good = saved(tmp_path, "a", tps=(100, 98, 102))
-    for text in ("", "no json", "[1]", "{}"):
-        (tmp_path / "bad").write_text(text)
-        with pytest.raises(BadInputError, match="bench -o json"):
-            read_rows(tmp_path / "bad")
-    with pytest.raises(BadInputError, match="cannot read"):
-        read_rows(tmp_path / "none")
-    with pytest.raises(BadInputError, match="no row in common"):
-        compare(read_rows(good), [])

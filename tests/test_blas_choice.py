@@ -32,8 +32,12 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str]]:
-    """Return which of these libraries is chosen, and which were measured."""
-    measured = []
+    """Return which of these libraries is chosen, and which were measured.
+
+    The model is fetched once before measurements, and not at all without any.
+    """
+    measured: list[str] = []
+    fetched: list[str | None] = []
 
     def rate_with(library: str, _: ModelOptions, longest: float) -> float | None:
         measured.append(library)
@@ -44,7 +48,10 @@ def compared(*libraries: str, again: bool = False) -> tuple[str | None, list[str
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blas_choice, "libraries_here", lambda: libraries)
         patch.setattr(blas_choice, "_rate_with", rate_with)
-        return compare_libraries(ModelOptions(), again, lambda _: None), measured
+        patch.setattr(blas_choice, "resolve", lambda name, **_: fetched.append(name))
+        chosen = compare_libraries(ModelOptions(), again, lambda _: None)
+    assert len(fetched) == bool(measured)
+    return chosen, measured
 
 
 def test_the_fastest_of_several_is_preferred_and_not_measured_again() -> None:

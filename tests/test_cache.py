@@ -13,7 +13,9 @@ from test_target import tree_for
 from tiny import plain_tokens, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step_result import StepResult
@@ -37,7 +39,7 @@ def slots(cache: TreeCache, row: int, length: int) -> list[np.ndarray]:
 
 def prefilled_slots(target: Target, tokens: list[int]) -> list[np.ndarray]:
     cache = target.new_cache()
-    target.prefill(mx.array([tokens]), cache, 0, [len(tokens) - 1])
+    target.append(mx.array([tokens]), cache, 0)
     return slots(cache, 0, len(tokens))
 
 
@@ -66,7 +68,7 @@ def test_cache_after_commit_equals_prefill(batch: int) -> None:
         cache = target.new_cache()
         width = max(map(len, prompts))
         padded = mx.array([p + [0] * (width - len(p)) for p in prompts])
-        target.prefill(padded, cache, 0, [len(p) - 1 for p in prompts])
+        target.append(padded, cache, 0)
         length = mx.array([len(p) for p in prompts])
         target.verify(tree, cache, length, width)
         paths = []
@@ -98,7 +100,7 @@ def test_cache_after_flush_equals_prefill() -> None:
     tree = tree_for(1)
     cache = target.new_cache()
     prompt = [11, 12, 13]
-    target.prefill(mx.array([prompt]), cache, 0, [2])
+    target.append(mx.array([prompt]), cache, 0)
     target.verify(tree, cache, mx.array([3]), 3)
     choices = mx.where(tree.depths == 0, 10, 96)  # to token 10, the last child
     accepted = accept(tree, choices)
@@ -125,7 +127,7 @@ def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
         emitted.extend(result.tokens)  # type: ignore[attr-defined]
         return len(emitted) >= 30
 
-    for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
+    for _ in decode(decoder, cache, 0, prompt, sequence_keys(0), finished):
         pass
     cache.flush()
     known = prompt + emitted[:-1]
@@ -135,18 +137,20 @@ def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_prefill_in_chunks_equals_prefill_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("chunk", [1, 7, 50])
+def test_prefill_in_chunks_equals_prefill_at_once(chunk: int) -> None:
     target = Target(random_model())
     tokens = [(7 * i) % 97 for i in range(50)]
-    want = prefilled_slots(target, tokens)
-    monkeypatch.setattr("redrafter_mlx.target.model.PREFILL_CHUNK", 7)
-    cache = target.new_cache()
-    context = target.prefill(mx.array([tokens]), cache, 0, [49])
-    for got, expected in zip(slots(cache, 0, 50), want, strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-    monkeypatch.undo()
-    at_once = target.prefill(mx.array([tokens]), target.new_cache(), 0, [49])
-    np.testing.assert_allclose(context, at_once, rtol=1e-4, atol=1e-4)
+    decoder = Decoder(target, None, PLAIN, SamplingParams())
+    prefill = Prefill(target, None, decoder.new_cache(), 0, [tokens, tokens[:20]])
+    while prefill.left:
+        prefill.read(chunk)
+    for row, text in enumerate((tokens, tokens[:20])):
+        got = slots(prefill.cache.target, row, len(text))
+        for one, want in zip(got, prefilled_slots(target, text), strict=True):
+            np.testing.assert_allclose(one, want, rtol=1e-4, atol=1e-5)
+        at_once = target.append(mx.array([text]), target.new_cache(), 0)[0, -1:]
+        np.testing.assert_allclose(prefill.context[row], at_once, rtol=1e-4, atol=1e-4)
 
 
 def test_buffers_grow_by_whole_buckets() -> None:
@@ -162,7 +166,7 @@ def test_buffers_grow_by_whole_buckets() -> None:
         seen.add(cache.target.layers[0].keys.shape[2])  # type: ignore[union-attr]
         return count > CAPACITY_STEP + 60
 
-    for _ in decoder.run(cache, 0, [1, 2, 3], sequence_keys(0), finished):
+    for _ in decode(decoder, cache, 0, [1, 2, 3], sequence_keys(0), finished):
         pass
     assert seen == {CAPACITY_STEP, 2 * CAPACITY_STEP}
 
@@ -170,7 +174,7 @@ def test_buffers_grow_by_whole_buckets() -> None:
 def read(decoder: Decoder, tokens: list[int]) -> SequenceCache:
     """Return the cache after reading a text."""
     cache = decoder.new_cache()
-    decoder.target.prefill(mx.array([tokens]), cache.target, 0, [len(tokens) - 1])
+    decoder.target.append(mx.array([tokens]), cache.target, 0)
     return cache
 
 
@@ -239,7 +243,7 @@ def test_what_was_handed_out_changes_no_kept_text() -> None:
             emitted.extend(result.tokens)
             return len(emitted) == 20
 
-        for _ in decoder.run(*found, prompt, sequence_keys(0), finished):
+        for _ in decode(decoder, *found, prompt, sequence_keys(0), finished):
             pass
         assert emitted == plain_tokens(model, prompt, 20)
 
@@ -253,7 +257,7 @@ def test_common_prefix() -> None:
 def test_a_cache_that_is_let_go_is_freed_at_once() -> None:
     target = Target(random_model())
     cache = target.new_cache()
-    target.prefill(mx.array([[1, 2, 3]]), cache, 0, [2])
+    target.append(mx.array([[1, 2, 3]]), cache, 0)
     layer = weakref.ref(cache.layers[0])
     gc.disable()
     try:

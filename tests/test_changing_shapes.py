@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 import pytest
+from policies import decode_with
 from simulated import accepted_by_shape
 from test_decode import counted_reads
 from test_lossless import N_TOKENS, PROMPT, ROWS, V, exact_joint, tiny_target
@@ -17,10 +18,11 @@ from tiny import plain_tokens, random_drafter, random_model
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.row import FixedShape, Row
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.drafting.prompt_lookup import CopySource, Lookup
+from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 
@@ -43,13 +45,25 @@ class Scripted:
         self.learned: list[StepResult] = []
         self.lengths: list[int] = []
 
-    def next_shape(self, length: int) -> BeamShape:
-        self.lengths.append(length)
+    def next_shape(self, rows: Sequence[Row]) -> BeamShape:
+        self.lengths += [row.committed for row in rows]
         self.chosen.append(self._rng.choice(self._shapes))
         return self.chosen[-1]
 
-    def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+    def plan_copies(
+        self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
+    ) -> list[CopyPlan | None]:
         """Plan copies of random length, alone or next to the drafts."""
+        return [self._plan(*one) for one in zip(rows, drafted, drawn, strict=True)]
+
+    def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
+        del rows
+        self.learned += steps
+
+    def _plan(self, row: Row, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+        source = row.copy_source
+        if source is None:
+            return None
         count = self._rng.choice([0, 1, 3, 7])
         copies = source.copies(1, count) if count else []
         if not copies:
@@ -58,9 +72,6 @@ class Scripted:
         W, L = (drafted.width + 1, drafted.length) if joined else (1, 1)
         shape = BeamShape(W, max(L, count + 1))
         return CopyPlan(copies, shape, joined, draft_after=self._rng.random() < 0.8)
-
-    def learn(self, step: StepResult) -> None:
-        self.learned.append(step)
 
 
 def run(
@@ -73,7 +84,8 @@ def run(
         return len(emitted) >= n
 
     cache = decoder.new_cache()
-    results = list(decoder.run(cache, 0, prompt, sequence_keys(seed), finished, shapes))
+    policy = shapes or FixedShape(decoder.shape)
+    results = list(decode_with(policy, decoder, cache, prompt, finished, seed))
     return emitted[:n], results
 
 
@@ -162,12 +174,12 @@ def test_the_targets_joint_distribution_is_kept(
     counts = np.zeros((V,) * N_TOKENS)
     for batch in range(6):
         keys = sequence_keys(batch, ROWS)
-        first = shapes.next_shape(0)
+        first = shapes.next_shape([])
         state, output = decoder.start(decoder.new_cache(ROWS), 0, [PROMPT] * ROWS, keys, first)
         emitted = [r.tokens for r in read_report(output)]
         while min(map(len, emitted)) < N_TOKENS:
             bound = len(PROMPT) + max(map(len, emitted))
-            state, output = decoder.step(state, bound, shapes.next_shape(0))
+            state, output = decoder.step(state, bound, shapes.next_shape([]))
             for row, result in zip(emitted, read_report(output), strict=True):
                 row.extend(result.tokens)
         for row in emitted:

@@ -164,6 +164,7 @@ def test_quotes_that_are_never_closed_send_nothing() -> None:
         ("/set temperatur 1", "did you mean 'temperature'?"),
         ("/set max_tokens 1.5", "max_tokens is 1.5"),
         ("/set draft perhaps", "draft is 'perhaps'"),
+        ("/set thinking perhaps", "thinking is 'perhaps'"),
         ("/set stop 'open", "open quotation mark"),
         ("/stats maybe", "not 'maybe'"),
         (f"/save {'x' * 300}", "File name too long"),
@@ -199,6 +200,7 @@ def test_every_option_can_be_set_and_reset_by_its_name() -> None:
         "max_nodes": ("8", 8), "draft": ("off", False), "accept": ("typical", "typical"),
         "epsilon": ("0.2", 0.2), "delta": ("0.3", 0.3), "repetition_penalty": ("1.2", 1.2),
         "frequency_penalty": ("0.3", 0.3), "presence_penalty": ("-1", -1.0),
+        "thinking": ("off", False),
     }  # fmt: skip
     assert set(values) == set(GENERATION)
     lines = [f"/set {name} {text}" for name, (text, _) in values.items()]

@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
-from serving import figure, host, running, tiny_redrafter, wait_for, wait_until_ready
+from serving import figure, hold, host, running, tiny_redrafter, wait_until_ready
 from test_bench_serve import answering, chunk, streamed
 from test_chat import FakeModel
+from waiting import wait_for
 
 from redrafter_mlx.bench.measure.load_client import Server
 from redrafter_mlx.cli import main
@@ -85,7 +86,9 @@ def test_each_token_comes_with_its_source_and_only_the_end_without(served: str) 
 
 
 def test_an_answer_that_is_left_ends_on_the_server() -> None:
-    with running([host(tiny_redrafter())]) as url:
+    model = tiny_redrafter()
+    hold(model, 40)
+    with running([host(model)]) as url:
         wait_until_ready(url)
         _, server = connect(url, None, None)
         session = RemoteSession(server, None)
@@ -175,6 +178,21 @@ def test_reasoning_is_shown_and_stays_out_of_the_conversation() -> None:
         assert "".join(t.text for t in answer) == "<think>\nHm\n</think>\n\nYes"
         assert session.messages[-1]["content"] == "Yes"
         assert answer[-1].generation_tokens == 2
+
+
+@pytest.mark.parametrize("thinking", [None, False, True])
+def test_whether_to_think_is_sent_where_it_is_chosen(thinking: bool | None) -> None:
+    asked: list[dict[str, object]] = []
+
+    def answer(request: dict[str, object]) -> tuple[int, str]:
+        asked.append(request)
+        return 200, streamed(chunk("Yes"))
+
+    with answering(answer) as url:
+        options = GenerationOptions(thinking=thinking)
+        list(RemoteSession(Server(url), None).stream("x", options=options))
+    sent = asked[0].get("chat_template_kwargs")
+    assert sent == (None if thinking is None else {"enable_thinking": thinking})
 
 
 def test_of_another_server_nothing_is_claimed_that_it_does_not_say() -> None:

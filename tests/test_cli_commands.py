@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Generator
 from dataclasses import asdict, dataclass, replace
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -111,13 +114,13 @@ def test_every_option_reaches_the_model(model: FakeModel) -> None:
     line = (
         "generate -p Hi --max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 4 --min-p 0.1 --seed 3"
         " --stop a --stop b --beam-width 2 --beam-length 3 --max-nodes 4 --no-draft"
-        " --accept typical --epsilon 0.2 --delta 0.3 --repetition-penalty 1.2"
+        " --accept typical --epsilon 0.2 --delta 0.3 --repetition-penalty 1.2 --no-thinking"
     )
     assert main.run(line.split()) == 0
     assert model.asked[0][2] == GenerationOptions(
         temperature=0.5, top_p=0.9, top_k=4, min_p=0.1, accept="typical", epsilon=0.2, delta=0.3,
         repetition_penalty=1.2, max_tokens=5, seed=3, stop=("a", "b"), beam_width=2,
-        beam_length=3, max_nodes=4, draft=False,
+        beam_length=3, max_nodes=4, draft=False, thinking=False,
     )  # fmt: skip
 
 
@@ -143,7 +146,7 @@ def test_stdin_is_the_prompt_and_raw_takes_it_to_the_letter(
 @pytest.mark.parametrize(
     ("arguments", "named", "status"),
     [
-        (["generate"], "'--prompt'", 2),
+        (["generate"], "-p - to read standard input", 2),
         (["generate", "-p", "x", "--nope"], "--nope", 2),
         (["generate", "-p", "x", "--top-k", "a"], "'--top-k'", 2),
         (["nope"], "nope", 2),
@@ -153,6 +156,7 @@ def test_stdin_is_the_prompt_and_raw_takes_it_to_the_letter(
         (["generate", "-p", "-"], "standard input gave nothing", 1),
         (["generate", "-p", "bad \udcff"], "an argument is not UTF-8", 1),
         (["generate", "-p", "x", "--raw", "--system", "s"], "--system needs", 1),
+        (["generate", "-p", "x", "--raw", "--thinking"], "--thinking needs", 1),
         (["generate", "-p", "x", "--temperature", "-1"], "temperature is -1", 1),
         (["generate", "-p", "x", "--max-tokens", "0"], "max_tokens is 0", 1),
         (["generate", "-p", "x", "--stop", ""], "stop is", 1),
@@ -302,7 +306,30 @@ def test_doctor_fails_only_when_nothing_can_run(
 ) -> None:
     monkeypatch.setitem(sys.modules, "mlx_lm", None)
     assert main.run(["doctor"]) == 1
-    assert "unusable: MLX" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "unusable: MLX" in out
+    assert "pip install 'mlx-lm" in out
+
+
+@pytest.mark.parametrize("name", ["mlx", "mlx-lm", "transformers"])
+def test_doctor_has_a_missing_dependency_installed_in_the_version_that_we_need(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = metadata.version
+
+    def version(asked: str) -> str:
+        if asked == name:
+            raise metadata.PackageNotFoundError(asked)
+        return real(asked)
+
+    monkeypatch.setattr(metadata, "version", version)
+    (found,) = (p for p in doctor.examine().problems if p.what == f"{name} is not installed")
+    assert found.unusable
+    command, install, wanted = shlex.split(found.remedy)
+    assert (command, install) == ("pip", "install")
+    needed = [r.partition(";")[0].strip() for r in metadata.requires("redrafter-mlx") or ()]
+    assert wanted in (*needed, "transformers")
+    assert re.match(rf"{name}(\[|<|>|$)", wanted)
 
 
 def test_a_doctors_section_that_breaks_is_itself_a_finding(

@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from policies import Alternating, decode_with
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.autotune.timed_calls import random_tree
@@ -18,7 +19,6 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.beam_search import beam_search
-from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
@@ -33,7 +33,7 @@ def tree() -> TokenTree:
 
 def after_prompt(target: Target) -> tuple[TreeCache, mx.array]:
     cache = target.new_cache()
-    context = target.prefill(mx.array([PROMPT]), cache, 0, [len(PROMPT) - 1])
+    context = target.append(mx.array([PROMPT]), cache, 0)[:, -1:]
     return cache, context
 
 
@@ -111,19 +111,14 @@ def test_a_call_is_built_once_for_each_size() -> None:
     drafts = Oracle(PROMPT + [3] * 200, 97)
     steps = 0
 
-    class Alternating:
-        def next_shape(self, _: int) -> BeamShape:
-            return (BeamShape(1, 1), BeamShape(3, 3))[steps % 2]
-
-        def learn(self, _: object) -> None: ...
-
     def finished(_: object) -> bool:
         nonlocal steps
         steps += 1
         return steps == 60
 
     decoder = Decoder(target, drafts, BeamShape(3, 3), SamplingParams())
-    for _ in decoder.run(decoder.new_cache(), 0, PROMPT, sequence_keys(0), finished, Alternating()):
+    shapes = Alternating(BeamShape(1, 1), BeamShape(3, 3))
+    for _ in decode_with(shapes, decoder, decoder.new_cache(), PROMPT, finished):
         pass
     calls = [shape for shape in built if shape[1] != len(PROMPT)]
     # Two tree sizes, each after the other or itself, at no more than four extents.
@@ -166,7 +161,7 @@ def test_graphs_are_bounded_over_a_long_text_of_changing_shapes(
         cache.commit(drafted, path, accepted, mx.array([length]))
         mx.eval(cache.buffers)
         length += levels
-        counts.append(len(target.graphs))
+        counts.append(len(target._tree_call.graphs))
         if length > 4_000:
             break
     assert max(counts) == counts[-1] == 12

@@ -10,6 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from constraints import Rules, phrases
+from distributions import sampled_probs
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
 from test_decode import counted_reads
@@ -17,6 +18,7 @@ from test_sampling import chi_square, critical
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens, constrained
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult, read_report
@@ -24,7 +26,7 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.speculation.sampling import sampled_log_probs, sequence_keys
+from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, pack_beam
 from redrafter_mlx.target.model import Target
 
@@ -68,7 +70,7 @@ def run(
 
     keys = sequence_keys(seed)
     cache = decoder.new_cache()
-    results = list(decoder.run(cache, 0, prompt, keys, finished, constraint=rules))
+    results = list(decode(decoder, cache, 0, prompt, keys, finished, constraint=rules))
     return emitted[:n], results
 
 
@@ -209,7 +211,7 @@ def test_lossless_methods_keep_the_constrained_targets_joint_distribution(accept
         for i in range(n):
             banned = [t for t in range(few) if t not in rule(path[:i])]
             logits[i, banned] = -math.inf
-        probs = np.exp(np.array(sampled_log_probs(mx.array(logits), params)))
+        probs = sampled_probs(logits, params)
         expected[path] = rows * math.prod(float(probs[i, t]) for i, t in enumerate(path))
     assert counts[expected == 0].sum() == 0
     statistic, freedom = chi_square(counts.ravel(), expected.ravel())
@@ -281,6 +283,6 @@ def test_buffers_are_written_in_place_though_verification_is_submitted_alone(
         return rules.masked == 12
 
     prompt = [i % VOCAB for i in range(3_000)]
-    for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished, constraint=rules):
+    for _ in decode(decoder, cache, 0, prompt, sequence_keys(0), finished, constraint=rules):
         pass
     assert mx.get_peak_memory() - before < 1.4 * cache.target.nbytes

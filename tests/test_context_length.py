@@ -102,6 +102,12 @@ def test_the_length_in_a_gguf_file_is_known(tmp_path: Path) -> None:
         # Phi 3
         ({"max_position_embeddings": 131072,
           "rope_scaling": {"type": "longrope", "long_factor": [1.0]}}, 131072),
+        # Mistral 3 and Qwen3-VL: around a language model
+        ({"model_type": "mistral3", "text_config": {"max_position_embeddings": 32768}}, 32768),
+        ({"text_config": {"max_position_embeddings": 4096,
+                          "rope_parameters": {"rope_type": "linear", "factor": 4.0}}}, 16384),
+        ({"text_config": {}}, None),
+        ({"text_config": "llama"}, None),
     ],
 )  # fmt: skip
 def test_rope_scaling_counts_where_it_goes_beyond_the_config(

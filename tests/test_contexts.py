@@ -44,7 +44,7 @@ def test_a_tree_is_read_as_its_sequences_are(name: str) -> None:
     drafts = [[7, 11, 4], [7, 12, 9]]
     tree = pack_beam(Beams(mx.array([drafts]), mx.array([[[0.0, -1, -2], [0.0, -2, -3]]])), 5)
     cache = target.new_cache()
-    target.prefill(mx.array([PROMPT]), cache, 0, [len(PROMPT) - 1])
+    target.append(mx.array([PROMPT]), cache, 0)
     hidden, logits = target.verify(tree, cache, mx.array([len(PROMPT)]), len(PROMPT))
     assert hidden.shape[-1] == target.context_size == 3 * target.hidden_size
     assert mx.allclose(target.logits(hidden), logits, atol=1e-4)
@@ -83,7 +83,7 @@ def test_a_layer_that_the_target_lacks_is_refused_by_number() -> None:
 def test_drafts_depend_on_each_layer_that_is_read() -> None:
     target = Target(random_model()).reading(LAYERS)
     drafter = random_drafter(context_layers=LAYERS).bind(target)
-    context = target.prefill(mx.array([PROMPT]), target.new_cache(), 0, [len(PROMPT) - 1])
+    context = target.append(mx.array([PROMPT]), target.new_cache(), 0)[:, -1:]
     P = len(PROMPT)
     seen = Seen(mx.array([[0, 5]]), context, mx.array([P - 1]), mx.array([1]), P)
     whole = drafter.draft((), seen, BeamShape(2, 3))[0].log_probs

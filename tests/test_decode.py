@@ -12,6 +12,7 @@ from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding import batch
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
@@ -40,7 +41,7 @@ def run(
         return len(emitted) >= n
 
     cache = decoder.new_cache()
-    results = list(decoder.run(cache, 0, prompt, sequence_keys(seed), finished))
+    results = list(decode(decoder, cache, 0, prompt, sequence_keys(seed), finished))
     return emitted[:n], results
 
 
@@ -213,7 +214,7 @@ def test_the_next_step_is_submitted_before_the_caller_is_given_this_one(
 ) -> None:
     target = Target(random_model())
     decoder = Decoder(target, None, BeamShape(1, 1), GREEDY)
-    results = decoder.run(decoder.new_cache(), 0, [1, 2], sequence_keys(0), lambda _: False)
+    results = decode(decoder, decoder.new_cache(), 0, [1, 2], sequence_keys(0), lambda _: False)
     for given, _ in zip(range(1, 6), results, strict=False):
         assert len(submissions) == given + 1
 
@@ -263,6 +264,6 @@ def test_buffers_are_written_in_place() -> None:
                 mx.reset_peak_memory()
             return seen == 12
 
-        for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
+        for _ in decode(decoder, cache, 0, prompt, sequence_keys(0), finished):
             pass
         assert mx.get_peak_memory() - before < 1.4 * cache.target.nbytes

@@ -26,11 +26,12 @@ from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusSize
 from redrafter_mlx.distill.corpus.generation import Written, write_answers, write_turns
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.prompts.given_texts import Given, corpus_key
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import PROMPT_STARTERS, draw_starters
 from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, draw_user_turns
 from redrafter_mlx.distill.corpus.reader import Reader, continuations
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard, summarise_shard
-from redrafter_mlx.distill.corpus.writer import Writer
+from redrafter_mlx.distill.corpus.writer import Writer, told_to_think
 from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
 from redrafter_mlx.distill.options import OPENINGS, WritingOptions
 from redrafter_mlx.engine.engine import Redrafter
@@ -441,7 +442,7 @@ def test_target_labels_hold_the_keys_and_values_of_a_text_once() -> None:
     tokens, length = [i % 90 for i in range(400)], 5
     states = mx.zeros((200, target.hidden_size))
     cache = target.new_cache()
-    target.prefill(mx.array([tokens]), cache, 0, [0])
+    target.append(mx.array([tokens]), cache, 0)
     once = sum(b.nbytes for b in cache.buffers)
     mx.eval(cache.buffers)
     del cache
@@ -482,3 +483,32 @@ def test_given_answers_are_counted_as_they_are_read() -> None:
     assert reader.count_tokens(1_000) == read
     assert reader.count_tokens(read - 1) == read - 1
     assert [text.prompt for text in reader.sample(2)] == [text.prompt for text in shard.texts[:2]]
+
+
+THINKS = "{% if enable_thinking %}<think>{% endif %}"
+"""End of a chat template; mlx-lm tells it to think by default only if `<think>` is a token."""
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_a_target_that_can_think_first_does_so_only_if_asked(thinking: bool) -> None:
+    tokenizer, target = byte_tokenizer(), Target(byte_model())
+    tokenizer.chat_template += THINKS
+    prompts = [Conversation(("prompt",))]
+    told = options(own_share=0.0, openings=(0,), thinking=thinking)
+    (text,) = Writer(target, tokenizer, prompts, told).write(0).texts
+    assert decode(text).endswith("assistant\n<think>") is thinking
+
+
+def test_a_corpus_has_another_key_only_if_its_target_is_told_otherwise() -> None:
+    plain, thinks = byte_tokenizer(), byte_tokenizer()
+    thinks.chat_template += THINKS
+    keys = {
+        (name, thinking): corpus_key(
+            "target", "float32", told, Given((), None, NOTHING, 0), None, told_to_think(by, told)
+        )
+        for name, by in (("plain", plain), ("thinks", thinks))
+        for thinking in (False, True)
+        for told in [options(thinking=thinking)]
+    }
+    assert keys["plain", False] == keys["plain", True] == keys["thinks", False]
+    assert keys["thinks", False] != keys["thinks", True]

@@ -131,8 +131,9 @@ def test_layers_are_shared_where_heads_do_not_divide(tmp_path: Path) -> None:
 
 
 def test_ranks_whose_sums_differ_emit_the_text_of_rank_0(tmp_path: Path) -> None:
+    """The noise is so large that every token of rank 1's own choice would be another one."""
     alone = ranks.redrafter_of(ranks.MODELS["for two"]())
-    with started("for two", 2, tmp_path, {}, {"NOISE": "1e-7"}) as run:
+    with started("for two", 2, tmp_path, {}, {"NOISE": "1e3"}) as run:
         assert run.said() == "ready"
         for work in (ranks.greedy, ranks.plain_batch):
             assert run.ask(work.__name__) == work(alone)

@@ -10,13 +10,19 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.generate import speculative_generate_step
+from policies import Alternating, decode_with
 from test_decode import counted_reads
+from test_lossless import V as FEW
+from test_lossless import fits, tiny_target
+from test_lossless import small_buffers as small_buffers
 from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import sequence_cache
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.row import BatchShapes, FixedShape
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
@@ -47,7 +53,7 @@ def drafter_for(target: Target, model: nn.Module) -> DraftModel:
 
 
 def run(
-    decoder: Decoder, n: int, seed: int = 0, shapes: object = None
+    decoder: Decoder, n: int, seed: int = 0, shapes: BatchShapes | None = None
 ) -> tuple[list[int], list[StepResult], SequenceCache]:
     emitted: list[int] = []
 
@@ -56,22 +62,9 @@ def run(
         return len(emitted) >= n
 
     cache = decoder.new_cache()
-    keys = sequence_keys(seed)
-    results = list(decoder.run(cache, 0, PROMPT, keys, finished, shapes))  # type: ignore[arg-type]
+    policy = shapes or FixedShape(decoder.shape)
+    results = list(decode_with(policy, decoder, cache, PROMPT, finished, seed))
     return emitted[:n], results, cache
-
-
-class Alternating:
-    """A policy that repeats a sequence of shapes, with and without drafts."""
-
-    def __init__(self, *shapes: BeamShape) -> None:
-        self.shapes, self.step = shapes, 0
-
-    def next_shape(self, _: int) -> BeamShape:
-        self.step += 1
-        return self.shapes[self.step % len(self.shapes)]
-
-    def learn(self, _: object) -> None: ...
 
 
 @contextmanager
@@ -163,13 +156,13 @@ def test_the_draft_cache_after_any_step_equals_a_fresh_prefill(
     for n in (8, 25, 40):
         decoder = Decoder(target, drafter, PLAIN, GREEDY)
         emitted, _, cache = run(decoder, n, shapes=Alternating(*shapes))
-        decoder.catch_up(cache)
+        cache.catch_up(drafter)
         known = cache.remembered.item()
         text = [*PROMPT, *plain_tokens(model, PROMPT, n + 10)]
-        assert known == len(PROMPT) + n - 1 or known <= len(PROMPT) + n + 5
+        assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
         fresh = Target(small)
         want = fresh.new_cache()
-        fresh.prefill(mx.array([text[:known]]), want, 0, [known - 1])
+        fresh.append(mx.array([text[:known]]), want, 0)
         assert text[: len(PROMPT) + n] == [*PROMPT, *emitted]
         for pair, layer in zip(cache.memory, want.layers, strict=True):
             for got, expected in zip(pair, (layer.keys, layer.values), strict=True):
@@ -326,12 +319,12 @@ def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
     ):
         decoder = Decoder(target, drafter, shape, GREEDY)
         cache, start = kept.take(prompt, drafter) or (decoder.new_cache(), 0)
-        for _ in decoder.run(cache, start, prompt, sequence_keys(0), lambda _: True):
+        for _ in decode(decoder, cache, start, prompt, sequence_keys(0), lambda _: True):
             pass
         cache.flush()
         kept.keep(cache, prompt, drafter)
     fresh = Target(small).new_cache()
-    Target(small).prefill(mx.array([second]), fresh, 0, [len(second) - 1])
+    Target(small).append(mx.array([second]), fresh, 0)
     for (keys, _), layer in zip(cache.memory, fresh.layers, strict=True):
         known = len(second)
         assert layer.keys is not None
@@ -361,7 +354,7 @@ def test_buffers_of_the_draft_model_are_written_in_place() -> None:
             mx.reset_peak_memory()
         return seen == 12
 
-    for _ in decoder.run(cache, 0, prompt, sequence_keys(0), finished):
+    for _ in decode(decoder, cache, 0, prompt, sequence_keys(0), finished):
         pass
     held = cache.target.nbytes + sum(a.nbytes for pair in cache.memory for a in pair)
     assert mx.get_peak_memory() - before < 1.2 * held
@@ -375,9 +368,19 @@ def test_a_larger_vocabulary_is_cut_to_the_common_tokens() -> None:
             target,
             Words(theirs),  # type: ignore[arg-type]
         )
-        for params in (GREEDY, SamplingParams(1.0, accept="rejection")):
-            emitted, _, _ = run(Decoder(target, drafter, BeamShape(2, 3), params), 30)
-            assert params.method != "greedy" or emitted == plain_tokens(model, PROMPT, 30)
+        emitted, _, _ = run(Decoder(target, drafter, BeamShape(2, 3), GREEDY), 30)
+        assert emitted == plain_tokens(model, PROMPT, 30)
+
+
+@pytest.mark.usefixtures("small_buffers")
+@pytest.mark.parametrize("own", [FEW - 2, FEW + 3])
+def test_rejection_keeps_the_distribution_where_vocabularies_differ(own: int) -> None:
+    """A token that only the target has is emitted too, and one that only the drafter has never."""
+    _, target = tiny_target()
+    model = random_model(seed=2, vocab_size=own, num_hidden_layers=1)
+    drafter = DraftModel(model, Words(own)).bind(target, Words(FEW))  # type: ignore[arg-type]
+    params = SamplingParams(1.0, accept="rejection")
+    assert fits(BeamShape(2, 3), params, batches=2, drafter=drafter)
 
 
 def test_another_tokenizer_is_refused_with_its_first_difference() -> None:

@@ -16,6 +16,7 @@ from mlx.utils import tree_flatten
 from tiny import HIDDEN, VOCAB, load_drafter, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
@@ -301,7 +302,7 @@ def test_a_drafter_that_is_let_go_frees_its_target_at_once(tree: StaticTree | No
     if tree is not None:
         drafter = drafter.along(tree)
     decoder = Decoder(target, drafter, tree.shape if tree else BeamShape(2, 3), SamplingParams())
-    for _ in decoder.run(decoder.new_cache(), 0, [1, 2, 3], sequence_keys(0), lambda _: True):
+    for _ in decode(decoder, decoder.new_cache(), 0, [1, 2, 3], sequence_keys(0), lambda _: True):
         pass
     alive = weakref.ref(target)
     gc.collect()

@@ -26,8 +26,9 @@ from eagle_samples import (
     random_tensors,
     write_files,
 )
+from policies import Alternating
 from test_batch import scheduled, some
-from test_draft_model import GREEDY, PROMPT, Alternating, run
+from test_draft_model import GREEDY, PROMPT, run
 from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
@@ -248,7 +249,7 @@ def test_it_remembers_true_features_alone(
     for n in (8, 40):
         said, _, cache = run(decoder, n, shapes=Alternating(*shapes))
         assert said == text[0, len(PROMPT) :].tolist()[:n]
-        decoder.catch_up(cache)
+        cache.catch_up(drafter)
         (known,) = cache.remembered.tolist()  # type: ignore[union-attr,misc]
         assert len(PROMPT) + n - 1 <= known <= len(PROMPT) + n + 5
         for i, part in enumerate(parts):

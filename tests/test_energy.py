@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from bench_samples import DRAFTED, PLAIN, answer
 from test_bench_cli import QUICK, loader, refusal, result  # noqa: F401
+from waiting import wait_for
 
 from redrafter_mlx.bench.analyse.energy import energy_of
+from redrafter_mlx.bench.measure import energy
 from redrafter_mlx.bench.measure.energy import PowerMeter, power_meter
 from redrafter_mlx.cli import main
 
@@ -55,21 +60,36 @@ def test_joules_a_token_are_power_times_seconds_by_tokens() -> None:
     assert energy_of(plain, lambda *_: None) == ()
 
 
-def test_samples_count_by_how_much_of_the_time_they_cover(powermetrics: Path) -> None:
+def test_samples_count_by_how_much_of_the_time_they_cover(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = itertools.count(101)  # the moments at which the samples of a second each are read
+    monkeypatch.setattr(energy, "time", SimpleNamespace(time=lambda: next(clock)))
+    watts = [1, 4, 2]
+    printed = [f"(1000ms elapsed)\nCombined Power (all): {1000 * w} mW\n" for w in watts]
+    meter = PowerMeter(io.StringIO("".join(printed)))
+    wait_for(lambda: len(meter.samples) == 3)
+    assert meter.joules(100, 103) == pytest.approx(7)
+    assert meter.joules(100.5, 102.25) == pytest.approx(0.5 * 1 + 4 + 0.25 * 2)
+    assert meter.joules(100, 103.5) == pytest.approx(7 * 3.5 / 3), "the rest is like the whole"
+    assert meter.joules(100, 104) is None
+    assert meter.joules(99, 101) is None
+    assert meter.joules(101, 101) is None
+
+
+def test_the_last_moments_are_covered_and_then_it_ends(
+    powermetrics: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(seconds: float) -> None:
+        assert seconds > 0.2, "a sample's time"
+        wait_for(lambda: meter.samples[-1].end > end)
+
+    monkeypatch.setattr(energy, "time", SimpleNamespace(time=time.time, sleep=sleep))
     with power_meter() as meter:
-        begin = meter.samples[0].begin
-        time.sleep(0.4)
-        first, last = meter.samples[0], meter.samples[-1]
-        middle = (first.begin + last.end) / 2
-        assert meter.joules(begin, middle) == pytest.approx(4.0 * (middle - begin))
-        assert meter.joules(begin - 100, middle) is None
-        assert meter.joules(middle, middle) is None
-        now = time.time()
-    assert meter.joules(now - 0.1, now) is not None, "the last moments are covered"
+        end = time.time()
+    assert meter.samples[-1].end > end
     assert powermetrics.exists()
-    count = len(meter.samples)
-    time.sleep(0.2)
-    assert len(meter.samples) == count, "it has ended"
+    assert not meter._reader.is_alive()
 
 
 def test_bench_tells_joules_where_it_is_asked(

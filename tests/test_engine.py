@@ -7,7 +7,6 @@ import gc
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
@@ -17,6 +16,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
+from waiting import wait_for
 
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.tuner import Tuner
@@ -26,6 +26,7 @@ from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Request
@@ -36,9 +37,13 @@ PROMPTS = [[i, i + 1, i + 2] for i in range(6)]
 LONG = [(7 * i + 3) % 256 for i in range(400)]
 
 
+ENDLESS = 10**5
+"""Tokens of an answer that still runs when the test ends it."""
+
+
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    return byte_model(seed=1)
+    return byte_model(seed=1, max_position_embeddings=10 * ENDLESS)
 
 
 def make(model: nn.Module, drafter: object = "own", **limits: object) -> Redrafter:
@@ -177,7 +182,7 @@ def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.M
     """Never two chunks in a row, and none larger than running answers can wait for."""
     redrafter = make(model, None, prefill_seconds=1e-6)
     calls = Calls(redrafter)
-    running = redrafter.stream([1, 2, 3], max_tokens=300)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     tokens_of(redrafter, LONG, max_tokens=2)
     first = calls.made.index(("chunk", 32))
@@ -191,7 +196,7 @@ def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.M
 
 def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> None:
     redrafter = make(model, None, prefill_seconds=1e-6)
-    running = redrafter.stream([1, 2, 3], max_tokens=400)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     calls, begun = Calls(redrafter), threading.Event()
 
@@ -199,8 +204,7 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> N
         """Wait, while the second chunk is read, for the other request."""
         if read == 64:
             begun.set()
-            while redrafter.status.waiting == 0:
-                time.sleep(0.001)
+            wait_for(lambda: redrafter.status.waiting > 0)
             calls.made.append(("submitted", 0))
 
     with ThreadPoolExecutor(1) as pool:
@@ -221,7 +225,7 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> N
 def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: nn.Module) -> None:
     """Three prompts of ten tokens fit into the smallest chunk: one step is taken, not three."""
     redrafter = make(model, None, prefill_seconds=1e-6)
-    running = redrafter.stream([1, 2, 3], max_tokens=300)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     calls, submitted = Calls(redrafter), threading.Event()
 
@@ -229,8 +233,7 @@ def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: 
         """Wait, while the first chunk of a long prompt is read, for the others."""
         if read < total:
             submitted.set()
-            while redrafter.status.waiting < 3:
-                time.sleep(0.001)
+            wait_for(lambda: redrafter.status.waiting == 3)
 
     with ThreadPoolExecutor(4) as pool:
         long = pool.submit(
@@ -249,6 +252,40 @@ def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: 
     redrafter.close()
 
 
+def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompt lookup's index; a prefix in the cache, too, and drafts are those of a whole index."""
+    shape = {"beam_width": 1, "beam_length": 4, "max_tokens": 12}
+    whole = make(model, "lookup")
+    want = [len(r.step.path) for r in whole.stream(LONG, **shape)]  # type: ignore[arg-type]
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._MOST_INDEXED", 50)
+    sizes: list[int] = []
+    append = TextIndex.append
+
+    def counted(index: TextIndex, tokens: Sequence[int]) -> None:
+        sizes.append(len(tokens))
+        append(index, tokens)
+
+    monkeypatch.setattr(TextIndex, "append", counted)
+    redrafter = make(model, "lookup", prefill_seconds=1e-6)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    told: list[tuple[int, int]] = []
+    for most in (32, 50):  # the second time from the cache
+        sizes.clear()
+        told.clear()
+        answer = redrafter.stream(LONG, on_prefill=lambda *n: told.append(n), **shape)  # type: ignore[arg-type]
+        assert [len(r.step.path) for r in answer] == want
+        assert max(sizes) == most
+        assert sum(sizes) == len(LONG)
+        assert told == sorted(set(told))
+        assert told[-1] == (400, 400)
+    running.close()
+    redrafter.close()
+    whole.close()
+
+
 def test_the_caller_is_told_how_much_of_the_prompt_was_read(model: nn.Module) -> None:
     redrafter = make(model, None)
     told: list[tuple[int, int]] = []
@@ -260,7 +297,7 @@ def test_the_caller_is_told_how_much_of_the_prompt_was_read(model: nn.Module) ->
 
 def test_a_cancelled_request_is_not_read_to_its_end(model: nn.Module) -> None:
     redrafter = make(model, None, prefill_seconds=1e-6)
-    running = redrafter.stream([1, 2, 3], max_tokens=400)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     calls = Calls(redrafter)
 
@@ -325,13 +362,23 @@ def test_prompts_that_begin_alike_share_what_was_read(redrafter: Redrafter) -> N
 def test_what_does_not_fit_is_refused_in_one_line_and_the_next_is_answered(
     model: nn.Module,
 ) -> None:
+    """The first request, too: nothing was measured yet."""
+    want = tokens_of(make(model, None), [1, 2], max_tokens=3)
     redrafter = make(model, None, prefix_bytes=0)
-    short = redrafter.generate([1, 2], max_tokens=3)  # from here on the bytes of a token are known
     budget = redrafter._worker._scheduler._memory
     budget._limit = mx.get_active_memory() + budget._work + int(600 * budget._slot)
     with pytest.raises(BusyError, match=r"500 tokens needs .* GB"):
         redrafter.generate(LONG + LONG[:100], max_tokens=3)
-    assert redrafter.generate([1, 2], max_tokens=3).token_ids == short.token_ids
+    assert tokens_of(redrafter, [1, 2], max_tokens=3) == want
+    redrafter.close()
+
+
+def test_the_bytes_of_a_token_are_known_before_the_first_answer(model: nn.Module) -> None:
+    redrafter = make(model, None)
+    budget = redrafter._worker._scheduler._memory
+    known = budget._slot
+    tokens_of(redrafter, LONG, max_tokens=3)
+    assert budget._slot == known > 0
     redrafter.close()
 
 
@@ -360,11 +407,12 @@ def test_a_failed_engine_still_knows_the_bytes_of_a_token(
 ) -> None:
     redrafter = make(model)
     redrafter.generate([1, 2], max_tokens=3)
+    redrafter._worker._scheduler._memory._slot = 9.0  # as if measured
     with monkeypatch.context() as patched:
-        patched.setattr(redrafter.target, "verify", failing(1, redrafter.target.verify))
+        patched.setattr(redrafter.target, "append", failing(1, redrafter.target.append))
         with pytest.raises(EngineFailedError):
             redrafter.generate([1, 2], max_tokens=3)
-    assert redrafter._worker._scheduler._memory._slot > 0
+    assert redrafter._worker._scheduler._memory._slot == 9.0
     redrafter.close()
 
 
@@ -387,19 +435,24 @@ def test_graphs_are_bounded_over_fifty_requests(
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 9, rng.integers(1, 60)).tolist() for _ in range(50)]
     assert {i for i, _ in redrafter.batch(prompts, max_tokens=4)} == set(range(50))
-    assert len(redrafter.target.graphs) <= 10
+    assert len(redrafter.target._tree_call.graphs) <= 10
     redrafter.close()
 
 
 # Failures and ends
 
 
-def failing(times: int, honest: Callable[..., object]) -> Callable[..., object]:
+def failing(
+    times: int, honest: Callable[..., object], failed: threading.Event | None = None
+) -> Callable[..., object]:
+    """Return a function that raises at the given call, and then sets `failed`."""
     left = [times]
 
     def call(*args: object, **named: object) -> object:
         left[0] -= 1
         if left[0] == 0:
+            if failed is not None:
+                failed.set()
             raise RuntimeError("the device is lost")
         return honest(*args, **named)
 
@@ -410,10 +463,20 @@ def test_a_failure_ends_every_answer_with_an_error_and_the_engine_begins_anew(
     redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     want = tokens_of(redrafter, PROMPTS[0], max_tokens=20)
+    verify = redrafter.target.verify
+
+    def lost(
+        tree: object, cache: object, length: mx.array, *rest: object, **named: object
+    ) -> object:
+        if length.size == 3:  # all of them are decoded
+            raise RuntimeError("the device is lost")
+        return verify(tree, cache, length, *rest, **named)  # type: ignore[arg-type]
+
     with monkeypatch.context() as patched:
-        patched.setattr(redrafter.target, "verify", failing(5, redrafter.target.verify))
+        patched.setattr(redrafter.target, "verify", lost)
+        endless = {"max_tokens": ENDLESS}
         with ThreadPoolExecutor(3) as pool:
-            futures = [pool.submit(tokens_of, redrafter, p, max_tokens=200) for p in PROMPTS[:3]]
+            futures = [pool.submit(tokens_of, redrafter, p, **endless) for p in PROMPTS[:3]]
             for future in futures:
                 with pytest.raises(EngineFailedError, match="the device is lost"):
                     future.result()
@@ -433,12 +496,14 @@ def test_wherever_the_engine_fails_no_caller_waits_forever(
     """Wherever in a round it is. The next request is answered."""
     redrafter = make(model, prefill_seconds=1e-6)
     want = tokens_of(redrafter, PROMPTS[0], max_tokens=20)
-    owner, name = part
+    (owner, name), failed = part, threading.Event()
     with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
-        patched.setattr(owner, name, failing(1, getattr(owner, name)))
+        patched.setattr(owner, name, failing(1, getattr(owner, name), failed))
+        patched.setattr("redrafter_mlx.engine.prompt_reader._MOST_TOKENS", 100)  # several chunks
         prompts = [*PROMPTS[:3], LONG]
         futures = [pool.submit(tokens_of, redrafter, p, max_tokens=20) for p in prompts]
         errors = [future.exception(timeout=60) for future in futures]
+        assert failed.wait(60), "some parts run only when all callers have their answers"
     assert {type(error) for error in errors} <= {EngineFailedError, type(None)}
     assert redrafter.status.running == redrafter.status.waiting == 0
     assert tokens_of(redrafter, PROMPTS[0], max_tokens=20) == want
@@ -493,9 +558,82 @@ def test_an_error_of_a_grammar_ends_its_own_answer_alone(redrafter: Redrafter, m
         assert other.result() == want
 
 
+def of_size(*shape: int) -> Callable[..., object]:
+    return lambda *_: np.full(shape, -1, np.int32)
+
+
+@pytest.mark.parametrize(
+    ("method", "returned"),
+    [
+        ("masks", of_size(1, 8)),
+        ("masks", of_size(9)),
+        ("masks", of_size(2, 9)),
+        ("masks", lambda *_: np.full((1, 9), -1, np.int64)),
+        ("masks", lambda *_: [[-1] * 9]),
+        ("forced", lambda: None),
+        ("forced", lambda: [258]),
+        ("forced", lambda: [1.0]),
+    ],
+)
+def test_what_a_grammar_must_not_return_ends_its_own_answer_alone(
+    redrafter: Redrafter, method: str, returned: Callable[..., object]
+) -> None:
+    """A tree of one node in a vocabulary of 258 tokens has masks of shape [1, 9]."""
+    want = tokens_of(redrafter, PROMPTS[0], max_tokens=40)
+    grammar = Grammar(method, 0)
+    setattr(grammar, method, returned)
+    with ThreadPoolExecutor(2) as pool:
+        other = pool.submit(tokens_of, redrafter, PROMPTS[0], max_tokens=40)
+        with pytest.raises(BadInputError, match="the constraint"):
+            redrafter.generate(PROMPTS[1], max_tokens=40, constraint=grammar)
+        assert other.result() == want
+
+
+def test_a_callback_that_calls_its_own_model_gets_an_error_and_does_not_wait_for_itself(
+    redrafter: Redrafter,
+) -> None:
+    def again(*_: object) -> NoReturn:
+        redrafter.generate(PROMPTS[1], max_tokens=2)
+        raise AssertionError("it was answered")
+
+    with pytest.raises(BadInputError, match="own thread"):
+        list(redrafter.stream(PROMPTS[0], max_tokens=3, on_prefill=again))
+    for method in ("masks", "forced", "advance"):
+        grammar = Grammar(method, 0)
+        setattr(grammar, method, again)
+        with pytest.raises(BadInputError, match="own thread"):
+            redrafter.generate(PROMPTS[0], max_tokens=3, constraint=grammar)
+    assert len(tokens_of(redrafter, PROMPTS[0], max_tokens=3)) == 3
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("waits", ["thread", "event loop"])
+def test_no_caller_waits_for_a_thread_that_is_gone(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    redrafter = make(model, None)
+    monkeypatch.setattr("redrafter_mlx.engine.listening._CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(redrafter.target, "verify", failing(2, redrafter.target.verify))
+    monkeypatch.setattr(redrafter._worker, "_fail", failing(1, redrafter._worker._fail))
+
+    async def consume() -> None:
+        async for _ in redrafter.astream(PROMPTS[0], max_tokens=20):
+            pass
+
+    def ask() -> None:
+        if waits == "thread":
+            redrafter.generate(PROMPTS[0], max_tokens=20)
+        else:
+            asyncio.run(asyncio.wait_for(consume(), 60))
+
+    with pytest.raises(EngineFailedError, match="gone"):
+        ask()
+    assert not redrafter._worker.alive
+
+
 def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module) -> None:
     redrafter = make(model)
-    running = redrafter.stream([1, 2, 3], max_tokens=400)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     redrafter.close()
     redrafter.close()
@@ -508,27 +646,23 @@ def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module)
 
 def test_a_model_that_is_let_go_takes_its_thread_with_it(model: nn.Module) -> None:
     redrafter = make(model)
-    stream = redrafter.stream([1, 2, 3], max_tokens=400)
+    stream = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(stream)
     worker = redrafter._worker
     del redrafter, stream
     gc.collect()
-    for _ in range(100):
-        if not worker.alive:
-            break
-        time.sleep(0.05)
-    assert not worker.alive
+    wait_for(lambda: not worker.alive)
 
 
 def test_status_counts_what_runs_and_what_waits(model: nn.Module) -> None:
     redrafter = make(model, None, max_batch=1)
     began = redrafter.status.last_progress
-    first, second = (redrafter.stream(p, max_tokens=300) for p in PROMPTS[:2])
+    first, second = (redrafter.stream(p, max_tokens=ENDLESS) for p in PROMPTS[:2])
     next(first)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(next, second)
-        while redrafter.status.waiting != 1:
-            assert not waiting.done()
+        wait_for(lambda: redrafter.status.waiting == 1)
+        assert not waiting.done()
         assert redrafter.status.running == 1
         first.close()
         waiting.result(30)
@@ -543,8 +677,8 @@ import sys
 sys.path.insert(0, sys.argv[1])
 from tiny import byte_model, byte_tokenizer
 from redrafter_mlx.engine.engine import Redrafter
-model = Redrafter(byte_model(seed=1), byte_tokenizer(), None)
-stream = model.stream([1, 2, 3], max_tokens=500)
+model = Redrafter(byte_model(seed=1, max_position_embeddings=10**6), byte_tokenizer(), None)
+stream = model.stream([1, 2, 3], max_tokens=10**5)
 next(stream)
 sys.exit(7)
 """

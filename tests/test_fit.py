@@ -36,6 +36,7 @@ from redrafter_mlx.weights.fit.needs import (
     needs,
     stored_model,
 )
+from redrafter_mlx.weights.known_drafters import known_drafters
 from redrafter_mlx.weights.precision import quantize_layers
 from redrafter_mlx.weights.registry import REGISTRY
 
@@ -127,10 +128,22 @@ def test_of_a_mixture_of_experts_only_the_size_of_its_files_is_known(
         check_load("org/experts", folder, size, Machine(1000, 1000, 10**12, on_cpu=False))
 
 
-def test_a_usual_drafter_is_about_as_large_as_published_ones() -> None:
-    known = drafter_bytes("qwen3-1.7b")
+def test_a_share_that_is_too_large_needs_more_ranks() -> None:
+    with pytest.raises(TooLargeError, match="more ranks"):
+        check_load("m", Path("m"), 3000, Machine(2000, 2000, 10**12, on_cpu=False), shared=True)
+
+
+@pytest.mark.parametrize("name", ["qwen3-1.7b", "qwen3-8b", "qwen3-14b", "qwen3-32b"])
+def test_a_usual_drafter_is_about_as_large_in_memory_as_published_ones(name: str) -> None:
+    known = drafter_bytes(name)
     assert known is not None
-    assert REGISTRY["qwen3-1.7b"].shape.drafter_bytes == pytest.approx(known, rel=0.1)
+    assert REGISTRY[name].shape.drafter_bytes == pytest.approx(known, rel=0.1)
+
+
+def test_the_drafter_that_is_sized_is_the_one_that_is_preferred() -> None:
+    for name in REGISTRY:
+        first = next(iter(known_drafters(name)), None)
+        assert drafter_bytes(name) == (None if first is None else first.in_memory)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +189,27 @@ def test_advice_names_the_option_that_fits_or_the_model() -> None:
     same = check_download("meta-llama/Llama-3.1-8B-Instruct", _floats("llama-3.1-8b"), mac(16))
     assert "--quantize 8" in str(same)
     assert "redrafter-mlx pull llama-3.1-8b" in str(same)
+
+
+@pytest.mark.parametrize("gigabytes", [8, 16, 24, 32, 48, 64])
+@pytest.mark.parametrize("name", ["llama-3.2-3b", "llama-3.1-8b", "phi-4", "qwen3-32b"])
+def test_a_download_and_a_load_that_are_too_large_propose_the_same_precision(
+    name: str, gigabytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, machine = _floats(name), mac(gigabytes)
+    monkeypatch.setattr("redrafter_mlx.weights.fit.needs.stored_model", lambda _: stored)
+    advice = []
+    for check in (
+        lambda: check_download("org/model", stored, machine),
+        lambda: check_load("org/model", tmp_path, stored.nbytes, machine),
+    ):
+        try:
+            advice.append(str(check()))
+        except TooLargeError as error:
+            advice.append(str(error))
+    if stored.nbytes > machine.working_set:
+        for option in ("--quantize 4", "--quantize 8"):
+            assert (option in advice[0]) == (option in advice[1])
 
 
 def _floats(name: str) -> StoredModel:
@@ -226,7 +260,7 @@ def test_screens_say_what_fits_a_mac(
         assert main.run(["show", "vicuna-7b", "--context", context]) == 0
         rows = dict(x.split("  ", 1) for x in capsys.readouterr().out.splitlines())
         verdicts.append(rows["--quantize 4"].strip().startswith("fits"))
-    assert verdicts == [gigabytes > 8, gigabytes > 8]
+    assert verdicts == [True, gigabytes > 8]
     assert main.run(["doctor", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["memory"]
     assert facts["models_may_use_bytes"] == mac(gigabytes).working_set

@@ -6,6 +6,7 @@ import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import mlx.core as mx
 import pytest
@@ -14,6 +15,7 @@ from tiny import random_drafter
 from redrafter_mlx.bench.measure.answers import LinesFile
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime import atomic_write as writes
 from redrafter_mlx.runtime.atomic_write import atomic_write, write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 
@@ -53,6 +55,22 @@ def test_a_full_disk_is_named_by_the_file_and_leaves_what_was_there(
     assert str(caught.value.filename) in (str(path), str(tmp_path))
     assert path.read_text() == "what was there"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_macs_flush_a_file_to_the_disk_itself_if_its_file_system_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def fcntl(_: int, command: int) -> None:
+        asked.append(command)
+        raise OSError(25, "Inappropriate ioctl for device")
+
+    monkeypatch.setattr(writes, "sys", SimpleNamespace(platform="darwin"))
+    monkeypatch.setattr(writes, "fcntl", SimpleNamespace(F_FULLFSYNC=51, fcntl=fcntl))
+    write_private_text(tmp_path / "a", "text")
+    assert (tmp_path / "a").read_text() == "text"
+    assert asked == [51]
 
 
 def test_answers_that_find_no_room_name_their_file(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from mlx_lm.models.rope_utils import SuScaledRoPE
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 import redrafter_mlx
+from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.session import Session
@@ -436,6 +437,25 @@ def test_an_empty_turn_is_refused_and_changes_nothing(redrafter: Redrafter) -> N
     with pytest.raises(BadInputError, match="empty"):
         session.stream("  \n")
     assert session.messages == []
+
+
+@pytest.mark.parametrize("thinking", [None, False, True])
+def test_whether_to_think_reaches_the_chat_template_by_every_way_to_ask(
+    redrafter: Redrafter, thinking: bool | None
+) -> None:
+    tokenizer, asked = redrafter.tokenizer, [{"role": "user", "content": "hi"}]
+    tokenizer.chat_template += "{% if enable_thinking is defined %}{{ enable_thinking }}{% endif %}"
+    given = {} if thinking is None else {"enable_thinking": thinking}
+    want = tokenizer.apply_chat_template(asked, add_generation_prompt=True, **given)
+    options = GenerationOptions(max_tokens=2, thinking=thinking)
+    for prompt in ("hi", asked):
+        *_, last = redrafter.stream(prompt, options=options)
+        assert last.prompt_tokens == len(want)
+        assert redrafter.generate(prompt, options=options).prompt_ids == want
+    *_, last = redrafter.session().stream("hi", options=options)
+    assert last.prompt_tokens == len(want)
+    ((_, first), *_) = redrafter.batch(["hi"], options=options)
+    assert first.prompt_tokens == len(want)
 
 
 # Threads and asyncio

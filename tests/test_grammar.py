@@ -115,7 +115,7 @@ def test_tokens_equal_mlx_lms_own_loop_with_a_fresh_matcher_for_each_of_them() -
     )
     want = [int(token) for token, _ in steps]
     end = byte_tokenizer().eos_token_id
-    constraint = GrammarConstraint(LLMatcher(vocabulary, grammar), 258, [end])
+    constraint = GrammarConstraint(LLMatcher(vocabulary, grammar), 258, vocabulary)
     got = model().generate(
         PROMPT, max_tokens=40, constraint=constraint, beam_width=3, beam_length=4
     )
@@ -165,6 +165,29 @@ def test_masks_follow_each_nodes_own_path() -> None:
     assert set(shown[5]) == set(shown[7]) == set("]\n ")
     assert (masks[[3, 6, 8]] == -1).all(), "not in the grammar: never looked at"
     assert (constraint.masks(tokens, parents) == masks).all(), "it was put back"
+
+
+def test_a_draft_beyond_a_grammars_limit_does_not_end_the_answer() -> None:
+    """llguidance cannot roll back such a grammar, and a matcher that failed stays so."""
+    constraint = grammars().compile('start: word "!"\nword[max_tokens=2]: /[a-z]*/')
+    a, b, mark = ids("ab!")
+    tokens, parents = [0, a, b, a, mark], [-1, 0, 1, 2, 0]
+    masks = constraint.masks(tokens, parents)
+    assert "a" in allowed(masks[0])
+    assert "!" in allowed(masks[1])
+    for token in (a, b):
+        constraint.advance(token)
+        assert "!" in allowed(constraint.masks([token, mark, a], [-1, 0, 0])[0])
+    constraint.advance(mark)
+    assert constraint.ended
+
+
+def test_a_tokenizer_may_have_more_tokens_than_the_model() -> None:
+    constraint = Grammars(byte_tokenizer(), 224).json_schema({"type": "integer"})
+    masks = constraint.masks([0, ids("1")[0]], [-1, 0])
+    assert masks.shape == (2, 224 // 32)
+    whole = grammars().json_schema({"type": "integer"}).masks([0, ids("1")[0]], [-1, 0])
+    assert (masks == whole[:, : 224 // 32]).all()
 
 
 def test_a_draft_of_the_end_of_the_text_is_not_looked_behind() -> None:

@@ -17,6 +17,7 @@ from test_train_cli import (  # noqa: F401
     prompts,
     unwrapped,
 )
+from waiting import wait_for
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.distill.estimate import Estimate, largest_trial
@@ -231,6 +232,19 @@ def test_a_resumed_run_keeps_its_plan_and_its_clock(tmp_path: Path) -> None:
         Schedule(tmp_path, 3.0, clock)
 
 
+def test_a_killed_run_loses_a_minute_of_its_clock_at_most(tmp_path: Path) -> None:
+    clock = Clock()
+    schedule = Schedule(tmp_path, 2.0, clock)
+    schedule.begin(TRIAL, ANY)
+    saved = []
+    for _ in range(10):
+        clock.now += 25
+        schedule.save_now_and_then()
+        again = Schedule(tmp_path, 2.0, clock)
+        saved.append(again.spent if again.plan is not None else 0.0)
+    assert saved == [0, 0, 75, 75, 75, 150, 150, 150, 225, 225]
+
+
 def test_a_resumed_run_has_the_blocks_of_its_plan(tmp_path: Path) -> None:
     """Blocks of a short run are smaller; a plan without a block size uses the job's."""
     job = TrainingJob("any", Path("out"))
@@ -323,8 +337,7 @@ def test_a_mac_is_kept_awake_for_as_long_as_it_works(
     monkeypatch.setattr("redrafter_mlx.runtime.awake.subprocess.Popen", popen)
     with kept_awake():
         assert ended[0]() is None
-        while not log.exists():
-            pass
+        wait_for(log.exists)
     assert ended[0]() is not None
     assert log.read_text().split()[:2] == ["-i", "-s"]
     monkeypatch.setenv("PATH", "/nowhere")

@@ -55,6 +55,25 @@ def test_every_known_drafter_can_be_pulled() -> None:
         assert is_repo(known.name), known
 
 
+def test_a_head_over_all_tokens_comes_after_those_with_a_draft_vocabulary() -> None:
+    for known in KNOWN_DRAFTERS.values():
+        eagle = [one.repo for one in known if one.form == "EAGLE-3"]
+        assert eagle == sorted(eagle, key=lambda repo: repo.startswith("deepseek-ai/"))
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("qwen3-8b", "RedHatAI/Qwen3-8B-speculator.eagle3"),
+        ("qwen3-14b", "RedHatAI/Qwen3-14B-speculator.eagle3"),
+        ("qwen3-32b", "RedHatAI/Qwen3-32B-speculator.eagle3"),
+        ("llama-3.3-70b", "RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3"),
+    ],
+)
+def test_a_named_model_has_the_speculators_head_first(name: str, first: str) -> None:
+    assert known_drafters(name)[0].name == first
+
+
 REPO = "org/tiny-drafter"
 KNOWN = {"tiny": (KnownDrafter(REPO, "ReDrafter", size=4_000_000),)}
 ASKED = [1, 2, 3]
@@ -127,3 +146,32 @@ def test_drafters_lists_what_is_known_and_what_is_here(
     assert "no drafter is known for org/unknown" in capsys.readouterr().out
     assert main.run(["drafters", "unknown"]) == 1
     assert "no model 'unknown'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("bits", "asked", "advised"), [(4, None, True), (4, 8, False), (8, None, False)]
+)
+def test_a_published_drafter_is_to_be_quantised_like_its_target(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch, bits: int, asked: int | None, advised: bool
+) -> None:
+    source = TargetSource("org/tiny-4bit", tiny, "sha256:t", "llama", "float32", bits, None)
+    target = LoadedTarget(random_model(), byte_tokenizer(), source)
+    monkeypatch.setattr(loading, "load_target", lambda *_, **__: target)
+    note = str(load("org/tiny-4bit", drafter_bits=asked).drafter_note)
+    assert ("--drafter-bits 4" in note) == advised
+    assert REPO in note
+
+
+def test_show_describes_a_drafter_by_its_form_size_and_target(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = on_disk(tiny)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "target": "org/tiny"}))
+    for name in (REPO, str(folder)):
+        assert main.run(["show", name]) == 0
+        rows = dict(x.split("  ", 1) for x in capsys.readouterr().out.splitlines())
+        assert rows["form"].strip() == "ReDrafter drafter"
+        assert rows["target"].strip() == "org/tiny"
+        assert rows["path"].strip() == str(folder)
+        assert rows["on disk"].strip().endswith("kB")

@@ -9,36 +9,58 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Queue
+from types import SimpleNamespace
+from typing import NoReturn, cast
 
 import mlx.core as mx
+import mlx.nn as nn
 import pytest
-from tiny import random_model
+from tiny import byte_tokenizer, random_model
 
+from redrafter_mlx.autotune.profiler import setup_of
 from redrafter_mlx.cli import main
+from redrafter_mlx.distributed import follower
 from redrafter_mlx.distributed.facts import facts_of
-from redrafter_mlx.distributed.group import join_ranks
+from redrafter_mlx.distributed.group import Ranks, _leader_addresses, join_ranks
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.distributed.watch import Door, FollowerConnection
-from redrafter_mlx.errors import MismatchError, RedrafterError, UnsupportedModelError
+from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.errors import (
+    MismatchError,
+    ModelNotFoundError,
+    RankError,
+    RedrafterError,
+    UnsupportedModelError,
+)
+from redrafter_mlx.loading import load as loading
+from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.runtime import launched
 from redrafter_mlx.runtime.launched import Launch
+from redrafter_mlx.target.fingerprint import nbytes_of
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 
 PATIENCE = 30.0
 """Seconds to wait for threads on a busy machine."""
+
+HERE = ["127.0.0.1"]
+NOWHERE = "255.255.255.255"
+"""An address to which no connection can be made."""
 
 FACTS = {"version": "1", "model": "a", "drafter": "trained"}
 
 
 @pytest.mark.parametrize("fact", FACTS)
 def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
-    door, ended = Door("127.0.0.1"), Endings()
+    door, ended = Door(), Endings()
     refused: list[str] = []
 
     def other(rank: int, facts: dict[str, str]) -> None:
-        follower = FollowerConnection("127.0.0.1", door.port, door.token, rank, ended)
+        follower = FollowerConnection(HERE, door.port, door.token, rank, ended)
         with pytest.raises(MismatchError) as refusal:
             follower.compare(facts)
         refused.append(str(refusal.value))
@@ -59,6 +81,97 @@ def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
     assert f"rank 2 has another {fact}" in refused[0]
     leader.close()
     assert ended.of(2) == [0, 0]
+
+
+def test_the_rank_with_the_least_free_memory_sets_the_limit() -> None:
+    door, ended = Door(), Endings()
+    bytes_of_free = {1: 300, 2: 70_000}
+    followers = {
+        rank: FollowerConnection(HERE, door.port, door.token, rank, ended) for rank in bytes_of_free
+    }
+    leader = door.admit(2, ended)
+    threads = [
+        threading.Thread(target=Ranks(group_of(3, rank), one).agree, args=(FACTS, free))
+        for (rank, one), free in zip(followers.items(), bytes_of_free.values(), strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    assert Ranks(group_of(3), leader).agree(FACTS, 5000) == 300
+    leader.close()
+    assert ended.of(2) == [0, 0]
+
+
+@pytest.mark.parametrize("given", [None, 12345])
+def test_answers_are_admitted_by_the_memory_of_all_ranks(
+    given: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    limits: list[int | None] = []
+    model = random_model()
+    source = TargetSource("tiny", tmp_path, "sha256:1", "llama", "float32", None, None)
+    target = LoadedTarget(model, byte_tokenizer(), source)
+    monkeypatch.setattr(
+        loading, "join_ranks", lambda: SimpleNamespace(leads=True, agree=lambda _, free: free // 2)
+    )
+    monkeypatch.setattr(loading, "load_target", lambda *_, **__: target)
+    monkeypatch.setattr(loading, "facts_of", lambda *_: FACTS)
+    monkeypatch.setattr(loading, "memory_limit", lambda: nbytes_of(model) + 1000)
+    monkeypatch.setattr(
+        loading, "draft_with", lambda *_, engine, **__: limits.append(engine.memory_bytes)
+    )
+    loading.load("tiny", engine=EngineOptions(memory_bytes=given))
+    assert limits == [nbytes_of(model) + 500 if given is None else given]
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_a_drafters_files_are_needed_on_rank_0_alone(
+    leads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LoadsTargetError(Exception):
+        pass
+
+    def load_target(*_: object, **__: object) -> NoReturn:
+        raise LoadsTargetError
+
+    monkeypatch.setattr(loading, "join_ranks", lambda: SimpleNamespace(leads=leads))
+    monkeypatch.setattr(loading, "load_target", load_target)
+    with pytest.raises(ModelNotFoundError if leads else LoadsTargetError):
+        loading.load("tiny", "/no/such/drafter")
+
+
+def test_the_machine_of_a_follower_is_kept_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    awake: list[bool] = []
+
+    @contextmanager
+    def kept_awake() -> Iterator[None]:
+        awake.append(True)
+        yield
+        awake.append(False)
+
+    def receive(_: Ranks) -> NoReturn:
+        assert awake == [True]
+        sys.exit(7)
+
+    monkeypatch.setattr(follower, "kept_awake", kept_awake)
+    monkeypatch.setattr(follower, "receive", receive)
+    with pytest.raises(SystemExit, match="7"):
+        follower.follow(random_model(), cast(Ranks, None))
+
+
+def test_costs_are_stored_by_backend_and_number_of_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, paths = random_model(), []
+    for hosts in ("", "ab", "aa", "cc"):
+        hostfile = tmp_path / f"{hosts}.json"
+        hostfile.write_text(json.dumps([[f"{host}:{i}"] for i, host in enumerate(hosts)]))
+        monkeypatch.setenv("MLX_HOSTFILE", str(hostfile) if hosts else "")
+        paths.append(setup_of(model, Target(model), "none").path)
+    monkeypatch.setenv("MLX_HOSTFILE", "")
+    monkeypatch.setenv("MLX_JACCL_COORDINATOR", "a:1")
+    paths.append(setup_of(model, Target(model), "none").path)
+    alone, two, one, another_one, rdma = paths
+    assert len({alone, two, one, rdma}) == 4
+    assert another_one == one
 
 
 def test_models_of_one_form_with_other_weights_differ(tmp_path: Path) -> None:
@@ -85,12 +198,35 @@ class Endings(Queue[int]):
         return sorted(self.get(timeout=PATIENCE) for _ in range(ranks))
 
 
+def test_a_rank_tries_the_addresses_of_rank_0_in_turn() -> None:
+    door, ended = Door(), Endings()
+    rank = FollowerConnection([NOWHERE, *HERE], door.port, door.token, 1, ended)
+    door.admit(1, ended).close()
+    assert ended.of(1) == [0]
+    del rank
+    with pytest.raises(RankError, match=f"rank 1 .*{NOWHERE}.*{HERE[0]}"):
+        FollowerConnection([NOWHERE, *HERE], door.port, door.token, 1, ended)
+
+
+def test_rank_0_names_the_address_on_the_way_to_each_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a ring of Thunderbolt links, the hostfile names its address on one of them."""
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text(json.dumps([["192.0.2.1:1"], [f"{NOWHERE}:1", f"{HERE[0]}:1"]]))
+    monkeypatch.setenv("MLX_HOSTFILE", str(hostfile))
+    assert _leader_addresses()[:2] == ["192.0.2.1", *HERE]
+    monkeypatch.delenv("MLX_HOSTFILE")
+    monkeypatch.setenv("MLX_JACCL_COORDINATOR", "[2001:db8::1]:32323")
+    assert _leader_addresses()[0] == "2001:db8::1"
+
+
 @pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"{}\n"])
 def test_a_stranger_is_not_taken_for_a_rank(greeting: bytes) -> None:
-    door, ended = Door("127.0.0.1"), Endings()
+    door, ended = Door(), Endings()
     with socket.create_connection(("127.0.0.1", door.port)) as stranger:
         stranger.sendall(greeting)
-    rank = FollowerConnection("127.0.0.1", door.port, door.token, 1, ended)
+    rank = FollowerConnection(HERE, door.port, door.token, 1, ended)
     leader = door.admit(1, ended)
     leader.close()
     assert ended.of(1) == [0]
@@ -98,10 +234,9 @@ def test_a_stranger_is_not_taken_for_a_rank(greeting: bytes) -> None:
 
 
 def test_a_rank_of_another_launch_is_refused() -> None:
-    door, ended = Door("127.0.0.1"), Endings()
+    door, ended = Door(), Endings()
     first_to_connect, rank = (
-        FollowerConnection("127.0.0.1", door.port, token, 1, ended)
-        for token in (b"wrong", door.token)
+        FollowerConnection(HERE, door.port, token, 1, ended) for token in (b"wrong", door.token)
     )
     leader = door.admit(1, ended)
     leader.close()
@@ -110,8 +245,8 @@ def test_a_rank_of_another_launch_is_refused() -> None:
 
 
 def test_a_rank_that_is_lost_before_it_has_its_model_ends_the_others() -> None:
-    door, ended = Door("127.0.0.1"), Endings()
-    follower = FollowerConnection("127.0.0.1", door.port, door.token, 1, ended)
+    door, ended = Door(), Endings()
+    follower = FollowerConnection(HERE, door.port, door.token, 1, ended)
     with socket.create_connection(("127.0.0.1", door.port)) as dying:
         for hello in ({"token": door.token.hex()}, {"rank": "2"}):
             dying.sendall(json.dumps(hello).encode() + b"\n")
@@ -125,14 +260,27 @@ def test_a_rank_that_is_lost_before_it_has_its_model_ends_the_others() -> None:
     [("gemma2", "parallelism"), ("llama", "num_attention_heads 4"), ("qwen3", "num_")],
 )
 def test_a_model_that_ranks_cannot_share_is_refused_by_name(model: str, named: str) -> None:
-    class Group:
-        def size(self) -> int:
-            return 3
-
     with pytest.raises(UnsupportedModelError) as refusal:
-        shard(random_model(model), model, Group())  # type: ignore[arg-type]
+        shard(random_model(model), model, group_of(3))
     assert model in str(refusal.value)
     assert named in str(refusal.value)
+
+
+def test_inputs_of_quantised_layers_are_divided_in_whole_groups() -> None:
+    def share(model: str, size: int) -> str:
+        quantised = random_model(model, hidden_size=128, intermediate_size=size)
+        nn.quantize(quantised, group_size=32)
+        return shard(quantised, model, group_of(2))
+
+    assert share("llama", 128) == share("qwen2", 128) == "tensor"
+    assert share("qwen2", 96) == "pipeline"
+    with pytest.raises(UnsupportedModelError, match="down_proj's group count 3 "):
+        share("llama", 96)
+
+
+def group_of(ranks: int, rank: int = 0) -> mx.distributed.Group:
+    group = SimpleNamespace(size=lambda: ranks, rank=lambda: rank)
+    return cast(mx.distributed.Group, group)
 
 
 def test_a_launch_shares_one_model() -> None:
@@ -156,6 +304,28 @@ def test_what_ranks_cannot_do_is_refused_before_a_model_is_loaded(
     monkeypatch.setenv("MLX_RANK", "0")
     assert main.run(line.split()) == 1
     assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("size", ["MLX_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_ranks_of_another_backend_do_not_each_run_alone(
+    size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(size, "1")
+    assert join_ranks() is None
+    monkeypatch.setenv(size, "2")
+    with pytest.raises(RankError, match="--backend ring or jaccl"):
+        join_ranks()
+
+
+def test_one_process_that_was_launched_runs_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hostfile = tmp_path / "hosts.json"
+    hostfile.write_text("\n")  # as mlx.launch -n 1 writes it
+    monkeypatch.setenv("MLX_HOSTFILE", str(hostfile))
+    monkeypatch.setenv("MLX_RANK", "0")
+    assert launched.launched_rank() is None
+    assert join_ranks() is None
 
 
 def test_a_hostfile_without_a_reachable_host_is_one_line(

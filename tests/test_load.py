@@ -17,6 +17,7 @@ from redrafter_mlx.drafting.installed import find_drafters
 from redrafter_mlx.drafting.published.medusa import MedusaConfig, MedusaNetwork, save_medusa
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.loading import load as loading
+from redrafter_mlx.loading.drafter import parse_drafter
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.target.source import TargetSource
@@ -74,6 +75,19 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
         load("tiny", drafter="+lookup")
     with pytest.raises(ModelNotFoundError, match="no drafter at"):
         load("tiny", drafter=f"{shelf / 'nothing'}+lookup")
+
+
+@pytest.mark.parametrize("name", ["~/a", Path("~/a"), "~/a+lookup", "~/own.py:Own"])
+def test_a_drafter_below_the_home_folder_is_found(
+    shelf: Path, name: str | Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(shelf))
+    save_drafter(random_drafter(1), shelf / "a")
+    (shelf / "own.py").write_text(
+        "from redrafter_mlx.drafting.oracle import Oracle\n"
+        "class Own(Oracle):\n    def __init__(self): super().__init__([], 9)\n"
+    )
+    assert parse_drafter(name).parts
 
 
 def test_the_drafter_that_was_trained_for_this_target_is_found(shelf: Path) -> None:

@@ -116,6 +116,27 @@ def test_a_folder_of_transformers_5_gives_the_model_of_the_older_files(
     assert loaded.source.context_length == context_length(older)
 
 
+def test_rotary_parameters_of_a_language_model_in_a_wrapper_are_found(
+    tmp_path: Path, tokenizer_json: Path
+) -> None:
+    """Mistral 3 around Llama, as transformers 5 writes it and as older files are."""
+    text = {**LLAMA, "vocab_size": len(vocabulary()), "rope_theta": 1e3}
+    module, arguments = _get_classes({"model_type": "mistral3"})
+    mx.random.seed(3)
+    model = module(arguments.from_dict({"model_type": "mistral3", "text_config": text}))
+    path = tmp_path / "model"
+    save_model(path, model)
+    _copy_tokenizer(tokenizer_json, path)
+    newer = {k: v for k, v in text.items() if k != "rope_theta"}
+    newer["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e3}
+    config = {"model_type": "mistral3", "text_config": newer}
+    (path / "config.json").write_text(json.dumps(config))
+    loaded = load_target(path)
+    late = mx.concatenate([PROMPT] * 12, axis=1)
+    np.testing.assert_array_equal(loaded.model(late), model(late))
+    assert loaded.source.context_length == text["max_position_embeddings"]
+
+
 def test_rotary_parameters_for_each_type_of_layer_stay_as_they_are() -> None:
     each = {"full_attention": {"rope_theta": 1e6, "rope_type": "linear", "factor": 8.0}}
     assert top_level_rope({"rope_parameters": each}) == top_level_rope({}) == {}

@@ -13,8 +13,9 @@ from test_decode import SHAPES, counted_reads, run
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.copies import FixedShape, copy_beams, tree_of_copies
+from redrafter_mlx.decoding.copies import copy_beams, tree_of_copies
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.row import FixedShape, Row
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.prompt_lookup import Copy, Lookup, TextIndex
 from redrafter_mlx.engine.engine import Redrafter
@@ -248,11 +249,11 @@ def test_drawn_drafts_give_way_only_to_copies_that_promise_more_than_they_have_b
     index, shape = TextIndex(LOOKUP, [1, 2, 3, 4, 1, 2]), BeamShape(2, 4)
     (copy,) = index.copies(1, 3)
     for accepted, gives_way in ((0, True), (3, False)):
-        fixed = FixedShape(shape)
+        fixed, row = FixedShape(shape), Row(lambda _: False, len(index.tokens), index)
         step = type("Step", (), {"copied": False, "path": [0] * (accepted + 1)})()
         for _ in range(20):
-            fixed.learn(step)  # type: ignore[arg-type]
-        plan = fixed.plan_copies(index, shape, drawn=True)
+            fixed.learn([row], [step])  # type: ignore[list-item]
+        (plan,) = fixed.plan_copies([row], [shape], [True])
         assert (plan is not None) == gives_way
         assert plan is None or (not plan.joined and [*plan.copies] == [copy])
 

@@ -14,6 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from distributions import sampled_probs
 from test_sampling import chi_square, critical
 from tiny import random_drafter, random_model
 
@@ -26,6 +27,7 @@ from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation import rejection
 from redrafter_mlx.speculation.accept import Acceptance, up_to
+from redrafter_mlx.speculation.beam_search import Levels
 from redrafter_mlx.speculation.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.model import Target
@@ -37,7 +39,10 @@ LARGE_V = 16
 PROMPT = [1, 4]
 
 
-@pytest.fixture(autouse=True)
+pytestmark = pytest.mark.usefixtures("small_buffers")
+
+
+@pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink the buffers: with thousands of short rows, unused capacity would dominate the cost."""
     monkeypatch.setattr("redrafter_mlx.target.kv_cache.EXTENT_STEP", 4)
@@ -57,7 +62,7 @@ def exact_joint(params: SamplingParams, vocabulary: int = V) -> np.ndarray:
     joint = np.ones((vocabulary,) * N_TOKENS)
     for path in itertools.product(range(vocabulary), repeat=N_TOKENS):
         logits = model(mx.array([[*PROMPT, *path]]))[0, len(PROMPT) - 1 : -1]
-        probs = np.exp(np.array(sampled_log_probs(logits, params)))
+        probs = sampled_probs(logits, params)
         joint[path] = math.prod(float(probs[i, token]) for i, token in enumerate(path))
     return joint
 
@@ -297,7 +302,7 @@ def test_drafts_from_the_targets_own_distribution_are_always_accepted() -> None:
     p = mx.broadcast_to(sampled_log_probs(logits, params), (500, 2, V))
     keys = sequence_keys(0, 500)
 
-    class TheTargetItself:
+    class TheTargetItself(Levels):
         output_size = V
 
         def first(self) -> mx.array:

@@ -298,6 +298,7 @@ def test_no_shape_is_longer_than_the_heads_draft(tmp_path: Path) -> None:
     assert answer.token_ids == plain_tokens(model, [1, 2, 1, 2], 20)
 
 
+@pytest.mark.usefixtures("small_buffers")
 def test_rejection_keeps_the_targets_distribution(tmp_path: Path) -> None:
     _, target = tiny_target()
     drafter = random_heads(tmp_path, target)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -20,6 +22,7 @@ from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.preflight import check_memory
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.weights.registry import REGISTRY
 
 VICUNA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
           "head_dim": 128, "hidden_size": 16, "intermediate_size": 16}  # fmt: skip
@@ -64,9 +67,9 @@ def test_a_plan_stays_within_the_memory_that_is_given() -> None:
 
 def test_too_little_memory_is_refused_with_the_least_that_does() -> None:
     target = Target(random_model(**VICUNA))
-    with pytest.raises(BadInputError, match="memory is 1000 ") as refused:
+    with pytest.raises(BadInputError, match="memory is 1 kB;") as refused:
         planned(target, 1000)
-    least = int(str(refused.value).split("at least ")[1].split()[0])
+    least = int(str(refused.value).split("--memory ")[1])
     assert planned(target, least).room >= row_bytes(target, 256)
     with pytest.raises(BadInputError):
         planned(target, least - 1)
@@ -85,3 +88,28 @@ def test_training_stays_within_a_macs_working_set(
     with pytest.raises(BadInputError, match=str(machine.working_set)):
         check_memory(machine.working_set + 1, machine)
     check_memory(machine.working_set + 1, replace(machine, on_cpu=True))
+
+
+@pytest.mark.parametrize("name", ["mistral-7b", "llama-3.1-8b", "qwen3-8b"])
+def test_a_16_gb_mac_trains_for_the_named_8b_models_by_default(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, size = mac(16), REGISTRY[name].shape
+    row = size.cache_bytes(256)
+    monkeypatch.setattr("redrafter_mlx.distill.memory_plan.this_machine", lambda: machine)
+    monkeypatch.setattr("redrafter_mlx.distill.memory_plan.row_bytes", lambda *_: row)
+    target = SimpleNamespace(
+        hidden_size=size.hidden, vocab_size=size.vocab, n_layers=size.layers, dtype=mx.bfloat16
+    )
+    job = TrainingJob(name, Path("out"))
+    recipe = recipe_for(job.drafter, cast(Target, target), name, "", 5)
+    plan = plan_memory(job, recipe, cast(Target, target), REGISTRY[name].size, 1)
+    assert machine.memory // 2 < plan.most <= machine.working_set
+
+
+def test_a_model_too_large_to_train_here_gets_no_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = replace(mac(8), working_set=1000)
+    monkeypatch.setattr("redrafter_mlx.distill.memory_plan.this_machine", lambda: machine)
+    with pytest.raises(BadInputError, match="smaller model") as refused:
+        planned(Target(random_model(**VICUNA)), None)
+    assert "--memory" not in str(refused.value)

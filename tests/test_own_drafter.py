@@ -8,11 +8,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from policies import Alternating, decode_with
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 import redrafter_mlx
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.combined import Combined
@@ -58,7 +60,7 @@ def tokens_of(decoder: Decoder, prompt: list[int], n: int) -> tuple[list[int], l
         emitted.extend(result.tokens)
         return len(emitted) >= n
 
-    results = list(decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished))
+    results = list(decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished))
     return emitted[:n], results
 
 
@@ -243,21 +245,12 @@ def test_parked_drafters_catch_up_together() -> None:
     cache = decoder.new_cache()
     emitted: list[int] = []
 
-    class Scripted:
-        steps = 0
-
-        def next_shape(self, _: int) -> BeamShape:
-            self.steps += 1
-            return BeamShape(2, 3) if self.steps % 5 == 0 else PLAIN
-
-        def learn(self, _: object) -> None: ...
-
     def finished(result: StepResult) -> bool:
         emitted.extend(result.tokens)
         return len(emitted) >= 40
 
-    keys = sequence_keys(0)
-    for _ in decoder.run(cache, 0, PROMPT, keys, finished, Scripted()):  # type: ignore[arg-type]
+    shapes = Alternating(BeamShape(2, 3), *[PLAIN] * 4)
+    for _ in decode_with(shapes, decoder, cache, PROMPT, finished):
         pass
     assert emitted[:40] == plain_tokens(model, PROMPT, 40)
     assert isinstance(cache.memory[1][0], mx.array)

@@ -45,14 +45,19 @@ def tiny_redrafter() -> Redrafter:
 @pytest.fixture(autouse=True)
 def loader(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load a tiny model in place of every other one."""
-    monkeypatch.setattr(options, "load_model", lambda _: tiny_redrafter())
+    monkeypatch.setattr(options, "load_model", lambda *_: tiny_redrafter())
+
+
+def asking(tmp_path: Path) -> list[str]:
+    """Return options for two short questions, which are answered quickly."""
+    path = tmp_path / "questions.jsonl"
+    path.write_text('{"prompt": "one", "dataset": "helpful"}\n{"prompt": "two and more"}\n')
+    return ["--questions", str(path), "--max-tokens", "6", "--dtype", "float32"]
 
 
 @pytest.fixture
 def questions(tmp_path: Path) -> list[str]:
-    path = tmp_path / "questions.jsonl"
-    path.write_text('{"prompt": "one", "dataset": "helpful"}\n{"prompt": "two and more"}\n')
-    return ["--questions", str(path), "--max-tokens", "6", "--dtype", "float32"]
+    return asking(tmp_path)
 
 
 def paper(capsys: pytest.CaptureFixture[str], table: str, *arguments: str) -> dict[str, Any]:
@@ -101,9 +106,6 @@ def test_the_macs_protocol_asks_one_question_in_every_shape(
     (measured,) = found["paper"]["measured"]
     shapes = [(str(W), str(L)) for W in (1, 2) for L in (2, 3, 4, 5)]
     assert columns(measured, "W", "L") == shapes
-    beside = columns(measured, "M1 Max, Vicuna 7B")
-    assert [at for at, (cell,) in enumerate(beside) if cell] == [2, 6]
-    assert "28.22" in beside[2][0]
     changed = {d["what"]: d["here"] for d in found["paper"]["differences"]}
     assert changed["--beam-width"] == "1..2"
     assert "--beam-length" not in changed
@@ -230,7 +232,7 @@ def test_answers_are_as_long_as_asked_if_their_end_is_ignored(
 ) -> None:  # fmt: skip
     """In every method; otherwise the model ends these answers with their first token."""
 
-    def ending(_: options.ModelOptions) -> Redrafter:
+    def ending(*_: object) -> Redrafter:
         made = tiny_redrafter()
         prompt = made.encode([{"role": "user", "content": "one"}])
         made.tokenizer.eos_token_ids = made.generate(prompt, max_tokens=3).token_ids[:1]
@@ -254,7 +256,7 @@ def test_answers_are_as_long_as_asked_if_their_end_is_ignored(
 def test_prompts_and_answers_that_the_context_cannot_hold_are_refused(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, questions: list[str]
 ) -> None:
-    def short(_: options.ModelOptions) -> Redrafter:
+    def short(*_: object) -> Redrafter:
         made = tiny_redrafter()
         made.context_length = 60
         return made

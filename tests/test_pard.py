@@ -10,7 +10,8 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from test_draft_model import PROMPT, Alternating, Words, counted_calls, run
+from policies import Alternating
+from test_draft_model import PROMPT, Words, counted_calls, run
 from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
@@ -81,12 +82,13 @@ def test_its_cache_holds_the_text_and_no_masks(shapes: tuple[BeamShape, ...]) ->
     drafter = pard_for(target, small)
     decoder = Decoder(target, drafter, PLAIN, GREEDY)
     emitted, _, cache = run(decoder, 25, shapes=Alternating(*shapes))
-    decoder.catch_up(cache)
+    cache.catch_up(drafter)
     known = int(cache.remembered.item())
+    assert len(PROMPT) + 25 - 1 <= known <= len(PROMPT) + 25 + 5
     text = [*PROMPT, *plain_tokens(model, PROMPT, 40)]
     assert text[: len(PROMPT) + 25] == [*PROMPT, *emitted]
     want = Target(small).new_cache()
-    Target(small).prefill(mx.array([text[:known]]), want, 0, [known - 1])
+    Target(small).append(mx.array([text[:known]]), want, 0)
     for pair, layer in zip(cache.memory, want.layers, strict=True):
         for got, expected in zip(pair, (layer.keys, layer.values), strict=True):
             assert expected is not None

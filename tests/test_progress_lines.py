@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from inspect import signature
 
+from waiting import wait_for
+
 from redrafter_mlx.cli.progress import Stage, duration, progress_lines
 
 
@@ -32,8 +34,7 @@ def test_what_was_done_before_counts_in_no_rate() -> None:
 def test_lines_come_while_nothing_is_done_and_end_with_the_stage() -> None:
     lines: list[str] = []
     with progress_lines(Stage("loading"), lines.append, every=0.01):
-        while len(lines) < 3:
-            time.sleep(0.01)
+        wait_for(lambda: len(lines) >= 3)
     written = len(lines)
     time.sleep(0.05)
     assert len(lines) == written

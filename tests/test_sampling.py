@@ -8,15 +8,22 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from distributions import sampled_probs
 from mlx_lm.sample_utils import make_sampler
 from primitives import operations
 from test_decode import SHAPES, run
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.oracle import Oracle
-from redrafter_mlx.speculation.sampling import choose, filtered_logits, sequence_keys
+from redrafter_mlx.speculation.sampling import (
+    choose,
+    filtered_logits,
+    sampled_log_probs,
+    sequence_keys,
+)
 from redrafter_mlx.target.model import Target
 
 FILTERS = [
@@ -45,6 +52,16 @@ def test_filters_keep_the_tokens_that_mlx_lm_keeps(filters: dict) -> None:
     params = SamplingParams(3.0, **filters)  # hot, so that every remaining token is drawn
     ours = np.isfinite(np.array(filtered_logits(logits, params)))
     assert set(np.flatnonzero(ours).tolist()) == kept_by_mlx_lm(logits, params)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
+@pytest.mark.parametrize("filters", FILTERS)
+def test_probabilities_are_those_of_the_reference(temperature: float, filters: dict) -> None:
+    mx.random.seed(11)
+    logits, params = mx.random.normal((6, 40)) * 2, SamplingParams(temperature, **filters)
+    want = sampled_probs(logits, params)
+    assert (want == 0).any() == bool(filters)
+    np.testing.assert_allclose(np.exp(sampled_log_probs(logits, params)), want, rtol=1e-4)
 
 
 def test_a_draw_without_filters_normalises_nothing() -> None:
@@ -89,7 +106,7 @@ def test_choices_follow_the_filtered_distribution(temperature: float, filters: d
         params,
         0,
     )
-    expected = np.array(mx.softmax(filtered_logits(logits, params))) * draws
+    expected = sampled_probs(logits, params) * draws
     statistic, freedom = chi_square(np.bincount(np.array(chosen)[:, 0], minlength=16), expected)
     assert statistic < critical(freedom)
 
@@ -147,7 +164,7 @@ def test_generators_that_run_interleaved_do_not_disturb_each_other() -> None:
             emitted[i].extend(result.tokens)  # type: ignore[attr-defined]
             return len(emitted[i]) >= 30
 
-        return decoder.run(decoder.new_cache(), 0, [3, 5], sequence_keys(i + 1), finished)
+        return decode(decoder, decoder.new_cache(), 0, [3, 5], sequence_keys(i + 1), finished)
 
     for _ in itertools.zip_longest(start(0), start(1)):  # type: ignore[call-overload]
         mx.random.seed(0)

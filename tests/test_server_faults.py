@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,20 +19,20 @@ from serving import (  # noqa: E402
     CONTEXT,
     DEADLINE,
     figure,
+    hold,
     host,
     running,
     tiny_redrafter,
-    wait_for,
     wait_until_ready,
 )
 from starlette.testclient import TestClient  # noqa: E402
+from waiting import wait_for  # noqa: E402
 
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
 from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402
 from redrafter_mlx.engine.worker import EngineStatus  # noqa: E402
 from redrafter_mlx.errors import BadInputError, DamagedFileError  # noqa: E402
-from redrafter_mlx.response import Response  # noqa: E402
 from redrafter_mlx.server.admission import Gate  # noqa: E402
 from redrafter_mlx.server.api_error import ApiError  # noqa: E402
 from redrafter_mlx.server.app import create_app  # noqa: E402
@@ -43,43 +43,9 @@ CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "hello hello"}], "max_tokens": 400}
 
 
-class Held:
-    """A model whose answers pause after `after` tokens until `let_go` is set.
-
-    ended: number of answers that have ended, in any way
-    """
-
-    def __init__(self, model: Redrafter, after: int) -> None:
-        self._astream, self._after = model.astream, after
-        self.begun, self.ended, self.let_go = 0, 0, False
-
-    async def __call__(self, *args: object, **options: object) -> AsyncGenerator[Response, None]:
-        self.begun += 1
-        try:
-            if not self._after:
-                await self._wait()
-            async with contextlib.aclosing(self._astream(*args, **options)) as responses:  # type: ignore[arg-type]
-                async for response in responses:
-                    yield response
-                    if response.generation_tokens >= self._after:
-                        await self._wait()
-        finally:
-            self.ended += 1
-
-    async def _wait(self) -> None:
-        while not self.let_go:
-            await asyncio.sleep(0.01)
-
-
 @pytest.fixture
 def model() -> Redrafter:
     return tiny_redrafter()
-
-
-def hold(model: Redrafter, after: int) -> Held:
-    held = Held(model, after)
-    model.astream = held  # type: ignore[method-assign, assignment]
-    return held
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,10 +13,19 @@ import pytest
 openai = pytest.importorskip("openai", reason="needs the extra `test`")
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
-from serving import CONTEXT, host, running, tiny_redrafter, wait_until_ready  # noqa: E402
+from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+from serving import (  # noqa: E402
+    CONTEXT,
+    host,
+    running,
+    tiny_redrafter,
+    wait_until_ready,
+)
 from tiny import plain_tokens  # noqa: E402
+from waiting import wait_for  # noqa: E402
 
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
+from redrafter_mlx.weights.chat import render_chat  # noqa: E402
 
 ASKED = [{"role": "user", "content": "hello hello hello"}]
 KEY = "secret"
@@ -105,8 +115,39 @@ def test_seeds_make_answers_repeatable_and_the_answers_of_one_request_different(
     texts = [choice.message.content for choice in once.choices]
     assert texts == [choice.message.content for choice in again.choices]
     assert texts[0] != texts[1]
-    alone = model.generate(ASKED, max_tokens=30, temperature=1.5, seed=2**64 - 7, draft=False)
-    assert texts[0] == alone.text
+    for number, text in enumerate(texts):
+        seed = 2**64 - 7 + number
+        alone = model.generate(ASKED, max_tokens=30, temperature=1.5, seed=seed, draft=False)
+        assert text == alone.text
+
+
+@pytest.mark.parametrize(
+    ("given", "thinking"),
+    [
+        ({}, None),
+        ({"reasoning_effort": "none"}, False),
+        ({"reasoning_effort": "low"}, None),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, True),
+        ({"chat_template_kwargs": {}}, None),
+    ],
+)
+def test_the_chat_template_is_told_whether_to_reason(
+    client: openai.OpenAI,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, object],
+    thinking: bool | None,
+) -> None:
+    """None leaves it to the template."""
+    told = []
+
+    def recorded(*args: Any, **options: Any) -> list[int]:
+        told.append(options["thinking"])
+        return render_chat(*args, **options)
+
+    monkeypatch.setattr("redrafter_mlx.structured.plan.render_chat", recorded)
+    client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=1, extra_body=given)
+    assert told == [thinking]
 
 
 def test_penalties_are_those_of_the_library(client: openai.OpenAI, model: Redrafter) -> None:
@@ -295,12 +336,20 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
         },
         "tool_choice": {"tool_choice": "required"},
         "functions": {"functions": [{"name": "f"}]},
+        "function_call": {"function_call": "auto"},
+        "audio": {"audio": {"voice": "alloy", "format": "wav"}},
+        "modalities.1": {"modalities": ["text", "audio"]},
+        "web_search_options": {"web_search_options": {}},
         "x_redrafter.draft": {"extra_body": {"x_redrafter": {"draft": "no"}}},
     }.items():
         with pytest.raises(openai.BadRequestError) as bad:
             ask(**changes)
         assert bad.value.param == param
         assert bad.value.type == "invalid_request_error"
+    for param, changes in {"suffix": {"suffix": "!"}, "best_of": {"best_of": 2}}.items():
+        with pytest.raises(openai.BadRequestError) as bad:
+            client.completions.create(model="tiny", prompt="ab", **changes)  # type: ignore[call-overload]
+        assert bad.value.param == param
     with pytest.raises(openai.NotFoundError, match="tiny, other") as missing:
         ask(model="gpt-none")
     assert missing.value.code == "model_not_found"
@@ -315,3 +364,71 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
     wrong_method = httpx.get(f"{url}/v1/completions", headers={"Authorization": f"Bearer {KEY}"})
     assert wrong_method.status_code == 405
     assert json.loads(wrong_method.text)["error"]["type"] == "invalid_request_error"
+
+
+def streamed(url: str, **asked: object) -> list[dict[str, Any]]:
+    """Return the chunks of a streamed chat answer, with usage and our own fields."""
+    extra = {"stream": True, "stream_options": {"include_usage": True}, "x_redrafter": True}
+    body = {"messages": ASKED, **asked, **extra}
+    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as answer:
+        events = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
+    assert events[-1] == "[DONE]"
+    return [json.loads(event) for event in events[:-1]]
+
+
+def metrics_of(url: str) -> dict[str, dict[str, float]]:
+    """Return the samples of /metrics: values by the label that is not the model, by name."""
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
+        for sample in family.samples:
+            label = next((v for k, v in sample.labels.items() if k != "model_name"), "")
+            found.setdefault(sample.name, {})[label] = sample.value
+    return found
+
+
+def test_metrics_count_what_usage_timings_and_steps_report() -> None:
+    """Of two drafted answers; the second one finds its prompt in the cache."""
+    with running([host(tiny_redrafter())]) as url:
+        wait_until_ready(url)
+        answers = [streamed(url, max_tokens=n) for n in (25, 30)]
+        wait_for(lambda: metrics_of(url)["vllm:num_requests_running"] == {"": 0})
+        found = metrics_of(url)
+    usages = [chunks[-1]["usage"] for chunks in answers]
+    timings = [chunks[-2]["timings"] for chunks in answers]
+    steps = [c["x_redrafter"] for c in itertools.chain(*answers) if "x_redrafter" in c]
+    drafted = [step for step in steps if step.get("drafted")]
+
+    def total(records: list[dict[str, float]], name: str) -> float:
+        return sum(record[name] for record in records)
+
+    accepted = total(timings, "draft_n_accepted")
+    assert total(timings, "cache_n") > 0 < accepted
+    want = {
+        "llamacpp:requests_processing": 0,
+        "llamacpp:requests_deferred": 0,
+        "vllm:num_requests_waiting": 0,
+        "vllm:prompt_tokens_total": total(usages, "prompt_tokens"),
+        "llamacpp:prompt_tokens_total": total(timings, "prompt_n"),
+        "vllm:prompt_tokens_cached_total": total(timings, "cache_n"),
+        "vllm:generation_tokens_total": total(usages, "completion_tokens"),
+        "llamacpp:tokens_predicted_total": total(timings, "predicted_n"),
+        "llamacpp:prompt_seconds_total": total(timings, "prompt_ms") / 1000,
+        "llamacpp:tokens_predicted_seconds_total": total(timings, "predicted_ms") / 1000,
+        "vllm:spec_decode_num_drafts_total": len(drafted),
+        "vllm:spec_decode_num_draft_tokens_total": total(timings, "draft_n"),
+        "vllm:spec_decode_num_accepted_tokens_total": accepted,
+        "vllm:time_to_first_token_seconds_count": 2,
+        "vllm:e2e_request_latency_seconds_count": 2,
+    }
+    assert {name: found[name][""] for name in want} == pytest.approx(want)
+    assert found["vllm:request_success_total"] == {"length": 2}
+    seconds = [
+        found[f"vllm:{name}_seconds_sum"][""]
+        for name in ("time_to_first_token", "e2e_request_latency")
+    ]
+    assert 0 < seconds[0] < seconds[1]
+    by_position = found["vllm:spec_decode_num_accepted_tokens_per_pos_total"]
+    assert by_position == {
+        str(at): sum(step["accepted"] > at for step in drafted) for at in range(len(by_position))
+    }
+    assert sum(by_position.values()) == accepted

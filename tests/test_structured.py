@@ -20,6 +20,7 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.markup import JSON_CALLS, Delta, Markup, OutputParser
+from redrafter_mlx.structured.output_grammar import answer_grammar
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
 
 MARKS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
@@ -388,6 +389,25 @@ def test_reasoning_that_the_template_begins_is_told_apart_and_the_format_comes_a
     assert json.loads(text)["a"] in (1, 2)
     plain = plan(of_model, ASKED, response_format=asked, thinking=False)
     assert merged(answered(of_model, plain, max_tokens=20)[0])[0][0] == "text"
+
+
+def test_reasoning_cannot_end_the_answer_that_a_format_was_asked_for() -> None:
+    of_model = model(THINKING)
+    asked = {"type": "json_object"}
+    constraint = plan(of_model, ASKED, response_format=asked, thinking=True).constraint()
+    assert constraint is not None
+    (mask,) = constraint.masks([0], [-1])
+    for end in of_model.tokenizer.eos_token_ids:
+        assert not mask[end // 32] >> end % 32 & 1
+
+
+def test_reasoning_may_end_with_a_mark_of_several_tokens() -> None:
+    of_model = model(THINKING)
+    lark = answer_grammar((), False, {"type": "integer"}, "[/think]", lambda _: None, ())
+    assert lark is not None
+    constraint = grammars(of_model).compile(lark)
+    for token in of_model.tokenizer.encode("so: [/think]7", add_special_tokens=False):
+        constraint.advance(token)
 
 
 def test_with_a_format_and_tools_the_answer_is_a_call_or_the_format() -> None:

@@ -14,6 +14,7 @@ from tiny import ARCHITECTURES, VOCAB, random_model
 
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.target import kv_cache
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
 
@@ -36,14 +37,16 @@ def sequential_logits(model: nn.Module, tokens: list[int]) -> np.ndarray:
     return np.array(out[0, -1].astype(mx.float32))
 
 
-def assert_tree_equals_sequences(model: nn.Module, batch: int, rtol: float) -> None:
+def assert_tree_equals_sequences(
+    model: nn.Module, batch: int, rtol: float, prompts: list[list[int]] = PROMPTS
+) -> None:
     target = Target(model)
     tree = tree_for(batch)
     cache = target.new_cache()
-    prompts = PROMPTS[:batch]
+    prompts = prompts[:batch]
     width = max(map(len, prompts))
     padded = mx.array([p + [0] * (width - len(p)) for p in prompts])
-    target.prefill(padded, cache, 0, [len(p) - 1 for p in prompts])
+    target.append(padded, cache, 0)
     length = mx.array([len(p) for p in prompts])
     hidden, logits = target.verify(tree, cache, length, width)
     assert hidden.shape[-1] == target.hidden_size
@@ -124,6 +127,33 @@ def test_the_check_at_loading_notices_small_defects_in_every_precision(
         check_trees(target)
 
 
+@pytest.mark.parametrize(
+    ("name", "what"), [("chain_mask", "batch of chains"), ("attention_mask", "batch of trees")]
+)
+def test_the_check_at_loading_notices_defects_of_batches(
+    name: str, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = getattr(kv_cache, name)
+
+    def blind(tree: mx.array, *rest: object) -> mx.array:
+        mask: mx.array = honest(tree, *rest)
+        return mask if mask.shape[0] == 1 else mx.ones_like(mask)
+
+    monkeypatch.setattr(kv_cache, name, blind)
+    with pytest.raises(UnsupportedModelError, match=f"llama.*a {what}'s logits"):
+        check_trees(Target(random_model()))
+
+
+def test_the_check_at_loading_notices_another_output_layer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first token of an answer comes from it; the others come from the trees' own logits."""
+    target = Target(random_model())
+    monkeypatch.setattr(target, "logits", lambda hidden: 0.9 * hidden @ mx.ones((32, VOCAB)))
+    with pytest.raises(UnsupportedModelError, match=r"llama.*a prompt's logits"):
+        check_trees(target)
+
+
 class Coarse(nn.Module):
     """An output layer that rounds products of several rows as TF32 does, but not those of one."""
 
@@ -194,15 +224,8 @@ def test_weights_are_shared_and_not_copied() -> None:
     [
         ("mamba", {"state_size": 4, "conv_kernel": 4, "use_bias": False, "use_conv_bias": True,
                    "time_step_rank": 4}, "ArraysCache"),
-        ("llama", {"layer_types": ["full_attention", "sliding_attention"],
-                   "sliding_window": 16}, "RotatingKVCache"),
         ("gpt2", {"n_ctx": 64, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64,
                   "layer_norm_epsilon": 1e-5}, "rotary"),
-        ("deepseek_v2", {"kv_lora_rank": 8, "q_lora_rank": None, "qk_rope_head_dim": 8,
-                         "qk_nope_head_dim": 8, "v_head_dim": 8, "n_routed_experts": None,
-                         "rope_scaling": {"type": "yarn", "factor": 2.0,
-                                          "original_max_position_embeddings": 64}},
-         "MLA"),
         ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rotary"),
     ],
 )  # fmt: skip

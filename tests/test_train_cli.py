@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from mlx_lm.utils import save_model
+from rich.console import Console
 from tiny import byte_model, byte_tokenizer, random_model
+from waiting import wait_for
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.cli.train_screen import shortfall
+from redrafter_mlx.cli.train_screen import _fit, shortfall
 from redrafter_mlx.distill import run as run_module
 from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.corpus.shards import load_shard
@@ -27,7 +34,10 @@ from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.report.metrics import read_metrics
 from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.checkpoint import Checkpoint, Progress, save_checkpoint
+from redrafter_mlx.distill.training.trainer import Step
+from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.drafting.checkpoint import read_config
+from redrafter_mlx.drafting.installed import drafter_folder
 from redrafter_mlx.loading.load import load
 
 Keys = dict[str, dict[str, object]]
@@ -119,7 +129,7 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     assert main.run(arguments(model, prompts, output, keys)) == 0
     shown = capsys.readouterr()
     assert "On this machine it" in shown.out
-    assert f"--drafter {output}" in shown.out
+    assert f"--drafter {shlex.quote(str(output))}" in shown.out
     assert "tokens/step" in shown.out
     assert "corpus:" in shown.err
     assert {p.name for p in output.iterdir()} >= {
@@ -244,12 +254,28 @@ def test_a_model_without_row_masks_is_written_one_text_at_a_time_with_a_note(
     assert "one at a time" in note
 
 
+def test_ranks_whose_options_store_other_files_are_refused(model: Path, tmp_path: Path) -> None:
+    facts: list[dict[str, str]] = []
+    ranks = cast(Ranks, SimpleNamespace(agree=facts.append))
+    for drafter, learn_prompts in (
+        (RecurrentForm(context_layers=()), True),
+        (RecurrentForm(context_layers=()), False),
+        (RecurrentForm(context_layers=(1,)), True),
+    ):
+        TrainingRun(
+            TrainingJob(str(model), tmp_path, drafter=drafter, learn_prompts=learn_prompts),
+            ranks=ranks,
+        )
+    assert len({fact["set of files"] for fact in facts}) == 3
+    assert not any(str(tmp_path) in fact["set of files"] for fact in facts)
+
+
 def test_too_little_memory_is_refused_before_anything_is_written(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.run([*arguments(model, prompts, tmp_path / "out"), "--memory", "1000000"]) == 1
     shown = unwrapped(capsys.readouterr().err)
-    assert "1000000" in shown
+    assert "memory is 1 MB" in shown
     assert "--memory" in shown
     assert not (tmp_path / "cache" / "corpora").exists()
 
@@ -297,11 +323,12 @@ def test_ctrl_c_saves_and_the_same_command_resumes(
     given = [*arguments(model, prompts, output), "--epochs", "12"]
     command = [sys.executable, "-m", "redrafter_mlx.cli.main", *given]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while not (output / "metrics.jsonl").exists() or len(read_metrics(output)) < 5:
+
+    def training() -> bool:
         assert process.poll() is None, process.stderr.read() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        return (output / "metrics.jsonl").exists() and len(read_metrics(output)) >= 5
+
+    wait_for(training)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -635,3 +662,98 @@ def test_another_form_is_trained_used_and_compared_by_the_same_commands(
     drafted, plain = load(model, first), load(model, None)
     answers = [m.generate("What is it?", max_tokens=24).token_ids for m in (drafted, plain)]
     assert answers[0] == answers[1]
+
+
+def test_without_an_output_the_drafter_is_where_auto_looks(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = arguments(model, prompts, tmp_path / "unused")
+    at = given.index("--output")
+    del given[at : at + 2]
+    assert main.run([*given, "--dry-run"]) == 0
+    folder = tmp_path / "cache" / "drafters" / "model"
+    assert not folder.exists()
+    assert main.run(given) == 0
+    (used,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("use it: "))
+    assert used == f"use it: redrafter-mlx chat --model {model}"
+    assert (folder / "model.safetensors").exists()
+    assert load(model, "trained", offline=True).drafting == "drafter"
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2-135m", "smollm2-135m"),
+        ("mlx-community/Qwen3-8B-4bit", "Qwen3-8B-4bit"),
+        ("lmsys/vicuna-7b-v1.3@refs/pr/4", "vicuna-7b-v1.3"),
+        ("/home/me@work/my model/", "my-model"),
+        ("models/a.Q4_0.gguf", "a.Q4_0.gguf"),
+        ("..", "model"),
+    ],
+)
+def test_the_default_folder_of_a_drafter_has_its_models_name(
+    model: str, name: str, tmp_path: Path
+) -> None:
+    assert drafter_folder(model) == tmp_path / "cache" / "drafters" / name
+
+
+def test_a_disk_without_room_for_the_corpus_is_noticed_before_it_is_written(
+    model: Path,
+    prompts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given, corpora = arguments(model, prompts, tmp_path / "out"), tmp_path / "cache" / "corpora"
+    real = shutil.disk_usage
+    full = SimpleNamespace(free=100_001_000)
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: full)
+    assert main.run([*given, "--dry-run"]) == 0
+    assert "1 kB are free" in capsys.readouterr().out
+    assert main.run(given) == 1
+    shown = unwrapped(capsys.readouterr().err)
+    for what in ("REDRAFTER_CACHE", "--answer-tokens", "cache_bytes"):
+        assert what in shown
+    assert not [*corpora.rglob("block-*")]
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", real)
+    assert main.run(given) == 0
+    shutil.rmtree(tmp_path / "out")
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: full)
+    assert main.run(given) == 0  # a whole corpus needs no more
+
+
+def test_a_trial_plans_no_larger_corpus_than_the_disk_holds(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = read_options(options_file(tmp_path / "keys.toml", {}))
+    job = make_job({**keys, "model": str(model), "prompts": [str(prompts)]}, tmp_path / "out")
+    run = TrainingRun(job)
+    free = SimpleNamespace(free=100_000_000 + 5000)
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.shutil.disk_usage", lambda _: free)
+    guess = run.estimate()
+    assert guess.most_bytes == 5000 < job.cache_bytes
+    assert guess.corpus_bytes > 5000
+
+
+class PressedTwice:
+    """A run that is interrupted in a step, and again while its state is saved."""
+
+    saved = False
+
+    def fit(self, stop: Callable[[], bool]) -> Iterator[Step]:
+        os.kill(os.getpid(), signal.SIGINT)
+        yield Step(1, 9, 0.5, 0.1, 100.0)
+        assert stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(3):
+            time.sleep(0)
+        self.saved = True
+
+
+def test_ctrl_c_says_what_happens_and_another_one_waits_for_the_save(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = PressedTwice()
+    assert not _fit(cast(TrainingRun, run), Console(stderr=True))
+    assert run.saved
+    assert capfd.readouterr().err.count("stopping after this step and saving") == 1

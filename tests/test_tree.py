@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import cast
 
 import mlx.core as mx
 import pytest
@@ -12,7 +13,8 @@ from references import build_trie, kept_paths, owners, packed_paths, prefixes, t
 from redrafter_mlx.speculation.tree import (
     Beams,
     TokenTree,
-    dedup_prefix,
+    _lineages,
+    _owners,
     final_candidates,
     join_beams,
     pack_beam,
@@ -47,15 +49,19 @@ def pack(tokens: list, scores: list, max_nodes: int) -> TokenTree:
     return pack_beam(Beams(mx.array(tokens), mx.array(scores)), max_nodes)
 
 
+def dedup_prefix(tokens: list) -> list:
+    """Return, for each prefix of candidates [B, W, L], the first candidate that has it."""
+    beams = Beams(mx.array(tokens), mx.zeros(mx.array(tokens).shape))
+    return cast(list, _owners(_lineages(beams)).tolist())
+
+
 def drawn_mask(drawing: str) -> list[list[bool]]:
     return [[c == "Y" for c in line.split()] for line in drawing.split("\n") if line.strip()]
 
 
 def test_owners_of_the_papers_worked_example() -> None:
     """The drawing of docs/tree_attention.md in the paper's code."""
-    assert dedup_prefix(mx.array([WORKED_EXAMPLE])).tolist() == [
-        [[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 2, 2]]
-    ]
+    assert dedup_prefix([WORKED_EXAMPLE]) == [[[0, 0, 0, 0], [0, 0, 1, 1], [0, 0, 2, 2]]]
 
 
 def test_mask_of_the_papers_worked_example() -> None:
@@ -83,7 +89,7 @@ def test_owners_equal_the_first_candidate_with_the_same_prefix(seed: int) -> Non
     rng = random.Random(seed)
     B, W, L = rng.randrange(1, 4), rng.randrange(1, 7), rng.randrange(1, 6)
     tokens, _ = random_beams(rng, B, W, L, vocab=rng.choice([1, 2, 3, 50]))
-    assert dedup_prefix(mx.array(tokens)).tolist() == [owners(t) for t in tokens]
+    assert dedup_prefix(tokens) == [owners(t) for t in tokens]
 
 
 @pytest.mark.parametrize("seed", range(60))

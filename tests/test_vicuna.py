@@ -305,6 +305,7 @@ def test_equal_scores_of_pieces_that_no_merge_makes_are_allowed() -> None:
     assert tokens == ["ab", "c"]
 
 
+@pytest.mark.parity
 def test_vicunas_own_vocabulary_gives_sentencepieces_tokens() -> None:
     folders = (parent / "shared/data/vicuna-tokenizer" for parent in Path(__file__).parents)
     path = next((f / "tokenizer.model" for f in folders if f.exists()), None)

@@ -16,7 +16,14 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from huggingface_hub import HfApi, ModelCardData, constants, hf_hub_download, try_to_load_from_cache
+from huggingface_hub import (
+    HfApi,
+    ModelCardData,
+    constants,
+    get_token,
+    hf_hub_download,
+    try_to_load_from_cache,
+)
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
@@ -28,7 +35,7 @@ from huggingface_hub.utils.tqdm import tqdm
 from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
-from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights import DOWNLOADING, Progress
 from redrafter_mlx.weights.files.names import shards, weight_names
 from redrafter_mlx.weights.registry import REGISTRY
 
@@ -40,7 +47,7 @@ _SMALL_FILES = ("*.json", "tokenizer.model", "*.tiktoken", "tiktoken.model", "*.
 _REPO = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@([\w./-]+))?", re.ASCII)
 """Name of a repository, and its optional revision."""
 
-_MOST_DRAFTER_LAYERS = 8
+MOST_DRAFTER_LAYERS = 8
 """Maximum number of layers of a drafter.
 
 A repository of PyTorch files with more layers is a language model's, which needs safetensors.
@@ -85,6 +92,8 @@ def list_repo(repo: str, revision: str) -> Listing:
     except RevisionNotFoundError as error:
         raise ModelNotFoundError(f"{repo} has no revision {revision!r} on the Hub") from error
     except (RepositoryNotFoundError, HFValidationError) as error:
+        if _token_refused(error):
+            raise _out_of_reach(error) from error
         raise ModelNotFoundError(
             f"no repository {repo!r} on the Hub (or it is private: log in with: hf auth login)"
         ) from error
@@ -196,7 +205,7 @@ def _is_drafter_config(config: Path) -> bool:
         layers = read_object(config).get("num_hidden_layers", 0)
     except DamagedFileError:
         return True  # the later reader of the file reports the damage
-    return isinstance(layers, int) and layers <= _MOST_DRAFTER_LAYERS
+    return isinstance(layers, int) and layers <= MOST_DRAFTER_LAYERS
 
 
 def hub_licence(licence: str | None) -> tuple[str, str | None]:
@@ -239,7 +248,7 @@ def _download(listing: Listing, name: str, progress: Progress, again: bool) -> P
             endpoint=_endpoint(),
             etag_timeout=ANSWER_TIMEOUT,
             force_download=again,
-            tqdm_class=_tqdm_reporting(progress, name),
+            tqdm_class=_tqdm_reporting(progress, f"{DOWNLOADING}{name}"),
         )
     except GatedRepoError as error:  # anybody may list such a repository, but not read its files
         raise _gated(listing.repo) from error
@@ -286,11 +295,19 @@ def _nothing_to_load(listing: Listing) -> str:
 
 def _endpoint() -> str | None:
     """Return the current HF_ENDPOINT; huggingface-hub reads it only when it is imported."""
-    return os.environ.get("HF_ENDPOINT") or None
+    return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
 def _out_of_reach(error: Exception) -> DownloadError:
     """Return an error with one short line on why the Hub could not be used."""
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return NoRoomError("the disk is full; make room")
+    if _token_refused(error):
+        return DownloadError("your Hub token is refused: unset HF_TOKEN or run: hf auth login")
     return DownloadError(" ".join(str(error).split())[:160] or type(error).__name__)
+
+
+def _token_refused(error: Exception) -> bool:
+    """Whether the Hub answered 401 to a token; without one, that is its answer for no such name."""
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    return status == 401 and get_token() is not None

@@ -1,8 +1,8 @@
 """Published drafters by the model that they were trained for, as of 2026.
 
 Sources: the models' pages and their authors' documents. Licence and size are None if the page does
-not give them. The best drafter is first: EAGLE-3 before older forms, and within one form
-safetensors before PyTorch files.
+not give them. The best drafter is first: EAGLE-3 before older forms, and within one form heads with
+a draft vocabulary before those over all tokens, then safetensors before PyTorch files.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class KnownDrafter:
     form:    a `Form.name`, see drafting/forms.py
     licence: None if unknown
     size:    of its weights in bytes, None if unknown
+    embedding: bytes in it of the target's own embedding, which is not loaded
     """
 
     repo: str
@@ -27,6 +28,12 @@ class KnownDrafter:
     revision: str = "main"
     licence: str | None = None
     size: int | None = None
+    embedding: int = 0
+
+    @property
+    def in_memory(self) -> int | None:
+        """Size of the weights that are loaded in bytes, None if unknown."""
+        return None if self.size is None else self.size - self.embedding
 
     @property
     def name(self) -> str:
@@ -37,6 +44,13 @@ class KnownDrafter:
 _EAGLE3, _EAGLE, _MEDUSA = "EAGLE-3", "EAGLE", "Medusa"
 _MLP, _PARD = "MLP speculator", "PARD"
 _APACHE = "apache-2.0"
+_QWEN3_TOKEN = 2 * 151_936
+"""Bytes of Qwen3's embedding in bfloat16, for each coordinate of its hidden size.
+
+The sizes of RedHatAI's heads for Qwen3 follow from their tensors: a layer of the target's own
+dimensions whose attention reads twice its hidden size, fc [H, 3H], 32,000 rows of output layer,
+both vocabulary tables, and this embedding.
+"""
 _PARD_LLAMA = KnownDrafter("amd/PARD-Llama-3.2-1B", _PARD)
 _PARD_QWEN = KnownDrafter("amd/PARD-Qwen3-0.6B", _PARD)
 
@@ -59,8 +73,9 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
         _PARD_LLAMA,
     ),
     "llama-3.3-70b-instruct": (
+        KnownDrafter("RedHatAI/Llama-3.3-70B-Instruct-speculator.eagle3", _EAGLE3),
         KnownDrafter("lmsys/SGLang-EAGLE3-Llama-3.3-70B-Instruct-SpecForge", _EAGLE3),
-        KnownDrafter("yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", _EAGLE3),
+        KnownDrafter("yuhuili/EAGLE3-LLaMA3.3-Instruct-70B", _EAGLE3, size=3_152_458_398),
         _PARD_LLAMA,
     ),
     "deepseek-r1-distill-llama-8b": (
@@ -71,20 +86,27 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
         _PARD_QWEN,
     ),
     "qwen3-4b": (
-        KnownDrafter("deepseek-ai/eagle3_qwen3_4b_ttt7", _EAGLE3),
         KnownDrafter("AngelSlim/Qwen3-4B_eagle3", _EAGLE3),
+        KnownDrafter("deepseek-ai/eagle3_qwen3_4b_ttt7", _EAGLE3),
         _PARD_QWEN,
     ),
     "qwen3-8b": (
+        KnownDrafter("RedHatAI/Qwen3-8B-speculator.eagle3", _EAGLE3, size=2_044_116_968,
+                     embedding=_QWEN3_TOKEN * 4096),
+        KnownDrafter("AngelSlim/Qwen3-8B_eagle3", _EAGLE3),
         KnownDrafter("deepseek-ai/eagle3_qwen3_8b_ttt7", _EAGLE3),
         _PARD_QWEN,
     ),
     "qwen3-14b": (
+        KnownDrafter("RedHatAI/Qwen3-14B-speculator.eagle3", _EAGLE3, size=2_775_244_776,
+                     embedding=_QWEN3_TOKEN * 5120),
+        KnownDrafter("AngelSlim/Qwen3-14B_eagle3", _EAGLE3),
         KnownDrafter("deepseek-ai/eagle3_qwen3_14b_ttt7", _EAGLE3),
         _PARD_QWEN,
     ),
     "qwen3-32b": (
-        KnownDrafter("RedHatAI/Qwen3-32B-speculator.eagle3", _EAGLE3),
+        KnownDrafter("RedHatAI/Qwen3-32B-speculator.eagle3", _EAGLE3, size=3_121_274_856,
+                     embedding=_QWEN3_TOKEN * 5120),
         KnownDrafter("AngelSlim/Qwen3-32B_eagle3", _EAGLE3),
         _PARD_QWEN,
     ),
@@ -132,9 +154,13 @@ def known_drafters(model: str) -> tuple[KnownDrafter, ...]:
 
 def family(model: str) -> str:
     """Return a model's own name in lower case, from a repository, path or registry name."""
-    repo = REGISTRY[model].repo if model in REGISTRY else model
-    path = _REVISION.sub(r"\1", repo).rstrip("/")
+    path = hub_name(REGISTRY[model].repo if model in REGISTRY else model).rstrip("/")
     words = _GGUF.sub("", path.rsplit("/", 1)[-1].split("@")[0].lower()).split("-")
     while len(words) > 1 and _CONVERSION.fullmatch(words[-1]):
         words.pop()
     return "-".join(words).removeprefix("meta-")
+
+
+def hub_name(model: str) -> str:
+    """Return a repository's name without its revision, and any other name as it is."""
+    return _REVISION.sub(r"\1", model)

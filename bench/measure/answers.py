@@ -11,7 +11,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, TextIO, TypeVar
 
@@ -30,8 +30,11 @@ class Settings:
     """Settings that answers must share to be summarised together.
 
     drafts:     all drafters, as `LoadedModel.drafts` describes them
+    draft_model: name and fingerprint of the model of mlx-lm's speculative decoding
     blas:       file name of the library of matrix products; None for MLX's own
     ignore_eos: whether answers continue after an ending token, up to max_tokens
+    tf32:       whether float32 products are rounded to TF32
+    ranks:      number of processes that share the target
     """
 
     model: str
@@ -48,6 +51,12 @@ class Settings:
     redrafter_mlx: str
     blas: str | None
     ignore_eos: bool = False
+    tf32: bool = False
+    ranks: int = 1
+
+
+_DEFAULTS = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
+"""Of settings that lines of earlier versions lack."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +162,7 @@ class LinesFile(Generic[T]):
 
     def check(self, stored: Mapping[str, object], settings: Settings, names: Sequence[str]) -> None:
         """Raise BadInputError unless the settings in `names` equal the stored ones of a line."""
-        made_with, wanted = {"ignore_eos": False, **stored}, asdict(settings)
+        made_with, wanted = {**_DEFAULTS, **stored}, asdict(settings)
         for name in names:
             if made_with.get(name) != wanted[name]:
                 raise BadInputError(

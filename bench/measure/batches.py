@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import mlx.core as mx
@@ -34,6 +34,8 @@ class BatchRun:
     steps:         target calls that the answer took part in, without the prompt's
     first_seconds: from the start to the last prompt's first token
     peak_memory:   GB
+    matches_plain: whether all tokens equal those of mlx-lm's loop for one prompt; None if sampled,
+                   or not compared
     """
 
     token_ids: list[list[int]]
@@ -42,6 +44,7 @@ class BatchRun:
     steps: list[int]
     first_seconds: float
     peak_memory: float
+    matches_plain: bool | None = None
 
 
 class BatchToken(NamedTuple):
@@ -83,6 +86,19 @@ class BatchMeasurement:
     def size(self) -> int:
         return len(self.questions)
 
+    def compared(self, plain: Mapping[int | str, Sequence[int]]) -> BatchMeasurement:
+        """Return the measurement with `matches_plain`, unless it is sampled or has it already.
+
+        plain: the tokens of mlx-lm's loop for one prompt, by question id
+        """
+        if self.method.temperature > 0 or self.run.matches_plain is not None:
+            return self
+        matches = all(
+            ids == plain[question.question.id or 0]
+            for question, ids in zip(self.questions, self.run.token_ids, strict=True)
+        )
+        return replace(self, run=replace(self.run, matches_plain=matches))
+
     def to_dict(self, settings: Settings) -> dict[str, object]:
         """Return the JSON object that is a line of the answers file."""
         key = BatchKey.of(self.method, self.questions)
@@ -116,7 +132,6 @@ class BatchPlan:
         for name, value, least in (
             ("--max-tokens", self.max_tokens, 2),
             ("--repeats", self.repeats, 1),
-            ("--batch-size", min(self.sizes), 1),
         ):
             if value < least:
                 raise BadInputError(f"{name} is {value}; it must be at least {least}")
@@ -152,6 +167,24 @@ class BatchPlan:
             else:
                 missing.append((method, group))
         return finished, missing
+
+    def complete(self, measured: Iterable[BatchMeasurement]) -> list[BatchMeasurement]:
+        """Return the measurements of the rounds that every method has finished.
+
+        A round is one repeat of one group of questions. All rounds are complete unless the run was
+        interrupted.
+        """
+        runs: dict[tuple[int | str | None, ...], dict[Method, list[BatchMeasurement]]] = {}
+        for m in measured:
+            asked = tuple(question.question.id for question in m.questions)
+            runs.setdefault(asked, {}).setdefault(m.method, []).append(m)
+        return [
+            measurement
+            for by_method in runs.values()
+            for repeats in zip(*by_method.values(), strict=False)
+            for measurement in repeats
+            if len(by_method) == len(self.methods)
+        ]
 
     def order(self) -> Iterator[Case]:
         """Yield all timed runs; the method that comes first rotates."""

@@ -63,6 +63,7 @@ class LoadedModel:
     drafter:    description in words; None if there is none
     named:      the user's name for the drafter, if there are several drafters
     tf32:       whether float32 products are rounded to TF32 on this machine
+    ranks:      number of processes that share the target
     """
 
     dtype: str
@@ -74,6 +75,7 @@ class LoadedModel:
     drafter_hash: str | None
     named: str | None = None
     tf32: bool = False
+    ranks: int = 1
 
     @classmethod
     def of(cls, redrafter: Redrafter, dtype: str, named: str | None = None) -> LoadedModel:
@@ -90,6 +92,7 @@ class LoadedModel:
             drafter_hash=parameters_hash(module) if module else None,
             named=named,
             tf32=not float32_is_exact(),
+            ranks=1 if redrafter.mirror is None else redrafter.mirror.ranks.size,
         )
 
     @property

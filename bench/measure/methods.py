@@ -35,7 +35,8 @@ class Method:
 
     drafter:      the user's name for the drafter; None if there is only one
     accept:       acceptance method; None if this is not our drafted decoding
-    beam_width, beam_length: for `redrafter`; None for the automatic shape
+    beam_width, beam_length: for `redrafter`; None leaves the choice to auto-tuning, or to the
+                  default for this kind of machine if `automatic` is False
     max_nodes, prefixes: as in GenerationOptions
     epsilon, delta: for typical acceptance; None for its defaults, and for other methods
     draft_tokens: number of draft tokens of `mlx-lm speculative`
@@ -59,7 +60,9 @@ class Method:
 
     @property
     def automatic(self) -> bool:
-        return self.name == "redrafter" and None in (self.beam_width, self.beam_length)
+        """Whether measured times choose the shape; those that belong to a seed are assumed."""
+        open_shape = self.name == "redrafter" and None in (self.beam_width, self.beam_length)
+        return open_shape and not self.options(1, 0).shape_belongs_to_seed
 
     def baseline(self) -> Method:
         """Return the baseline that this method's runs are paired with."""

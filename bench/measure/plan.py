@@ -140,7 +140,8 @@ def list_methods(
 ) -> list[Method]:
     """List the baselines, and drafted methods for all combinations of the arguments.
 
-    Only typical acceptance is combined with `thresholds`.
+    Only typical acceptance is combined with `thresholds`. Beside fixed shapes, the automatic one is
+    combined with the prefixes "all" alone, for others need a fixed shape.
 
     Args:
       shapes:       beam shapes by drafter name; the name is None if there is only one drafter
@@ -168,6 +169,7 @@ def list_methods(
             for drafter, own in shapes.items()
             for W, L in own
             for packed in prefixes
+            if packed == "all" or (W, L) != (None, None) or len(own) == 1
         ]  # fmt: skip
     for accept in accepts or ():
         if accept not in used:

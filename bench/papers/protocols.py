@@ -39,8 +39,8 @@ class PaperProtocol:
     question: the only question, unless the user names others
     drafters: number of drafters that the user must name; 0 if the options name them
     installed: whether every drafter on this machine that fits the model is measured
+    speculative: whether the table also has rows of mlx-lm's speculative decoding
     inspects: what is measured in addition to time
-    prompt_lengths: lengths that prompts are brought to, in turn; empty leaves them unchanged
     """
 
     name: str
@@ -50,8 +50,8 @@ class PaperProtocol:
     question: Question | None = None
     drafters: int = 0
     installed: bool = False
+    speculative: bool = False
     inspects: Literal["likelihoods", "draft costs"] | None = None
-    prompt_lengths: tuple[int, ...] = ()
 
     @property
     def published(self) -> Published:
@@ -60,7 +60,8 @@ class PaperProtocol:
 
 
 PROTOCOLS = (
-    PaperProtocol("table1", "answers", _MT_BENCH, by_answer.method_tables, installed=True),
+    PaperProtocol("table1", "answers", _MT_BENCH, by_answer.method_tables, installed=True,
+                  speculative=True),
     PaperProtocol(
         "table2",
         "answers",
@@ -117,15 +118,15 @@ PROTOCOLS = (
          "temperature": "0,0.3,0.7,1", "accept": "rejection,typical", "epsilon": "0.09,0.2",
          "delta": "0.3,0.6"},
         by_answer.acceptance_tables,
+        speculative=True,
         inspects="likelihoods",
     ),
     PaperProtocol(
         "speculators-table1",
         "batches",
         {**_TRAINED, "batch_size": "1,2,4", "beam_width": "1,2,4", "beam_length": "4",
-         "max_tokens": 100, "ignore_eos": True, "repeats": 1},
+         "max_tokens": 100, "ignore_eos": True, "repeats": 1, "prompt_tokens": "64,2048"},
         by_batch.latency_tables,
-        prompt_lengths=(64, 2048),
     ),
     PaperProtocol(
         "assistant",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.serving import ServingRow
-from redrafter_mlx.bench.show.tables import TextTable, spread
+from redrafter_mlx.bench.show.tables import TextTable, beam_side, label, spread
 
 
 def serving_table(rows: Sequence[ServingRow]) -> TextTable:
@@ -41,10 +41,10 @@ def batch_table(rows: Sequence[BatchRow]) -> TextTable:
     cells = [
         (
             str(row.size),
-            " ".join(filter(None, (row.method.name, row.method.drafter))),
+            label(row),
             *((row.method.accept or "", f"{row.method.temperature:g}") if sampled else ()),
-            _shape(row.method.beam_width, row),
-            _shape(row.method.beam_length, row),
+            beam_side(row.method, row.method.beam_width),
+            beam_side(row.method, row.method.beam_length),
             spread(row.request_tps),
             spread(row.total_tps),
             spread(row.speedup, "x"),
@@ -61,9 +61,3 @@ def batch_table(rows: Sequence[BatchRow]) -> TextTable:
         "over plain: over our own batches without drafts"
     )
     return TextTable("Requests at once", columns, tuple(cells), note)
-
-
-def _shape(size: int | None, row: BatchRow) -> str:
-    if row.method.name != "redrafter":
-        return ""
-    return "auto" if size is None else str(size)

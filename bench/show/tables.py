@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.bench.analyse.batch_summary import BatchResult
+from redrafter_mlx.bench.analyse.batch_summary import BatchResult, BatchRow
 from redrafter_mlx.bench.analyse.compare import Change
 from redrafter_mlx.bench.analyse.energy import Energy
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import WHOLE, Row
-from redrafter_mlx.bench.measure.methods import BASELINE
+from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.statistics import Spread
 
 _EVERY_DEPTH, _SPARSE = 8, 8
@@ -48,7 +48,8 @@ def energy_table(measured: Sequence[Energy]) -> TextTable:
         "Energy of the chip while tokens after the first one were made",
         ("method", "dtype", "T", "joules/token", "watts", "answers"),
         tuple(
-            (f"{label(one)} {_shape(one)}".strip(), one.dtype, f"{one.method.temperature:g}",
+            (f"{label(one)} {shape_words(one.method)}".strip(), one.dtype,
+             f"{one.method.temperature:g}",
              f"{one.joules_per_token:.3g}", f"{one.watts:.3g}", str(one.answers))
             for one in measured
         ),
@@ -89,8 +90,8 @@ def main_table(rows: Sequence[Row]) -> TextTable:
         columns["T"] = lambda r: f"{r.method.temperature:g}"
     padded = any(r.query_rows != r.nodes for r in rows)
     columns |= {
-        "W": lambda r: _number(r.method.beam_width),
-        "L": lambda r: _number(r.method.beam_length),
+        "W": lambda r: beam_side(r.method, r.method.beam_width),
+        "L": lambda r: beam_side(r.method, r.method.beam_length),
         "N": lambda r: _number(r.nodes),
         **({"padded to": lambda r: _number(r.query_rows)} if padded else {}),
         "tok/s": lambda r: spread(r.tps),
@@ -124,7 +125,7 @@ def acceptance_table(rows: Sequence[Row]) -> TextTable:
         before, after = r.nodes_before, r.nodes_after
         nodes = [f"{v:g}" for v in (after.p1, after.median, after.p99)] if after else ["", "", ""]
         cells.append(
-            (f"{label(r)} {_shape(r)}".strip(), r.dtype, r.method.accept or "",
+            (f"{label(r)} {shape_words(r.method)}".strip(), r.dtype, r.method.accept or "",
              f"{r.method.temperature:g}", *shares, f"{before.median:g}" if before else "",
              *nodes, _saved(r))
         )  # fmt: skip
@@ -132,7 +133,7 @@ def acceptance_table(rows: Sequence[Row]) -> TextTable:
         "Share of steps in which each draft was accepted; nodes before and after merging prefixes",
         columns,
         tuple(cells),
-        "; ".join(_automatic(r) for r in drafted if r.method.automatic and r.shapes),
+        "; ".join(_chosen(r) for r in drafted if r.shapes and _open_shape(r.method)),
     )
 
 
@@ -148,7 +149,7 @@ def category_table(rows: Sequence[Row]) -> TextTable:
     cells = []
     for best in fastest.values():
         method = best.method
-        drafts = " ".join(filter(None, (method.drafter, method.accept, _shape(best))))
+        drafts = " ".join(filter(None, (method.drafter, method.accept, shape_words(method))))
         for r in rows:
             if (r.dtype, r.method) == (best.dtype, method):
                 base = found.get((r.dtype, method.baseline(), r.category))
@@ -162,8 +163,10 @@ def category_table(rows: Sequence[Row]) -> TextTable:
     return TextTable("By category, the fastest shape", columns, tuple(cells))
 
 
-def compare_table(changes: Sequence[Change], before: str, after: str) -> TextTable:
-    """Return a table of the figures that two results share."""
+def compare_table(
+    changes: Sequence[Change], before: str, after: str, differing: Sequence[str]
+) -> TextTable:
+    """Return a table of the figures that two results share; the note tells what else differs."""
     cells = tuple(
         (_describe(c.row), c.figure, spread(c.before), spread(c.after), spread(c.ratio, "x"),
          c.verdict)
@@ -171,6 +174,8 @@ def compare_table(changes: Sequence[Change], before: str, after: str) -> TextTab
     )  # fmt: skip
     columns = ("row", "figure", before, after, "ratio", "verdict")
     note = "Brackets hold 95% intervals. One comparison in twenty differs by chance alone."
+    if differing:
+        note += f" What else differs: {'; '.join(differing)}."
     return TextTable(f"{after} over {before}", columns, cells, note)
 
 
@@ -182,7 +187,7 @@ def spread(value: Spread | None, unit: str = "", scale: float = 1.0, digits: int
     return f"{median}{unit}" if low == median == high else f"{median}{unit} [{low}, {high}]"
 
 
-def label(row: Row | Energy) -> str:
+def label(row: Row | BatchRow | Energy) -> str:
     """Return the method's name, with the settings that distinguish it from others of that name."""
     method = row.method
     if method.draft_tokens is not None:
@@ -192,23 +197,41 @@ def label(row: Row | Energy) -> str:
         name += f" ({_PACKED[method.prefixes]})"
     if method.epsilon is not None or method.delta is not None:
         name += f" (epsilon {method.epsilon:g}, delta {method.delta:g})"
-    return f"{name} (automatic)" if method.automatic and method.beam_width is None else name
+    if _open_shape(method) and not shape_words(method):
+        name += " (automatic)" if method.automatic else " (default shape)"
+    return name
 
 
 def _describe(row: Mapping[str, object]) -> str:
     """Describe a row of a saved result in words."""
     named = [str(row[key]) for key in ("method", "drafter", "dtype") if row.get(key)]
     parts = named if row.get("batch_size") is None else [*named, f"batch of {row['batch_size']}"]
-    if row["beam_width"] is not None:
-        parts.append(f"{row['beam_width']} x {row['beam_length']}")
+    W, L = row["beam_width"], row["beam_length"]
+    if (W, L) != (None, None):
+        parts.append(" x ".join("auto" if side is None else str(side) for side in (W, L)))
     if row["temperature"]:
         parts.append(f"{row['accept'] or ''} T {row['temperature']}".strip())
+    for name in ("prefixes", "epsilon", "delta", "max_nodes", "draft_tokens", "prompt_tokens"):
+        if row.get(name) not in (None, "all"):
+            parts.append(f"{name.replace('_', ' ')} {row[name]}")
     return ", ".join([*parts, *([str(row["category"])] if row.get("category") else [])])
 
 
-def _shape(row: Row | Energy) -> str:
-    width, length = row.method.beam_width, row.method.beam_length
-    return "" if width is None else f"{width} x {length}"
+def shape_words(method: Method) -> str:
+    """Return the beam shape, such as `2 x 4` or `2 x auto`; "" if no side of it is given."""
+    sides = method.beam_width, method.beam_length
+    return "" if sides == (None, None) else " x ".join(beam_side(method, side) for side in sides)
+
+
+def beam_side(method: Method, size: int | None) -> str:
+    """Return a beam's width or length, or who chooses it: `auto` or `default`; "" without beams."""
+    if method.name != "redrafter":
+        return ""
+    return str(size) if size is not None else "auto" if method.automatic else "default"
+
+
+def _open_shape(method: Method) -> bool:
+    return method.name == "redrafter" and None in (method.beam_width, method.beam_length)
 
 
 def _number(value: float | None) -> str:
@@ -222,12 +245,12 @@ def _saved(row: Row) -> str:
     return f"{1 - row.nodes / row.nodes_before.median:.0%}"
 
 
-def _automatic(row: Row) -> str:
+def _chosen(row: Row) -> str:
     """List the shapes that were chosen in at least 1% of the steps."""
     method = row.method
     chosen = ", ".join(f"{W} x {L} {share:.0%}" for W, L, share in row.shapes if share >= 0.01)
     which = ", ".join(filter(None, (row.dtype, method.drafter, method.accept)))
-    return f"automatic shapes ({which}, T {method.temperature:g}): {chosen}"
+    return f"shapes chosen ({which}, T {method.temperature:g}): {chosen}"
 
 
 def _equality(row: Row) -> str:

@@ -2,59 +2,118 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
+
 from redrafter_mlx.bench.analyse.batch_summary import BatchResult, summarise_batches
 from redrafter_mlx.bench.measure.answers import LinesFile
-from redrafter_mlx.bench.measure.batches import BatchRunner, read_run
+from redrafter_mlx.bench.measure.batches import (
+    BatchMeasurement,
+    BatchPlan,
+    BatchRunner,
+    Case,
+    read_run,
+)
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.session import (
+    INTERRUPTED,
+    drafter_notes,
+    interruption_note,
     load_drafters,
     measure_machine,
     protocol_of,
     settings_of,
 )
 from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.runtime.launched import launched_rank
+
+Results = list[tuple[int | None, BatchResult]]
+"""A result for each length that the prompts were brought to; None if they were left unchanged."""
 
 
-def run_batches(options: BenchOptions) -> BatchResult:
-    """Measure all batch sizes and methods with one loading."""
+def run_batches(options: BenchOptions) -> Results:
+    """Measure all prompt lengths, batch sizes and methods with one loading.
+
+    After Ctrl-C the results cover the rounds that every method has finished. Raises
+    KeyboardInterrupt if there is none.
+    """
     (loading,) = options.loadings
+    if launched_rank():
+        load_drafters(options, loading)  # never returns: only rank 0 writes the file
+    file = None if options.answers is None else LinesFile(options.answers, read_run)
     drafters = load_drafters(options, loading)
-    drafting = {name: r for name, r in drafters.items() if r.drafting is not None}
-    methods = options.methods([*drafting])
-    for redrafter in drafting.values():
-        measure_machine(redrafter, max(options.batch_sizes))
-    alone = Runner(drafters)
-    alone.check(methods, options.max_tokens)
     first = next(iter(drafters.values()))
-    plan = options.batch_plan(methods, first)
+    methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
+    alone, together = Runner(drafters), BatchRunner(drafters)
+    alone.check(methods, options.max_tokens)
+    plans = [options.batch_plan(methods, length, first) for length in options.prompt_lengths]
     machine = Machine.here()
     models = [LoadedModel.of(r, loading.label, name) for name, r in drafters.items()]
     settings = settings_of(options, machine, models)
-    file, done = None, []
-    if options.answers is not None:
-        file = LinesFile(options.answers, read_run)
+    done = []
+    if file is not None:
         for run, stored in file.lines:
             file.check(stored, settings, [*vars(settings)])
             done.append(run)
-    measured, missing = plan.split(done)
-    with progress_bars("measuring batches", lambda done, total: f"{done} of {total:.0f}") as bars:
-        plain = {
-            q.question.id or 0: alone.run(
-                Method(BASELINE), q.prompt_ids, plan.max_tokens, plan.seed
-            ).token_ids
-            for q in plan.questions
-        }
-        for measurement in BatchRunner(drafters).measure(plan, missing):
-            measured.append(measurement)
-            if file is not None:
-                file.append(measurement.to_dict(settings))
-            if bars is not None:
-                bars("runs", len(measured), plan.size)
-    return BatchResult(
-        machine=machine,
-        models=tuple(models),
-        protocol=protocol_of(options),
-        rows=tuple(summarise_batches(measured, plain)),
-    )
+    parts = [plan.split(done) for plan in plans]
+    remarks, interrupted = drafter_notes(loading, drafters), False
+    try:
+        todo = [method for _, missing in parts for method, _ in missing]
+        for name in dict.fromkeys(method.drafter for method in todo if method.automatic):
+            measure_machine(drafters[name], max(options.batch_sizes))
+        total = sum(plan.size for plan in plans)
+        with progress_bars("measuring batches", lambda n, total: f"{n} of {total:.0f}") as bars:
+            for plan, (measured, missing) in zip(plans, parts, strict=True):
+                for new in _measure(plan, measured, missing, alone, together):
+                    if file is not None:
+                        file.append(new.to_dict(settings))
+                    if bars is not None:
+                        bars("runs", sum(len(measured) for measured, _ in parts), total)
+    except KeyboardInterrupt:
+        remarks, interrupted = [*remarks, interruption_note(options)], True
+    results = []
+    for length, plan, (measured, _) in zip(options.prompt_lengths, plans, parts, strict=True):
+        if rows := summarise_batches(plan.complete(measured)):
+            protocol = protocol_of(options, length)
+            shown = tuple(models), protocol, tuple(rows), tuple(remarks), interrupted
+            results.append((length, BatchResult(machine, *shown)))
+    if not results:
+        raise KeyboardInterrupt
+    return results
+
+
+def status_of(results: Iterable[BatchResult]) -> int:
+    """Return the exit status of these results."""
+    each = list(results)
+    if any(result.interrupted for result in each):
+        return INTERRUPTED
+    return int(any(result.failed for result in each))
+
+
+def _measure(
+    plan: BatchPlan,
+    measured: list[BatchMeasurement],
+    missing: Sequence[Case],
+    alone: Runner,
+    together: BatchRunner,
+) -> Iterator[BatchMeasurement]:
+    """Append what is missing to what is measured, and yield it; all is compared with mlx-lm's loop.
+
+    Of earlier runs, those are compared whose file does not tell whether they match.
+    """
+    unknown = [(m.method, m.questions) for m in measured if m.run.matches_plain is None]
+    asked = {
+        question.question.id or 0: question
+        for method, questions in (*unknown, *missing)
+        if method.temperature == 0
+        for question in questions
+    }
+    plain = {
+        key: alone.run(Method(BASELINE), q.prompt_ids, plan.max_tokens, plan.seed).token_ids
+        for key, q in asked.items()
+    }
+    measured[:] = [measurement.compared(plain) for measurement in measured]
+    for measurement in together.measure(plan, missing):
+        measured.append(measurement.compared(plain))
+        yield measured[-1]

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from redrafter_mlx.cli.bench.checks import check_comparison, check_measurement, check_output
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.options import with_options
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.awake import kept_awake
 from redrafter_mlx.runtime.launched import leave_to_rank_0
 
 if TYPE_CHECKING:
@@ -40,15 +42,17 @@ def command(*, context: typer.Context, options: BenchOptions) -> None:
         if options != BenchOptions():
             raise BadInputError("`bench serve` takes its options after `serve`")
         return
-    options.check_output()
-    raise typer.Exit(_run(options, given_options(context)))
+    check_output(options)
+    with kept_awake():
+        status = _run(options, given_options(context))
+    raise typer.Exit(status)
 
 
 def _run(options: BenchOptions, given: frozenset[str]) -> int:
     """Measure what the options ask for, print it, and return the exit status."""
     if options.compare is not None:
         leave_to_rank_0()
-        options.check_comparison()
+        check_comparison(options)
         print_comparison(*options.compare, as_json=options.output == "json")
         return 0
     if options.paper is not None:
@@ -56,14 +60,13 @@ def _run(options: BenchOptions, given: frozenset[str]) -> int:
             option = "--energy" if options.energy else "--report"
             raise BadInputError(f"--paper has no use for {option}; leave it out")
         return print_paper(options, given)
-    options.check()
+    check_measurement(options)
     if options.batch_size is not None:
-        options.check_batches()
-        from redrafter_mlx.cli.bench.batches import run_batches
+        from redrafter_mlx.cli.bench.batches import run_batches, status_of
 
-        batches = run_batches(options)
+        ((_, batches),) = run_batches(options)
         print_batches(batches, options)
-        return int(batches.failed)
+        return status_of([batches])
     return _answer_questions(options, given)
 
 
@@ -148,9 +151,8 @@ def print_paper(options: BenchOptions, given: frozenset[str]) -> int:
             out.print(heatmap(grid))
         for table in run.paper.tables:
             out.print(rich_table(table))
-        for result in run.results:
-            for note in result.notes if isinstance(result, Result) else ():
-                print(note)
+        for note in dict.fromkeys(note for result in run.results for note in result.notes):
+            print(note)
     if options.plot is not None:
         plot(maps, options.plot, f"{run.paper.published.paper}, {run.paper.published.number}")
     return run.status
@@ -188,21 +190,23 @@ def print_batches(result: BatchResult, options: BenchOptions) -> None:
     for line in header_lines(result):
         print(line)
     console().print(rich_table(batch_table(result.rows)))
-    if result.failed:
-        print("our tokens are not those of mlx-lm in float32, where they must be; please report it")
+    for note in result.notes:
+        print(note)
 
 
 def print_comparison(before: str, after: str, *, as_json: bool) -> None:
     """Print a comparison of two saved results."""
-    from redrafter_mlx.bench.analyse.compare import compare, read_rows
+    from redrafter_mlx.bench.analyse.compare import compare, differing, read_result
     from redrafter_mlx.bench.show.report import rich_table
     from redrafter_mlx.bench.show.tables import compare_table
 
-    changes = compare(read_rows(before), read_rows(after))
+    first, second = read_result(before), read_result(after)
+    changes, differences = compare(first.rows, second.rows), differing(first, second)
     if as_json:
-        print(json.dumps({"changes": [change.to_dict() for change in changes]}))
+        shown = {"changes": [change.to_dict() for change in changes], "differences": differences}
+        print(json.dumps(shown))
     else:
-        console().print(rich_table(compare_table(changes, before, after)))
+        console().print(rich_table(compare_table(changes, before, after, differences)))
 
 
 def console() -> Console:

@@ -1,9 +1,9 @@
-"""The options of `bench`, and the values parsed from their lists."""
+"""The options of `bench`, and the values parsed from their lists; `checks.py` refuses mistakes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -28,7 +28,6 @@ from redrafter_mlx.cli.options import (
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod, DType, Prefixes, SamplingParams, check_choice
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.launched import launched_rank
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.measure.batches import BatchPlan
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
 
 _PAPER, _SHAPE, _ASK, _OUT = "Papers", "Shapes and methods", "Questions", "Output"
-_FORMATS = ("table", "json")
+FORMATS = ("table", "json")
 _QUANTIZED = {"4bit": 4, "8bit": 8}
 
 
@@ -81,8 +80,8 @@ class BenchOptions:
     draft_model: str | None = flag(None, Flag(
         "Also measure mlx-lm's own speculative decoding with this model.", "NAME|REPO|PATH",
         _SHAPE))
-    num_draft_tokens: str = flag("3", Flag(
-        "Drafts a call with --draft-model; as --beam-width.", "N", _SHAPE))
+    num_draft_tokens: str | None = flag(None, Flag(
+        "Drafts a call with --draft-model; as --beam-width. [default: 3]", "N", _SHAPE))
     questions: tuple[str, ...] = flag((), Flag(
         "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines; may be given several times. "
         "[default: our own 16]", "FILE", _ASK))
@@ -99,7 +98,7 @@ class BenchOptions:
     delay: float = flag(0.0, Flag("Seconds of rest before each answer.", "S"))
     seed: int = flag(0, Flag("Of sampled answers.", "N"))
     output: str = flag("table", Flag(
-        "On standard output; with json its last line is one object.", "|".join(_FORMATS), _OUT,
+        "On standard output; with json its last line is one object.", "|".join(FORMATS), _OUT,
         ("--output", "-o")))
     plot: str | None = flag(None, Flag(
         "The heatmap, tokens/step and speedup as a picture.", "FILE.png", _OUT))
@@ -128,61 +127,6 @@ class BenchOptions:
     # fmt: on
     only: tuple[Question, ...] = ()
     """Questions used if no option gives any; not an option itself."""
-
-    def check_output(self) -> None:
-        """Raise BadInputError for an unknown output format."""
-        if self.output not in _FORMATS:
-            raise BadInputError(f"--output is {self.output!r}; choose one of {', '.join(_FORMATS)}")
-
-    def check_comparison(self) -> None:
-        """Raise BadInputError for an option that `--compare` does not use."""
-        for option in fields(self):
-            used = option.name in ("compare", "output")
-            if not used and getattr(self, option.name) != option.default:
-                name = option.name.replace("_", "-")
-                raise BadInputError(f"--compare measures nothing; leave out --{name}")
-
-    def check(self) -> None:
-        """Raise BadInputError for every mistake that can be found without loading a model."""
-        from redrafter_mlx.bench.show.plot import check_plot
-        from redrafter_mlx.weights.precision import check_quantize
-
-        check_quantize(self.drafter_bits, "--drafter-bits")
-        self.plan("", self.methods([None]))
-        assert self.loadings
-        if launched_rank() is not None and len(self.loadings) > 1:
-            raise BadInputError(f"--dtype is {self.dtype}; ranks share one model: give one")
-        if self.plot is not None:
-            if not (self.widths and self.lengths):
-                raise BadInputError(
-                    f"--plot {self.plot} is a map of beam shapes; give --beam-width and "
-                    f"--beam-length"
-                )
-            check_plot(self.plot)
-        if self.report is not None:
-            from redrafter_mlx.bench.show.report_folder import check_report
-
-            check_report(self.report, self.answers)
-        if "none" in self.drafters:
-            if self.widths or self.lengths:
-                raise BadInputError(
-                    "--beam-width and --beam-length need a drafter; --drafter is none"
-                )
-            if len(self.drafters) > 1:
-                raise BadInputError(
-                    "--drafter none beside others measures nothing more, for plain decoding is "
-                    "always measured; leave it out"
-                )
-
-    def check_batches(self) -> None:
-        """Raise BadInputError for an option that `--batch-size` does not use."""
-        self.batch_plan(self.methods([None]))
-        for name in ("draft_model", "plot", "report", "energy", "delay", "warmup"):
-            if getattr(self, name) != getattr(BenchOptions, name):
-                option = name.replace("_", "-")
-                raise BadInputError(f"--batch-size has no use for --{option}; leave it out")
-        if len(self.loadings) > 1:
-            raise BadInputError(f"--dtype is {self.dtype}; give one with --batch-size")
 
     @cached_property
     def batch_sizes(self) -> list[int]:
@@ -228,15 +172,12 @@ class BenchOptions:
         shapes = [(w, length) for w in self.widths or (None,) for length in self.lengths or (None,)]
         if self.batch_sizes and shapes != [(None, None)]:
             shapes = [(None, None), *shapes]
-        draft_tokens = parse_integers("--num-draft-tokens", self.num_draft_tokens)
-        if min(draft_tokens) < 1:
-            raise BadInputError("--num-draft-tokens holds 0; it must be at least 1")
         return list_methods(
             dict.fromkeys(drafters, shapes),
             self.max_nodes,
             self._accepts(),
             parse_numbers("--temperature", self.temperature),
-            draft_tokens if self.draft_model is not None else (),
+            self._draft_tokens(),
             self._prefixes(),
             self._thresholds(),
         )
@@ -246,7 +187,7 @@ class BenchOptions:
         from redrafter_mlx.bench.measure.plan import Plan
 
         return Plan(
-            questions=self.prepared(loaded),
+            questions=self.prepared(loaded, self.prompt_lengths[0]),
             methods=methods,
             dtype=dtype,
             max_tokens=self.max_tokens,
@@ -256,42 +197,56 @@ class BenchOptions:
             seed=self.seed,
         )
 
-    def batch_plan(self, methods: Sequence[Method], loaded: Redrafter | None = None) -> BatchPlan:
-        """Return the plan of `--batch-size`; without a model its prompts are empty."""
+    def batch_plan(
+        self, methods: Sequence[Method], length: int | None, loaded: Redrafter | None = None
+    ) -> BatchPlan:
+        """Return the plan of `--batch-size` for prompts of `length` tokens, see `prepared`."""
         from redrafter_mlx.bench.measure.batches import BatchPlan
 
         return BatchPlan(
-            self.prepared(loaded), methods, self.batch_sizes, self.max_tokens, self.repeats,
-            self.seed,
+            self.prepared(loaded, length), methods, self.batch_sizes, self.max_tokens,
+            self.repeats, self.seed,
         )  # fmt: skip
 
-    def prepared(self, loaded: Redrafter | None) -> list[Prepared]:
-        """Return the questions with their encoded prompts, which are empty without a model."""
+    def prepared(self, loaded: Redrafter | None, length: int | None) -> list[Prepared]:
+        """Return the questions with their encoded prompts, which are empty without a model.
+
+        length: number of tokens to which every prompt is repeated or cut; None leaves it unchanged
+        """
         from redrafter_mlx.bench.measure.plan import Prepared, resized
 
         def encode(question: Question) -> list[int]:
             message = {"role": "user", "content": question.text}
             ids = [] if loaded is None else loaded.encode([message])
-            return ids if self.prompt_length is None else resized(ids, self.prompt_length)
+            return ids if length is None else resized(ids, length)
 
         room = None if loaded is None else loaded.context_length
-        if room is not None and self.prompt_length and self.prompt_length + self.max_tokens > room:
+        if room is not None and length is not None and length + self.max_tokens > room:
             raise BadInputError(
-                f"--prompt-tokens {self.prompt_length} and --max-tokens {self.max_tokens} are more "
-                f"than the model's context of {room} tokens; give less"
+                f"--prompt-tokens {length} and --max-tokens {self.max_tokens} are more than the "
+                f"model's context of {room} tokens; give less"
             )
 
         return [Prepared(q, encode(q)) for q in self.chosen]
 
     @cached_property
-    def prompt_length(self) -> int | None:
-        """Number of tokens to which every prompt is repeated or cut; None leaves them unchanged."""
+    def prompt_lengths(self) -> list[int | None]:
+        """The lengths of `prepared` prompts that are measured in turn."""
         lengths = _integers("--prompt-tokens", self.prompt_tokens)
-        if len(lengths) > 1:
-            raise BadInputError(f"--prompt-tokens is {self.prompt_tokens}; give one number")
-        if lengths[:1] == [0]:
-            raise BadInputError("--prompt-tokens is 0; it must be at least 1")
-        return lengths[0] if lengths else None
+        if 0 in lengths:
+            raise BadInputError("--prompt-tokens holds 0; it must be at least 1")
+        return [*lengths] or [None]
+
+    def _draft_tokens(self) -> list[int]:
+        """Return the numbers of drafts of mlx-lm's speculative decoding; none without a model."""
+        if self.draft_model is None and self.num_draft_tokens is not None:
+            raise BadInputError("--num-draft-tokens is of --draft-model; give one")
+        if self.draft_model is None:
+            return []
+        numbers = parse_integers("--num-draft-tokens", self.num_draft_tokens or "3")
+        if 0 in numbers:
+            raise BadInputError("--num-draft-tokens holds 0; it must be at least 1")
+        return numbers
 
     def _accepts(self) -> list[AcceptMethod] | None:
         if self.accept is None:

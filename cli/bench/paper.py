@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,19 +14,25 @@ from redrafter_mlx.bench.measure.likelihood import Likelihood, likelihood
 from redrafter_mlx.bench.papers.evidence import AnswerKey, Evidence
 from redrafter_mlx.bench.papers.protocols import PaperProtocol, find_protocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
-from redrafter_mlx.cli.bench.batches import run_batches
+from redrafter_mlx.cli.bench.batches import run_batches, status_of
+from redrafter_mlx.cli.bench.checks import check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.session import measure_machine, run_session
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.cli.ranges import parse_integers
+from redrafter_mlx.cli.ranges import parse_numbers, parse_words
 from redrafter_mlx.distill.options_file import OPTIONS, read_options
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
-from redrafter_mlx.drafting.installed import list_drafters
+from redrafter_mlx.drafting.installed import find_drafters, list_drafters
+from redrafter_mlx.drafting.prompt_lookup import split_lookup
+from redrafter_mlx.drafting.static_trees import split_tree
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.runtime.launched import launched_rank
+from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
-_DEFAULT_MODEL = "smollm2-135m"
+_ELSEWHERE = ("paper", "output", "plot", "answers", "questions", "mt_bench", "limit", "model",
+              "offline", "seed")  # fmt: skip
+"""Options that a table shows in other ways, or that change no figure but by chance."""
 
 
 class PaperRun(NamedTuple):
@@ -51,7 +57,7 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
         return _measure_batches(protocol, options, changed)
     if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
         raise BadInputError(f"--paper {protocol.name} has one beam shape; leave out --plot")
-    options.check()
+    check_measurement(options)
     if protocol.inspects == "draft costs" and len(options.drafters) > 1:
         raise BadInputError(f"--paper {protocol.name} is of one drafter; give one --drafter")
     if protocol.inspects is not None and launched_rank() is not None:
@@ -65,7 +71,7 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
         answers=outcome.answers,
         likelihoods=inspector.likelihoods,
         draft_costs=inspector.draft_costs,
-        options=_training_options(options.drafters),
+        options={**_training_options(_named(options)), **inspector.training_options},
     )
     paper = _paper(protocol, evidence, outcome.result, changed)
     return PaperRun(paper, [outcome.result], outcome.status)
@@ -77,11 +83,11 @@ def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -
     if "questions" in given:
         own.pop("mt_bench", None)
     if protocol.installed and "drafter" not in given:
-        own["drafter"] = installed_drafters(asked.model or _DEFAULT_MODEL)
+        own["drafter"] = installed_drafters(asked.model or DEFAULT_MODEL)
     options = replace(asked, **own)  # type: ignore[arg-type]
     if protocol.question is not None and not {"questions", "mt_bench"} & {*given}:
         options = replace(options, only=(protocol.question,))
-    if len(options.drafter) < protocol.drafters:
+    if len({*options.drafter}) < protocol.drafters:
         number = "--drafter" if protocol.drafters == 1 else f"{protocol.drafters} times --drafter"
         raise BadInputError(f"--paper {protocol.name} compares drafters by name; give {number}")
     kind = protocol.measures
@@ -90,30 +96,60 @@ def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -
     if kind == "logs" and (more := sorted({*given} - {"paper", "drafter", "output"})):
         name = more[0].replace("_", "-")
         raise BadInputError(f"--paper {protocol.name} measures nothing; leave out --{name}")
-    return options
+    if options.draft_model is not None and not protocol.speculative:
+        raise BadInputError(f"--paper {protocol.name} has no use for --draft-model; leave it out")
+    return _narrow(options, own)
+
+
+def _narrow(options: BenchOptions, own: Collection[str]) -> BenchOptions:
+    """Drop from the table's own options what does not apply beside those of the command line."""
+    kept: dict[str, str | None] = {}
+    accepts = [] if options.accept is None else parse_words("--accept", options.accept)
+    if "accept" in own:
+        greedy = {t == 0 for t in parse_numbers("--temperature", options.temperature)}
+        accepts = [accept for accept in accepts if (accept == "greedy") in greedy]
+        kept["accept"] = ",".join(accepts) or None
+    if "typical" not in accepts:
+        kept |= {name: None for name in ("epsilon", "delta") if name in own}
+    if "prefixes" in own:
+        prefixes = parse_words("--prefixes", options.prefixes)
+        if options.max_nodes is not None:
+            prefixes = [name for name in prefixes if name != "separate"]
+        kept["prefixes"] = "all" if "rejection" in accepts else ",".join(prefixes)
+    if "batch_size" in own:
+        sizes = [str(size) for size in options.batch_sizes if size <= len(options.chosen)]
+        kept["batch_size"] = ",".join(sizes)
+    return replace(options, **kept)  # type: ignore[arg-type]
 
 
 def installed_drafters(model: str) -> tuple[str, ...]:
-    """List the model's drafters on this machine, prompt lookup, and "auto" if there is any."""
-    here = [drafter for drafter in list_drafters(model) if drafter.path is not None]
-    found = [drafter.name for drafter in here]
-    if here and here[0].name == str(here[0].path):
-        found[0] = "trained"  # the first is a folder that was trained here
+    """List the model's drafters on this machine, prompt lookup, and "auto" if there is any.
+
+    A folder that was trained here is "trained" if it is the only one; that name takes the first of
+    several that can be loaded.
+    """
+    here = [d for d in list_drafters(model) if d.path is not None and d.form != "damaged"]
+    trained = [d.name for d in here if d.name == str(d.path)]
+    published = [d.name for d in here if d.name not in trained]
+    found = (*(trained if len(trained) != 1 else ["trained"]), *published)
     return (*found, "lookup", *(("auto",) if found else ()))
 
 
 class _Inspector:
-    """Collects untimed measurements while the models are in memory: likelihoods or draft costs."""
+    """Collects what needs the models in memory: likelihoods or draft costs, training options."""
 
     def __init__(self, protocol: PaperProtocol) -> None:
         self._inspects = protocol.inspects
         self.likelihoods: dict[AnswerKey, Likelihood] = {}
         self.draft_costs: dict[str, float] = {}
+        self.training_options: dict[str, Mapping[str, Any]] = {}
 
     def look(
         self, drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]
     ) -> None:  # fmt: skip
         first = next(iter(drafters.values()))
+        folders = {name: _folder_of(name, r) for name, r in drafters.items() if name is not None}
+        self.training_options |= _training_options(folders)
         if self._inspects == "likelihoods":
             with progress_bars("reading the answers") as bars:
                 for n, answer in enumerate(answers, 1):
@@ -133,20 +169,12 @@ class _Inspector:
 def _measure_batches(
     protocol: PaperProtocol, options: BenchOptions, changed: Sequence[Difference]
 ) -> PaperRun:
-    lengths: list[int | None] = list(protocol.prompt_lengths) or [None]
-    if options.prompt_tokens is not None:
-        lengths = [*parse_integers("--prompt-tokens", options.prompt_tokens)]
-    runs = [
-        (n, replace(options, prompt_tokens=None if n is None else str(n))) for n in lengths
-    ]  # fmt: skip
-    for _, each in runs:
-        each.check()
-        each.check_batches()
-    results = [(n, run_batches(each)) for n, each in runs]
-    evidence = Evidence(batches=[(n, row) for n, result in results for row in result.rows])
-    paper = _paper(protocol, evidence, results[0][1], changed)
-    failed = any(result.failed for _, result in results)
-    return PaperRun(paper, [result for _, result in results], int(failed))
+    check_measurement(options)
+    by_length = run_batches(options)
+    evidence = Evidence(batches=[(n, row) for n, result in by_length for row in result.rows])
+    results = [result for _, result in by_length]
+    paper = _paper(protocol, evidence, results[0], changed)
+    return PaperRun(paper, results, status_of(results))
 
 
 def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
@@ -161,7 +189,7 @@ def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
         logs[folder] = log
     published = protocol.published
     measured = tuple(protocol.tables(Evidence(logs=logs)))
-    trained = _training_options(options.drafters)
+    trained = _training_options(_named(options))
     targets = sorted({str(found["model"]) for found in trained.values() if "model" in found})
     here = (
         Difference("model", published.setting.model, ", ".join(targets) or "not known"),
@@ -192,26 +220,39 @@ def _paper(
 def _changed(
     protocol: PaperProtocol, options: BenchOptions, given: Collection[str]
 ) -> list[Difference]:
-    """Return the table's options that the command line overrides."""
+    """Return the options of the command line that change the measurement."""
     own = dict(protocol.options)
-    if protocol.prompt_lengths:
-        own["prompt_tokens"] = ",".join(map(str, protocol.prompt_lengths))
-    return [
-        Difference(
-            f"--{name.replace('_', '-')}",
-            f"without it: {_shown(value)}",
-            _shown(getattr(options, name)),
-        )
-        for name, value in own.items()
-        if name in given and getattr(options, name) != value
-    ]
+    if protocol.installed:
+        own["drafter"] = "all on this machine"
+    elsewhere = (*_ELSEWHERE, *(["drafter"] if protocol.drafters else []))
+    found = []
+    for name, default in ((field.name, field.default) for field in fields(options)):
+        value = getattr(options, name)
+        if name in given and name not in elsewhere and value != own.get(name, default):
+            table = f"without it: {_shown(own[name])}" if name in own else "bench's default"
+            found.append(Difference(f"--{name.replace('_', '-')}", table, _shown(value)))
+    return found
 
 
 def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _training_options(names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-    """Read the training options in the drafters' folders, by drafter name."""
-    paths = {name: Path(name) / OPTIONS for name in names}
+def _named(options: BenchOptions) -> dict[str, Path]:
+    return {name: Path(name) for name in options.drafters}
+
+
+def _folder_of(name: str, loaded: Redrafter) -> Path:
+    """Return the folder of a drafter that was loaded by this name; no such path if it has none."""
+    own, _ = split_lookup(split_tree(name)[0])
+    if own not in ("auto", "trained") or loaded.source is None or loaded.drafter is None:
+        return Path(own or name)
+    folders, note = find_drafters(loaded.source.fingerprint)[0], loaded.drafter_note or ""
+    taken = [f for f in folders if f"drafts with {f}, " in note or "drafts with " not in note]
+    return next(iter(taken), Path(name))
+
+
+def _training_options(folders: Mapping[str, Path]) -> dict[str, Mapping[str, Any]]:
+    """Read the training options in the folders, by drafter name."""
+    paths = {name: folder / OPTIONS for name, folder in folders.items()}
     return {name: read_options(path) for name, path in paths.items() if path.is_file()}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_load
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.bench.checks import MOST_AT_ONCE
 from redrafter_mlx.cli.bench.command import console
 from redrafter_mlx.cli.options import Flag, flag
 from redrafter_mlx.cli.progress import progress_bars
@@ -19,7 +21,6 @@ if TYPE_CHECKING:
     from redrafter_mlx.bench.analyse.serving import ServingRow
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
-_MOST_USERS = 256
 
 
 @dataclass(frozen=True)
@@ -51,16 +52,17 @@ class LoadOptions(opt.QuestionOptions):
             raise BadInputError(f"--max-tokens is {self.max_tokens}; it must be at least 2")
         users, texts = parse_integers("--users", self.users), [q.text for q in self.chosen()]
         for n in users:
-            if not 1 <= n <= _MOST_USERS:
-                raise BadInputError(f"--users holds {n}; give numbers from 1 to {_MOST_USERS}")
+            if not 1 <= n <= MOST_AT_ONCE:
+                raise BadInputError(f"--users holds {n}; give numbers from 1 to {MOST_AT_ONCE}")
             if n > len(texts):
                 raise BadInputError(
                     f"--users holds {n}, and there are {len(texts)} questions: some users would "
                     f"have none; give more of them with --questions"
                 )
-        # The prefix keeps a server from reusing the cached prompt of an earlier load.
+        # The prefix keeps a server from reusing the cached prompt of an earlier load, or run.
+        run = random.SystemRandom().randrange(10**6)
         return [
-            Load([f"({i}.{k}) {text}" for k, text in enumerate(texts, 1)], n, self.max_tokens)
+            Load([f"({run}.{i}.{k}) {text}" for k, text in enumerate(texts, 1)], n, self.max_tokens)
             for i, n in enumerate(users, 1)
         ]
 

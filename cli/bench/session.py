@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
@@ -17,11 +16,13 @@ from redrafter_mlx.bench.measure.answers import Answer, AnswersFile, Settings
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import Runner, check_draft_model
 from redrafter_mlx.bench.measure.plan import measure
+from redrafter_mlx.bench.show.tables import shape_words
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.drafter import NamedDrafter, parse_drafter
 from redrafter_mlx.loading.load import draft_with
@@ -69,9 +70,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
             drafters = load_drafters(options, loading)
             here = [LoadedModel.of(r, loading.label, name) for name, r in drafters.items()]
             models += here
-            notes += [
-                f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note
-            ]
+            notes += drafter_notes(loading, drafters)
             before = len(answers)
             _measure(options, drafters, file, machine, here, answers)
             if inspect is not None:
@@ -82,14 +81,13 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
         if not answers:
             raise
         interrupted = True
-        on = f"; the same command resumes where {options.answers} ends" if file else ""
-        notes.append(f"interrupted: the figures are of what was finished{on}")
+        notes.append(interruption_note(options))
     rows = summarise(answers)
     verdict = judge(rows, models)
     result = Result(
         machine=machine,
         models=tuple(models),
-        protocol=protocol_of(options),
+        protocol=protocol_of(options, options.prompt_lengths[0]),
         rows=tuple(rows),
         interrupted=interrupted,
         notes=(*notes, *verdict.notes),
@@ -97,32 +95,45 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     return Outcome(result, INTERRUPTED if interrupted else int(verdict.failed), answers)
 
 
-def protocol_of(options: BenchOptions) -> Protocol:
+def protocol_of(options: BenchOptions, prompt_tokens: int | None) -> Protocol:
     """Return the protocol that the options describe."""
     return Protocol(
         options.asked_for, len(options.chosen), options.max_tokens, options.repeats,
-        options.warmup, options.delay, options.seed, options.draft_model,
+        options.warmup, options.delay, options.seed, options.draft_model, prompt_tokens,
+        options.ignore_eos,
     )  # fmt: skip
+
+
+def drafter_notes(loading: Loading, drafters: Mapping[str | None, Redrafter]) -> list[str]:
+    """Return what loading told about the choice of drafters."""
+    return [f"{loading.label}: {r.drafter_note}" for r in drafters.values() if r.drafter_note]
+
+
+def interruption_note(options: BenchOptions) -> str:
+    """Return the note of a result that Ctrl-C has cut short."""
+    on = f"; the same command resumes where {options.answers} ends" if options.answers else ""
+    return f"interrupted: the figures are of what was finished{on}"
 
 
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
     """Load the target with each drafter of the options, by name; a single drafter's key is None."""
     first, *others = [name for name in options.drafters if name != RANDOM] or ["trained"]
-    bits = options.drafter_bits
-    named = {name: parse_drafter(name, bits) for name in others}
+    bits, offline = options.drafter_bits, options.offline
+    engine = EngineOptions(max_batch=max([EngineOptions.max_batch, *options.batch_sizes]))
+    # Only rank 0 needs the files of drafters.
+    named = {} if launched_rank() else {name: parse_drafter(name, bits) for name in others}
     loaded = opt.load_model(
-        opt.ModelOptions(
-            options.model, loading.dtype, loading.quantize, options.offline, first, bits
-        )
+        opt.ModelOptions(options.model, loading.dtype, loading.quantize, offline, first, bits),
+        engine,
     )
-    offline = options.offline
     by_name = {first: loaded} | {
-        name: _again(loaded, other, offline) for name, other in named.items()
+        name: _again(loaded, other, offline, engine) for name, other in named.items()
     }
     if RANDOM in options.drafters:
-        untrained = next(filter(None, map(_untrained, by_name.values())), None)
+        untrained = next(filter(None, (_untrained(r, engine) for r in by_name.values())), None)
         if untrained is None:
-            untrained = _untrained(_again(loaded, parse_drafter("trained", bits), offline))
+            trained = _again(loaded, parse_drafter("trained", bits), offline, engine)
+            untrained = _untrained(trained, engine)
         assert untrained is not None, "every form that is trained has weights"
         by_name[RANDOM] = untrained
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
@@ -149,10 +160,9 @@ class Progress:
     def advance(self, answer: Answer) -> None:
         self.done += 1
         run, method = answer.run, answer.method
-        shape = "" if method.beam_width is None else f" {method.beam_width} x {method.beam_length}"
         if run.decode_seconds > 0:
             speed = sum(run.accept_lengths) / run.decode_seconds
-            self._last = f" · {method.name}{shape}: {speed:.1f} tok/s"
+            self._last = f" · {f'{method.name} {shape_words(method)}'.strip()}: {speed:.1f} tok/s"
 
     def describe(self, done: int, total: float | None) -> str:
         if total is None:
@@ -178,9 +188,10 @@ def _measure(
     for name in profiled:
         measure_machine(drafters[name])
     plan = options.plan(dtype, methods, first)
-    runner = Runner(drafters, _load_draft_model(options, first))
+    draft = _load_draft_model(options, first)
+    runner = Runner(drafters, None if draft is None else draft.model)
     runner.check(methods, options.max_tokens)
-    settings = settings_of(options, machine, models)
+    settings = settings_of(options, machine, models, draft)
     wanted = {(m, p.question.id, r) for _, p, m, r in plan.order()}
     before = [a for a in (file.matching(dtype, settings) if file else ())
               if a.key[1:] in wanted]  # fmt: skip
@@ -223,14 +234,22 @@ def exchange_note(redrafter: Redrafter) -> str | None:
     )
 
 
-def settings_of(options: BenchOptions, machine: Machine, models: Sequence[LoadedModel]) -> Settings:
-    """Return the settings that new answers must share with those in the answers file."""
+def settings_of(
+    options: BenchOptions,
+    machine: Machine,
+    models: Sequence[LoadedModel],
+    draft: LoadedTarget | None = None,
+) -> Settings:
+    """Return the settings that new answers must share with those in the answers file.
+
+    draft: the model of mlx-lm's speculative decoding
+    """
     model = models[0]
     return Settings(
         model=model.model,
         model_hash=model.model_hash,
         drafts=", ".join(m.drafts for m in models),
-        draft_model=options.draft_model,
+        draft_model=None if draft is None else f"{draft.source.name} {draft.source.fingerprint}",
         arithmetic=model.arithmetic,
         bits=model.bits,
         max_tokens=options.max_tokens,
@@ -241,10 +260,12 @@ def settings_of(options: BenchOptions, machine: Machine, models: Sequence[Loaded
         redrafter_mlx=machine.redrafter_mlx,
         blas=None if BLAS.library is None else Path(BLAS.library).name,
         ignore_eos=options.ignore_eos,
+        tf32=model.tf32,
+        ranks=model.ranks,
     )
 
 
-def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> nn.Module | None:
+def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> LoadedTarget | None:
     """Load the draft model for mlx-lm's speculative decoding; None without `--draft-model`."""
     if options.draft_model is None:
         return None
@@ -252,24 +273,27 @@ def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> nn.Module | N
         draft = load_target(options.draft_model, offline=options.offline, progress=progress)
     vocabulary = int(draft.model(mx.array([[0]])).shape[-1])
     check_draft_model(loaded, vocabulary, options.draft_model)
-    return draft.model
+    return draft
 
 
-def _again(loaded: Redrafter, drafter: NamedDrafter, offline: bool) -> Redrafter:
+def _again(
+    loaded: Redrafter, drafter: NamedDrafter, offline: bool, engine: EngineOptions
+) -> Redrafter:
     """Return the same target with another drafter, which is downloaded unless `offline`."""
     assert loaded.source is not None, "was loaded by name"
     again = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)
     with progress_bars("loading another drafter") as progress:
-        return draft_with(drafter, again, offline=offline, progress=progress)
+        return draft_with(drafter, again, offline=offline, progress=progress, engine=engine)
 
 
-def _untrained(loaded: Redrafter) -> Redrafter | None:
+def _untrained(loaded: Redrafter, engine: EngineOptions) -> Redrafter | None:
     """Return the same target with the drafter untrained; None if it has no untrained form."""
     drafter = None if loaded.drafter is None else loaded.drafter.untrained()
     if drafter is None:
         return None
     redrafter = Redrafter(
-        loaded.model, loaded.tokenizer, drafter, source=loaded.source, mirror=loaded.mirror
-    )
+        loaded.model, loaded.tokenizer, drafter, source=loaded.source, mirror=loaded.mirror,
+        engine=engine,
+    )  # fmt: skip
     redrafter.warm_up()
     return redrafter

@@ -136,9 +136,11 @@ def _fields(options: GenerationOptions) -> dict[str, Any]:
     sent |= {"stop": list(options.stop), "x_redrafter": {"draft": options.draft}}
     if options.seed is not None:
         sent["seed"] = options.seed
+    if options.thinking is not None:
+        sent["chat_template_kwargs"] = {"enable_thinking": options.thinking}
     for field in fields(options):
         value = getattr(options, field.name)
-        if field.name not in (*sent, "seed", "draft") and value != field.default:
+        if field.name not in (*sent, "seed", "draft", "thinking") and value != field.default:
             raise BadInputError(
                 f"{field.name} is {value}, which a request to a server cannot carry; leave it out"
             )

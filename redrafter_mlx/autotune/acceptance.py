@@ -104,9 +104,9 @@ class CopyStatistics:
         return known
 
     def begin_answer(self) -> None:
-        """Move both towards what is assumed: another text may be worth copying again.
+        """Move part of the way back to what is assumed, for another text.
 
-        Copies that are no longer tried would never be learned of otherwise.
+        Otherwise no evidence could bring back copies that are no longer tried.
         """
         trust = self.trust + _RENEWED * (1 - self.trust)
         self._expected, self._accepted = _COPY_PRIOR, _COPY_PRIOR * trust

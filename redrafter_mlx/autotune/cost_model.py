@@ -1,8 +1,8 @@
 """Cost model: seconds of a step by query rows, by context length and by beam shape.
 
 Kernels change at certain row counts, so the time of a target's call is a staircase in its query
-rows, not a line: one more row can cost nothing, or double the call. The model keeps the stairs:
-nothing is smoothed, and a row count between two measured ones costs as much as the upper one.
+rows, not a line: one more row can cost nothing, or double the call. The curve is kept as a
+step function: a row count between two measured ones costs as much as the upper one.
 
 Unmeasured costs are assumed, as ratios of a one-row call. The ratios are rough: with them the first
 answers draft with a shape that is safe on this kind of machine, and do not wait for measurements.
@@ -83,6 +83,7 @@ class Setup:
     dtype:   type of the target's hidden states
     mlx:     MLX's version
     blas:    the library of matrix products on a CPU
+    launch:  how ranks share the target, see `launch_name`
     """
 
     chip: str
@@ -91,6 +92,7 @@ class Setup:
     dtype: str
     mlx: str
     blas: str
+    launch: str = ""
 
     @property
     def path(self) -> Path:

@@ -38,11 +38,13 @@ from redrafter_mlx.autotune.cost_model import (
 )
 from redrafter_mlx.autotune.timed_calls import Call, drafting_call, seconds_of, verification_call
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.device import chip_name
+from redrafter_mlx.runtime.launched import launch_name
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
@@ -231,6 +233,7 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
         dtype=str(target.dtype).rsplit(".", 1)[-1],
         mlx=metadata.version("mlx"),
         blas=BLAS.library or BLAS.note,
+        launch=launch_name(),
     )
 
 
@@ -242,7 +245,7 @@ def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
         read.append(time.perf_counter())
         return len(read) == steps + 2  # the prompt, and a first step that compiles
 
-    for _ in decoder.run(decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
+    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
         pass
     return statistics.median(b - a for a, b in pairwise(read[1:]))
 

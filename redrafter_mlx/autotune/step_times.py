@@ -1,9 +1,9 @@
 """Step times: by how much steps differ from the cost model's predictions, by query rows.
 
-A profile takes some seconds on a machine that may be busy with other work, and the best of fifty
-shapes by a profile is one whose cost was underestimated. So the cost of each row count in use is
-corrected by its own steps, relative to other steps at the time: a machine that has become slower
-for all of them is no reason to choose another shape.
+A profile takes some seconds on a machine that may be busy with other work, and the shape that
+looks cheapest among fifty is usually one whose cost was measured too low. So the predicted time of
+each row count is corrected by its own steps, relative to the machine's current speed: if all steps
+become slower, no other shape is chosen.
 """
 
 from __future__ import annotations

@@ -9,54 +9,27 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.decoding.copies import CopyPlan
-from redrafter_mlx.decoding.row import BatchShapes, Row
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.row import BatchShapes, FixedShape, Row
 from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
+from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.tree import TokenTree
 
 _CLEAR_EVERY = 256
 """Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""
-
-
-class Steps(Protocol):
-    """The part of the decoder that a batch uses."""
-
-    @property
-    def remembers(self) -> bool:
-        """Whether the drafter keeps a memory of the text."""
-        ...
-
-    @property
-    def builds_ahead(self) -> bool:
-        """Whether a step may be built and then dropped instead of submitted."""
-        ...
-
-    @property
-    def compiled(self) -> int:
-        """Number of graphs compiled so far for the target's call."""
-        ...
-
-    def step(
-        self,
-        state: DecodeState,
-        bound: int,
-        shape: BeamShape,
-        constraints: Sequence[Constraint | None],
-    ) -> tuple[DecodeState, StepOutput]: ...
-
-    def catch_up(self, cache: SequenceCache) -> None: ...
 
 
 class Advanced(NamedTuple):
@@ -94,7 +67,7 @@ class _Next(NamedTuple):
 class Batch:
     """Sequences that are decoded together, step by step."""
 
-    def __init__(self, decoder: Steps, shapes: BatchShapes) -> None:
+    def __init__(self, decoder: Decoder, shapes: BatchShapes) -> None:
         self._decoder, self._shapes = decoder, shapes
         self._parts: list[_Part] = []
         self._shape = PLAIN  # the latest choice
@@ -127,9 +100,10 @@ class Batch:
     def advance(self) -> Advanced:
         """Read what every row has emitted, and submit the next step of the rows that continue."""
         shape = self._shape = self._shapes.next_shape(self.rows)
-        drafted, compiled = [part.state.drafts for part in self._parts], self._decoder.compiled
+        drafted, target = [part.state.drafts for part in self._parts], self._decoder.target
+        compiled = target.compiled
         before, following = self._build_ahead(shape)
-        if self._decoder.compiled > compiled:
+        if target.compiled > compiled:
             self.skip_timing()  # compiling delayed the host's reading
         stepped = [row for row in self.rows if not row.fresh]
         results = self._read()
@@ -141,7 +115,7 @@ class Batch:
             ended = _caches_of_ended(self._parts)
             following = self._build(shape, plans, results)
         del before  # MLX would copy buffers that have a second reference
-        if self._decoder.compiled > compiled:
+        if target.compiled > compiled:
             self.skip_timing()  # the step starts late, and new graphs are slow the first time
         self._parts = []
         if following is not None:
@@ -157,7 +131,7 @@ class Batch:
         masks depend on what was accepted.
         """
         constrained = any(row.constraint is not None for row in self.rows)
-        fixed = self._decoder.builds_ahead and len(self._parts) == 1 and not constrained
+        fixed = self._decoder.target.builds_ahead and len(self._parts) == 1 and not constrained
         if not fixed or any(row.done for row in self.rows):
             return None, None
         ((rows, state, _, unread),) = self._parts
@@ -244,10 +218,39 @@ class Batch:
             states.append(state)
         if len(rows) < len(self.rows) or len(states) > 1:
             self.skip_timing()
-        if len(states) > 1 and self._decoder.remembers:
+        drafter = self._decoder.drafter
+        if len(states) > 1 and drafter is not None:
             for state in states:
-                self._decoder.catch_up(state.cache)
+                state.cache.catch_up(drafter)
         return rows, states
+
+
+def decode(
+    decoder: Decoder,
+    cache: SequenceCache,
+    start: int,
+    prompt: list[int],
+    keys: mx.array,
+    finished: Callable[[StepResult], bool],
+    constraint: Constraint | None = None,
+) -> Generator[StepResult, None, None]:
+    """Decode one sequence; the cache already holds the first `start` tokens of its prompt.
+
+    Yield the prompt's result, then one result per step, until `finished` returns True; nothing is
+    computed after that. The target's lock is not held across a yield. Closing the iterator leaves
+    the cache ready for `flush`. `finished` advances the `constraint`.
+    """
+    index = None if decoder.lookup is None else TextIndex(decoder.lookup, prompt)
+    row = Row(finished, len(prompt), index, constraint)
+    batch, lock = Batch(decoder, FixedShape(decoder.shape)), decoder.target.lock
+    with BLAS.threads_by_rows():
+        with lock:
+            first = decoder.start(cache, start, [prompt], keys, constraints=[constraint])
+            batch.join(row, *first)
+        while batch.rows:
+            with lock:
+                advanced = batch.advance()
+            yield advanced.results[row]
 
 
 def submit(state: DecodeState, output: StepOutput, drafted: Sequence[Drafts] = ()) -> None:
@@ -262,9 +265,8 @@ def submit(state: DecodeState, output: StepOutput, drafted: Sequence[Drafts] = (
     mx.async_eval(output.report, state.length, *history, *cache.target.buffers)
     if drafted:
         mx.eval([drafts.tree.tokens for drafts in drafted])
-    tree, log_probs = state.drafts.tree, state.drafts.log_probs
-    arrays = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
-    mx.async_eval(*arrays, *([] if log_probs is None else [log_probs]), *cache.of_drafter)
+    log_probs = [] if state.drafts.log_probs is None else [state.drafts.log_probs]
+    mx.async_eval(*state.drafts.tree.arrays, *log_probs, *cache.of_drafter)
 
 
 def _committed(rows: Sequence[Row]) -> int:

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from redrafter_mlx.drafting.prompt_lookup import Copy, CopySource
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.tree import TokenTree
 
 WORD = 32
@@ -71,7 +72,7 @@ def allowed_tokens(
     Reads the tree on the host: the one transfer that constraints cost.
     """
     B, N = tree.tokens.shape
-    masks = np.full((B, N, -(-vocab_size // WORD)), -1, np.int32)
+    masks = np.full((B, N, mask_words(vocab_size)), -1, np.int32)
     free = True
     nodes: list[list[list[int]]] = mx.stack([tree.tokens, tree.parents], axis=1).tolist()  # type: ignore[assignment]
     for row, constraint in enumerate(constraints):
@@ -79,6 +80,40 @@ def allowed_tokens(
         if allowed is not None:
             masks[row], free = allowed, False
     return None if free else mx.array(masks)
+
+
+def mask_words(vocab_size: int) -> int:
+    """Return ceil(V / 32), the number of integers in the mask of one node."""
+    return -(-vocab_size // WORD)
+
+
+def check_masks(masks: object, nodes: int, vocab_size: int) -> None:
+    """Raise BadInputError for what a constraint must not return as the masks of `nodes` nodes."""
+    if masks is None:
+        return
+    wanted = (nodes, mask_words(vocab_size))
+    if not isinstance(masks, np.ndarray):
+        raise BadInputError(
+            f"the constraint's masks are of type {type(masks).__name__}; return a NumPy array"
+        )
+    if masks.shape != wanted or masks.dtype != np.int32:
+        raise BadInputError(
+            f"the constraint's masks are {masks.dtype} of shape {masks.shape}; they must be int32 "
+            f"of shape {wanted}"
+        )
+
+
+def check_forced(tokens: object, vocab_size: int) -> None:
+    """Raise BadInputError for what a constraint must not return as its forced tokens."""
+    if not isinstance(tokens, Sequence):
+        raise BadInputError(
+            f"the constraint's forced tokens are {tokens!r:.80}; return a list of token ids"
+        )
+    for token in tokens:
+        if not isinstance(token, int) or not 0 <= token < vocab_size:
+            raise BadInputError(
+                f"the constraint forces {token!r:.80}; token ids are whole, 0 to {vocab_size - 1}"
+            )
 
 
 def constrained(logits: mx.array, masks: mx.array | None) -> mx.array:

@@ -12,13 +12,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import mlx.core as mx
 
-from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.prompt_lookup import Copy, CopySource
+from redrafter_mlx.config import BeamShape
+from redrafter_mlx.drafting.prompt_lookup import Copy
 from redrafter_mlx.speculation.tree import (
     Beams,
     TokenTree,
@@ -27,9 +25,6 @@ from redrafter_mlx.speculation.tree import (
     pack_beam,
     pack_with_sources,
 )
-
-_MOST_COPIES = 2
-"""Maximum number of copies next to the drafter's branches: further ones are seldom right."""
 
 
 @dataclass(frozen=True)
@@ -46,56 +41,6 @@ class CopyPlan:
     shape: BeamShape
     joined: bool
     draft_after: bool = True
-
-
-class Shapes(Protocol):
-    """Chooses the shape of the drafts step by step, from the results read so far."""
-
-    def next_shape(self, length: int) -> BeamShape:
-        """Return the shape to draft with after about `length` tokens."""
-        ...
-
-    def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
-        """Return the copies to verify now; None leaves the tree as it was drafted.
-
-        Args:
-          source: finds the copies
-          drafted: the shape of the drafted tree, PLAIN if nothing was drafted
-          drawn: whether its drafts were sampled for rejection, so that no copy may join them
-        """
-        ...
-
-    def learn(self, step: StepResult) -> None:
-        """Record the result of a step."""
-        ...
-
-
-class FixedShape:
-    """The same shape in every step, regardless of its cost."""
-
-    def __init__(self, shape: BeamShape) -> None:
-        self._shape = shape
-        self._steps, self._accepted = 1.0, 1.0  # of steps without copies
-
-    def next_shape(self, length: int) -> BeamShape:
-        del length
-        return self._shape
-
-    def plan_copies(self, source: CopySource, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
-        """Plan copies within the shape's own width, length and nodes."""
-        W, L = self._shape.width, self._shape.length
-        if L == 1:
-            return None
-        joined = drafted != PLAIN and not drawn
-        copies = source.copies(min(max(W // 2, 1), _MOST_COPIES) if joined else W, L - 1)
-        if not copies or (drawn and copies[0].expected * self._steps <= self._accepted):
-            return None
-        return CopyPlan(copies, self._shape, joined)
-
-    def learn(self, step: StepResult) -> None:
-        if not step.copied:
-            self._steps += 1
-            self._accepted += len(step.path) - 1
 
 
 def copy_beams(copies: Sequence[Sequence[Copy]], roots: Sequence[int], shape: BeamShape) -> Beams:

@@ -16,17 +16,14 @@ when no submitted call still reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
-from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.constraint import Constraint, allowed_tokens
-from redrafter_mlx.decoding.copies import FixedShape, Shapes
-from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.row import OwnShapes, Row
+from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import (
     DecodeState,
@@ -36,15 +33,14 @@ from redrafter_mlx.decoding.state import (
     newest_positions,
     root_alone,
 )
-from redrafter_mlx.decoding.step_result import StepOutput, StepResult, report_step
+from redrafter_mlx.decoding.step_result import StepOutput, report_step
 from redrafter_mlx.decoding.verdict import Verdict, judge
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
-from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.speculation.penalties import first_past
 from redrafter_mlx.speculation.separate import pack_separately
 from redrafter_mlx.speculation.tree import final_candidates, pack_beam
-from redrafter_mlx.target.model import PREFILL_CHUNK, Target
+from redrafter_mlx.target.model import Target
 
 
 @dataclass(frozen=True)
@@ -137,53 +133,6 @@ class Decoder:
         path, n_accepted = verdict.accepted.path, verdict.accepted.n_accepted
         length = target.commit(drafts.tree, path, n_accepted, state.length)
         return self._following(state, hidden, verdict, length, bound, shape or self.shape)
-
-    def run(
-        self,
-        cache: SequenceCache,
-        start: int,
-        prompt: list[int],
-        keys: mx.array,
-        finished: Callable[[StepResult], bool],
-        shapes: Shapes | None = None,
-        constraint: Constraint | None = None,
-    ) -> Generator[StepResult, None, None]:
-        """Decode one sequence; the cache already holds the first `start` tokens of its prompt.
-
-        Yield the prompt's result, then one result per step, until `finished` returns True; nothing
-        is computed after that. The target's lock is not held across a yield. Closing the iterator
-        leaves the cache ready for `flush`.
-
-        `shapes` chooses the shape of each step's drafts from the results read so far; by default
-        all steps have the decoder's own shape. `finished` advances the `constraint`.
-        """
-        shapes = shapes or FixedShape(self.shape)
-        index = None if self.lookup is None else TextIndex(self.lookup, prompt)
-        row = Row(finished, len(prompt), index, shapes, constraint)
-        batch = Batch(self, OwnShapes())
-        with BLAS.threads_by_rows():
-            with self.target.lock:
-                shape = shapes.next_shape(len(prompt))
-                batch.join(row, *self.start(cache, start, [prompt], keys, shape, [constraint]))
-            while batch.rows:
-                with self.target.lock:
-                    advanced = batch.advance()
-                yield advanced.results[row]
-
-    def catch_up(self, cache: SequenceCache) -> None:
-        """Give the drafter the positions that it missed."""
-        if self.drafter is not None:
-            cache.catch_up(self.drafter)
-
-    @property
-    def compiled(self) -> int:
-        """Number of graphs compiled so far for the target's call."""
-        return self.target.compiled
-
-    @property
-    def builds_ahead(self) -> bool:
-        """Whether a step may be built and then dropped instead of submitted."""
-        return self.target.builds_ahead
 
     @property
     def remembers(self) -> bool:

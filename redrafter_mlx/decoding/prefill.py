@@ -10,6 +10,9 @@ from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.target.model import Target
 
+PREFILL_CHUNK = 2048
+"""Prompt tokens per call, as in mlx-lm."""
+
 
 class Prefill:
     """The prefill of a batch of prompts, from position `start` on.

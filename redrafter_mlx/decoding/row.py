@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.constraint import Constraint, ForcedCopies
-from redrafter_mlx.decoding.copies import CopyPlan, Shapes
+from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.prompt_lookup import CopySource, TextIndex
+
+_MOST_COPIES = 2
+"""Maximum number of copies next to the drafter's branches: further ones are seldom right."""
 
 
 @dataclass(eq=False)
@@ -20,7 +24,6 @@ class Row:
     finished:   called once with each result; True ends the sequence
     committed:  number of tokens in the cache
     text_index: for prompt lookup; None without it
-    shapes:     chooses shapes for this row alone; None if the batch's policy does
     constraint: which tokens may come next; `finished` advances it
     learns:     whether acceptance statistics may learn from it
     fresh:      whether its prompt's result is unread
@@ -30,7 +33,6 @@ class Row:
     finished: Callable[[StepResult], bool]
     committed: int
     text_index: TextIndex | None = None
-    shapes: Shapes | None = None
     constraint: Constraint | None = None
     learns: bool = True
     fresh: bool = True
@@ -54,7 +56,12 @@ class BatchShapes(Protocol):
     def plan_copies(
         self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
     ) -> Sequence[CopyPlan | None]:
-        """Return the copies to verify now in each row; see `Shapes.plan_copies`."""
+        """Return the copies to verify now in each row; None leaves its tree as it was drafted.
+
+        Args:
+          drafted: the shape of each drafted tree, PLAIN if nothing was drafted
+          drawn: whether its drafts were sampled for rejection, so that no copy may join them
+        """
         ...
 
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
@@ -62,24 +69,40 @@ class BatchShapes(Protocol):
         ...
 
 
-class OwnShapes:
-    """Each row plans its own copies; all rows draft with the first row's shape."""
+class FixedShape:
+    """The same shape in every step, regardless of its cost."""
+
+    def __init__(self, shape: BeamShape) -> None:
+        self._shape = shape
+        # Of each row's steps without copies: their number, and that of their accepted drafts.
+        self._counts: WeakKeyDictionary[Row, tuple[float, float]] = WeakKeyDictionary()
 
     def next_shape(self, rows: Sequence[Row]) -> BeamShape:
-        first = rows[0]
-        return PLAIN if first.shapes is None else first.shapes.next_shape(first.committed)
+        del rows
+        return self._shape
 
     def plan_copies(
         self, rows: Sequence[Row], drafted: Sequence[BeamShape], drawn: Sequence[bool]
-    ) -> Sequence[CopyPlan | None]:
-        return [
-            None
-            if row.shapes is None or (source := row.copy_source) is None
-            else row.shapes.plan_copies(source, shape, was_drawn)
-            for row, shape, was_drawn in zip(rows, drafted, drawn, strict=True)
-        ]
+    ) -> list[CopyPlan | None]:
+        """Plan copies within the shape's own width, length and nodes."""
+        return [self._plan(*one) for one in zip(rows, drafted, drawn, strict=True)]
 
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         for row, step in zip(rows, steps, strict=True):
-            if row.shapes is not None:
-                row.shapes.learn(step)
+            if not step.copied:
+                count, accepted = self._count(row)
+                self._counts[row] = count + 1, accepted + len(step.path) - 1
+
+    def _plan(self, row: Row, drafted: BeamShape, drawn: bool) -> CopyPlan | None:
+        W, L, source = self._shape.width, self._shape.length, row.copy_source
+        if L == 1 or source is None:
+            return None
+        joined = drafted != PLAIN and not drawn
+        copies = source.copies(min(max(W // 2, 1), _MOST_COPIES) if joined else W, L - 1)
+        count, accepted = self._count(row)
+        if not copies or (drawn and copies[0].expected * count <= accepted):
+            return None
+        return CopyPlan(copies, self._shape, joined)
+
+    def _count(self, row: Row) -> tuple[float, float]:
+        return self._counts.get(row, (1.0, 1.0))

@@ -58,17 +58,6 @@ def with_copies(drafts: Drafts, plans: Sequence[CopyPlan | None], roots: Sequenc
     return join_drafts(rows)
 
 
-def take_tree(tree: TokenTree, rows: slice | mx.array) -> TokenTree:
-    """Return the trees of some rows."""
-    return tree._replace(
-        tokens=tree.tokens[rows],
-        parents=tree.parents[rows],
-        depths=tree.depths[rows],
-        beams=tree.beams[rows],
-        mask=tree.mask[rows],
-    )
-
-
 def take_drafts(drafts: Drafts, rows: Sequence[int]) -> Drafts:
     """Return the drafts of some rows."""
     if len(rows) == len(drafts.rows):
@@ -78,7 +67,7 @@ def take_drafts(drafts: Drafts, rows: Sequence[int]) -> Drafts:
         parents = None if beams.parents is None else beams.parents[index]
         beams = Beams(beams.tokens[index], beams.log_probs[index], parents)
     return Drafts(
-        take_tree(drafts.tree, index),
+        drafts.tree.take(index),
         tuple(drafts.rows[b] for b in rows),
         None if drafts.log_probs is None else drafts.log_probs[index],
         beams,
@@ -93,7 +82,7 @@ def join_drafts(parts: Sequence[Drafts]) -> Drafts:
     """
     if len(parts) == 1:
         return parts[0]
-    tree = join_trees([part.tree for part in parts])
+    tree = TokenTree.joined([part.tree for part in parts])
     N = tree.tokens.shape[1]
     return Drafts(
         tree,
@@ -101,37 +90,6 @@ def join_drafts(parts: Sequence[Drafts]) -> Drafts:
         _joined([part.log_probs for part in parts], parts, N),
         None,
         _joined([part.copied for part in parts], parts, N),
-    )
-
-
-def join_trees(trees: Sequence[TokenTree]) -> TokenTree:
-    """Join the trees of several batches; the smaller ones are padded."""
-    N = max(tree.tokens.shape[1] for tree in trees)
-    padded = [_padded(tree, N) for tree in trees]
-    return TokenTree(
-        mx.concatenate([tree.tokens for tree in padded]),
-        mx.concatenate([tree.parents for tree in padded]),
-        mx.concatenate([tree.depths for tree in padded]),
-        mx.concatenate([tree.beams for tree in padded]),
-        mx.concatenate([tree.mask for tree in padded]),
-        max(tree.max_depth for tree in trees),
-        all(tree.is_chain for tree in trees),
-    )
-
-
-def _padded(tree: TokenTree, nodes: int) -> TokenTree:
-    """Return the tree padded to `nodes` nodes; padding attends to itself alone."""
-    more = nodes - tree.tokens.shape[1]
-    if not more:
-        return tree
-    after = [(0, 0), (0, more)]
-    itself = mx.eye(nodes, dtype=mx.bool_) & (mx.arange(nodes) >= nodes - more)
-    return tree._replace(
-        tokens=mx.pad(tree.tokens, after),
-        parents=mx.pad(tree.parents, after, constant_values=-1),
-        depths=mx.pad(tree.depths, after),
-        beams=mx.pad(tree.beams, after),
-        mask=mx.pad(tree.mask, [*after, (0, more)]) | itself,
     )
 
 

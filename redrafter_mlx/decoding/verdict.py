@@ -10,7 +10,6 @@ import mlx.core as mx
 
 from redrafter_mlx.config import SamplingParams
 from redrafter_mlx.decoding.constraint import constrained
-from redrafter_mlx.decoding.rows import take_tree
 from redrafter_mlx.decoding.state import DecodeState
 from redrafter_mlx.speculation.accept import Acceptance, accept, accept_typical
 from redrafter_mlx.speculation.penalties import Past, past_after, past_at_nodes, penalised
@@ -73,7 +72,7 @@ def _judge_alike(
     tree, log_probs = drafts.tree, drafts.log_probs
     if len(rows) < len(state.options):
         run = slice(rows[0], rows[-1] + 1)
-        tree, keys, position = take_tree(tree, run), keys[run], position[run]
+        tree, keys, position = tree.take(run), keys[run], position[run]
         log_probs = None if log_probs is None else log_probs[run]
     params = state.options[rows[0]].sampling
     before = [past for b in rows if (past := state.history[b]) is not None]

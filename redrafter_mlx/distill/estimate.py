@@ -19,6 +19,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import MemoryPlan
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.paths import bytes_below, free_disk
 from redrafter_mlx.target.model import Target
 
 _TRIED_TOKENS, _TRIED_TEXTS = 6, 4
@@ -47,8 +48,8 @@ class Estimate:
     """Counts, bytes and seconds; seconds are from a short trial on this machine.
 
     answer_tokens: the requested number; of given answers, no more than there are
-    corpus_bytes:  hidden states and tokens on disk
-    most_bytes:    maximum size of the corpus on disk
+    corpus_bytes:  hidden states and tokens of all answer tokens on disk
+    most_bytes:    maximum size of the corpus on disk: the job's, or what there is room for
     drafter_bytes: size of the stored weights
     memory_bytes:  peak: target, a batch being written or trained on, states
     """
@@ -100,14 +101,10 @@ def estimate(
             of_token, tokens = _trial(partial(texts.sample, target, tokenizer))
             read = round(min(answers, tokens * len(texts.texts)))
             seconds += read * of_token
-    prompts, extras = round(answers * _PROMPT_SHARE), corpus.extras
-    positions = answers + read
-    if any(texts.texts is None for texts in extras.read):
-        positions += prompts
-    stored = positions + prompts if extras.whole else positions
-    parameters = recipe.parameters
-    corpus_bytes = min(stored * (target.dtype.size * target.context_size + 8), job.cache_bytes)
-    steps, held = job.training.steps(positions), plan(corpus_bytes)
+    positions, parameters = positions_of(corpus, answers, read), recipe.parameters
+    stored = stored_bytes(corpus, target, answers, read)
+    most = min(job.cache_bytes, bytes_below(corpus.folder) + free_disk(corpus.folder))
+    steps, held = job.training.steps(positions), plan(min(stored, most))
     of_step = largest_trial(
         lambda size: _step_seconds(job, size, target, recipe),
         _FEW_POSITIONS,
@@ -118,13 +115,26 @@ def estimate(
         answer_tokens=answers,
         parameters=parameters,
         drafter_bytes=2 * parameters,
-        corpus_bytes=corpus_bytes,
-        most_bytes=job.cache_bytes,
+        corpus_bytes=stored,
+        most_bytes=most,
         memory_bytes=held.most,
         steps=steps,
         writing_seconds=seconds / held.workers,
         training_seconds=steps * of_step,
     )
+
+
+def positions_of(corpus: CorpusJob, answers: int, read: int = 0) -> int:
+    """Return how many positions a corpus has; `read` are tokens of texts that are only read."""
+    learns_prompts = any(texts.texts is None for texts in corpus.extras.read)
+    return answers + read + learns_prompts * round(answers * _PROMPT_SHARE)
+
+
+def stored_bytes(corpus: CorpusJob, target: Target, answers: int, read: int = 0) -> int:
+    """Return the size of a corpus on disk; `target` reads the layers that are stored."""
+    whole = corpus.extras.whole * round(answers * _PROMPT_SHARE)
+    stored = positions_of(corpus, answers, read) + whole
+    return stored * (target.dtype.size * target.context_size + 8)
 
 
 def largest_trial(

@@ -28,7 +28,7 @@ class TrainingJob:
     answer_tokens:    size of the corpus in answer tokens
     cache_bytes:      maximum size of the corpus on disk
     workers:          number of writing processes; None is one on a GPU, up to 8 on a CPU
-    memory:           bytes that all processes may use together; None is half of the machine's
+    memory:           bytes that all processes may use together; None is as of `default_memory`
     timed_questions:  number of held-out questions on which the drafter is timed at the end
     start_from:       folder of a drafter of the same form, which is trained further
     writing, drafter, training: see their classes

@@ -13,8 +13,12 @@ from redrafter_mlx.distill.corpus.hidden_states import host_size
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.paths import human_size
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.fit.machine import this_machine
+from redrafter_mlx.weights.fit.machine import Machine, this_machine
+
+_GPU_SHARE = 0.85
+"""Share of a GPU's working set that a run takes by default; the rest is for other programs."""
 
 _PROCESS = 200_000_000
 """Bytes of Python with its libraries, in addition to the target's weights."""
@@ -70,7 +74,8 @@ def plan_memory(
       corpus_bytes: size of the corpus, if known; training never holds more than the whole corpus
     Raises BadInputError, naming the least memory that would do, if memory is too short.
     """
-    memory = job.memory or this_machine().memory // 2
+    machine = this_machine()
+    memory = job.memory or default_memory(machine)
     process = _PROCESS + model_bytes
     written = job.writing
     columns = _PROMPT_TOKENS + max(written.openings) + written.max_answer_tokens
@@ -92,10 +97,22 @@ def plan_memory(
     states = int((memory - fixed) * on_disk)
     least = max(memory - room(workers) * workers + row * workers, fixed + _LEAST_STATES)
     if memory < least:
+        fits = least <= machine.working_set
+        room_here = f"models may take {human_size(machine.working_set)} here"
         raise BadInputError(
-            f"memory is {memory} bytes; writing and training take at least {least} (--memory)"
+            f"memory is {human_size(memory)}; writing and training take at least "
+            f"{human_size(least)}, "
+            + (f"give --memory {least}" if fits else f"and {room_here}; take a smaller model")
         )
     held = states if corpus_bytes is None else min(states, 2 * corpus_bytes)
     held = int(held / on_disk)
     writing = memory - room(workers) * workers + rows * row * workers
     return MemoryPlan(workers, room(workers), states, writing, fixed + held)
+
+
+def default_memory(machine: Machine) -> int:
+    """Return the memory of a run without `--memory`; the machine's other half stays free on a CPU.
+
+    Weights, hidden states and batches of a GPU's run are all in its working set.
+    """
+    return machine.memory // 2 if machine.on_cpu else int(machine.working_set * _GPU_SHARE)

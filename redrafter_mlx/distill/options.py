@@ -40,6 +40,7 @@ class WritingOptions:
     opening_temperature: the same for the openings of answers
     max_answer_tokens:   longer answers are cut
     max_prompt_tokens:   longer prompts are left out
+    thinking:            whether a target that can reason first does so
     """
 
     own_share: float = 1.0
@@ -51,6 +52,7 @@ class WritingOptions:
     opening_temperature: float = 0.7
     max_answer_tokens: int = 160
     max_prompt_tokens: int = 256
+    thinking: bool = False
     seed: int = 0
 
     def __post_init__(self) -> None:

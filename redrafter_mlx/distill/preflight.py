@@ -46,7 +46,7 @@ def check_output(folder: Path) -> None:
 def check_memory(memory: int | None, machine: Machine) -> None:
     """Raise BadInputError for more memory than a GPU's working set, beyond which a Mac swaps.
 
-    memory: the user's limit; None, half of the machine's, is always within the working set
+    memory: the user's limit; None, the default, is always within the working set
     """
     if memory is not None and not machine.on_cpu and memory > machine.working_set:
         raise BadInputError(

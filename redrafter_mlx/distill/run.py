@@ -17,12 +17,14 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.batch_cache import batch_cache
 from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_out
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
-from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob, CorpusSize
+from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
+from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import summarise_shard
 from redrafter_mlx.distill.corpus.workers import write_corpus
-from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds
+from redrafter_mlx.distill.corpus.writer import told_to_think
+from redrafter_mlx.distill.estimate import Estimate, estimate, plain_seconds, stored_bytes
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, measure_speed
 from redrafter_mlx.distill.forms.form import weights_digest
 from redrafter_mlx.distill.forms.registry import recipe_for
@@ -43,7 +45,7 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.device import chip_name, system_name
-from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.runtime.paths import NoRoomError, cache_dir, check_free_disk
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
@@ -110,7 +112,9 @@ class TrainingRun:
         if found is not None:
             check_same_run(found, self._made_by(), job.output)
         if self.ranks is not None:
-            self.ranks.agree({**facts_of(source, None), "corpus": self.corpus_key})
+            files = (str(path.relative_to(self.folder)) for path in self.corpus_job.files(0))
+            corpus = {"corpus": self.corpus_key, "set of files": ", ".join(files)}
+            self.ranks.agree({**facts_of(source, None), **corpus})
 
     @property
     def notes(self) -> list[str]:
@@ -181,6 +185,7 @@ class TrainingRun:
             job.writing,
             self.given,
             labels,
+            None if job.data else told_to_think(self.loaded.tokenizer, job.writing),
         )
         self.folder = cache_dir() / "corpora" / self.corpus_key
         self._source = self.corpus_job.source(self.target, self.loaded.tokenizer)
@@ -205,6 +210,8 @@ class TrainingRun:
         job = self.job
         least = min(job.answer_tokens, 2 * job.training.batch)
         goal = CorpusGoal(job.answer_tokens, job.cache_bytes, self.least_blocks, least, stop)
+        if self.ranks is None or self.ranks.leads:
+            self._check_disk(goal)
         written = write_corpus(
             self.corpus_job, goal, self.plan.workers, self.loaded, progress, self.ranks
         )
@@ -220,6 +227,24 @@ class TrainingRun:
                 + ("raise cache_bytes" if full else f"{job.data} has no more of use")
             )
         return self.corpus
+
+    def _check_disk(self, goal: CorpusGoal) -> None:
+        """Raise NoRoomError unless the disk has room for what is missing of the corpus."""
+        corpus, target = self.corpus_job, self.target
+        size = CorpusGauge(corpus, goal).size()
+        if goal.reached(size):
+            return
+        answers = goal.answer_tokens
+        if isinstance(self._source, Reader):
+            answers = self._source.count_tokens(answers)
+        missing = stored_bytes(corpus, target, max(0, answers - size.answer_tokens))
+        try:
+            missing = min(missing, goal.max_bytes - size.bytes)
+            check_free_disk(self.folder, missing, "REDRAFTER_CACHE")
+        except NoRoomError as error:
+            raise NoRoomError(
+                f"the corpus: {error}, or write a smaller one (--answer-tokens, cache_bytes)"
+            ) from error
 
     @property
     def _written(self) -> CorpusSize:

@@ -12,6 +12,7 @@ from redrafter_mlx.distributed.collectives import sums
 from redrafter_mlx.distributed.commands import Command, Fields, receive
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.plain_batch import PlainBatch
+from redrafter_mlx.runtime.awake import kept_awake
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.runtime.wired_memory import WIRED_MEMORY
@@ -24,7 +25,7 @@ from redrafter_mlx.target.model import Target
 def follow(model: nn.Module, ranks: Ranks) -> NoReturn:
     """Repeat rank 0's calls; the process ends when rank 0's does."""
     follower = Follower(model, ranks)
-    with BLAS.threads_by_rows(), WIRED_MEMORY.held(model):
+    with BLAS.threads_by_rows(), WIRED_MEMORY.held(), kept_awake():
         while True:
             try:
                 follower.repeat(receive(ranks))

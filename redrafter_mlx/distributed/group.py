@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import atexit
 import json
-import os
 import signal
+import socket
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import mlx.core as mx
 
 from redrafter_mlx.distributed.patience import patience
-from redrafter_mlx.distributed.watch import (
-    TOKEN_BYTES,
-    Door,
-    Facts,
-    FollowerConnection,
-    LeaderConnections,
-)
-from redrafter_mlx.errors import BadInputError, RankError
-from redrafter_mlx.runtime.launched import LAUNCH, launched_rank
+from redrafter_mlx.distributed.watch import Door, Facts, FollowerConnection, LeaderConnections
+from redrafter_mlx.errors import RankError
+from redrafter_mlx.runtime.launched import LAUNCH, check_backend, launched_rank, rank_addresses
 
 _REMEDY = "check the hostfile's addresses"
+
+_FREE_BYTES = "free bytes"
+"""Name under which the other ranks send their free memory along with the facts."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +53,18 @@ class Ranks:
         else:
             threading.Event().wait()
 
-    def agree(self, facts: Facts) -> None:
+    def agree(self, facts: Facts, free_bytes: int = 0) -> int:
         """Compare the facts that all ranks must share.
 
-        Raises MismatchError, on all ranks, naming the rank and the fact that differs.
+        Returns:
+          on rank 0, the smallest `free_bytes` of all ranks
+        Raises:
+          MismatchError: on all ranks, naming the rank and the fact that differs
         """
-        self.connection.compare(facts)
+        others = self.connection.compare(
+            facts if self.leads else {**facts, _FREE_BYTES: str(free_bytes)}
+        )
+        return min([free_bytes, *(int(theirs[_FREE_BYTES]) for theirs in others)])
 
     def broadcast(self, given: mx.array) -> mx.array:
         """Return one rank's array on every rank; the others pass zeros of its shape."""
@@ -74,10 +77,12 @@ def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
     Ranks other than 0 ignore Ctrl-C from then on, because they end with rank 0. A rank that reaches
     no other one within `patience_seconds` prints a line about it and ends.
 
-    Raises RankError if the ranks cannot be reached, or were joined before.
+    Raises RankError if the ranks cannot be reached, or were joined before, or were launched with a
+    backend that is not supported.
     """
     rank = launched_rank()
     if rank is None:
+        check_backend()
         return None
     lonely = f"rank {rank} met no other rank in {patience_seconds:g} seconds; {_REMEDY}"
     with patience(patience_seconds, lonely):
@@ -95,31 +100,40 @@ def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
 
 
 def _connect(group: mx.distributed.Group) -> LeaderConnections | FollowerConnection:
-    host, door = _leader_address(), None
     if group.rank() == 0:
-        door = Door(host)
-        words = mx.array([door.port, *door.token], mx.int32)
-    else:
-        words = mx.zeros((1 + TOKEN_BYTES,), mx.int32)
-    received = cast("list[int]", mx.distributed.all_sum(words, group=group).tolist())
-    if door is None:
-        return FollowerConnection(host, received[0], bytes(received[1:]), group.rank())
-    leader = door.admit(group.size() - 1)
-    atexit.register(leader.close)
-    return leader
+        door = Door()
+        told = json.dumps([_leader_addresses(), door.port, door.token.hex()])
+        _from_rank_0(group, told.encode())
+        leader = door.admit(group.size() - 1)
+        atexit.register(leader.close)
+        return leader
+    hosts, port, token = json.loads(_from_rank_0(group))
+    return FollowerConnection(hosts, port, bytes.fromhex(token), group.rank())
 
 
-def _leader_address() -> str:
-    """Return rank 0's address, as it was given to the backend."""
-    hostfile = os.environ.get("MLX_HOSTFILE")
-    try:
-        if hostfile:
-            named = json.loads(Path(hostfile).read_text(encoding="utf-8"))[0]
-            address = str(named if isinstance(named, str) else named[0])
-        else:
-            address = os.environ["MLX_JACCL_COORDINATOR"]
-    except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
-        raise BadInputError(
-            f"the hostfile {hostfile} names no address of rank 0; see mlx.launch --help"
-        ) from error
-    return address.rpartition(":")[0].strip("[]")
+def _from_rank_0(group: mx.distributed.Group, text: bytes = b"") -> bytes:
+    """Return rank 0's text on every rank."""
+    size = mx.distributed.all_sum(mx.array(len(text)), group=group).item()
+    words = mx.array([*text.ljust(cast(int, size), b"\0")], mx.int32)
+    return bytes(cast("list[int]", mx.distributed.all_sum(words, group=group).tolist()))
+
+
+def _leader_addresses() -> list[str]:
+    """Return addresses at which other ranks may reach this one, rank 0; the likeliest come first.
+
+    The hostfile of a Thunderbolt ring names rank 0's address on the link to one neighbour. The
+    other ranks reach it at its address on the way to theirs, or by its name.
+    """
+    own, *others = rank_addresses()
+    ways = (_address_towards(host) for hosts in others for host in hosts)
+    return list(dict.fromkeys([*own, *filter(None, ways), socket.gethostname()]))
+
+
+def _address_towards(host: str) -> str | None:
+    """Return this machine's address on the way to a host, without sending anything."""
+    with suppress(OSError):
+        family, kind, _, _, there = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(there)
+            return str(probe.getsockname()[0])
+    return None

@@ -14,6 +14,9 @@ Sharing = Literal["tensor", "pipeline"]
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 """Model arguments that tensor parallelism divides by the number of ranks."""
 
+_SPLIT_INPUTS = ("o_proj", "o_b_proj", "out_proj", "down_proj")
+"""Layers whose inputs it divides; those of a quantised layer are divided in whole groups."""
+
 
 def shard(model: nn.Module, model_type: str, group: mx.distributed.Group) -> Sharing:
     """Keep only this rank's share of a model that is not evaluated yet.
@@ -50,4 +53,7 @@ def _uneven(model: nn.Module, ranks: int) -> str | None:
     """Return the first size, after its name, that the number of ranks does not divide."""
     args = getattr(model, "args", None)
     sizes = {name: getattr(args, name, None) for name in _DIVIDED}
+    for path, module in model.named_modules():
+        if path.endswith(_SPLIT_INPUTS) and "scales" in module:
+            sizes[f"{path}'s group count"] = module["scales"].shape[-1]
     return next((f"{name} {n}" for name, n in sizes.items() if n and n % ranks), None)

@@ -12,13 +12,12 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TextIO
 
 from redrafter_mlx.errors import MismatchError, RankError
 
-TOKEN_BYTES = 16
 _CONNECT_SECONDS = 30.0
 
 _MOST_CHARACTERS = 1 << 20
@@ -32,13 +31,17 @@ Leave = Callable[[int], None]
 
 
 class Door:
-    """The socket on which other ranks connect to rank 0, and the token that they must send."""
+    """The socket on which other ranks connect to rank 0, and the token that they must send.
 
-    def __init__(self, host: str) -> None:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._listening = socket.create_server((host, 0), family=family)
+    It listens at all addresses, because each machine of a ring may reach another one of them.
+    """
+
+    def __init__(self) -> None:
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        self._listening = socket.create_server(("", 0), family=family, dualstack_ipv6=both)
         self.port: int = self._listening.getsockname()[1]
-        self.token = secrets.token_bytes(TOKEN_BYTES)
+        self.token = secrets.token_bytes(16)
 
     def admit(self, others: int, leave: Leave = os._exit) -> LeaderConnections:
         """Wait until `others` ranks have connected. Raises RankError if one does not."""
@@ -84,14 +87,19 @@ class LeaderConnections:
         for rank in lines:
             threading.Thread(target=self._listen, args=(rank,), daemon=True).start()
 
-    def compare(self, mine: Facts) -> None:
-        """Raise MismatchError, on every rank, if the facts of any rank differ from `mine`."""
-        for rank, theirs in self._facts.items():
-            difference = _difference(rank, mine, theirs.result())
+    def compare(self, mine: Facts) -> list[Facts]:
+        """Return the other ranks' facts, which may be more than `mine`.
+
+        Raises MismatchError, on every rank, if a fact of any rank differs from `mine`.
+        """
+        others = {rank: theirs.result() for rank, theirs in self._facts.items()}
+        for rank, theirs in others.items():
+            difference = _difference(rank, mine, theirs)
             if difference is not None:
                 self._send({"refused": difference})
                 raise MismatchError(difference)
         self._send({"agreed": "yes"})
+        return [*others.values()]
 
     def close(self) -> None:
         """Tell the other ranks that the work is done. It may be called again."""
@@ -119,16 +127,10 @@ class FollowerConnection:
     """Another rank's end of its connection to rank 0; its process ends with rank 0's."""
 
     def __init__(
-        self, host: str, port: int, token: bytes, rank: int, leave: Leave = os._exit
+        self, hosts: Sequence[str], port: int, token: bytes, rank: int, leave: Leave = os._exit
     ) -> None:
-        """Raises RankError if rank 0 cannot be reached at `host`."""
-        try:
-            connection = socket.create_connection((host, port), timeout=_CONNECT_SECONDS)
-        except OSError as error:
-            raise RankError(
-                f"rank {rank} cannot reach rank 0 at {host}: {error.strerror or error}; name in "
-                f"the hostfile an address of rank 0 that all ranks reach"
-            ) from error
+        """Raises RankError if rank 0 cannot be reached at any of the addresses `hosts`."""
+        connection = _connect(hosts, port, rank)
         connection.settimeout(None)
         self._line = _Line(connection)
         self._leave = leave
@@ -137,12 +139,13 @@ class FollowerConnection:
         self._line.write({"rank": str(rank)})
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def compare(self, mine: Facts) -> None:
-        """Raise MismatchError if rank 0 refuses this rank or another one."""
+    def compare(self, mine: Facts) -> list[Facts]:
+        """Return no facts; raises MismatchError if rank 0 refuses this rank or another one."""
         self._line.write(mine)
         answer = self._answer.result()
         if "refused" in answer:
             raise MismatchError(answer["refused"])
+        return []
 
     def _listen(self) -> None:
         try:
@@ -183,6 +186,20 @@ class _Line:
         if not isinstance(message, dict):
             raise ValueError("no message of a rank")
         return {str(key): str(value) for key, value in message.items()}
+
+
+def _connect(hosts: Sequence[str], port: int, rank: int) -> socket.socket:
+    """Connect to rank 0 at the first address that answers."""
+    seconds, reasons = _CONNECT_SECONDS / 2 / len(hosts), []  # before rank 0 gives up
+    for host in hosts:
+        try:
+            return socket.create_connection((host, port), timeout=seconds)
+        except OSError as error:
+            reasons.append(f"{host} ({error.strerror or error})")
+    raise RankError(
+        f"rank {rank} cannot reach rank 0 at {', '.join(reasons)}; connect both machines to one "
+        f"network that no firewall blocks"
+    )
 
 
 def _keep_alive(connection: socket.socket) -> None:

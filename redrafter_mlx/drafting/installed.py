@@ -16,9 +16,20 @@ from redrafter_mlx.weights import SHIPPED_DRAFTERS, Progress, no_progress
 from redrafter_mlx.weights.checksum import sha256_of
 from redrafter_mlx.weights.files.folder import folder_fingerprint, read_headers
 from redrafter_mlx.weights.files.names import WEIGHTS
-from redrafter_mlx.weights.known_drafters import known_drafters
+from redrafter_mlx.weights.known_drafters import hub_name, known_drafters
 from redrafter_mlx.weights.registry import REGISTRY
 from redrafter_mlx.weights.resolve import find_local
+
+
+def own_shelf() -> Path:
+    """Return the folder of the user's own drafters, each a folder in it."""
+    return cache_dir() / "drafters"
+
+
+def drafter_folder(model: str) -> Path:
+    """Return the default folder for a drafter trained for a model, named like the model."""
+    name = hub_name(model).rstrip("/").rsplit("/", 1)[-1]
+    return own_shelf() / (re.sub(r"[^\w.-]+", "-", name).strip(".-") or "model")
 
 
 @dataclass(frozen=True)
@@ -81,7 +92,7 @@ def find_drafters(fingerprint: str) -> tuple[list[Path], list[RedrafterError]]:
     """
     found: list[Path] = []
     broken: list[RedrafterError] = []
-    for shelf in (cache_dir() / "drafters", SHIPPED_DRAFTERS):
+    for shelf in (own_shelf(), SHIPPED_DRAFTERS):
         here = []
         for folder in _inside(shelf, broken):
             try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
@@ -18,7 +18,7 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.speculation.beam_search import beam_search, check_width
+from redrafter_mlx.speculation.beam_search import Levels, beam_search, check_width
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.static_tree import StaticTree, static_tree
 from redrafter_mlx.speculation.tree import Beams
@@ -35,8 +35,8 @@ _D = TypeVar("_D", bound="LevelDrafter")
 _M = TypeVar("_M", bound="MemorylessDrafter")
 
 
-class DraftLevels(ABC):
-    """A drafter's distribution after one root, level by level; see `rejection.SampledLevels`."""
+class DraftLevels(Levels):
+    """Levels over a drafter's vocabulary."""
 
     def __init__(self, vocabulary: DraftVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -46,25 +46,15 @@ class DraftLevels(ABC):
         return self._vocabulary.size
 
     def to_tokens(self, outputs: mx.array) -> mx.array:
-        """Map output indices to token ids."""
         return self._vocabulary.to_tokens(outputs)
 
     def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
         return self._vocabulary.over_vocabulary(log_probs)
 
     @property
     def memory(self) -> Memory:
         """The drafter's memory after its levels have been searched."""
         return ()
-
-    @abstractmethod
-    def first(self) -> mx.array:
-        """Logits [B, 1, V'] float32 of the token after the root."""
-
-    @abstractmethod
-    def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
-        """Logits [B, W, V'] float32 after tokens [B, W], which extend beams `parents` [B, W]."""
 
 
 class IndependentLevels(DraftLevels):
@@ -235,9 +225,7 @@ class HeadsDrafter(MemorylessDrafter):
         return self._cost
 
 
-def _search(
-    levels: DraftLevels, root: mx.array, shape: BeamShape, tree: StaticTree | None
-) -> Beams:
+def _search(levels: Levels, root: mx.array, shape: BeamShape, tree: StaticTree | None) -> Beams:
     if tree is None:
         return beam_search(levels, root, shape)
     return static_tree(levels, root, tree)

@@ -98,6 +98,10 @@ class TextIndex:
         self._best: tuple[int, int] | None = None  # end and length of the best match
         self._hits = [_PRIOR_TRIALS * rate for rate in lookup.accepted]
         self._trials = [_PRIOR_TRIALS] * len(lookup.accepted)
+        self.append(tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Append tokens that were given, not emitted."""
         for token in tokens:
             self._append(token)
 

@@ -102,7 +102,7 @@ class Redrafter:
         self.tuning: Tuner | None = None
         if self.drafting is not None and self._tree is None:
             self.tuning = Tuner(model, self.target, self.drafter)
-        parts = Model(self.target, self.drafter, self.lookup, self.tuning)
+        parts = self._parts = Model(self.target, self.drafter, self.lookup, self.tuning)
         limits = engine or EngineOptions()
         memory = MemoryBudget(self.target, limits)
         self._worker = Worker(lambda: Scheduler(parts, limits, memory))
@@ -168,8 +168,7 @@ class Redrafter:
             next request
         """
         chosen = self.chosen_options(options, overrides)
-        ids = self.encode(prompt, raw=raw)
-        return self.respond(Request(tuple(ids), chosen, constraint, on_prefill, raw))
+        return self.respond(self._request(prompt, chosen, raw, constraint, on_prefill))
 
     def generate(
         self,
@@ -181,10 +180,8 @@ class Redrafter:
         **overrides: object,
     ) -> Completion:
         """Return the whole answer at once; arguments and errors as in `stream`."""
-        ids = self.encode(prompt, raw=raw)
-        chosen = self.chosen_options(options, overrides)
-        request = Request(tuple(ids), chosen, constraint, continues=raw)
-        return Completion.of(ids, list(self.respond(request)))
+        request = self._request(prompt, self.chosen_options(options, overrides), raw, constraint)
+        return Completion.of(list(request.prompt), list(self.respond(request)))
 
     def shape_of(self, options: GenerationOptions, length: int = 0) -> BeamShape | None:
         """Return the beam shape of every step of an answer; None if it is chosen step by step.
@@ -206,13 +203,15 @@ class Redrafter:
         by_clock = not options.shape_belongs_to_seed
         if options.automatic and by_clock:
             return None
-        return self.tuning.best_shape(*asked, context=length, by_clock=by_clock)
+        return self.tuning.best_shape(
+            *asked, context=length, by_clock=by_clock, method=options.method
+        )
 
     @property
     def _tree(self) -> StaticTree | None:
         return None if self.drafter is None else self.drafter.tree
 
-    async def astream(
+    def astream(
         self,
         prompt: Prompt,
         *,
@@ -224,11 +223,7 @@ class Redrafter:
     ) -> AsyncGenerator[Response, None]:
         """`stream` for asyncio; cancelling it ends the answer at its next step."""
         chosen = self.chosen_options(options, overrides)
-        ids = self.encode(prompt, raw=raw)
-        request = Request(tuple(ids), chosen, constraint, on_prefill, raw)
-        async with contextlib.aclosing(aresponses(self._worker, self._job(request))) as answer:
-            async for response in answer:
-                yield response
+        return self.arespond(self._request(prompt, chosen, raw, constraint, on_prefill))
 
     def batch(
         self,
@@ -245,23 +240,22 @@ class Redrafter:
         if isinstance(prompts, str):
             raise BadInputError("prompts is a string; give a list of prompts")
         chosen = self.chosen_options(options, overrides)
-        requests = [
-            Request(tuple(self.encode(prompt, raw=raw)), chosen, continues=raw)
-            for prompt in prompts
-        ]
+        requests = [self._request(prompt, chosen, raw) for prompt in prompts]
         return responses(self._worker, [self._job(request) for request in requests])
 
     def session(self, system: str | None = None) -> Session:
         """Return a conversation that keeps its KV cache from turn to turn."""
         return Session(self, system)
 
-    def encode(self, prompt: Prompt, *, raw: bool = False) -> list[int]:
-        """Return the token ids of any kind of prompt.
+    def encode(
+        self, prompt: Prompt, *, raw: bool = False, thinking: bool | None = None
+    ) -> list[int]:
+        """Return the token ids of any kind of prompt; `thinking` as in GenerationOptions.
 
         Raises BadInputError if there are none, or if the model's context has no room left for an
         answer.
         """
-        ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size)
+        ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size, thinking)
         if self.context_length is not None and len(ids) >= self.context_length:
             raise BadInputError(
                 f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
@@ -299,6 +293,22 @@ class Redrafter:
             for _, response in answer:
                 yield response
 
+    def arespond(self, request: Request) -> AsyncGenerator[Response, None]:
+        """`respond` for asyncio."""
+        return aresponses(self._worker, self._job(request))
+
+    def _request(
+        self,
+        prompt: Prompt,
+        options: GenerationOptions,
+        raw: bool,
+        constraint: Constraint | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+    ) -> Request:
+        """Return a request for one answer; raises BadInputError for an unusable prompt."""
+        ids = self.encode(prompt, raw=raw, thinking=options.thinking)
+        return Request(tuple(ids), options, constraint, on_prefill, continues=raw)
+
     def _job(self, request: Request) -> MakeJob:
         """Return a function that makes the engine's job for a request."""
 
@@ -309,18 +319,11 @@ class Redrafter:
             if request.continues:
                 continue_text(detokenizer, self.tokenizer)
             text = AnswerText(detokenizer, eos, options.stop, room, request.constraint)
-            return Job(Answer(request, text, tell), self.shape_of(options, length))
+            answer = Answer(request, text, tell, self.target.vocab_size)
+            return Job(answer, self.shape_of(options, length))
 
         return make
 
     def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
         """Return the decoding loop with this model's drafts; `shape` is the default shape."""
-        return Decoder(
-            self.target,
-            self.drafter if options.draft else None,
-            shape,
-            options,
-            options.prefixes,
-            options.logprobs,
-            self.lookup if options.draft else None,
-        )
+        return self._parts.decoder(options, shape)

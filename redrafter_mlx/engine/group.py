@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import (
+    PLAIN,
     AcceptMethod,
     BeamShape,
     GenerationOptions,
@@ -16,7 +17,7 @@ from redrafter_mlx.config import (
 )
 from redrafter_mlx.decoding.batch import Advanced, Batch
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import BatchShapes, OwnShapes
+from redrafter_mlx.decoding.row import BatchShapes, FixedShape
 from redrafter_mlx.drafting.interface import Drafter
 
 
@@ -53,18 +54,31 @@ class Group:
     """
 
     def __init__(
-        self, decoder: Decoder, fixed: bool, tuning: Tuner | None, method: AcceptMethod
+        self,
+        decoder: Decoder,
+        shape: BeamShape | None,
+        tuning: Tuner | None,
+        method: AcceptMethod,
     ) -> None:
-        """`method`: that of the first answer; its acceptance statistics choose the first shapes."""
+        """Begin a batch for the first answer of its group.
+
+        shape:  that of every step; None chooses shapes step by step
+        method: its acceptance statistics choose the first shapes
+        """
         self.decoder, self.automatic = decoder, False
         self._tuning, self._method = tuning, method
         self._policy: BatchPolicy | None = None
-        shapes: BatchShapes = OwnShapes()
-        if tuning is not None and not fixed:
+        shapes: BatchShapes = FixedShape(shape or PLAIN)
+        if tuning is not None and shape is None:
             self.automatic = True
             shapes = self._policy = tuning.policy(method)
         self.batch = Batch(decoder, shapes)
         self._seconds, self._steps = 0.0, 0
+
+    def begin_answer(self) -> None:
+        """Prepare for another answer while some are decoded."""
+        if self._policy is not None:
+            self._policy.begin_answer()
 
     def advance(self) -> Advanced:
         """Take one step of the batch."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
 from redrafter_mlx.engine.request import Answer, Event, Tell
@@ -64,20 +65,41 @@ async def aresponses(worker: Worker, make: MakeJob) -> AsyncGenerator[Response, 
     job = make(tell)
     worker.submit(job)
     last: Event | None = None
-    try:
-        while last is None:
-            event = await events.get()
-            if event.response is not None:
-                yield event.response
-            else:
-                last = event
-    finally:
-        job.answer.cancel()
-        while last is None:
-            event = await events.get()
-            last = event if event.response is None else None
+    with _watched(worker, tell):
+        try:
+            while last is None:
+                event = await events.get()
+                if event.response is not None:
+                    yield event.response
+                else:
+                    last = event
+        finally:
+            job.answer.cancel()
+            while last is None:
+                event = await events.get()
+                last = event if event.response is None else None
     if last.error is not None:
         raise last.error
+
+
+@contextlib.contextmanager
+def _watched(worker: Worker, tell: Tell) -> Iterator[None]:
+    """Tell an event loop's caller that the answer has ended if the engine's thread dies."""
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def check() -> None:
+        nonlocal timer
+        if worker.alive:
+            timer = loop.call_later(_CHECK_SECONDS, check)
+        else:
+            tell(Event(None, _gone()))  # after all that the thread has told
+
+    timer = loop.call_later(_CHECK_SECONDS, check)
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _next(events: SimpleQueue[tuple[int, Event]], worker: Worker) -> tuple[int, Event]:
@@ -87,6 +109,8 @@ def _next(events: SimpleQueue[tuple[int, Event]], worker: Worker) -> tuple[int, 
             return events.get(timeout=_CHECK_SECONDS)
         except Empty:
             if not worker.alive and events.empty():
-                raise EngineFailedError(
-                    "the engine's thread is gone; load the model again"
-                ) from None
+                raise _gone() from None
+
+
+def _gone() -> EngineFailedError:
+    return EngineFailedError("the engine's thread is gone; load the model again")

@@ -14,7 +14,7 @@ from redrafter_mlx.errors import BusyError
 from redrafter_mlx.runtime.device import memory_limit
 from redrafter_mlx.target.cache_slots import round_up
 from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache
 from redrafter_mlx.target.model import Target
 
 _EXPECTED = 256
@@ -40,7 +40,7 @@ class MemoryBudget:
         free = max(self._limit - nbytes_of(target.model), 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
-        self._slot = 0.0  # bytes of a cache slot, 0 until one was measured
+        self._slot = _slot_bytes(target)  # until an answer's cache, its drafter's too, was measured
 
     def learn(self, cache: SequenceCache) -> None:
         """Measure the bytes of a cache slot in one sequence's cache."""
@@ -84,3 +84,11 @@ class MemoryBudget:
         """Return the number of cache slots to reserve for a request."""
         tokens = len(request.prompt) + min(request.options.max_tokens, _EXPECTED) + _NODES
         return round_up(tokens, CAPACITY_STEP)
+
+
+def _slot_bytes(target: Target) -> float:
+    """Return the bytes of a slot of the target's cache, from the shapes of a call: none is run."""
+    cache = TreeCache(target.n_layers)
+    cache.plan_prompt(0, 1)
+    target.hidden(mx.array([[0]]), cache.layers)
+    return cache.nbytes / cache.capacity

@@ -17,12 +17,17 @@ Prompt = str | Sequence[Message] | Sequence[int]
 
 
 def prompt_tokens(
-    tokenizer: TokenizerWrapper, prompt: Prompt, raw: bool, vocab_size: int
+    tokenizer: TokenizerWrapper,
+    prompt: Prompt,
+    raw: bool,
+    vocab_size: int,
+    thinking: bool | None = None,
 ) -> list[int]:
     """Return the token ids of a user's message, of a list of messages, or of token ids.
 
     Args:
       raw: use a string as it is, without the chat template
+      thinking: as in `render_chat`; without effect on raw text and token ids
     Raises:
       BadInputError: for anything else, and for a prompt without a token
     """
@@ -30,14 +35,15 @@ def prompt_tokens(
         if raw:
             ids = encode_text(tokenizer, prompt)
         else:
-            ids = render_chat(tokenizer, [{"role": "user", "content": prompt}])
+            message = {"role": "user", "content": prompt}
+            ids = render_chat(tokenizer, [message], thinking=thinking)
     elif not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray, memoryview)):
         raise BadInputError(
             f"the prompt is of type {type(prompt).__name__}; give a string, a list of messages "
             f"or a list of token ids"
         )
     elif prompt and isinstance(prompt[0], Mapping):
-        ids = render_chat(tokenizer, prompt)  # type: ignore[arg-type]
+        ids = render_chat(tokenizer, prompt, thinking=thinking)  # type: ignore[arg-type]
     else:
         ids = [_token_id(t, vocab_size) for t in prompt]
     if not ids:

@@ -21,10 +21,14 @@ _MOST_TOKENS = 512
 _LEAST_TOKENS = 32
 """Minimum number of prompt tokens read in a round; used until the prefill speed is measured."""
 
+_MOST_INDEXED = 4096
+"""Maximum number of tokens of one prompt that are indexed in a round, in about 20 milliseconds. A
+round reads fewer, but a prefix that is in the cache may be longer."""
+
 
 @dataclass(eq=False)
 class Reading:
-    """An answer whose prompt is being read.
+    """An answer whose prompt is being read: by the target and, for prompt lookup, into an index.
 
     shape: shape of its first drafts
     """
@@ -35,6 +39,21 @@ class Reading:
     prefill: Prefill
     row: Row
     shape: BeamShape
+
+    @property
+    def done(self) -> bool:
+        """Whether all of the prompt was read, and indexed for prompt lookup."""
+        index = self.row.text_index
+        indexed = index is None or len(index.tokens) == len(self.answer.request.prompt)
+        return not self.prefill.left and indexed
+
+    def index_text(self) -> None:
+        """Index more of the prompt, as far as the target has read it."""
+        index = self.row.text_index
+        if index is not None:
+            start = len(index.tokens)
+            end = min(self.prefill.position, start + _MOST_INDEXED)
+            index.append(self.answer.request.prompt[start:end])
 
 
 @dataclass(frozen=True)
@@ -74,9 +93,11 @@ class PromptReader:
         while tokens < room and (reading := self._next(read)) is not None:
             size = min(room - tokens, reading.prefill.left)
             try:
-                reading.prefill.read(size)
+                if size:
+                    reading.prefill.read(size)
             except RedrafterError as error:
                 reading.answer.error = error
+            reading.index_text()  # while the device computes
             tokens += size
             read.append(reading)
         return Chunks(read, tokens, began)
@@ -89,10 +110,10 @@ class PromptReader:
             reading.prefill.wait()
         if unfinished and chunks.tokens >= _LEAST_TOKENS:
             self._speed = chunks.tokens / (time.perf_counter() - chunks.began)
-        for reading in sound:
-            prefill = reading.prefill
-            reading.answer.note_prefill(prefill.position, len(reading.answer.request.prompt))
-        ended = [reading for reading in sound if not reading.prefill.left]
+        ended = [reading for reading in sound if reading.done]
+        for reading in [*unfinished, *ended]:
+            prompt = reading.answer.request.prompt
+            reading.answer.note_prefill(reading.prefill.position, len(prompt))
         self.reading = [reading for reading in self.reading if reading not in ended]
         return ended
 

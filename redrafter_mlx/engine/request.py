@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.decoding.constraint import Constraint, Masks
+from redrafter_mlx.decoding.constraint import Constraint, Masks, check_forced, check_masks
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.response import Response, Tally
@@ -51,9 +51,11 @@ class Answer:
     cancelled:  whether the caller has cancelled it
     """
 
-    def __init__(self, request: Request, text: AnswerText, tell: Tell) -> None:
+    def __init__(self, request: Request, text: AnswerText, tell: Tell, vocab_size: int) -> None:
         self.request, self.text = request, text
-        self.constraint = None if request.constraint is None else _Guarded(request.constraint, self)
+        self.constraint: Constraint | None = None
+        if request.constraint is not None:
+            self.constraint = _Guarded(request.constraint, self, vocab_size)
         self.tally: Tally | None = None
         self.error: Exception | None = None
         self.cancelled = False
@@ -112,21 +114,28 @@ class Answer:
 
 
 class _Guarded:
-    """A constraint whose errors end its own answer, and no other answer of the batch."""
+    """A constraint whose errors end its own answer, and no other answer of the batch.
 
-    def __init__(self, constraint: Constraint, answer: Answer) -> None:
-        self._constraint, self._answer = constraint, answer
+    What it returns is checked too: a mask of a wrong shape would end the whole step.
+    """
+
+    def __init__(self, constraint: Constraint, answer: Answer, vocab_size: int) -> None:
+        self._constraint, self._answer, self._vocab_size = constraint, answer, vocab_size
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks | None:
         try:
-            return self._constraint.masks(tokens, parents)
+            masks = self._constraint.masks(tokens, parents)
+            check_masks(masks, len(tokens), self._vocab_size)
+            return masks
         except Exception as error:
             self._answer.error = error
             return None
 
     def forced(self) -> Sequence[int]:
         try:
-            return self._constraint.forced()
+            forced = self._constraint.forced()
+            check_forced(forced, self._vocab_size)
+            return forced
         except Exception as error:
             self._answer.error = error
             return ()

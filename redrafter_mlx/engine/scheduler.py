@@ -13,8 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from redrafter_mlx.autotune.tuner import Tuner
-from redrafter_mlx.config import PLAIN, BeamShape
-from redrafter_mlx.decoding.copies import FixedShape
+from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
@@ -44,6 +43,18 @@ class Model:
     drafter: Drafter | None
     lookup: Lookup | None
     tuning: Tuner | None
+
+    def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
+        """Return the decoding loop of answers with these options; `shape` is the default shape."""
+        return Decoder(
+            self.target,
+            self.drafter if options.draft else None,
+            shape,
+            options.sampling,
+            options.prefixes,
+            options.logprobs,
+            self.lookup if options.draft else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +101,7 @@ class Scheduler:
         """Run one round, and tell the caller of every answer that it ended."""
         if self._wired is None:
             self._wired = ExitStack()
-            self._wired.enter_context(WIRED_MEMORY.held(self._model.target.model))
+            self._wired.enter_context(WIRED_MEMORY.held())
         with self._model.target.lock:
             over = self._drop() + self._admit()
             chunks = self._prompts.read(alone=not self._answers)
@@ -140,25 +151,18 @@ class Scheduler:
     def _begin(self, job: Job) -> None:
         model, answer = self._model, job.answer
         prompt, options = list(answer.request.prompt), answer.request.options
-        decoder = Decoder(
-            model.target,
-            model.drafter if options.draft else None,
-            job.shape or PLAIN,
-            options.sampling,
-            options.prefixes,
-            options.logprobs,
-            model.lookup if options.draft else None,
-        )
+        decoder = model.decoder(options, job.shape or PLAIN)
         key = GroupKey.of(options, job.shape, model.drafter)
         group = self._groups.get(key)
         if group is None:
-            group = Group(decoder, job.shape is not None, model.tuning, options.method)
+            group = Group(decoder, job.shape, model.tuning, options.method)
             self._groups[key] = group
+        else:
+            group.begin_answer()
         row = Row(
             answer.read,
             len(prompt),
-            None if decoder.lookup is None else TextIndex(decoder.lookup, prompt),
-            None if job.shape is None else FixedShape(job.shape),
+            None if decoder.lookup is None else TextIndex(decoder.lookup, ()),
             answer.constraint,
             learns=answer.constraint is None and not changes_logits(options),
         )
@@ -215,7 +219,7 @@ class Scheduler:
         """
         if answer.request.options.cache_prompt and tokens:
             if decoder.drafter is not None and decoder.drafter.features.any:
-                decoder.catch_up(cache)
+                cache.catch_up(decoder.drafter)
             cache.flush()
             self._prefixes.keep(cache, tokens, decoder.drafter)
 

@@ -20,7 +20,7 @@ class Engine(Protocol):
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
     ) -> GenerationOptions: ...
 
-    def encode(self, prompt: Prompt) -> list[int]: ...
+    def encode(self, prompt: Prompt, *, thinking: bool | None = None) -> list[int]: ...
 
     def respond(self, request: Request) -> Generator[Response, None, None]: ...
 
@@ -60,17 +60,17 @@ class Session:
             raise BadInputError("the message is empty; write something")
         chosen = self._engine.chosen_options(options, overrides)
         asked = {"role": "user", "content": text}
-        self._prompt(asked)
+        self._prompt(asked, chosen)
         return self._turn(asked, chosen)
 
     def clear(self) -> None:
         """Forget all turns; the system message stays."""
         self.messages = []
 
-    def _prompt(self, asked: dict[str, str]) -> list[int]:
+    def _prompt(self, asked: dict[str, str], options: GenerationOptions) -> list[int]:
         """Return the token ids of the conversation so far and the message `asked`."""
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
-        return self._engine.encode([*system, *self.messages, asked])
+        return self._engine.encode([*system, *self.messages, asked], thinking=options.thinking)
 
     def _turn(
         self, asked: dict[str, str], options: GenerationOptions
@@ -81,7 +81,7 @@ class Session:
             )
         try:
             turns, answer, ended = self.messages, "", False
-            request = Request(tuple(self._prompt(asked)), options)
+            request = Request(tuple(self._prompt(asked, options)), options)
             responses = self._engine.respond(request)
             try:
                 for response in responses:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import mlx.core as mx
 
 from redrafter_mlx.engine.scheduler import Job, Scheduler
-from redrafter_mlx.errors import EngineFailedError
+from redrafter_mlx.errors import BadInputError, EngineFailedError
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.process import MLX_PROCESS
 
@@ -65,8 +65,17 @@ class Worker:
         return self._thread is threading.current_thread()
 
     def submit(self, job: Job) -> None:
-        """Queue a request; raises ForkedProcessError in a fork of the engine's process."""
+        """Queue a request.
+
+        Raises ForkedProcessError in a fork of the engine's process, and BadInputError in the
+        engine's own thread, which would wait for itself.
+        """
         MLX_PROCESS.check()
+        if self.is_current:
+            raise BadInputError(
+                "a callback or constraint of an answer called the model that computes the answer, "
+                "in the engine's own thread; call it from another thread, after the callback"
+            )
         with self._starting:
             if self._closed:
                 raise EngineFailedError("the model was closed; load it again")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import shlex
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +122,8 @@ def open_drafter(
 
 def _parts(drafter: str | Path) -> list[str]:
     """Return the drafters' names in "A" or "A+B"; a name that exists on disk is not split."""
-    name = str(drafter)
-    names = [name] if Path(name).exists() else name.split("+")
+    name = os.path.expanduser(drafter)
+    names = [name] if Path(name).exists() else [*map(os.path.expanduser, name.split("+"))]
     if len(names) > 2 or not all(names):
         raise BadInputError(f"drafter is {name!r}; name one drafter, or two as A+B")
     return names
@@ -228,17 +230,24 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
         taken = f"drafts with {name}, one of {len(folders) + len(here)} for {source.name}"
         notes = [taken] * several + [f"passed over: {error}" for error in broken]
         return drafter, "; ".join(notes) or None
-    remedy = _remedy(source.name, None if here else next(iter(known), None), broken)
+    fewer = source.bits == 4 and wanted.bits is None
+    remedy = _remedy(source.name, None if here else next(iter(known), None), broken, fewer)
     if not wanted.auto:
         raise ModelNotFoundError(f"there is no drafter for {source.name}; {remedy}")
     return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 
 
-def _remedy(model: str, known: KnownDrafter | None, broken: list[RedrafterError]) -> str:
-    """Return how to get a drafter, and why those on this machine were passed over."""
-    remedy = f"`redrafter-mlx train --model {model} --output DIR` trains one"
+def _remedy(
+    model: str, known: KnownDrafter | None, broken: list[RedrafterError], fewer_bits: bool
+) -> str:
+    """Return how to get a drafter, and why those on this machine were passed over.
+
+    fewer_bits: whether to quantise a published drafter, which has 16 bits, to 4 like its target
+    """
+    remedy = f"`redrafter-mlx train --model {shlex.quote(model)}` trains one"
     if known is not None:
-        remedy = f"`redrafter-mlx pull {known.name}` fetches one ({known.form}), {remedy}"
+        bits = "; draft with --drafter-bits 4" if fewer_bits else ""
+        remedy = f"`redrafter-mlx pull {known.name}` fetches one ({known.form}{bits}), {remedy}"
     return remedy + "".join(f" (passed over: {error})" for error in broken)
 
 

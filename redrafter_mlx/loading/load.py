@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 
@@ -15,6 +16,8 @@ from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.loading.drafter import NamedDrafter, open_drafter, parse_drafter
 from redrafter_mlx.loading.target import LoadedTarget, load_target
+from redrafter_mlx.runtime.device import memory_limit
+from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.weights import Progress
 
 
@@ -30,6 +33,9 @@ def load(
     engine: EngineOptions | None = None,
 ) -> Redrafter:
     """Load a target with its drafter, warmed up and ready to answer.
+
+    A thread that loads and ends before the process does has to call `mx.clear_streams()` last: MLX
+    may abort the process otherwise.
 
     Under `mlx.launch` all ranks share the target. Rank 0 returns it. On the other ranks this never
     returns: they repeat rank 0's calls, and end with it.
@@ -48,15 +54,20 @@ def load(
     """
     if not isinstance(engine, (EngineOptions, NoneType)):
         raise BadInputError(f"engine is {engine!r:.80}; give EngineOptions")
-    named = parse_drafter(drafter, drafter_bits)
     ranks = join_ranks()
+    leads = ranks is None or ranks.leads
+    named = parse_drafter(drafter if leads else None, drafter_bits)  # only rank 0 has its files
     loaded = load_target(
         model, dtype=dtype, quantize=quantize, offline=offline, progress=progress, ranks=ranks
     )
     if ranks is not None:
-        ranks.agree(facts_of(loaded.source, drafter))
-        if not ranks.leads:
+        size = nbytes_of(loaded.model)
+        free = ranks.agree(facts_of(loaded.source, drafter), memory_limit() - size)
+        if not leads:
             follow(loaded.model, ranks)
+        engine = engine or EngineOptions()
+        if engine.memory_bytes is None:  # caches grow alike on all ranks
+            engine = replace(engine, memory_bytes=max(size + free, 1))
     return draft_with(named, loaded, offline=offline, progress=progress, engine=engine)
 
 

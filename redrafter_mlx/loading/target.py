@@ -14,10 +14,11 @@ from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.distributed.mirror import Mirror
 from redrafter_mlx.distributed.sharding import shard
 from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.loading.supported import check_supported
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.source import TargetSource
-from redrafter_mlx.weights import Progress, no_progress
+from redrafter_mlx.weights import LOG, Progress, no_progress
 from redrafter_mlx.weights.files.folder import contents_of
 from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_load
@@ -58,7 +59,7 @@ def load_target(
         a CPU
       quantize: 4 or 8 bits; a model that is already quantised to that many stays as it is
       offline: use only files on this machine
-      progress: reports downloads and checksums
+      progress: reports downloads and checksums; None logs those that take long
       ranks: the ranks that share the target; None keeps all of it in this process
     Raises:
       RedrafterError: in one line: no such model, cannot be fetched, damaged, or not supported
@@ -66,7 +67,10 @@ def load_target(
     MLX_PROCESS.check()
     check_choice("dtype", dtype, DType)
     check_quantize(quantize)
-    local = resolve(name, offline=offline, progress=progress)
+    advise = LOG.warning if quantize is None else LOG.debug  # it advises to quantise
+    local = resolve(
+        name, offline=offline, progress=progress, advise=advise, check_config=check_supported
+    )
     try:
         return _load(local, dtype, quantize, progress or no_progress, ranks)
     except DamagedFileError as error:
@@ -97,7 +101,8 @@ def _load(
         kept = quantised_file(contents_of(local.path, raw.fingerprint), precision)
     is_kept = kept is not None and use_quantised(raw.model, kept)
     sharing = None if ranks is None else shard(raw.model, raw.model_type, ranks.group)
-    check_load(local.name, local.path, nbytes_of(raw.model), this_machine())
+    size, shared = nbytes_of(raw.model), ranks is not None
+    check_load(local.name, local.path, size, this_machine(), shared=shared)
     try:
         mx.eval(raw.model.parameters())
     except RuntimeError as error:

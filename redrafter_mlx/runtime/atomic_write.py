@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import sys
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _MLX_CANNOT_WRITE = ("[write]", "[save_safetensors]")
@@ -26,10 +28,18 @@ def atomic_write(path: Path) -> Iterator[Path]:
         with name_in_errors(path):
             yield partial
             with partial.open("rb") as file:
-                os.fsync(file.fileno())
+                _flush_to_disk(file.fileno())
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _flush_to_disk(file: int) -> None:
+    """Flush a file; on macOS, fsync alone leaves it in the disk's own cache."""
+    os.fsync(file)
+    if sys.platform == "darwin":
+        with suppress(OSError):  # not every file system can
+            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
 
 
 @contextmanager

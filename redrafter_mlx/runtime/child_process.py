@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
 _PR_SET_PDEATHSIG = 1
@@ -25,6 +26,7 @@ def start_child(function: Callable[..., None], *arguments: object) -> BaseProces
     """Call a function in a new process that ignores Ctrl-C; the parent must end it."""
     work = pickle.dumps((function, arguments))
     child = mp.get_context("spawn").Process(target=_run, args=(work,), daemon=True)
+    resource_tracker.ensure_running()  # starting it would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # the child inherits it
     try:
         child.start()

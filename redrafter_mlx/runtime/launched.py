@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from pathlib import Path
 
-from redrafter_mlx.errors import RankError
+from redrafter_mlx.errors import BadInputError, RankError
 
 _NAMING_SECONDS = 2.0
 
@@ -18,8 +20,63 @@ _ENDING_SECONDS = 5.0
 def launched_rank() -> int | None:
     """Return the rank of this process under `mlx.launch`; None if it runs alone."""
     rank = os.environ.get("MLX_RANK", "")
-    hosts = any(os.environ.get(name) for name in ("MLX_HOSTFILE", "MLX_JACCL_COORDINATOR"))
-    return int(rank) if hosts and rank.isdigit() else None
+    return int(rank) if rank.isdigit() and launch_backend() is not None else None
+
+
+def launch_backend() -> str | None:
+    """Return the launch's backend, "ring" or "jaccl"; None if this process runs alone."""
+    hostfile = os.environ.get("MLX_HOSTFILE")
+    if hostfile and not _is_empty(Path(hostfile)):
+        return "ring"
+    return "jaccl" if os.environ.get("MLX_JACCL_COORDINATOR") else None
+
+
+def launch_name() -> str:
+    """Return the backend of this launch, and its machines if they may run several ranks each.
+
+    Such as `ring of 2`; empty if this process runs alone.
+    """
+    backend = launch_backend()
+    if backend == "ring":
+        return f"ring of {len({tuple(addresses[:1]) for addresses in rank_addresses()})}"
+    return backend or ""
+
+
+def rank_addresses() -> list[list[str]]:
+    """Return each rank's addresses in the hostfile of the ring, or rank 0's alone with jaccl.
+
+    Raises BadInputError if the hostfile names none.
+    """
+    hostfile = os.environ.get("MLX_HOSTFILE")
+    try:
+        if hostfile:
+            named = json.loads(Path(hostfile).read_text(encoding="utf-8"))
+            ranks = [[each] if isinstance(each, str) else each for each in named]
+        else:
+            ranks = [[os.environ["MLX_JACCL_COORDINATOR"]]]
+        addresses = [[str(at).rpartition(":")[0].strip("[]") for at in each] for each in ranks]
+    except (OSError, ValueError, KeyError, TypeError):
+        addresses = []
+    if not addresses:
+        raise BadInputError(
+            f"the hostfile {hostfile} names no address of rank 0; see mlx.launch --help"
+        )
+    return addresses
+
+
+def check_backend() -> None:
+    """Raise RankError if other processes were launched that this one would not join."""
+    sizes = (os.environ.get(name, "") for name in ("MLX_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    if launch_backend() is None and any(size.isdigit() and int(size) > 1 for size in sizes):
+        raise RankError("this launch has another backend; give mlx.launch --backend ring or jaccl")
+
+
+def _is_empty(hostfile: Path) -> bool:
+    """Whether a hostfile is the empty one of a launch of one process."""
+    try:
+        return not hostfile.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return False
 
 
 def wait_for_loss() -> None:

@@ -54,6 +54,11 @@ def bytes_below(folder: Path, *, follow_links: bool = False) -> int:
     return total
 
 
+def free_disk(folder: Path) -> int:
+    """Return the bytes that may be written to a folder's disk; the folder need not exist yet."""
+    return max(0, shutil.disk_usage(existing_part(folder)).free - _SPARE)
+
+
 def check_free_disk(folder: Path, needed: int, variable: str) -> None:
     """Raise NoRoomError unless the disk of `folder`, set by `variable`, has `needed` bytes free."""
     parent = existing_part(folder)

@@ -3,38 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 from collections.abc import Iterator
 
-import mlx.nn as nn
-from mlx_lm.generate import wired_limit
+import mlx.core as mx
 
 
 class WiredMemory:
-    """mlx-lm's `wired_limit`, in force while at least one answer is being generated."""
+    """Metal's wired limit, raised while at least one answer is being generated.
+
+    As in mlx-lm, the limit is the working set that the driver recommends. It has an effect from
+    macOS 15 on.
+    """
 
     def __init__(self) -> None:
         self._users = 0
         self._lock = threading.Lock()
-        self._limit = contextlib.ExitStack()
+        self._before: int | None = None
 
     @contextlib.contextmanager
-    def held(self, model: nn.Module) -> Iterator[None]:
-        """Keep memory resident while an answer of `model` is being generated."""
+    def held(self) -> Iterator[None]:
+        """Keep memory resident while an answer is being generated."""
         with self._lock:
             if self._users == 0:
-                # mlx-lm prints its warning about large models; standard output is for the answer.
-                with contextlib.redirect_stdout(sys.stderr):
-                    self._limit.enter_context(wired_limit(model))
+                recommended = mx.device_info().get("max_recommended_working_set_size")
+                if isinstance(recommended, int):
+                    self._before = mx.set_wired_limit(recommended)
             self._users += 1
         try:
             yield
         finally:
             with self._lock:
                 self._users -= 1
-                if self._users == 0:
-                    self._limit.close()
+                if self._users == 0 and self._before is not None:
+                    mx.synchronize()  # the limit must not change during a computation
+                    mx.set_wired_limit(self._before)
 
 
 WIRED_MEMORY = WiredMemory()

@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from redrafter_mlx.config import GenerationOptions
-from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.response import Response
 from redrafter_mlx.server.admission import Places
 from redrafter_mlx.server.tasks import race, together
@@ -19,18 +18,13 @@ from redrafter_mlx.server.tasks import race, together
 
 @dataclass(frozen=True)
 class Wanted:
-    """One answer that a request asks for.
+    """One answer that an API's request asks for.
 
-    constraint:   which tokens may come next; not shared with other answers
     alternatives: number of likeliest tokens to report with each emitted token
-    continues:    whether the answer continues the prompt's text
     """
 
-    prompt: tuple[int, ...]
-    options: GenerationOptions
-    constraint: Constraint | None = None
+    request: Request
     alternatives: int = 0
-    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,21 +100,15 @@ async def generate(
             loop.call_soon_threadsafe(chunks.put_nowait, Prefill(number, read, total))
 
         async with places.turn():
-            responses = model.astream(
-                one.prompt,
-                raw=one.continues,
-                options=one.options,
-                constraint=one.constraint,
-                on_prefill=None if reading is None else on_prefill,
-            )
-            async with contextlib.aclosing(responses):
+            request = replace(one.request, on_prefill=None if reading is None else on_prefill)
+            async with contextlib.aclosing(model.arespond(request)) as responses:
                 step: list[Response] = []
                 async for response in responses:
                     step.append(response)
                     whole = response.index + 1 == len(response.step.tokens)
                     if whole or response.finish_reason is not None:
                         logprobs = None
-                        if one.options.logprobs:
+                        if request.options.logprobs:
                             logprobs = await asyncio.to_thread(_read, step, one.alternatives)
                             step = [_without_logprobs(response) for response in step]
                         emitted.put_nowait(Emitted(number, step, logprobs))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import mlx.core as mx
 
@@ -16,29 +16,32 @@ _MAX_ARGMAX_K = 4
 is a full sort, and on a CPU it is no faster (49152 values, k = 4: 0.6 to 2.4 ms against 0.4)."""
 
 
-class Levels(Protocol):
-    """A drafter's distribution after one text, level by level.
-
-    Shapes: V' is the number of tokens that can be drafted, `output_size`.
-    """
+class Levels(ABC):
+    """A drafter's distribution after one root, level by level."""
 
     @property
-    def output_size(self) -> int: ...
+    @abstractmethod
+    def output_size(self) -> int:
+        """V', the number of tokens that can be drafted."""
 
+    @abstractmethod
     def first(self) -> mx.array:
         """Logits [B, 1, V'] float32 of the token after the root."""
-        ...
 
+    @abstractmethod
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """Logits [B, W, V'] float32 after `tokens` [B, W], which extend the last level's beams.
 
         parents: [B, W] int32, the beam of the last level that each token extends
         """
-        ...
 
+    @abstractmethod
     def to_tokens(self, outputs: mx.array) -> mx.array:
         """Map indices into V' to token ids."""
-        ...
+
+    @abstractmethod
+    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
+        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
 
 
 def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:

@@ -126,20 +126,13 @@ def first_window(tokens: list[int], size: int) -> list[int]:
 
 
 def _processed(logits: mx.array, windows: mx.array | None, params: SamplingParams) -> mx.array:
-    """Apply mlx-lm's processors to logits [B, N, V], each node with its window [B, N, C]."""
-    processors = make_logits_processors(
-        logit_bias=dict(params.logit_bias) or None,
-        repetition_penalty=None if windows is None else params.repetition_penalty,
-        repetition_context_size=params.repetition_context,
-    )
-    if not processors:
-        return logits
+    """Apply biases and the repetition penalty to logits [B, N, V], with windows [B, N, C]."""
     B, N, V = logits.shape
+    for processor in make_logits_processors(logit_bias=dict(params.logit_bias) or None):
+        logits = processor(None, logits.reshape(B * N, V)).reshape(B, N, V)
     if windows is None:
-        windows = mx.zeros((B, N, 0), mx.int32)
-    changed = []
-    for node, window in zip(logits.reshape(B * N, 1, V), windows.reshape(B * N, -1), strict=True):
-        for processor in processors:
-            node = processor(window, node)
-        changed.append(node)
-    return mx.concatenate(changed, axis=0).reshape(B, N, V)
+        return logits
+    seen, penalty = mx.take_along_axis(logits, windows, axis=-1), params.repetition_penalty
+    # As in mlx-lm's processor, which knows one window for all rows.
+    lowered = mx.where(seen < 0, seen * penalty, seen / penalty)
+    return mx.put_along_axis(logits, windows, lowered, axis=-1)

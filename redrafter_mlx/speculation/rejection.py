@@ -16,7 +16,7 @@ and at the tree's capacity, keeps the distribution.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -46,16 +46,8 @@ class SampledDrafts(NamedTuple):
     log_probs: mx.array
 
 
-class SampledLevels(Levels, Protocol):
-    """What stochastic beam search needs from a drafter."""
-
-    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
-        ...
-
-
 def draw_drafts(
-    levels: SampledLevels,
+    levels: Levels,
     root: mx.array,
     position: mx.array,
     keys: mx.array,

@@ -15,6 +15,7 @@ All shapes are static, independent of the data, and no operation reads a value o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -73,17 +74,38 @@ class TokenTree(NamedTuple):
         """[B, N] bool, False at padding."""
         return (self.parents >= 0) | (mx.arange(self.tokens.shape[1])[None] == 0)
 
+    @property
+    def arrays(self) -> tuple[mx.array, ...]:
+        """All fields that have a batch axis."""
+        return self[:5]
 
-def dedup_prefix(tokens: mx.array) -> mx.array:
-    """Return, for each prefix of each candidate, the first candidate that has the same prefix.
+    def take(self, rows: slice | mx.array) -> TokenTree:
+        """Return the trees of some batch rows."""
+        return TokenTree._make([*(array[rows] for array in self.arrays), *self[5:]])
 
-    Shapes:
-      tokens: [B, W, L] int32
-    Returns:
-      owners: [B, W, L] int32; owners[b, w, l] is the least v with
-              tokens[b, v, :l+1] == tokens[b, w, :l+1]
-    """
-    return _owners(_lineages(Beams(tokens, mx.zeros(tokens.shape))))
+    @classmethod
+    def joined(cls, trees: Sequence[TokenTree]) -> TokenTree:
+        """Join the trees of several batches; the smaller ones are padded."""
+        N = max(tree.tokens.shape[1] for tree in trees)
+        fields = zip(*(_padded(tree, N).arrays for tree in trees), strict=True)
+        max_depth, is_chain = max(t.max_depth for t in trees), all(t.is_chain for t in trees)
+        return cls._make([*(mx.concatenate(list(f)) for f in fields), max_depth, is_chain])
+
+
+def _padded(tree: TokenTree, nodes: int) -> TokenTree:
+    """Return the tree padded to `nodes` nodes; padding attends to itself alone."""
+    more = nodes - tree.tokens.shape[1]
+    if not more:
+        return tree
+    after = [(0, 0), (0, more)]
+    itself = mx.eye(nodes, dtype=mx.bool_) & (mx.arange(nodes) >= nodes - more)
+    return tree._replace(
+        tokens=mx.pad(tree.tokens, after),
+        parents=mx.pad(tree.parents, after, constant_values=-1),
+        depths=mx.pad(tree.depths, after),
+        beams=mx.pad(tree.beams, after),
+        mask=mx.pad(tree.mask, [*after, (0, more)]) | itself,
+    )
 
 
 def join_beams(first: Beams, second: Beams) -> Beams:

@@ -8,6 +8,7 @@ tokens is walked depth first: consume a draft token, mask what may follow it, ro
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +20,7 @@ from llguidance.numpy import fill_next_token_bitmask
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from transformers import PreTrainedTokenizerFast
 
-from redrafter_mlx.decoding.constraint import WORD, Masks
+from redrafter_mlx.decoding.constraint import Masks, mask_words
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 
 _WHITE_SPACE = r"\n? {0,20}"
@@ -32,12 +33,24 @@ _IN_SCHEMA = "failed to compile JSON schema: "
 class GrammarConstraint:
     """The state of one answer in its grammar; see `decoding.constraint.Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, vocab_size: int, eos: Collection[int]) -> None:
-        self._matcher, self._eos = matcher, eos
-        self._words = -(-vocab_size // WORD)
+    def __init__(self, matcher: LLMatcher, vocab_size: int, vocabulary: LLTokenizer) -> None:
+        self._matcher, self._eos = matcher, vocabulary.eos_tokens
+        self._begin, self._text = matcher.deep_copy(), list[int]()
+        self._vocab_size = vocab_size
+        self._words = mask_words(vocabulary.vocab_size)  # the tokenizer may have more tokens
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks:
         """Return [N, ceil(V / 32)]: the tokens that may follow each node's path."""
+        masks = self._walked(tokens, parents)
+        if self._matcher.is_error():
+            masks = self._copied(tokens, parents)
+        if not masks[0].any():
+            raise self._stuck()
+        masks[~masks.any(axis=1)] = -1  # a dead end: `advance` refuses any token chosen there
+        return masks[:, : mask_words(self._vocab_size)]
+
+    def _walked(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks:
+        """Return the masks from one walk, depth first, that rolls back; it may fail half-way."""
         masks = np.full((len(tokens), self._words), -1, np.int32)
         children: list[list[int]] = [[] for _ in tokens]
         for node, parent in enumerate(parents):
@@ -53,19 +66,39 @@ class GrammarConstraint:
                     self._matcher.rollback(1)
 
         visit(0)
-        if self._matcher.is_error() or not masks[0].any():
+        return masks
+
+    def _copied(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks:
+        """Return the masks from a matcher of its own for each node.
+
+        A matcher that has failed stays so: at a draft beyond a limit, or in a rollback, which not
+        all grammars allow. Drafts that are never chosen must not end the answer.
+        """
+        self._matcher = self._begin.deep_copy()
+        self._matcher.consume_tokens(self._text)
+        masks = np.full((len(tokens), self._words), -1, np.int32)
+        fill_next_token_bitmask(self._matcher, masks, 0)
+        if self._matcher.is_error():
             raise self._stuck()
-        masks[~masks.any(axis=1)] = -1  # a dead end: `advance` refuses any token chosen there
+        at = {0: self._matcher}
+        for node, parent in enumerate(parents):
+            if parent in at and tokens[node] not in self._eos:
+                matcher = at[parent].deep_copy()
+                if matcher.consume_token(tokens[node]):
+                    at[node] = matcher
+                    fill_next_token_bitmask(matcher.deep_copy(), masks, node)
         return masks
 
     def forced(self) -> Sequence[int]:
-        """Return the tokens of the text that must come next."""
-        return self._matcher.compute_ff_tokens()
+        """Return the tokens of the text that must come next, as far as the model has them."""
+        tokens = self._matcher.compute_ff_tokens()
+        return list(itertools.takewhile(lambda token: token < self._vocab_size, tokens))
 
     def advance(self, token: int) -> None:
         """Consume an emitted token."""
         if not self._matcher.consume_token(token):
             raise self._stuck()
+        self._text.append(token)
 
     @property
     def ended(self) -> bool:
@@ -106,7 +139,12 @@ class Grammars:
         if matcher.is_error():
             reason = _first_line(matcher.get_error()).rpartition(_IN_SCHEMA)[2]
             raise BadInputError(f"{what} cannot be used: {reason}")
-        return GrammarConstraint(matcher, self._vocab_size, vocabulary.eos_tokens)
+        return GrammarConstraint(matcher, self._vocab_size, vocabulary)
+
+    @property
+    def ends(self) -> Collection[int]:
+        """The tokens that end an answer."""
+        return self._tokenizer.eos_token_ids
 
     def check(self) -> None:
         """Raise UnsupportedModelError if the tokenizer cannot be used for grammars."""

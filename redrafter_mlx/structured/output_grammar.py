@@ -9,7 +9,7 @@ model's marks are usually single tokens. Free text is then every other token:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from redrafter_mlx.structured.grammar import json_term
 from redrafter_mlx.structured.markup import JSON_CALLS
@@ -25,6 +25,7 @@ def answer_grammar(
     schema: Mapping[str, object] | None,
     reasoning_end: str | None,
     token_of: TokenOf,
+    ends: Collection[int],
     *,
     several: bool = True,
 ) -> str | None:
@@ -35,6 +36,7 @@ def answer_grammar(
       required: whether the answer must be one call
       schema: JSON schema of an answer that is not a call
       reasoning_end: mark that ends the reasoning, if the prompt started it
+      ends: tokens that end an answer; reasoning cannot
       several: whether free text may hold several calls, or ends with the first
     """
     rules = [] if schema is None else [f"json: {json_term(schema)}"]
@@ -48,8 +50,9 @@ def answer_grammar(
         rules += _text_with_calls(token_of, several)
     else:
         return None
-    reasoning = "" if reasoning_end is None else _up_to(reasoning_end, token_of)
-    return "\n".join([f"start: {reasoning} main", *rules])
+    if reasoning_end is None:
+        return "\n".join(["start: main", *rules])
+    return "\n".join(["start: reasoning main", *_up_to(reasoning_end, token_of, ends), *rules])
 
 
 def _call(tools: Sequence[Tool], token_of: TokenOf) -> list[str]:
@@ -80,12 +83,13 @@ def _text_with_calls(token_of: TokenOf, several: bool) -> list[str]:
     ]
 
 
-def _up_to(mark: str, token_of: TokenOf) -> str:
-    """Return a term for any text up to and including a mark, and the white space after it."""
+def _up_to(mark: str, token_of: TokenOf, ends: Collection[int]) -> list[str]:
+    """Return the rule `reasoning`: text up to and with a mark, and the white space after it."""
     token = token_of(mark)
-    if token is not None:
-        return f'<[^{token}]>* <[{token}]> "\\n"? "\\n"?'
-    return f"reasoning\nreasoning[lazy]: /(.|\\n)*/ {json.dumps(mark)}"
+    if token is None:
+        return [f"reasoning[lazy]: /(.|\\n)*/ {json.dumps(mark)}"]
+    others = ",".join(str(i) for i in sorted({token, *ends}))
+    return [f'reasoning: <[^{others}]>* <[{token}]> "\\n"? "\\n"?']
 
 
 def _mark(text: str, token_of: TokenOf) -> str:

@@ -93,6 +93,7 @@ def plan_output(
             schema,
             markup.think_end if markup.initial_state == "reasoning" else None,
             grammars.token_of,
+            grammars.ends,
             several=parallel_tool_calls,
         )
         if grammar is not None:

@@ -7,21 +7,36 @@ a one-line error.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from inspect import signature
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.models.cache import KVCache, make_prompt_cache
-from mlx_lm.models.rope_utils import Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE
+from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.target.layer_cache import AttentionCache
 from redrafter_mlx.target.rotary import Rotations
 
 _BACKBONE_NAMES = ("model", "transformer", "backbone")
 _HEAD_NAMES = ("lm_head", "output", "head")
 _LAYERS_NAMES = ("layers", "h")
+_INNER_HEAD = "embed_out"
+"""GPT-NeoX has its output layer in the module of its layers."""
 _ROPE_NAMES = ("rope", "rotary_emb")
-_ROPE_TYPES = (nn.RoPE, Llama3RoPE, ProportionalRoPE, SuScaledRoPE, YarnRoPE)
+_ROPE_TYPES = (
+    "RoPE",
+    "Llama3RoPE",
+    "ProportionalRoPE",
+    "SuScaledRoPE",
+    "YarnRoPE",
+    "DynamicNTKAlphaRoPE",
+    "DeepseekV2YarnRotaryEmbedding",
+)
+"""Classes of rotary embeddings whose frequencies do not depend on the length of the text."""
+_FAILURES = (TypeError, ValueError, AttributeError, IndexError, KeyError, NotImplementedError)
+"""Exceptions of models whose code does not work on our caches."""
 
 
 class _HiddenAsInput:
@@ -30,11 +45,35 @@ class _HiddenAsInput:
     def __init__(self, backbone: nn.Module) -> None:
         self._backbone = backbone
 
-    def __call__(self, hidden: mx.array, *_: object, **__: object) -> mx.array:
-        return hidden
+    def __call__(self, *given: mx.array, **named: mx.array) -> mx.array:
+        return given[0] if given else named["inputs"]
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._backbone, name)
+
+
+class _NodeScaledLayer:
+    """A layer that scales its queries by their positions, with one position per node.
+
+    The backbone computes the scales of its call from one position per batch row.
+    """
+
+    def __init__(self, layer: Callable[..., mx.array], rope: Mapping[str, float]) -> None:
+        self._layer = layer
+        self._beta = rope["llama_4_scaling_beta"]
+        self._span = rope["original_max_position_embeddings"]
+
+    def __call__(
+        self, x: mx.array, scale: mx.array, mask: object, cache: AttentionCache | None
+    ) -> mx.array:
+        at = getattr(cache, "offset", 0)
+        if isinstance(at, mx.array) and at.ndim == 2:
+            scale = 1 + self._beta * mx.log(1 + mx.floor(at / self._span))  # [B, N]
+            scale = scale[:, None, :, None].astype(x.dtype)
+        return self._layer(x, scale, mask, cache)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._layer, name)
 
 
 class _LayerRecorder:
@@ -65,6 +104,16 @@ def unsupported(model_type: str, why: str) -> UnsupportedModelError:
     )
 
 
+@contextmanager
+def unsupported_if_failing(model_type: str, what: str) -> Iterator[None]:
+    """Raise UnsupportedModelError if the model, whose own calls work, fails on our caches."""
+    try:
+        yield
+    except _FAILURES as failure:
+        reason = " ".join(f"{type(failure).__name__}: {failure}".split())
+        raise unsupported(model_type, f"it fails on {what} ({reason})") from failure
+
+
 def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
     """Return the name and module of the layers with their norms, without the output layer."""
     for name in _BACKBONE_NAMES:
@@ -74,17 +123,21 @@ def find_backbone(model: nn.Module, model_type: str) -> tuple[str, nn.Module]:
     raise unsupported(model_type, "its layers are not a module apart from its output layer")
 
 
-def check_cache(model: nn.Module, model_type: str) -> None:
-    """Raise UnsupportedModelError unless all layers use plain key/value caches."""
-    kinds = {type(c) for c in make_prompt_cache(model)}
-    args = getattr(model, "args", None)
-    latent = getattr(args, "kv_lora_rank", None)
-    what = sorted(k.__name__ for k in kinds - {KVCache})
-    if latent or what:
-        state = "latent attention (MLA)" if latent else " and ".join(what)
+def check_cache(model: nn.Module, model_type: str) -> tuple[int, set[int]]:
+    """Return the number of the model's key/value caches, and the sizes of its sliding windows.
+
+    Raises UnsupportedModelError for layers that keep anything else.
+    """
+    if not hasattr(model, "layers"):
+        raise unsupported(model_type, "its language model has no list of layers")
+    caches = make_prompt_cache(model)
+    others = {type(c).__name__ for c in caches if type(c) not in (KVCache, RotatingKVCache)}
+    if others:
         raise unsupported(
-            model_type, f"it keeps {state}, and only plain key/value caches can hold a tree"
+            model_type,
+            f"it keeps {' and '.join(sorted(others))}, and only key/value caches can hold a tree",
         )
+    return len(caches), {c.max_size for c in caches if type(c) is RotatingKVCache}
 
 
 def _layers_name(backbone: nn.Module) -> str:
@@ -110,16 +163,28 @@ def recording(
         layers[i] = recorder
     setattr(view, _layers_name(view), layers)
 
-    def call(tokens: mx.array, cache: Sequence[object]) -> tuple[list[mx.array], mx.array]:
+    def call(tokens: mx.array, cache: Sequence[object] | None) -> tuple[list[mx.array], mx.array]:
         out: mx.array = view(tokens, cache=cache)
         return [recorder.take() for recorder in recorders], out
 
     return call
 
 
+def scale_by_node(backbone: nn.Module) -> None:
+    """Let layers that scale queries by position, as Ministral 3's do, take node positions."""
+    layers = backbone.get(_layers_name(backbone)) or ()  # None if another rank holds it
+    kinds = {type(layer) for layer in layers if layer is not None}
+    if any("attn_scale" in signature(kind.__call__).parameters for kind in kinds):
+        rope = backbone.args.rope_parameters
+        scaled = [None if layer is None else _NodeScaledLayer(layer, rope) for layer in layers]
+        setattr(backbone, _layers_name(backbone), scaled)
+
+
 def find_head(model: nn.Module) -> nn.Module | None:
     """Return the output layer, None if it is tied to the embedding."""
-    return next((head for name in _HEAD_NAMES if (head := model.get(name)) is not None), None)
+    backbones = [model[name] for name in _BACKBONE_NAMES if isinstance(model.get(name), nn.Module)]
+    places = [(model, name) for name in _HEAD_NAMES] + [(b, _INNER_HEAD) for b in backbones]
+    return next((head for module, name in places if (head := module.get(name)) is not None), None)
 
 
 def find_embedding(backbone: nn.Module, model_type: str) -> nn.Module:
@@ -140,8 +205,10 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
 
     def visit(value: object, name: str) -> object:
         if isinstance(value, nn.Module):
-            if name in _ROPE_NAMES and isinstance(value, _ROPE_TYPES):
+            if name in _ROPE_NAMES and type(value).__name__ in _ROPE_TYPES:
                 return rotations.wrap(value)
+            if name in _ROPE_NAMES and type(value).__name__ != "NoPE":
+                rotations.others.add(type(value).__name__)
             if id(value) not in copies:
                 clone = copies[id(value)] = copy.copy(value)
                 for key, child in list(value.items()):
@@ -156,6 +223,12 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
     clone = visit(module, "")
     assert isinstance(clone, nn.Module)
     return clone, rotations
+
+
+def without_head(backbone: nn.Module) -> None:
+    """Let the backbone return hidden states if its output layer is in it."""
+    if _INNER_HEAD in backbone:
+        backbone[_INNER_HEAD] = nn.Identity()
 
 
 def restricted_to(layer: nn.Module, tokens: mx.array | None) -> nn.Module:
@@ -176,6 +249,8 @@ def head_of(model: nn.Module, model_type: str, tokens: mx.array | None = None) -
     The model's own code applies its scaling and soft caps to the logits.
     """
     name, backbone = find_backbone(model, model_type)
+    if _INNER_HEAD in backbone:
+        return restricted_to(backbone[_INNER_HEAD], tokens)
     backbone = copy.copy(backbone)
     embedding = find_embedding(backbone, model_type)
     for key, child in list(backbone.items()):

@@ -76,6 +76,11 @@ class TreeCache:
     def plan(self, plan: PromptSpan | TreePlan) -> None:
         self._call.plan = plan
 
+    @property
+    def windows(self) -> set[int]:
+        """Sizes of the sliding windows that calls asked masks for."""
+        return self._call.windows
+
     def plan_prompt(self, start: int, count: int) -> None:
         """Plan a call that appends `count` prompt tokens at slot `start`."""
         assert self.pending is None, "flush() first"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import mlx.core as mx
+from mlx_lm.models.base import create_causal_mask
 
-from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.target.cache_slots import gather_slots, with_capacity, write_slots
+from redrafter_mlx.target.masks import windowed
 
 
 class AttentionCache(Protocol):
@@ -78,9 +79,13 @@ LayerBuffers = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array
 @dataclass
 class NextCall:
     """The plan of the next call, shared by all layers. (If layers referred to their cache instead,
-    only the garbage collector would free it, some time later.)"""
+    only the garbage collector would free it, some time later.)
+
+    windows: sizes of sliding windows that the model asked masks for
+    """
 
     plan: PromptSpan | TreePlan
+    windows: set[int] = field(default_factory=set)
 
 
 class LayerCache:
@@ -108,17 +113,24 @@ class LayerCache:
     def make_mask(
         self, n: int, return_array: bool = False, window_size: int | None = None
     ) -> mx.array | str | None:
-        """Return the mask of this call, as mlx-lm's `create_attention_mask` expects it."""
-        if window_size is not None:
-            raise UnsupportedModelError("sliding-window attention cannot verify a tree of drafts")
+        """Return the mask of this call, as mlx-lm's `create_attention_mask` expects it.
+
+        In a sliding window, a query row sees the newest `window_size` positions up to its own. All
+        slots are kept, so a prefix of the text is valid for layers with windows too.
+        """
         plan = self._call.plan
+        end = plan.extent if isinstance(plan, TreePlan) else plan.start + n
+        if window_size is not None:
+            self._call.windows.add(window_size)
+            if end <= window_size:
+                window_size = None
         if isinstance(plan, TreePlan):
-            return plan.mask
-        if n == 1:
+            return plan.mask if window_size is None else windowed(plan.mask, window_size)
+        if n == 1 and window_size is None:
             return None
-        if return_array:
-            query = mx.arange(plan.start, plan.start + n)[:, None]
-            return query >= mx.arange(plan.start + n)[None]
+        if return_array or window_size is not None:
+            mask: mx.array = create_causal_mask(n, plan.start, window_size=window_size)
+            return mask
         return "causal"
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:

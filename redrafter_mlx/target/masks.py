@@ -30,6 +30,22 @@ def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.arr
     return ((column < 0)[:, None, :] | (inside[:, None, :] & in_tree))[:, None]
 
 
+def windowed(mask: mx.array, size: int) -> mx.array:
+    """Restrict each node's mask to the newest `size` positions, its own included.
+
+    The slots that a node may attend to hold the positions up to its own, in order, so they are
+    counted from the right. The nodes above, in windows of 3 and of 2:
+
+        1 1     1 0 0     0 1     1 0 0
+        0 1     1 1 0     0 0     1 1 0
+        0 1     1 0 1     0 0     1 0 1
+
+    Shapes:
+      mask: [..., extent] bool, True = may attend
+    """
+    return mask & (mx.cumsum(mask.astype(mx.int32), axis=-1, reverse=True) <= size)
+
+
 def chain_mask(length: mx.array, nodes: int, extent: int) -> mx.array:
     """Return `attention_mask` [B, 1, N, extent] of a chain: slots up to each node's own."""
     own = length[:, None] + mx.arange(nodes)[None]

@@ -11,7 +11,7 @@ shares every array.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import mlx.core as mx
@@ -30,14 +30,15 @@ from redrafter_mlx.target.adapter import (
     layers_of,
     recording,
     restricted_to,
+    scale_by_node,
     unsupported,
+    unsupported_if_failing,
     with_node_positions,
+    without_head,
 )
 from redrafter_mlx.target.compiled import TreeCall
 from redrafter_mlx.target.kv_cache import TreeCache
-
-PREFILL_CHUNK = 2048
-"""Prompt tokens per call, as in mlx-lm."""
+from redrafter_mlx.target.row_masks import Backbone, takes_row_masks, with_grouped_masks
 
 
 class Target:
@@ -53,6 +54,7 @@ class Target:
     plain:       the same, for mlx-lm's own loops on its own caches
     dtype:       of the hidden states
     embedding:   the target's own token embedding, which the drafter reads
+    row_masks:   whether a call may have a mask for each batch row
     builds_ahead: whether a call may be built and dropped
     """
 
@@ -61,29 +63,35 @@ class Target:
         whole = cast(nn.Module, getattr(model, "language_model", model))
         self.model_type = str(getattr(whole, "model_type", type(whole).__module__))
         _, backbone = find_backbone(whole, self.model_type)
-        check_cache(whole, self.model_type)
-        view, rotations = with_node_positions(backbone)
-        layers = len(make_prompt_cache(whole))
-        if rotations.count < layers:
-            without = layers - rotations.count
+        self.n_layers, windows = check_cache(whole, self.model_type)
+        view, self._rotations = with_node_positions(backbone)
+        others = self._rotations.others
+        if others or not self._rotations.count:
+            have = f"embeddings of type {' and '.join(sorted(others))}" if others else "none"
             raise unsupported(
                 self.model_type,
-                f"{without} of its {layers} layers have no rotary embedding that takes positions",
+                f"it needs rotary embeddings that take node positions, and has {have}",
             )
+        without_head(view)
+        scale_by_node(view)
         #: Held while a step is built, submitted and read: callers take turns step by step.
         self.lock = ModelLock()
-        self.n_layers, self.builds_ahead = layers, True
+        self.builds_ahead = True
         self.model = self.plain = whole
-        self._backbone, self._rotations = view, rotations
+        self._backbone = view
         self._head = head_of(whole, self.model_type)
         self.context_layers: tuple[int, ...] = ()
-        self._read: Callable[..., mx.array] = rotations.sharing(view)
-        self._tree_call = TreeCall(self._read, self._head)
         self.embedding = find_embedding(backbone, self.model_type)
         sample = self.embedding(mx.array([[0]]))
         self.dtype: mx.Dtype = sample.dtype
         self.hidden_size = int(sample.shape[-1])
+        self._check_call(windows)
         self.vocab_size = int(self._head(sample).shape[-1])
+        grouped = with_grouped_masks(view)
+        self._grouped = not takes_row_masks(view, self.n_layers)
+        self.row_masks = not self._grouped or takes_row_masks(grouped, self.n_layers)
+        self._read: Backbone = self._callable(view)
+        self._tree_call = TreeCall(self._read, self._head)
 
     def reading(self, layers: Sequence[int]) -> Target:
         """Return the same model with hidden states that include the inputs of these layers.
@@ -100,7 +108,7 @@ class Target:
         self._check_layers(layers)
         view = copy.copy(self)
         view.context_layers = tuple(layers)
-        view._read = self._rotations.sharing(self._backbone)
+        view._read = self._callable(self._backbone)
         head, size = (
             self._head,
             self.hidden_size,
@@ -108,11 +116,11 @@ class Target:
         if layers:
             record = recording(self._backbone, layers, self.model_type)
 
-            def read(tokens: mx.array, cache: Sequence[object]) -> mx.array:
+            def read(tokens: mx.array, cache: Sequence[object] | None) -> mx.array:
                 seen, out = record(tokens, cache)
                 return mx.concatenate([*seen, out], axis=-1)
 
-            view._read = self._rotations.sharing(read)
+            view._read = self._callable(read)
         view._tree_call = TreeCall(view._read, lambda context: head(context[..., -size:]))
         return view
 
@@ -120,11 +128,6 @@ class Target:
     def context_size(self) -> int:
         """C, the size of the hidden states."""
         return self.hidden_size * (len(self.context_layers) + 1)
-
-    @property
-    def graphs(self) -> Sized:
-        """The compiled graphs of calls on trees."""
-        return self._tree_call.graphs
 
     @property
     def compiled(self) -> int:
@@ -138,28 +141,6 @@ class Target:
         """Append prompt tokens [B, P] at position `start`; return hidden states [B, P, C]."""
         cache.plan_prompt(start, tokens.shape[1])
         return self.hidden(tokens, cache.layers)
-
-    def prefill(self, tokens: mx.array, cache: TreeCache, start: int, last: list[int]) -> mx.array:
-        """Append prompt tokens [B, P] at position `start`; return hidden states at `last[b]`.
-
-        Works in chunks of PREFILL_CHUNK tokens. Each chunk is evaluated before the next one starts,
-        so that memory stays bounded.
-
-        Returns:
-          [B, 1, C]
-        """
-        context: dict[int, mx.array] = {}
-        for at in range(0, tokens.shape[1], PREFILL_CHUNK):
-            chunk = tokens[:, at : at + PREFILL_CHUNK]
-            hidden = self.append(chunk, cache, start + at)
-            for b, position in enumerate(last):
-                if at <= position < at + chunk.shape[1]:
-                    context[b] = hidden[b, position - at]
-            mx.async_eval(*cache.buffers, *context.values())
-            if at + PREFILL_CHUNK < tokens.shape[1]:
-                mx.eval(cache.buffers)
-                mx.clear_cache()
-        return mx.stack([context[b] for b in range(len(last))])[:, None]
 
     def verify(
         self,
@@ -186,8 +167,8 @@ class Target:
         return self._tree_call(tokens, cache, compiled)
 
     def hidden(self, tokens: mx.array, cache: Sequence[object]) -> mx.array:
-        """Return hidden states [B, N, C] of a plain call on mlx-lm's own caches, one per layer."""
-        return self._read(tokens, cache=cache)
+        """Return hidden states [B, N, C] of a call on one cache per layer; each may be None."""
+        return self._read(tokens, cache=None if cache[0] is None else cache)
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Apply the model's own head, with scaling and soft caps, to hidden states [B, N, C]."""
@@ -212,6 +193,32 @@ class Target:
             return restricted_to(layer, tokens)
         shared: Callable[[mx.array], mx.array] = restricted_to(self.embedding, tokens).as_linear
         return shared
+
+    def _callable(self, read: Backbone) -> Backbone:
+        """Return the backbone with shared cosines and row masks in the form that it takes."""
+        return self._rotations.sharing(with_grouped_masks(read) if self._grouped else read)
+
+    def _check_call(self, windows: set[int]) -> None:
+        """Raise UnsupportedModelError for a backbone that returns or masks something else.
+
+        The model is called, but nothing is computed.
+
+        windows: sizes of the sliding windows that the model's own caches hold
+        """
+        tokens, cache = mx.array([[0, 0]]), TreeCache(self.n_layers)
+        self._backbone(tokens, cache=make_prompt_cache(self.model))
+        cache.plan_prompt(0, 2)
+        with unsupported_if_failing(self.model_type, "our caches"):
+            hidden = self._backbone(tokens, cache=cache.layers)
+        if hidden.shape[-1] != self.hidden_size:
+            raise unsupported(
+                self.model_type, "its output layer is not apart from the module of its layers"
+            )
+        if not windows <= cache.windows:
+            raise unsupported(
+                self.model_type,
+                f"its caches hold {sorted(windows)} positions, its masks {sorted(cache.windows)}",
+            )
 
     def _check_layers(self, indices: Sequence[int]) -> None:
         """Raise MismatchError, naming the layer, for one that the model does not have."""

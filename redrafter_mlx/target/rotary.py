@@ -39,11 +39,13 @@ class _CosSin(NamedTuple):
 class Rotations:
     """The rotary embeddings of one network.
 
-    count: number of rotary embeddings
+    count:  number of rotary embeddings
+    others: type names of embeddings that take no node positions
     """
 
     def __init__(self) -> None:
         self.count = 0
+        self.others: set[str] = set()
         self._cos_sins: dict[Hashable, _CosSin] | None = None  # None if no call shares them
 
     def wrap(self, rope: nn.Module) -> NodeRope:

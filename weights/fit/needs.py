@@ -24,6 +24,9 @@ _WORK = 500_000_000
 
 _SMALLER = "take a smaller model"
 
+FOUR_BITS = 4.5 / 16
+"""Size under `--quantize 4`, with scales and biases, as a share of that in 16 bits."""
+
 
 @dataclass(frozen=True)
 class Need:
@@ -105,19 +108,47 @@ def check_download(name: str, stored: StoredModel, machine: Machine) -> str | No
     return f"{room}; {here}" + (f", or {instead}" if instead else "")
 
 
-def check_load(name: str, path: Path, nbytes: int, machine: Machine) -> None:
-    """Raise TooLargeError, with what fits instead, if weights of `nbytes` are too large."""
+def check_listing(
+    name: str, config: Path, sizes: Mapping[str, int], machine: Machine
+) -> str | None:
+    """`check_download` for a repository, by its configuration and file sizes.
+
+    Of a mixture of experts only the bytes of its files are known.
+    """
+    described = read_object(config)
+    nbytes = sum(sizes[file] for file in weight_names([*sizes]))
+    stored = of_config(described, nbytes)
+    if stored is not None:
+        return check_download(name, stored, machine)
+    if nbytes <= machine.working_set:
+        return None
+    quantised = any(described.get(key) for key in ("quantization", "quantization_config"))
+    least = nbytes if quantised else round(nbytes * FOUR_BITS)
+    text = f"{_too_large(name, nbytes, machine)}; "
+    if least > machine.working_set:
+        raise TooLargeError(text + (_instead(name, machine, any_model=True) or _SMALLER))
+    return f"{text}load it with --quantize 4 ({human_size(least)})"
+
+
+def check_load(
+    name: str, path: Path, nbytes: int, machine: Machine, *, shared: bool = False
+) -> None:
+    """Raise TooLargeError, with what fits instead, if weights of `nbytes` are too large.
+
+    shared: whether they are this rank's share of the weights
+    """
     if nbytes <= machine.working_set:
         return
-    stored = stored_model(path)
-    ways = [] if stored is None else needs(stored, machine, context=0, drafter=0)
+    if shared:
+        raise TooLargeError(f"{_too_large(name, nbytes, machine)}; start more ranks")
+    stored, ways = stored_model(path), []
+    if stored is not None:  # first what `check_download` proposes
+        short = needs(stored, machine, context=0, drafter=0)
+        ways = [*needs(stored, machine), *reversed(short)]
     fitting = [way for way in ways if way.quantize is not None and way.fits(machine)]
     other = _instead(name, machine, any_model=True)
     remedy = f"load it with {fitting[0].option}" if fitting else other
-    raise TooLargeError(
-        f"the weights of {name} take {human_size(nbytes)} and models may take "
-        f"{human_size(machine.working_set)} here; {remedy or _SMALLER}"
-    )
+    raise TooLargeError(f"{_too_large(name, nbytes, machine)}; {remedy or _SMALLER}")
 
 
 def stored_model(path: Path) -> StoredModel | None:
@@ -128,14 +159,16 @@ def stored_model(path: Path) -> StoredModel | None:
     return of_config(config, bytes_below(path, follow_links=True))
 
 
-def listed_model(config: Path, sizes: Mapping[str, int]) -> StoredModel | None:
-    """Return the sizes of a repository's model, from its configuration and file sizes."""
-    return of_config(read_object(config), sum(sizes[name] for name in weight_names([*sizes])))
-
-
 def drafter_bytes(model: str) -> int | None:
-    """Return the size of a model's best published drafter of known size; None if there is none."""
-    return next((one.size for one in known_drafters(model) if one.size is not None), None)
+    """Return the memory of a model's best published drafter; None if it is unknown."""
+    return next((one.in_memory for one in known_drafters(model)), None)
+
+
+def _too_large(name: str, nbytes: int, machine: Machine) -> str:
+    return (
+        f"the weights of {name} take {human_size(nbytes)} and models may take "
+        f"{human_size(machine.working_set)} here"
+    )
 
 
 def _instead(name: str, machine: Machine, *, any_model: bool) -> str | None:

@@ -142,7 +142,7 @@ def continuations(
       [A, length + 1] int32
     """
     cache, read = target.new_cache(), len(tokens) - 1
-    target.prefill(mx.array([tokens[:-1]]), cache, 0, [0])
+    target.append(mx.array([tokens[:-1]]), cache, 0)
     found = []
     for at in range(0, states.shape[0], _FORKS):
         some = states[at : at + _FORKS]

@@ -274,7 +274,7 @@ class Writer:
         return texts
 
     def _render(self, messages: list[dict[str, str]]) -> list[int]:
-        return render_chat(self.tokenizer, messages)
+        return render_chat(self.tokenizer, messages, thinking=self.options.thinking)
 
     @cached_property
     def _takes_system(self) -> bool:
@@ -289,6 +289,16 @@ class Writer:
     @property
     def _eos(self) -> set[int]:
         return set(self.tokenizer.eos_token_ids)
+
+
+def told_to_think(tokenizer: TokenizerWrapper, options: WritingOptions) -> bool | None:
+    """Return `options.thinking`, or None if a chat template renders the same without it."""
+    asked = [{"role": "user", "content": "?"}]
+    try:
+        told = render_chat(tokenizer, asked, thinking=options.thinking)
+        return None if told == render_chat(tokenizer, asked) else options.thinking
+    except BadInputError:  # the texts are left out, with this reason
+        return None
 
 
 def _count_in_share(block: int, share: float) -> int:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.prompt import visible_token
+from redrafter_mlx.engine.request import Request
 from redrafter_mlx.server.answering import Emitted, Prefill, Wanted
 from redrafter_mlx.server.api_error import blamed_on
 from redrafter_mlx.server.hosting import Hosted
@@ -122,7 +123,7 @@ class Reply(ABC):
     def _usage(self) -> Json:
         # A prompt counts once, however many answers it has; for the second answer it is cached.
         pairs = list(zip(self.wanted, self.records, strict=True))
-        first = {one.prompt: record.last for one, record in reversed(pairs)}
+        first = {one.request.prompt: record.last for one, record in reversed(pairs)}
         completion = sum(record.last.generation_tokens for record in self.records)
         prompt = sum(map(len, first))
         return {
@@ -165,7 +166,8 @@ class Reply(ABC):
             options = asked.options(number, room, alternatives is not None)
             with blamed_on("logit_bias"):  # other options were checked with the request
                 options = model.chosen_options(options, {})
-            wanted.append(Wanted(prompt, options, constraint(), alternatives or 0, continues))
+            request = Request(prompt, options, constraint(), continues=continues)
+            wanted.append(Wanted(request, alternatives or 0))
         return wanted
 
     def _token_text(self, token: int) -> str:

@@ -60,16 +60,25 @@ def corpus_key(
     writing: WritingOptions,
     given: Given,
     labels: tuple[Labels, int] | None,
+    thinking: bool | None = None,
 ) -> str:
-    """Return a key for the corpus that these would make; `contents` as of `contents_of`."""
+    """Return a key for the corpus that these would make.
+
+    contents: as of `contents_of`
+    thinking: as of `told_to_think`; the key depends on it only where the texts do
+    """
+    options = asdict(writing)
+    del options["thinking"]
     key: dict[str, object] = {
         "format": FORMAT,
         "target": contents,
         "dtype": dtype,
-        "writing": asdict(writing),
+        "writing": options,
         "conversations": [asdict(conversation) for conversation in given.conversations],
         "labels": labels,
     }
+    if thinking is not None:
+        key["thinking"] = thinking
     if given.exclude.runs:  # they change the prompts that the target writes
         key["reserved"] = sorted(given.exclude.runs)
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]

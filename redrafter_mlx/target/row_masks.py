@@ -1,0 +1,61 @@
+"""Masks for batch rows of different length, in the form that a model's attention takes.
+
+Fused attention takes masks [B, 1, N, T]. Attention without a fused kernel, such as Gemma 2's,
+groups the query heads by key head, and adds its mask to scores [B, K, H / K, N, T].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import mlx.core as mx
+
+from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.layer_cache import TreePlan
+
+_ROWS = 1009
+"""Larger than the other axes of a model, and a prime: a mask of the wrong form does not fit by
+chance."""
+
+
+class Backbone(Protocol):
+    """The layers with their norms: tokens [B, N] and one cache per layer -> [B, N, D]."""
+
+    def __call__(self, tokens: mx.array, cache: Sequence[object] | None) -> mx.array: ...
+
+
+class _GroupedMasks:
+    """A layer's cache whose row masks are [B, 1, 1, N, T]."""
+
+    def __init__(self, cache: object) -> None:
+        self._cache = cache
+
+    def make_mask(self, *given: object, **named: object) -> object:
+        mask = self._cache.make_mask(*given, **named)  # type: ignore[attr-defined]
+        rows = isinstance(mask, mx.array) and mask.ndim == 4
+        return mask[:, :, None] if rows else mask
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._cache, name)
+
+
+def with_grouped_masks(read: Backbone) -> Backbone:
+    """Return the backbone with row masks [B, 1, 1, N, T], on any caches."""
+
+    def grouped(tokens: mx.array, cache: Sequence[object] | None) -> mx.array:
+        return read(tokens, cache=None if cache is None else [_GroupedMasks(c) for c in cache])
+
+    return grouped
+
+
+def takes_row_masks(read: Backbone, n_layers: int) -> bool:
+    """Return whether the backbone takes a mask for each batch row. Nothing is computed."""
+    cache = TreeCache(n_layers)
+    zeros, mask = mx.zeros((_ROWS,), mx.int32), mx.ones((_ROWS, 1, 2, 4), mx.bool_)
+    cache.plan = TreePlan(zeros, mask, zeros, None, extent=4, capacity=4, keep=False)
+    try:
+        read(mx.zeros((_ROWS, 2), mx.int32), cache=cache.layers)
+    except ValueError:  # MLX cannot broadcast the mask to the scores
+        return False
+    return True

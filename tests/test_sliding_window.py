@@ -1,0 +1,204 @@
+"""Models whose layers see a sliding window of the text, against mlx-lm's own rotating cache."""
+
+from __future__ import annotations
+
+import importlib
+from typing import cast
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+import pytest
+from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
+from test_batch import Decoded
+from test_draft_model import drafter_for
+from test_target import assert_tree_equals_sequences
+from tiny import VOCAB, byte_tokenizer, plain_tokens, random_model
+
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.batch import Batch, decode
+from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.prefix_cache import PrefixCache
+from redrafter_mlx.decoding.row import FixedShape
+from redrafter_mlx.decoding.step_result import StepResult
+from redrafter_mlx.distill.corpus.reader import continuations
+from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.drafting.prompt_lookup import Lookup
+from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target import layer_cache
+from redrafter_mlx.target.masks import windowed
+from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.tree_check import check_trees
+
+WINDOW = 8
+GREEDY = SamplingParams()
+SHAPE = BeamShape(3, 4)
+PROMPTS = [[(7 * i + 3) % 90 for i in range(n)] for n in (21, 5, 13)]
+BOTH = ["sliding_attention", "full_attention"]
+MINISTRAL_ROPE = {
+    "rope_theta": 10000.0, "rope_type": "default", "llama_4_scaling_beta": 0.5,
+    "original_max_position_embeddings": 6,
+}  # fmt: skip
+
+SLIDING: dict[str, dict[str, object]] = {
+    "gemma3_text": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2},
+    "gemma4_text": {"head_dim": 8, "global_head_dim": 16, "num_hidden_layers": 4,
+                    "num_kv_shared_layers": 2, "layer_types": 2 * BOTH,
+                    "num_global_key_value_heads": 2, "hidden_size_per_layer_input": 4,
+                    "vocab_size_per_layer_input": VOCAB, "tie_word_embeddings": True},
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "olmo3": {"layer_types": BOTH},
+    "cohere2": {"head_dim": 8, "sliding_window_pattern": 2, "logit_scale": 0.5},
+    "exaone4": {"head_dim": 8, "sliding_window_pattern": "LG", "rope_scaling": None,
+                "tie_word_embeddings": True},
+    "ministral3": {"layer_types": BOTH, "rope_parameters": MINISTRAL_ROPE},
+    "llama": {"layer_types": BOTH[::-1]},
+}  # fmt: skip
+
+
+def sliding_model(name: str, seed: int = 3, **changes: object) -> nn.Module:
+    given = {"sliding_window": WINDOW, **SLIDING[name], **changes}
+    return random_model(name, seed, **given)
+
+
+def decoded(decoder: Decoder, prompt: list[int], n: int) -> tuple[list[int], list[StepResult]]:
+    emitted: list[int] = []
+
+    def finished(result: StepResult) -> bool:
+        emitted.extend(result.tokens)
+        return len(emitted) >= n
+
+    cache = decoder.new_cache()
+    results = list(decode(decoder, cache, 0, prompt, sequence_keys(0), finished))
+    return emitted[:n], results
+
+
+def test_a_window_lets_nodes_see_the_newest_positions_of_their_path() -> None:
+    """The drawing in `windowed`."""
+    mask = mx.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]).astype(mx.bool_)
+    for size, drawing in (
+        (3, [[1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 0, 1]]),
+        (2, [[0, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 1, 0, 1]]),
+    ):
+        assert windowed(mask, size).astype(mx.int32).tolist() == drawing
+
+
+@pytest.mark.parametrize("name", SLIDING)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_tree_logits_equal_sequential_logits(name: str, batch: int) -> None:
+    """The second prompt is shorter than the window."""
+    assert_tree_equals_sequences(sliding_model(name), batch, 1e-4, PROMPTS)
+
+
+@pytest.mark.parametrize("name", SLIDING)
+@pytest.mark.parametrize("shape", [PLAIN, SHAPE])
+def test_tokens_equal_autoregression(name: str, shape: BeamShape) -> None:
+    model = sliding_model(name)
+    assert any(isinstance(c, RotatingKVCache) for c in make_prompt_cache(model))
+    for prompt in PROMPTS[:2]:
+        text = prompt + plain_tokens(model, prompt, 70)
+        decoder = Decoder(Target(model), Oracle(text, VOCAB), shape, GREEDY)
+        emitted, results = decoded(decoder, prompt, 60)
+        assert emitted == text[len(prompt) :][:60]
+        assert max(len(r.tokens) for r in results) == shape.length
+
+
+@pytest.mark.parametrize("name", ["gemma3_text", "gpt_oss", "ministral3"])
+def test_rows_of_different_length_are_decoded_as_if_alone(name: str) -> None:
+    model = sliding_model(name)
+    decoder = Decoder(Target(model), None, SHAPE, GREEDY, lookup=Lookup(1))
+    rows = [Decoded(prompt, 40) for prompt in PROMPTS]
+    batch = Batch(decoder, FixedShape(SHAPE))
+    for row in rows:
+        row.join(batch, decoder)
+        batch.advance()
+    while batch.rows:
+        batch.advance()
+    for row in rows:
+        assert row.emitted[:40] == plain_tokens(model, row.prompt, 40)
+
+
+def test_prompts_read_in_chunks_give_the_same_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = sliding_model("gemma3_text")
+    decoder = Decoder(Target(model), None, PLAIN, GREEDY)
+    for chunk in (1, 5, WINDOW, 13):
+        monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", chunk)
+        assert decoded(decoder, PROMPTS[0], 5)[0] == plain_tokens(model, PROMPTS[0], 5)
+
+
+def test_a_prefix_is_valid_however_long_the_text_after_it_was() -> None:
+    """mlx-lm's rotating cache has overwritten the end of such a prefix."""
+    model = sliding_model("gemma3_text")
+    decoder = Decoder(Target(model), None, PLAIN, GREEDY)
+    texts, text = PrefixCache(10**9), [i % VOCAB for i in range(1, 41)]
+    cache = decoder.new_cache()
+    mx.eval(decoder.target.append(mx.array([text]), cache.target, 0))
+    texts.keep(cache, text, None)
+    for shared in (40, 12, 5):
+        prompt = [*text[:shared], 9]
+        found = texts.take(prompt, None)
+        assert found is not None
+        assert found[1] == shared
+        row = Decoded(prompt, 20)
+        for _ in decode(decoder, *found, prompt, sequence_keys(0), row.finished):
+            pass
+        assert row.emitted == plain_tokens(model, prompt, 20)
+
+
+def test_a_session_goes_on_from_the_text_that_it_kept() -> None:
+    model = sliding_model("gemma3_text", vocab_size=258)
+    redrafter, fresh = (Redrafter(model, byte_tokenizer(), "lookup") for _ in range(2))
+    session = redrafter.session()
+    for _ in range(3):
+        said = "".join(r.text for r in session.stream("abc abc abc", max_tokens=20))
+        history = session.messages[:-1]
+        assert said == fresh.generate(history, max_tokens=20, cache_prompt=False, draft=False).text
+
+
+def test_a_draft_model_with_windows_drafts_the_tokens_of_its_own() -> None:
+    model = sliding_model("gemma3_text")
+    target = Target(model)
+    decoder = Decoder(target, drafter_for(target, model), BeamShape(1, 4), GREEDY)
+    emitted, results = decoded(decoder, PROMPTS[0], 40)
+    assert emitted == plain_tokens(model, PROMPTS[0], 40)
+    assert all(len(r.tokens) == 4 for r in results[1:])
+
+
+def test_forks_of_a_text_continue_it_as_sequences() -> None:
+    model = sliding_model("olmo3")
+    target, (tokens, *_), first = Target(model), PROMPTS, 4
+    states = target.hidden(mx.array([tokens[:-1]]), [None] * target.n_layers)[0, first - 1 :]
+    got = continuations(target, tokens, states, first, length=9)
+    want = [plain_tokens(model, tokens[: first + j], 10) for j in range(len(tokens) - first)]
+    assert got.tolist() == want
+
+
+@pytest.mark.parametrize("name", SLIDING)
+def test_the_check_at_loading_sees_beyond_a_short_window(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check_trees(Target(sliding_model(name))) < 1e-3
+    monkeypatch.setattr(layer_cache, "windowed", lambda mask, _: mask)
+    with pytest.raises(UnsupportedModelError, match=f"{name}.*a tree's logits"):
+        check_trees(Target(sliding_model(name)))
+
+
+def test_masks_of_another_window_than_the_caches_hold_are_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"hold \[8\] positions, its masks \[9\]"):
+        Target(random_model("plamo3", sliding_window=8, head_dim=8, sliding_window_pattern=2))
+
+
+def test_the_text_of_a_model_that_also_reads_pictures_is_drafted_for() -> None:
+    text = sliding_model("gemma3_text")
+    module = importlib.import_module("mlx_lm.models.gemma3")
+    config = {**vars(cast(nn.Module, text).args)}
+    whole = module.Model(
+        module.ModelArgs(model_type="gemma3", text_config=config, vocab_size=VOCAB)
+    )
+    whole.language_model.update(text.parameters())
+    target = Target(whole)
+    hidden = target.append(mx.array([PROMPTS[0]]), target.new_cache(), 0)
+    want = whole(mx.array([PROMPTS[0]]))
+    np.testing.assert_allclose(target.logits(hidden), want, rtol=1e-4, atol=1e-4)
