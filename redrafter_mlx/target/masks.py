@@ -34,7 +34,7 @@ def windowed(mask: mx.array, size: int) -> mx.array:
     """Restrict each node's mask to the newest `size` positions, its own included.
 
     The slots that a node may attend to hold the positions up to its own, in order, so they are
-    counted from the right. The nodes above, in windows of 3 and of 2:
+    counted from the right. The nodes of `attention_mask`, in windows of 3 and of 2:
 
         1 1     1 0 0     0 1     1 0 0
         0 1     1 1 0     0 0     1 1 0
