@@ -16,7 +16,7 @@ import redrafter_mlx  # noqa: F401  # the optimised BLAS comes before MLX
 
 import mlx.core as mx  # isort: skip
 import mlx.nn as nn
-from tiny import byte_model, byte_tokenizer, random_drafter, random_model
+from tiny import byte_model, byte_tokenizer, random_drafter, random_model, tiny_source
 
 from redrafter_mlx.bench.measure.batches import BatchRunner
 from redrafter_mlx.bench.measure.methods import Method
@@ -40,7 +40,6 @@ from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.runtime.launched import wait_for_loss
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams, pack_beam
-from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.verification import verify
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
@@ -223,7 +222,7 @@ SUMS = Sums(float(os.environ.get("NOISE", "0")))
 
 def corpus(folder: Path, ranks: Ranks | None = None) -> None:
     """Write a small corpus: answers to the user's prompts and to the target's own."""
-    source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+    source = tiny_source()
     prompts = tuple(Conversation((f"Question {i}?",)) for i in range(12))
     writing = WritingOptions(own_share=0.25, batch=6, max_answer_tokens=12)
     job = CorpusJob(TrainingJob("tiny", Path("out"), writing=writing), prompts, folder)

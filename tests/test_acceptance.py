@@ -10,9 +10,10 @@ from collections.abc import Callable
 import mlx.core as mx
 import numpy as np
 import pytest
+from decoding import run
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
-from test_decode import SHAPES, counted_reads, run
+from test_decode import SHAPES, counted_reads
 from test_tree import pack, random_beams
 from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 

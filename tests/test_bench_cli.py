@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny import byte_model, byte_tokenizer, random_drafter
+from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
 from redrafter_mlx.bench.measure.methods import Method, Run, Runner
 from redrafter_mlx.cli import main, options
@@ -16,13 +16,12 @@ from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.loading.target import LoadedTarget
-from redrafter_mlx.target.source import TargetSource
 
 QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0"]
 SHAPES = ["--beam-width", "1..2", "--beam-length", "3"]
 
 
-SOURCE = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+SOURCE = tiny_source()
 
 
 class Loader:

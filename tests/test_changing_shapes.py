@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 import pytest
-from policies import decode_with
+from decoding import run
 from simulated import accepted_by_shape
 from test_decode import counted_reads
 from test_lossless import N_TOKENS, PROMPT, ROWS, V, exact_joint, tiny_target
@@ -18,7 +18,7 @@ from tiny import plain_tokens, random_drafter, random_model
 from redrafter_mlx.config import PLAIN, AcceptMethod, BeamShape, SamplingParams
 from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.row import FixedShape, Row
+from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
@@ -74,21 +74,6 @@ class Scripted:
         return CopyPlan(copies, shape, joined, draft_after=self._rng.random() < 0.8)
 
 
-def run(
-    decoder: Decoder, prompt: list[int], n: int, shapes: Scripted | None, seed: int = 0
-) -> tuple[list[int], list[StepResult]]:
-    emitted: list[int] = []
-
-    def finished(result: StepResult) -> bool:
-        emitted.extend(result.tokens)
-        return len(emitted) >= n
-
-    cache = decoder.new_cache()
-    policy = shapes or FixedShape(decoder.shape)
-    results = list(decode_with(policy, decoder, cache, prompt, finished, seed))
-    return emitted[:n], results
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_tokens_equal_autoregression(seed: int) -> None:
     """Across cache-bucket boundaries, with every accepted length and many changes of shape."""
@@ -97,7 +82,7 @@ def test_tokens_equal_autoregression(seed: int) -> None:
     text = prompt + plain_tokens(model, prompt, 440)
     decoder = Decoder(Target(model), Oracle(text, 97), PLAIN, GREEDY)
     shapes = Scripted(seed)
-    emitted, results = run(decoder, prompt, 400, shapes)
+    emitted, results = run(decoder, prompt, 400, shapes=shapes)
     assert emitted == text[200:600]
     assert {len(r.tokens) for r in results} == {1, 2, 3, 4, 5}
     assert len({r.shape for r in results}) > 15
@@ -107,12 +92,12 @@ def test_tokens_equal_autoregression(seed: int) -> None:
 def test_a_seed_gives_the_same_tokens_whatever_the_shapes(params: SamplingParams) -> None:
     model = random_model(seed=3)
     target = Target(model)
-    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7], 80, None, seed=11)
+    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7], 80, seed=11)
     drafters: list[Drafter] = [Oracle([3, 5, 7, *plain], 97), random_drafter().bind(target)]
     for drafter in drafters:
         for seed in range(2):
             decoder = Decoder(target, drafter, PLAIN, params)
-            emitted, _ = run(decoder, [3, 5, 7], 80, Scripted(seed), seed=11)
+            emitted, _ = run(decoder, [3, 5, 7], 80, seed=11, shapes=Scripted(seed))
             assert emitted == plain
 
 
@@ -121,10 +106,10 @@ def test_penalties_and_copies_follow_every_change() -> None:
     params = SamplingParams(repetition_penalty=1.3, repetition_context=7)
     model = random_model(seed=3)
     target = Target(model)
-    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7, 3, 5], 120, None)
+    plain, _ = run(Decoder(target, None, PLAIN, params), [3, 5, 7, 3, 5], 120)
     for drafter in (None, random_drafter().bind(target)):
         decoder = Decoder(target, drafter, PLAIN, params, lookup=Lookup())
-        emitted, _ = run(decoder, [3, 5, 7, 3, 5], 120, Scripted(1))
+        emitted, _ = run(decoder, [3, 5, 7, 3, 5], 120, shapes=Scripted(1))
         assert emitted == plain
 
 
@@ -134,7 +119,7 @@ def test_results_carry_the_shape_that_they_were_drafted_with() -> None:
     text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 120)]
     shapes = Scripted(0)
     decoder = Decoder(Target(model), Oracle(text, 97), PLAIN, GREEDY)
-    _, results = run(decoder, [3, 5, 7], 100, shapes)
+    _, results = run(decoder, [3, 5, 7], 100, shapes=shapes)
     assert results[0].shape == PLAIN, "the prompt's own"
     assert [r.shape for r in results[1:]] == shapes.chosen[: len(results) - 1]
     # The last result ends the answer, but is reported, too.
@@ -155,7 +140,7 @@ def test_a_change_of_shape_reads_nothing_more() -> None:
     target = Target(random_model())
     decoder = Decoder(target, random_drafter().bind(target), PLAIN, GREEDY)
     with counted_reads() as counts:
-        _, results = run(decoder, [1, 2, 3], 60, Scripted(2))
+        _, results = run(decoder, [1, 2, 3], 60, shapes=Scripted(2))
     assert counts == {"tolist": len(results)}
 
 

@@ -10,6 +10,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from constraints import Rules, phrases
+from decoding import run
 from distributions import sampled_probs
 from mlx_lm.generate import generate_step
 from mlx_lm.sample_utils import make_logits_processors
@@ -57,23 +58,6 @@ def plain(
     return [int(token) for token, _ in steps]
 
 
-def run(
-    decoder: Decoder, prompt: list[int], n: int, rules: Rules, seed: int = 0
-) -> tuple[list[int], list[StepResult]]:
-    emitted: list[int] = []
-
-    def finished(result: StepResult) -> bool:
-        emitted.extend(result.tokens)
-        for token in result.tokens:
-            rules.advance(token)
-        return len(emitted) >= n
-
-    keys = sequence_keys(seed)
-    cache = decoder.new_cache()
-    results = list(decode(decoder, cache, 0, prompt, keys, finished, constraint=rules))
-    return emitted[:n], results
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (1, 4), (3, 4), (4, 3)])
 @pytest.mark.parametrize("looks_up", [False, True])
 @pytest.mark.parametrize("penalty", [1.0, 1.3])
@@ -90,7 +74,7 @@ def test_tokens_equal_mlx_lms_with_the_same_mask(
         SamplingParams(repetition_penalty=penalty),
         lookup=Lookup() if looks_up else None,
     )
-    emitted, results = run(decoder, PROMPT, 60, Rules(rule, VOCAB))
+    emitted, results = run(decoder, PROMPT, 60, rules=Rules(rule, VOCAB))
     assert emitted == want
     assert {len(r.tokens) for r in results} <= set(range(1, shape[1] + 1))
     assert max(len(r.tokens) for r in results) == shape[1]
@@ -104,7 +88,9 @@ def test_a_seed_gives_the_same_text_with_drafts_and_without(shape: tuple[int, in
     texts = []
     for drafts, beams in ((None, BeamShape(1, 1)), (drafter, BeamShape(*shape))):
         decoder = Decoder(target, drafts, beams, params, lookup=Lookup())
-        texts.append([run(decoder, PROMPT, 40, Rules(rule, VOCAB), seed)[0] for seed in range(3)])
+        texts.append(
+            [run(decoder, PROMPT, 40, seed, rules=Rules(rule, VOCAB))[0] for seed in range(3)]
+        )
     assert texts[0] == texts[1]
     assert len({tuple(text) for text in texts[0]}) == 3
 
@@ -117,7 +103,7 @@ def test_forced_tokens_are_drafts_that_hold() -> None:
         return {7 * len(text) % VOCAB} if len(text) % 5 else set(range(VOCAB))
 
     decoder = Decoder(Target(model), None, BeamShape(1, 5), SamplingParams())
-    emitted, results = run(decoder, PROMPT, 50, Rules(rule, VOCAB))
+    emitted, results = run(decoder, PROMPT, 50, rules=Rules(rule, VOCAB))
     assert emitted == plain(model, PROMPT, 50, Rules(rule, VOCAB))
     assert [len(r.tokens) for r in results[1:]] == [5] * 10
 
@@ -128,7 +114,7 @@ def test_a_step_reads_the_tree_and_what_was_accepted_and_nothing_else() -> None:
     decoder = Decoder(target, random_drafter().bind(target), BeamShape(2, 3), SamplingParams())
     rules = Rules(phrases(VOCAB), VOCAB)
     with counted_reads() as counts:
-        _, results = run(decoder, PROMPT, 40, rules)
+        _, results = run(decoder, PROMPT, 40, rules=rules)
     assert rules.masked == len(results)
     assert sum(counts.values()) == 2 * len(results)
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 import pytest
+from decoding import run
 from tiny import plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
@@ -29,20 +30,6 @@ FEW = 16
 """Size of a vocabulary that is small enough for a random drafter to be right sometimes."""
 
 READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__array__", "__index__")
-
-
-def run(
-    decoder: Decoder, prompt: list[int], n: int, seed: int = 0
-) -> tuple[list[int], list[StepResult]]:
-    emitted: list[int] = []
-
-    def finished(result: StepResult) -> bool:
-        emitted.extend(result.tokens)
-        return len(emitted) >= n
-
-    cache = decoder.new_cache()
-    results = list(decode(decoder, cache, 0, prompt, sequence_keys(seed), finished))
-    return emitted[:n], results
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "gemma2", "stablelm"])

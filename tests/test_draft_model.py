@@ -5,24 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import decoding
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx_lm.generate import speculative_generate_step
-from policies import Alternating, decode_with
+from policies import Alternating
 from test_decode import counted_reads
 from test_lossless import V as FEW
 from test_lossless import fits, tiny_target
 from test_lossless import small_buffers as small_buffers
-from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
+from tiny import VOCAB, Words, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import sequence_cache
 from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.row import BatchShapes, FixedShape
+from redrafter_mlx.decoding.row import BatchShapes
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.step_result import StepResult, read_report
 from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
@@ -37,16 +38,6 @@ PROMPT = [3, 5, 7, 11, 4, 2, 9, 1]
 SHAPES = [BeamShape(1, 2), BeamShape(1, 4), BeamShape(2, 3), BeamShape(3, 4), BeamShape(4, 5, 9)]
 
 
-class Words:
-    """A stand-in for a tokenizer with `size` tokens."""
-
-    def __init__(self, size: int, **changed: int) -> None:
-        self.vocabulary = {f"t{i}": i for i in range(size)} | changed
-
-    def get_vocab(self) -> dict[str, int]:
-        return self.vocabulary
-
-
 def drafter_for(target: Target, model: nn.Module) -> DraftModel:
     words = Words(target.vocab_size)
     return DraftModel(model, words).bind(target, words)  # type: ignore[arg-type]
@@ -55,16 +46,8 @@ def drafter_for(target: Target, model: nn.Module) -> DraftModel:
 def run(
     decoder: Decoder, n: int, seed: int = 0, shapes: BatchShapes | None = None
 ) -> tuple[list[int], list[StepResult], SequenceCache]:
-    emitted: list[int] = []
-
-    def finished(result: StepResult) -> bool:
-        emitted.extend(result.tokens)
-        return len(emitted) >= n
-
     cache = decoder.new_cache()
-    policy = shapes or FixedShape(decoder.shape)
-    results = list(decode_with(policy, decoder, cache, PROMPT, finished, seed))
-    return emitted[:n], results, cache
+    return *decoding.run(decoder, PROMPT, n, seed, shapes=shapes, cache=cache), cache
 
 
 @contextmanager

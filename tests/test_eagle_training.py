@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from decoding import run
 from eagle_samples import (
     LAYERS,
     SAMPLES,
@@ -23,7 +24,6 @@ from evaluations import accepted_along
 from mlx.utils import tree_flatten
 from test_eagle import load, seen
 from test_eagle_sequences import random_text
-from test_own_drafter import tokens_of
 from tiny import HIDDEN, byte_model, byte_tokenizer
 
 from redrafter_mlx.config import BeamShape, SamplingParams
@@ -279,7 +279,7 @@ def test_simulated_steps_equal_those_of_decoding(model: nn.Module) -> None:
         accepted = accepted_along(drafter, [text], shape)
         simulated = simulate_steps(accepted, np.zeros(len(text.answer))).tolist()
         decoder = Decoder(target.reading((0, 2)), drafter, shape, SamplingParams())
-        tokens, results = tokens_of(decoder, text.prompt, 60)
+        tokens, results = run(decoder, text.prompt, 60)
         assert tokens == text.answer.tolist()
         assert simulated == [len(r.tokens) - 1 for r in results[1:]][: len(simulated)]
         assert len(simulated) > 5

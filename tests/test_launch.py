@@ -19,7 +19,7 @@ from typing import NoReturn, cast
 import mlx.core as mx
 import mlx.nn as nn
 import pytest
-from tiny import byte_tokenizer, random_model
+from tiny import byte_tokenizer, random_model, tiny_source
 
 from redrafter_mlx.autotune.profiler import setup_of
 from redrafter_mlx.cli import main
@@ -107,7 +107,7 @@ def test_answers_are_admitted_by_the_memory_of_all_ranks(
 ) -> None:
     limits: list[int | None] = []
     model = random_model()
-    source = TargetSource("tiny", tmp_path, "sha256:1", "llama", "float32", None, None)
+    source = tiny_source(tmp_path)
     target = LoadedTarget(model, byte_tokenizer(), source)
     monkeypatch.setattr(
         loading, "join_ranks", lambda: SimpleNamespace(leads=True, agree=lambda _, free: free // 2)

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model
+from tiny import HIDDEN, VOCAB, plain_tokens, random_drafter, random_model, tiny_source
 
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.installed import find_drafters
@@ -20,7 +20,6 @@ from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.drafter import parse_drafter
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.loading.target import LoadedTarget
-from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
 
 
@@ -30,7 +29,7 @@ def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     from tiny import byte_tokenizer
 
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
-    source = TargetSource("tiny", tmp_path, "sha256:t", "llama", "float32", None, None)
+    source = tiny_source(tmp_path, "sha256:t")
 
     def tiny_target(*_: object, **__: object) -> LoadedTarget:
         return LoadedTarget(random_model(), byte_tokenizer(), source)

@@ -9,7 +9,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from test_decode import SHAPES, counted_reads, run
+from decoding import run
+from test_decode import SHAPES, counted_reads
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams

@@ -9,12 +9,12 @@ import chained_target
 import mlx.core as mx
 import numpy as np
 import pytest
+from decoding import run
 from mlx.utils import tree_flatten
 from test_draft_model import drafter_for
 from test_drafter import silu
 from test_lossless import fits, tiny_target
 from test_lossless import small_buffers as small_buffers
-from test_own_drafter import tokens_of
 from tiny import HIDDEN, VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
@@ -183,7 +183,7 @@ def test_vllms_token_map_says_what_each_output_stands_for(tmp_path: Path, cut: b
     for params in (SamplingParams(), SamplingParams(0.9)):
         decoder = Decoder(target, drafter, BeamShape(3, 4), params)
         plain = Decoder(target, None, BeamShape(1, 1), params)
-        assert tokens_of(decoder, PROMPT, 30)[0] == tokens_of(plain, PROMPT, 30)[0]
+        assert run(decoder, PROMPT, 30)[0] == run(plain, PROMPT, 30)[0]
 
 
 def test_a_token_map_of_the_whole_vocabulary_is_not_used(tmp_path: Path) -> None:
@@ -238,12 +238,12 @@ def test_exact_heads_are_accepted_whole(tmp_path: Path, shape: BeamShape) -> Non
     model = chained_target.chained_model()
     target = Target(model)
     drafter = exact_heads(tmp_path, target)
-    emitted, results = tokens_of(Decoder(target, drafter, shape, SamplingParams()), PROMPT, 60)
+    emitted, results = run(Decoder(target, drafter, shape, SamplingParams()), PROMPT, 60)
     assert emitted == plain_tokens(model, PROMPT, 60)
     assert {len(r.tokens) for r in results[1:]} == {HEADS + 1}
     chain = StaticTree(((0,), (0, 0), (1,)))
     along = Decoder(target, drafter.along(chain), chain.shape, SamplingParams())
-    assert {len(r.tokens) for r in tokens_of(along, PROMPT, 30)[1][1:]} == {3}
+    assert {len(r.tokens) for r in run(along, PROMPT, 30)[1][1:]} == {3}
 
 
 def test_beside_a_drafter_that_remembers_heads_read_the_newest_of_several_positions(
@@ -254,7 +254,7 @@ def test_beside_a_drafter_that_remembers_heads_read_the_newest_of_several_positi
     other = drafter_for(target, random_model(vocab_size=chained_target.V))
     both = Combined(other, exact_heads(tmp_path, target))
     decoder = Decoder(target, both, BeamShape(2, 6), SamplingParams())
-    _, results = tokens_of(decoder, PROMPT, 40)
+    _, results = run(decoder, PROMPT, 40)
     assert {len(r.tokens) for r in results[1:]} == {HEADS + 1}
 
 
@@ -263,7 +263,7 @@ def test_tokens_equal_autoregression(tmp_path: Path, shape: BeamShape) -> None:
     model = random_model(vocab_size=7)
     target = Target(model)
     decoder = Decoder(target, random_heads(tmp_path, target), shape, SamplingParams())
-    emitted, results = tokens_of(decoder, [1, 2, 3], 60)
+    emitted, results = run(decoder, [1, 2, 3], 60)
     assert emitted == plain_tokens(model, [1, 2, 3], 60)
     assert len({len(r.tokens) for r in results}) > 1, "acceptances of several lengths occurred"
 

@@ -10,7 +10,7 @@ import chained_target
 import mlx.core as mx
 import numpy as np
 import pytest
-from test_own_drafter import tokens_of
+from decoding import run
 from tiny import HIDDEN, VOCAB, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
@@ -159,7 +159,7 @@ def test_an_exact_speculator_is_accepted_whole(tmp_path: Path, knows: str) -> No
     assert drafter.max_length == HEADS + 1
     for shape in (BeamShape(1, 4), BeamShape(3, 8)):
         decoder = Decoder(target, drafter, shape, SamplingParams())
-        emitted, results = tokens_of(decoder, PROMPT, 40)
+        emitted, results = run(decoder, PROMPT, 40)
         assert emitted == plain_tokens(model, PROMPT, 40)
         assert {len(r.tokens) for r in results[1:]} == {HEADS + 1}
 
@@ -174,8 +174,8 @@ def test_tokens_are_those_of_plain_decoding(tmp_path: Path, params: SamplingPara
     target = Target(model)
     drafter = loaded(write(tmp_path, stored_tensors(V=7), vocab_size=7), target)
     prompt = [1, 2, 3]
-    emitted, results = tokens_of(Decoder(target, drafter, BeamShape(3, 4), params), prompt, 50)
-    plain = tokens_of(Decoder(target, None, BeamShape(1, 1), params), prompt, 50)[0]
+    emitted, results = run(Decoder(target, drafter, BeamShape(3, 4), params), prompt, 50)
+    plain = run(Decoder(target, None, BeamShape(1, 1), params), prompt, 50)[0]
     assert (emitted == plain) == (params.method != "rejection")
     assert len({len(r.tokens) for r in results}) > 1, "acceptances of several lengths occurred"
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from decoding import run
 from policies import Alternating, decode_with
-from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
+from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model, tiny_source
 
 import redrafter_mlx
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.combined import Combined
@@ -25,10 +25,8 @@ from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.loading import drafter as drafters
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.target import LoadedTarget
-from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import Beams
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
 
 DESIGN = Path(__file__).parent.parent / "docs" / "design.md"
 PROMPT = [3, 5, 7, 3, 5, 7, 3]
@@ -47,21 +45,10 @@ def own(tmp_path: Path) -> Path:
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> LoadedTarget:
     """A tiny model, in place of any model that is loaded."""
-    source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+    source = tiny_source()
     loaded = LoadedTarget(byte_model(), byte_tokenizer(), source)
     monkeypatch.setattr(loading, "load_target", lambda *_, **__: loaded)
     return loaded
-
-
-def tokens_of(decoder: Decoder, prompt: list[int], n: int) -> tuple[list[int], list[StepResult]]:
-    emitted: list[int] = []
-
-    def finished(result: StepResult) -> bool:
-        emitted.extend(result.tokens)
-        return len(emitted) >= n
-
-    results = list(decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished))
-    return emitted[:n], results
 
 
 def made(path: Path) -> Drafter:
@@ -75,7 +62,7 @@ def test_the_example_drafts_and_the_text_stays_the_targets(own: Path, shape: Bea
     model = random_model(vocab_size=6)
     decoder = Decoder(Target(model), made(own), shape, GREEDY)
     prompt = [1, 2, 3]
-    emitted, results = tokens_of(decoder, prompt, 60)
+    emitted, results = run(decoder, prompt, 60)
     assert emitted == plain_tokens(model, prompt, 60)
     assert {r.nodes for r in results[1:]} <= {shape.nodes, shape.nodes - shape.length + 1}
     assert max(len(r.tokens) for r in results) > 1
@@ -198,7 +185,7 @@ def test_two_drafters_together_keep_the_text(kind: str, shape: BeamShape) -> Non
     }[kind]
     both = Combined(first, second)
     decoder = Decoder(target.reading(both.features.layers), both, shape, GREEDY)
-    emitted, results = tokens_of(decoder, PROMPT, 60)
+    emitted, results = run(decoder, PROMPT, 60)
     assert emitted == plain
     assert max(len(r.tokens) for r in results) > 1
     assert {r.shape for r in results[1:]} == {shape}
@@ -212,7 +199,7 @@ def test_each_of_two_drafters_reads_its_own_features() -> None:
     both = Combined(one, other)
     assert both.features == Features((0, 1), hidden=True, every_position=True)
     reading = target.reading((0, 1))
-    tokens_of(Decoder(reading, both, BeamShape(2, 3), GREEDY), PROMPT, 10)
+    run(Decoder(reading, both, BeamShape(2, 3), GREEDY), PROMPT, 10)
     assert one.seen == other.seen == 2 * target.hidden_size
 
 
@@ -233,7 +220,7 @@ def test_together_they_accept_at_least_what_the_better_half_does() -> None:
     knowing = Knows(PROMPT + plain, 97)
     for pair in ((knowing, random_drafter().bind(target)), (truncated_drafter(target), knowing)):
         for shape in (BeamShape(1, 4), BeamShape(2, 4), BeamShape(3, 4)):
-            _, results = tokens_of(Decoder(target, Combined(*pair), shape, GREEDY), PROMPT, 40)
+            _, results = run(Decoder(target, Combined(*pair), shape, GREEDY), PROMPT, 40)
             assert {len(r.tokens) for r in results[1:-1]} == {4}
 
 

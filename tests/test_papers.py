@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from bench_samples import DRAFTED, answer
-from tiny import byte_model, byte_tokenizer, random_drafter
+from tiny import byte_model, byte_tokenizer, random_drafter, tiny_source
 
 from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.summary import summarise
@@ -32,9 +32,8 @@ from redrafter_mlx.cli.bench.paper import installed_drafters
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.target.source import TargetSource
 
-SOURCE = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+SOURCE = tiny_source()
 
 
 def tiny_redrafter() -> Redrafter:

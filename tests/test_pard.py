@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from mlx.utils import tree_flatten
 from policies import Alternating
-from test_draft_model import PROMPT, Words, counted_calls, run
-from tiny import VOCAB, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
+from test_draft_model import PROMPT, counted_calls, run
+from tiny import VOCAB, Words, byte_model, byte_tokenizer, plain_tokens, random_model, truncated
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder

@@ -8,10 +8,11 @@ import math
 import mlx.core as mx
 import numpy as np
 import pytest
+from decoding import run
 from distributions import sampled_probs
 from mlx_lm.sample_utils import make_sampler
 from primitives import operations
-from test_decode import SHAPES, run
+from test_decode import SHAPES
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams

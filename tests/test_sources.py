@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import pytest
+from decoding import run
 from references import packed_paths
-from test_decode import run
 from test_tree import ended_early, living_paths, random_beams
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model
 

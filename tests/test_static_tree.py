@@ -8,16 +8,18 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from decoding import run
 from test_beam import log_probs_along
-from test_own_drafter import tokens_of
 from tiny import (
     HIDDEN,
     VOCAB,
+    Words,
     byte_model,
     byte_tokenizer,
     plain_tokens,
     random_drafter,
     random_model,
+    tiny_source,
 )
 
 from redrafter_mlx.config import AcceptMethod, BeamShape, SamplingParams
@@ -34,23 +36,15 @@ from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.speculation.static_tree import RankPath, StaticTree, static_tree
 from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.target.source import TargetSource
 
 PROMPT = [3, 5, 7, 11, 4]
 PATHS = ((0,), (1,), (2,), (0, 0), (0, 3), (2, 0), (2, 1), (0, 3, 0), (2, 1, 1), (2, 1, 2))
 TREE = StaticTree(PATHS)
 
 
-class Words:
-    """A stand-in for a tokenizer; both models have the same tokens."""
-
-    def get_vocab(self) -> dict[str, int]:
-        return {f"t{i}": i for i in range(VOCAB)}
-
-
 def draft_model(target: Target) -> Drafter:
     model = random_model(seed=7)
-    return DraftModel(model, Words()).bind(target, Words())  # type: ignore[arg-type]
+    return DraftModel(model, Words(VOCAB)).bind(target, Words(VOCAB))  # type: ignore[arg-type]
 
 
 def recurrent(target: Target) -> Drafter:
@@ -91,7 +85,7 @@ def test_tokens_equal_autoregression_and_the_whole_tree_is_verified(make: object
     assert drafter.tree is TREE
     assert TREE.shape == BeamShape(4, 4, 11)
     decoder = Decoder(target, drafter, TREE.shape, SamplingParams())
-    emitted, results = tokens_of(decoder, PROMPT, 50)
+    emitted, results = run(decoder, PROMPT, 50)
     assert emitted == plain_tokens(model, PROMPT, 50)
     assert {r.shape for r in results[1:]} == {TREE.shape}
     assert {r.nodes for r in results[1:]} == {r.query_rows for r in results[1:]} == {len(PATHS) + 1}
@@ -101,7 +95,7 @@ def test_the_target_itself_is_accepted_along_the_first_path() -> None:
     """A step calls the draft model once per depth, on the nodes that have children."""
     model = random_model()
     target = Target(model)
-    drafter = DraftModel(model, Words()).bind(target, Words())  # type: ignore[arg-type]
+    drafter = DraftModel(model, Words(VOCAB)).bind(target, Words(VOCAB))  # type: ignore[arg-type]
     tree = StaticTree(((0,), (0, 0), (0, 0, 0), (1,), (1, 0)))
     rows: list[int] = []
     honest = drafter._model.call
@@ -112,7 +106,7 @@ def test_the_target_itself_is_accepted_along_the_first_path() -> None:
 
     drafter._model.call = call  # type: ignore[method-assign,assignment]
     decoder = Decoder(target, drafter.along(tree), tree.shape, SamplingParams())
-    _, results = tokens_of(decoder, PROMPT, 40)
+    _, results = run(decoder, PROMPT, 40)
     assert {len(r.tokens) for r in results[1:]} == {4}
     assert rows[-3:] == [5, 2, 1]  # the accepted path and the root; (0,) and (1,); (0, 0)
 
@@ -125,7 +119,7 @@ def test_sampled_text_is_that_of_plain_decoding(accept: AcceptMethod) -> None:
         target, recurrent(target).along(TREE), TREE.shape, SamplingParams(0.9, accept=accept)
     )
     plain = Decoder(target, None, BeamShape(1, 1), SamplingParams(0.9))
-    assert tokens_of(with_tree, PROMPT, 40)[0] == tokens_of(plain, PROMPT, 40)[0]
+    assert run(with_tree, PROMPT, 40)[0] == run(plain, PROMPT, 40)[0]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +143,7 @@ def test_another_shape_than_the_trees_is_refused() -> None:
     target = Target(random_model())
     decoder = Decoder(target, recurrent(target).along(TREE), BeamShape(2, 3), SamplingParams())
     with pytest.raises(BadInputError, match="10 drafts, 3 deep"):
-        tokens_of(decoder, PROMPT, 5)
+        run(decoder, PROMPT, 5)
 
 
 def test_a_drafter_without_levels_has_no_static_tree() -> None:
@@ -182,7 +176,7 @@ def test_a_tree_is_named_beside_the_drafter(tmp_path: Path) -> None:
     """A published tree, and one in a file; no other shape may be requested."""
     save_drafter(random_drafter(vocab_size=258), tmp_path / "drafter")
     model = byte_model()
-    source = TargetSource("tiny", Path("tiny"), "sha256:1", "llama", "float32", None, None)
+    source = tiny_source()
     loaded = LoadedTarget(model, byte_tokenizer(), source)
     (tmp_path / "tree.json").write_text(json.dumps([list(path) for path in PATHS]))
     plain = plain_tokens(model, PROMPT, 20)

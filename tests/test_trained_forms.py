@@ -8,12 +8,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from decoding import run
 from evaluations import logits_along
 from mlx.utils import tree_flatten
 from test_distill_training import losses, texts
 from test_medusa import expected as medusa_logits
 from test_mlp_speculator import expected as speculator_logits
-from test_own_drafter import tokens_of
 from tiny import HIDDEN, VOCAB, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
@@ -123,12 +123,12 @@ def test_a_saved_drafter_loads_and_gives_the_text_of_plain_decoding(
     target = target.reading(drafter.features.layers)
     for shape in (BeamShape(1, 2), BeamShape(3, 4), BeamShape(2, 9)):
         decoder = Decoder(target, drafter, shape, SamplingParams())
-        assert tokens_of(decoder, PROMPT, 24)[0] == plain_tokens(model, PROMPT, 24)
+        assert run(decoder, PROMPT, 24)[0] == plain_tokens(model, PROMPT, 24)
     drawn, plain = (
         Decoder(target, some, shape, SamplingParams(0.9))
         for some, shape in ((drafter, BeamShape(3, 4)), (None, BeamShape(1, 1)))
     )
-    assert tokens_of(drawn, PROMPT, 24)[0] == tokens_of(plain, PROMPT, 24)[0]
+    assert run(drawn, PROMPT, 24)[0] == run(plain, PROMPT, 24)[0]
 
 
 def load(folder: Path, target: Target) -> LevelDrafter:
@@ -321,4 +321,4 @@ def test_an_untrained_baseline_takes_equal_time_and_guesses_nothing(
         guessed.append(mx.argmax(first, axis=-1))
     assert mx.mean(guessed[0] == guessed[1]).item() < 0.5
     decoder = Decoder(target.reading(layers), untrained, BeamShape(2, 3), SamplingParams())
-    assert tokens_of(decoder, PROMPT, 12)[0] == plain_tokens(model, PROMPT, 12)
+    assert run(decoder, PROMPT, 12)[0] == plain_tokens(model, PROMPT, 12)

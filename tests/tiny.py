@@ -17,6 +17,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.target.source import TargetSource
 
 VOCAB = 97
 HIDDEN = 32
@@ -154,3 +155,18 @@ def byte_tokenizer() -> TokenizerWrapper:
 def byte_model(seed: int = 0, **changes: object) -> nn.Module:
     """Return a tiny model over `byte_tokenizer`'s vocabulary."""
     return random_model("llama", seed, vocab_size=258, **changes)
+
+
+class Words:
+    """A stand-in for a tokenizer with `size` tokens."""
+
+    def __init__(self, size: int, **changed: int) -> None:
+        self.vocabulary = {f"t{i}": i for i in range(size)} | changed
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocabulary
+
+
+def tiny_source(path: Path = Path("tiny"), fingerprint: str = "sha256:1") -> TargetSource:
+    """Return the source of a tiny model, as if it had been loaded from `path`."""
+    return TargetSource("tiny", path, fingerprint, "llama", "float32", None, None)
