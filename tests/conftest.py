@@ -16,6 +16,7 @@ from redrafter_mlx.loading.target import LoadedTarget, load_target
 
 # MLX's CPU backend compiles kernels into files there, and two processes must not write the same.
 SCRATCH = tempfile.mkdtemp(prefix="redrafter-mlx-tests-")
+os.chmod(SCRATCH, 0o755)  # tests read files as another user
 os.environ["TMPDIR"] = SCRATCH
 
 
