@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
-Whole = npt.NDArray[np.int64]
+
+Ragged = Sequence[Sequence[float]]
+"""One value per question and repeat; every question has at least one repeat."""
 
 _DRAWS = 1000
-_PERCENT = (2.5, 97.5)
 
 
 @dataclass(frozen=True)
@@ -41,78 +42,53 @@ class Percentiles:
 
     @classmethod
     def of(cls, values: Sequence[int]) -> Percentiles | None:
-        if not values:
-            return None
-        p1, median, p99 = np.percentile(values, (1, 50, 99))
-        return cls(float(p1), float(median), float(p99))
-
-
-Ragged = Sequence[Sequence[float]]
-"""One value per question and repeat; every question has at least one repeat."""
+        return cls(*map(float, np.percentile(values, (1, 50, 99)))) if values else None
 
 
 def ratio(over: Ragged, under: Ragged) -> Spread | None:
     """Return the total of `over` divided by the total of `under`; None if `under` totals 0."""
-    return _spread([(over, under)])
+    return _spread(_quotients(over, under))
 
 
 def ratio_of_ratios(a: tuple[Ragged, Ragged], b: tuple[Ragged, Ragged]) -> Spread | None:
     """Return `ratio` of a divided by `ratio` of b; both have the same questions and repeats."""
-    return _spread([a, b])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _spread(_quotients(*a) / _quotients(*b))
 
 
 def typical(values: Ragged) -> Spread | None:
     """Return the median over questions of the median over repeats."""
-    if not values:
-        return None
-    table, counts = _table(values)
-    centre = float(np.median(np.nanmedian(table, axis=1)))
-    questions, repeats = _draws(counts, table.shape[1])
-    drawn = np.median(_medians(table, questions, repeats), axis=1)
-    low, high = np.percentile(drawn, _PERCENT)
-    return Spread(centre, float(low), float(high))
+    return _spread(np.median(_medians(values), axis=1))
 
 
-def _spread(ratios: Sequence[tuple[Ragged, Ragged]]) -> Spread | None:
-    if not ratios[0][0]:
-        return None
-    counts = _table(ratios[0][0])[1]
-    centre, drawn = 1.0, np.ones(_DRAWS)
-    for i, (over, under) in enumerate(ratios):
-        above, below = _table(over)[0], _table(under)[0]
-        questions, repeats = _draws(counts, above.shape[1])
-        total = np.nanmedian(below, axis=1).sum()
-        value = np.nanmedian(above, axis=1).sum() / total if total > 0 else np.nan
-        sums = _medians(below, questions, repeats).sum(axis=1)
-        values = np.full(_DRAWS, np.nan)
-        np.divide(_medians(above, questions, repeats).sum(axis=1), sums, out=values, where=sums > 0)
-        centre = centre * value if i == 0 else centre / value
-        drawn = drawn * values if i == 0 else drawn / values
-    drawn = drawn[np.isfinite(drawn)]
+def _spread(figures: Floats) -> Spread | None:
+    """Return the first figure with the interval of the others; None if it is not finite."""
+    centre, drawn = figures[0], figures[1:][np.isfinite(figures[1:])]
     if not np.isfinite(centre) or drawn.size == 0:
         return None
-    low, high = np.percentile(drawn, _PERCENT)
-    return Spread(float(centre), float(low), float(high))
+    return Spread(float(centre), *map(float, np.percentile(drawn, (2.5, 97.5))))
 
 
-def _table(values: Ragged) -> tuple[Floats, Whole]:
-    """Return the values [Q, R], NaN after a question's last repeat, and the repeat counts [Q]."""
-    counts = np.array([len(repeats) for repeats in values], np.int64)
-    table = np.full((len(values), int(counts.max())), np.nan)
+def _quotients(over: Ragged, under: Ragged) -> Floats:
+    """Return the quotients of totals [1 + X], NaN where `under` totals 0; see `_medians`."""
+    above, below = _medians(over).sum(axis=1), _medians(under).sum(axis=1)
+    return np.divide(above, below, out=np.full_like(above, np.nan), where=below > 0)
+
+
+def _medians(values: Ragged) -> Floats:
+    """Return the median of each question's repeats [1 + X, Q]: first of all, then as drawn X times.
+
+    Questions are drawn, and repeats of each; equal counts of repeats always give equal draws.
+    """
+    if not values:
+        return np.full((1 + _DRAWS, 1), np.nan)
+    counts = np.array([len(repeats) for repeats in values])
+    table = np.full((len(counts), counts.max()), np.nan)  # [Q, R], NaN after the last repeat
     for row, repeats in zip(table, values, strict=True):
         row[: len(repeats)] = repeats
-    return table, counts
-
-
-def _draws(counts: Whole, width: int) -> tuple[Whole, Whole]:
-    """Draw questions [X, Q] and repeats [X, Q, R]; equal counts always give equal draws."""
     rng = np.random.default_rng(0)
-    questions = rng.integers(0, len(counts), (_DRAWS, len(counts)))
-    luck = rng.random((_DRAWS, len(counts), width))
-    return questions, (luck * counts[questions][:, :, None]).astype(np.int64)
-
-
-def _medians(table: Floats, questions: Whole, repeats: Whole) -> Floats:
-    """Return the median over the drawn repeats of each drawn question, [X, Q]."""
-    drawn: Floats = np.median(table[questions[:, :, None], repeats], axis=2)
-    return drawn
+    questions = rng.integers(0, len(counts), (_DRAWS, len(counts)))  # [X, Q]
+    luck = rng.random((*questions.shape, table.shape[1]))
+    chosen = (luck * counts[questions][:, :, None]).astype(np.int64)  # [X, Q, R]
+    drawn = np.median(table[questions[:, :, None], chosen], axis=2)
+    return np.vstack([np.nanmedian(table, axis=1), drawn])

@@ -31,9 +31,7 @@ _LONGEST, _LEAST, _TIMES = 600.0, 60.0, 3.0
 
 
 def compare_libraries(
-    loading: ModelOptions,
-    again: bool,
-    note: Callable[[str], None],
+    loading: ModelOptions, again: bool, note: Callable[[str], None]
 ) -> str | None:
     """Measure each library, prefer the fastest from now on and return it; None if none was chosen.
 
@@ -45,10 +43,14 @@ def compare_libraries(
         return None
     here = libraries_here()
     chosen = preferred_library() in here and not again
-    if len(here) < 2 or chosen or not _computes_on_cpu():
+    if len(here) < 2 or chosen:
         return None
-    with progress_bars("looking for the model") as report:  # not in each library's process
-        resolve(loading.model, offline=loading.offline, progress=report)
+    from redrafter_mlx.runtime.device import backend
+
+    if backend() != "cpu":
+        return None
+    with progress_bars("looking for the model") as progress:  # not in each library's process
+        resolve(loading.model, offline=loading.offline, progress=progress)
     rates, longest = {}, _LONGEST
     for library in here:
         began = time.monotonic()
@@ -82,9 +84,8 @@ def _rate_with(library: str, loading: ModelOptions, longest: float) -> float | N
 
     Raises subprocess.TimeoutExpired if it takes more than `longest` seconds.
     """
-    command = [sys.executable, *_ARGUMENTS]
     with subprocess.Popen(
-        command,
+        [sys.executable, *_ARGUMENTS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -101,9 +102,3 @@ def _rate_with(library: str, loading: ModelOptions, longest: float) -> float | N
         finally:
             child.kill()
     return float(rate) if rate else None
-
-
-def _computes_on_cpu() -> bool:
-    from redrafter_mlx.runtime.device import backend
-
-    return backend() == "cpu"

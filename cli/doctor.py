@@ -25,13 +25,10 @@ from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS, libraries_here, preferred_library, remedy
 from redrafter_mlx.runtime.paths import bytes_below, cache_dir, existing_part, human_size
 
-_CUDA_BACKENDS = ("mlx-cuda-13", "mlx-cuda-12")
 _PACKAGES = ("redrafter-mlx", "mlx", "mlx-lm", "transformers", "huggingface-hub")
-_NAMED = 3
 _LITTLE_DISK = 1000**3
 _EXACT = "float32 products: drafted tokens are those of plain decoding"
 _TF32 = "TF32 products: nearly tied tokens can swap; MLX_ENABLE_TF32=0 makes products float32"
-
 
 Facts = dict[str, str | int | bool | None]
 
@@ -56,10 +53,14 @@ class Report:
     def unusable(self) -> bool:
         return any(p.unusable for p in self.problems)
 
+    def add(self, what: str, remedy: str, *, unusable: bool = False) -> None:
+        """Add a problem, unless it is known from another section."""
+        if (problem := Problem(what, remedy, unusable)) not in self.problems:
+            self.problems.append(problem)
 
-def command(
-    as_json: opt.Json = False,
-) -> None:
+
+@opt.with_options
+def command(as_json: opt.Json = False) -> None:
     """Examine this machine: versions, device, memory, caches, problems and their remedies.
 
     The exit status is non-zero only if a problem makes the program unusable.
@@ -76,26 +77,25 @@ def command(
 def examine() -> Report:
     """Examine every section in turn; a section that fails is itself a problem."""
     report = Report()
-    sections: tuple[tuple[str, Callable[[Report], Facts]], ...] = (
-        ("system", _system),
-        ("packages", _packages),
-        ("mlx", _mlx),
-        ("memory", _memory),
-        ("model", _model),
-        ("hub cache", _hub_cache),
-        ("our cache", _our_cache),
-    )
-    for name, examine_section in sections:
+    sections: dict[str, Callable[[Report], Facts]] = {
+        "system": _system,
+        "packages": _packages,
+        "mlx": _mlx,
+        "memory": _memory,
+        "model": _model,
+        "hub cache": _hub_cache,
+        "our cache": lambda report: _folder(report, cache_dir(), "REDRAFTER_CACHE"),
+    }
+    for name, examine_section in sections.items():
         report.facts[name] = {}
         try:
             report.facts[name] = examine_section(report)
         except RedrafterError as error:  # the remedy follows the last semicolon
             what, _, remedy = str(error).rpartition("; ")
-            if (problem := Problem(what, remedy)) not in report.problems:
-                report.problems.append(problem)
+            report.add(what, remedy)
         except Exception as error:
             what = f"{name} could not be examined: {type(error).__name__}: {error}"
-            report.problems.append(Problem(one_line(what), _install(error)))
+            report.add(one_line(what), _install(error))
     return report
 
 
@@ -116,7 +116,7 @@ def print_report(report: Report) -> None:
 def _system(report: Report) -> Facts:
     if sys.platform == "darwin" and platform.machine() != "arm64":
         what = "this Python runs for Intel, where MLX has no Metal"
-        report.problems.append(Problem(what, "install an arm64 Python", unusable=True))
+        report.add(what, "install an arm64 Python", unusable=True)
     mac = platform.mac_ver()[0]
     return {
         "os": f"macOS {mac}" if mac else platform.platform(),
@@ -133,12 +133,11 @@ def _packages(report: Report) -> Facts:
         except metadata.PackageNotFoundError:
             versions[name] = None
             remedy = f"pip install {_requirement(name)}"
-            report.problems.append(Problem(f"{name} is not installed", remedy, unusable=True))
+            report.add(f"{name} is not installed", remedy, unusable=True)
     hidden = overwritten_backend()
     if hidden is not None:
         what = f"another MLX backend has overwritten the library of {hidden}"
-        remedy = f"pip install --force-reinstall --no-deps {hidden}"
-        report.problems.append(Problem(what, remedy))
+        report.add(what, f"pip install --force-reinstall --no-deps {hidden}")
     return versions
 
 
@@ -147,7 +146,7 @@ def overwritten_backend() -> str | None:
 
     mlx-cpu and mlx-cuda-* both install `mlx/lib/libmlx.so`; the last one installed is used.
     """
-    for name in _CUDA_BACKENDS:
+    for name in ("mlx-cuda-13", "mlx-cuda-12"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             for file in metadata.files(name) or ():
                 here = Path(str(file.locate()))
@@ -174,18 +173,17 @@ def _mlx(report: Report) -> Facts:
         facts["float32"] = _EXACT if float32_is_exact() else _TF32
     except Exception as error:
         what = f"MLX does not work: {type(error).__name__}: {error}"
-        report.problems.append(Problem(one_line(what), _install(error), unusable=True))
+        report.add(one_line(what), _install(error), unusable=True)
         return facts
     if not facts["computes"]:
-        what = f"MLX computes wrongly on {facts['device']}"
         again = f"pip install --force-reinstall {_requirement('mlx')}"
-        report.problems.append(Problem(what, again, unusable=True))
+        report.add(f"MLX computes wrongly on {facts['device']}", again, unusable=True)
     if sys.platform == "linux" and device.type == mx.DeviceType.cpu and BLAS.library is None:
         what = "matrix products run on MLX's own reference BLAS, many times slower"
-        report.problems.append(Problem(what, remedy()))
+        report.add(what, remedy())
     if sys.platform == "darwin" and device.type == mx.DeviceType.cpu:
         what = "MLX computes on the CPU, not on the GPU"
-        report.problems.append(Problem(what, "use macOS 14 or later on Apple Silicon"))
+        report.add(what, "use macOS 14 or later on Apple Silicon")
     return facts
 
 
@@ -201,7 +199,7 @@ def _memory(_: Report) -> Facts:
         "models_may_use_bytes": machine.working_set,
         "context_tokens": CONTEXT,
         "parameters_that_fit": f"{named[0].shape.parameters / 1e9:.3g} billion" if named else None,
-        "named_models": ", ".join(entry.name for entry in named[:_NAMED]) or None,
+        "named_models": ", ".join(entry.name for entry in named[:3]) or None,
     }
 
 
@@ -215,7 +213,7 @@ def _model(report: Report) -> Facts:
     if local is None:
         file = wheel_path(REGISTRY[DEFAULT_MODEL])
         what = f"{file} is damaged" if file.exists() else f"{DEFAULT_MODEL} is not on disk yet"
-        report.problems.append(Problem(what, f"redrafter-mlx pull {DEFAULT_MODEL}"))
+        report.add(what, f"redrafter-mlx pull {DEFAULT_MODEL}")
     return {"default": DEFAULT_MODEL, "path": None if local is None else str(local.path)}
 
 
@@ -225,19 +223,15 @@ def _hub_cache(report: Report) -> Facts:
     return _folder(report, Path(constants.HF_HUB_CACHE), "HF_HUB_CACHE")
 
 
-def _our_cache(report: Report) -> Facts:
-    return _folder(report, cache_dir(), "REDRAFTER_CACHE")
-
-
 def _folder(report: Report, folder: Path, variable: str) -> Facts:
     """Return path, size and free disk of a cache; a problem if not writable or nearly full."""
     place = existing_part(folder)
     free = shutil.disk_usage(place).free
     remedy = f"set {variable} to a folder that can be written and has room"
     if not place.is_dir() or not os.access(place, os.W_OK):
-        report.problems.append(Problem(f"{folder} cannot be written", remedy))
+        report.add(f"{folder} cannot be written", remedy)
     elif free < _LITTLE_DISK:
-        report.problems.append(Problem(f"the disk of {folder} is nearly full", remedy))
+        report.add(f"the disk of {folder} is nearly full", remedy)
     return {"path": str(folder), "size_bytes": bytes_below(folder), "free_bytes": free}
 
 
@@ -268,8 +262,6 @@ def _label(name: str) -> str:
 
 
 def _shown(name: str, value: str | int | bool | None) -> str:
-    if value is None:
-        return "no"
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return "yes" if value else "no"
     return human_size(value) if name.endswith("_bytes") and isinstance(value, int) else str(value)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import Annotated, cast
 
 import typer
 
-from redrafter_mlx.errors import BadInputError, ModelNotFoundError
+from redrafter_mlx.cli.options import Flag, with_options
+from redrafter_mlx.config import check_choice
+from redrafter_mlx.errors import ModelNotFoundError
 
-if TYPE_CHECKING:
-    from redrafter_mlx.drafting.export import ExportFormat
 
-
+@with_options
 def command(
     *,
     folder: Annotated[str, typer.Argument(metavar="DIR", help="The drafter's folder.")],
-    form: Annotated[
-        str, typer.Option("--format", metavar="speculators|trtllm|medusa", help="Whose format.")
-    ],
+    form: Annotated[str, Flag("Whose format.", "speculators|trtllm|medusa", names=("--format",))],
     output: Annotated[
-        str | None,
-        typer.Option("--output", "-o", metavar="DIR", help="[default: DIR-FORMAT]"),
+        str | None, Flag("[default: DIR-FORMAT]", "DIR", names=("--output", "-o"))
     ] = None,
 ) -> None:
     """Write a drafter as another server reads it.
@@ -32,14 +29,10 @@ def command(
     """
     from redrafter_mlx.drafting.export import ExportFormat, export_drafter
 
-    known = get_args(ExportFormat)
-    if form not in known:
-        raise BadInputError(f"--format is {form!r}; choose one of {', '.join(known)}")
-    source = Path(folder)
-    if not source.is_dir():
+    check_choice("--format", form, ExportFormat)
+    if not Path(folder).is_dir():
         raise ModelNotFoundError(f"no drafter at {folder}; give a drafter's folder")
-    written = (
-        Path(output) if output else source.resolve().with_name(f"{source.resolve().name}-{form}")
-    )
-    export_drafter(source, written, cast("ExportFormat", form))
+    source = Path(folder).resolve()
+    written = Path(output) if output else source.with_name(f"{source.name}-{form}")
+    export_drafter(source, written, cast(ExportFormat, form))
     print(written)

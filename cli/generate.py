@@ -11,19 +11,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.options import Flag
+from redrafter_mlx.cli.prefill_line import PrefillLine
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
     Terminal,
     loss_note,
+    shape_note,
     statistics_line,
 )
-from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
-    from redrafter_mlx.response import Response
 
 Prompt = str | list[dict[str, str]]
 
@@ -32,21 +33,12 @@ Prompt = str | list[dict[str, str]]
 def command(
     *,
     prompt: Annotated[
-        str | None,
-        typer.Option(
-            "--prompt",
-            "-p",
-            metavar="TEXT|-",
-            show_default=False,
-            help="The message; - reads stdin.",
-        ),
+        str | None, Flag("The message; - reads stdin.", "TEXT|-", names=("--prompt", "-p"))
     ] = None,
     system: opt.System = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the text as it is, without chat template.")
-    ] = False,
+    raw: Annotated[bool, Flag("Continue the text as it is, without chat template.")] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object: ids, text and statistics.")
+        bool, Flag("Print one JSON object: ids, text and statistics.", names=("--json",))
     ] = False,
     generation: GenerationOptions,
     loading: opt.ModelOptions,
@@ -75,31 +67,27 @@ def command(
 
 
 def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
-    """Return the prompt in the form that the library takes; raises BadInputError if it is empty."""
+    """Return the prompt in the form that the library takes.
+
+    Raises BadInputError if it is empty, or not UTF-8.
+    """
     if raw and system is not None:
         raise BadInputError("--system needs the chat template; leave out --raw or --system")
-    text = read_stdin() if prompt == "-" else prompt
-    if prompt == "-" and not raw:
-        text = text.rstrip("\r\n")
+    text = prompt
+    if prompt == "-":
+        try:
+            text = sys.stdin.buffer.read().decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise BadInputError(
+                f"standard input is not UTF-8 text (at byte {error.start}); convert it first"
+            ) from None
+        text = text if raw else text.rstrip("\r\n")
     if not (text if raw else text.strip()):
         where = "standard input gave nothing" if prompt == "-" else "give one with -p TEXT"
         raise BadInputError(f"the prompt is empty; {where}")
     if system is None:
         return text
-    return [
-        {"role": "system", "content": system},
-        {"role": "user", "content": text},
-    ]
-
-
-def read_stdin() -> str:
-    """Read all of standard input as UTF-8; raises BadInputError if it is not UTF-8."""
-    try:
-        return sys.stdin.buffer.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise BadInputError(
-            f"standard input is not UTF-8 text (at byte {error.start}); convert it first"
-        ) from None
+    return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
 def print_answer(
@@ -107,26 +95,28 @@ def print_answer(
 ) -> None:
     """Stream the answer to stdout, then print one line of statistics to stderr."""
     last, end = None, ""
-    with contextlib.closing(model.stream(prompt, raw=raw, options=options)) as tokens:
+    with (
+        PrefillLine(terminal.stderr) as line,
+        contextlib.closing(
+            model.stream(prompt, raw=raw, options=options, on_prefill=line.update)
+        ) as tokens,
+    ):
         try:
             for token in tokens:
+                line.erase()
                 terminal.write(token.text)
                 last, end = token, (token.text or end)[-1:]
         finally:
             if end != "\n":
                 terminal.write("\n")
-    if last is not None:
-        terminal.note(_statistics(last, options))
-
-
-def _statistics(last: Response, options: GenerationOptions) -> str:
-    note, loss = None, loss_note(options)
+    if last is None:
+        return
+    note = None
     if last.finish_reason == "length":
         full = last.generation_tokens < options.max_tokens
         note = CONTEXT_IS_FULL if full else "ended by --max-tokens"
-    answer = statistics_line(
-        last.generation_tokens, last.generation_tps, last.tokens_per_step,
-        shape_note(last.usual_shape, last.usual_nodes, last.tokens_per_step), loss, note,
-    )  # fmt: skip
-    prompt = f"prompt {last.prompt_tokens} tokens · {last.prompt_tps:.1f} tok/s"
-    return f"{answer} · {prompt} · peak {last.peak_memory:.2f} GB"
+    read = f"prompt {last.prompt_tokens} tokens · {last.prompt_tps:.1f} tok/s"
+    memory = f"peak {last.peak_memory:.2f} GB"
+    rates = (last.generation_tokens, last.generation_tps, last.tokens_per_step)
+    shape = shape_note(last.usual_shape, last.usual_nodes, last.tokens_per_step)
+    terminal.note(statistics_line(*rates, shape, loss_note(options), note, read, memory))

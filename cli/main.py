@@ -9,21 +9,12 @@ from typing import Annotated
 
 import typer
 
-from redrafter_mlx.cli import (
-    doctor,
-    export,
-    generate,
-    models,
-    quality,
-    serve,
-    train,
-    tune,
-    verify,
-)
+from redrafter_mlx.cli import doctor, export, generate, models, quality, serve, train, tune, verify
 from redrafter_mlx.cli.bench import command as bench
 from redrafter_mlx.cli.bench import serve as bench_serve
 from redrafter_mlx.cli.chat import command as chat
 from redrafter_mlx.cli.terminal import (
+    INTERRUPTED,
     check_text,
     one_line,
     open_missing_streams,
@@ -37,9 +28,6 @@ from redrafter_mlx.runtime.launched import (
     wait_for_loss,
 )
 from redrafter_mlx.version import __version__
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells expect it: 128 + SIGINT."""
 
 _BY_RANKS = ("generate", "chat", "serve", "verify", "train", "bench", "tune")
 """Commands that all ranks of `mlx.launch` run together; only rank 0 runs the others."""

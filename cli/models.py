@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,19 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.cli.terminal import sanitise
+from redrafter_mlx.cli.terminal import console, sanitise
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.weights.fit.machine import Machine
     from redrafter_mlx.weights.status import ModelStatus
-
-_CONTEXT = 8192
-
-_WIDE = 200
-"""Columns of output that does not go to a terminal, so that no name is cut."""
 
 Name = Annotated[
     str, typer.Argument(metavar="NAME|REPO|PATH", help="As in --model.", show_default=False)
@@ -46,7 +42,7 @@ def pull(*, name: Name, target: Annotated[opt.TargetOptions, ("offline",)]) -> N
             name,
             offline=target.offline,
             progress=progress,
-            advise=_say,
+            advise=lambda line: print(sanitise(line), file=sys.stderr),
             check_config=check_supported,
         )
         _check_files(local.path)
@@ -77,6 +73,7 @@ def list_all() -> None:
     _print_table(("NAME", "ON DISK", "SIZE", "FITS", "DRAFTERS", "LICENCE"), rows)
 
 
+@opt.with_options
 def drafters(name: Name, as_json: opt.Json = False) -> None:
     """List the drafters of a model: yours, ours, and published ones that are known to fit it.
 
@@ -84,9 +81,8 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
     """
     with progress_bars(f"looking for drafters of {name}") as progress:
         from redrafter_mlx.drafting.installed import list_drafters
-        from redrafter_mlx.weights import no_progress
 
-        listed = list_drafters(name, progress or no_progress)
+        listed = list_drafters(name, progress)
     if as_json:
         rows = [{**asdict(one), "path": one.path and str(one.path)} for one in listed]
         print(json.dumps({"model": name, "drafters": rows}))
@@ -109,11 +105,10 @@ def drafters(name: Name, as_json: opt.Json = False) -> None:
     )
 
 
+@opt.with_options
 def show(
     name: Name,
-    context: Annotated[
-        int, typer.Option("--context", metavar="N", min=1, help="Tokens that are to fit in memory.")
-    ] = _CONTEXT,
+    context: Annotated[int, Flag("Tokens that are to fit in memory.", "N", least=1)] = 8192,
 ) -> None:
     """Show one model: source, licence, size, path, architecture, and whether it fits in memory.
 
@@ -123,12 +118,13 @@ def show(
         from redrafter_mlx.weights.fit.machine import this_machine
         from redrafter_mlx.weights.status import show_model
 
-        rows = _drafter_rows(name)
-        if not rows:
+        facts: Mapping[str, str | None] = _drafter_facts(name)
+        if not facts:
             model = show_model(name)
-            rows = [*_rows(model), *_memory_rows(model, this_machine(), context)]
-    width = max(len(label) for label, _ in rows)
-    for label, value in rows:
+            facts = {**_facts(model), **_memory_facts(model, this_machine(), context)}
+    known = {label: " ".join(value.split()) for label, value in facts.items() if value}
+    width = max(map(len, known))
+    for label, value in known.items():
         print(sanitise(f"{label:<{width}}  {value}"))
 
 
@@ -147,8 +143,8 @@ def _check_files(path: Path) -> None:
         find_form(open_files(path))
 
 
-def _drafter_rows(name: str) -> list[tuple[str, str]]:
-    """Return label and value of what is known of a drafter; none if it is no drafter of ours."""
+def _drafter_facts(name: str) -> dict[str, str]:
+    """Return what is known of a drafter, by label; nothing of anything else."""
     from redrafter_mlx.drafting.drafter_files import open_files
     from redrafter_mlx.drafting.forms import find_form, holds_drafter
     from redrafter_mlx.runtime.paths import bytes_below
@@ -157,7 +153,7 @@ def _drafter_rows(name: str) -> list[tuple[str, str]]:
 
     local = find_local(name)
     if local is None or local.path.is_file() or not holds_drafter(local.path):
-        return []
+        return {}
     try:
         files = open_files(local.path)
         form = find_form(files).name
@@ -168,47 +164,44 @@ def _drafter_rows(name: str) -> list[tuple[str, str]]:
     verifier = speculators.get("verifier") if isinstance(speculators, dict) else None
     targets = [files.config.get("target"), files.config.get("base_model_name_or_path")]
     targets += [verifier.get("name_or_path")] if isinstance(verifier, dict) else []
-    rows = [
-        ("name", name),
-        ("form", f"{form} drafter"),
-        ("target", next((str(target) for target in targets if target), "")),
-        ("path", str(local.path)),
-        ("on disk", human_size(bytes_below(local.path, follow_links=True))),
-    ]
-    return [(label, " ".join(value.split())) for label, value in rows if value]
+    return {
+        "name": name,
+        "form": f"{form} drafter",
+        "target": next((str(target) for target in targets if target), ""),
+        "path": str(local.path),
+        "on disk": human_size(bytes_below(local.path, follow_links=True)),
+    }
 
 
-def _rows(model: ModelStatus) -> list[tuple[str, str]]:
-    """Return label and value of every known fact, in reading order."""
+def _facts(model: ModelStatus) -> dict[str, str | None]:
     remedy = f"not here; fetch it with: redrafter-mlx pull {model.name}"
-    known = [
-        ("name", model.name),
-        ("description", model.description),
-        ("licence", model.licence),
-        ("source", model.source),
-        ("download", _size(model.size)),
-        ("path", str(model.path) if model.path else remedy),
-        ("on disk", _size(model.on_disk)),
-    ]
-    known += model.details.items()
-    return [(label, " ".join(value.split())) for label, value in known if value]
+    return {
+        "name": model.name,
+        "description": model.description,
+        "licence": model.licence,
+        "source": model.source,
+        "download": _size(model.size),
+        "path": str(model.path) if model.path else remedy,
+        "on disk": _size(model.on_disk),
+        **model.details,
+    }
 
 
-def _memory_rows(model: ModelStatus, machine: Machine, context: int) -> list[tuple[str, str]]:
+def _memory_facts(model: ModelStatus, machine: Machine, context: int) -> dict[str, str]:
     """Return the memory for models, and what each way of loading the model needs."""
     from redrafter_mlx.weights.fit.needs import drafter_bytes, needs
 
     if model.stored is None:
-        return []
-    rows = [("memory", f"{_size(machine.working_set)} for models, context of {context} tokens")]
+        return {}
+    facts = {"memory": f"{_size(machine.working_set)} for models, context of {context} tokens"}
     drafter = drafter_bytes(model.name)
     for way in needs(model.stored, machine, context=context, drafter=drafter):
         parts = (
             f"{_size(way.weights)} weights, {_size(way.cache)} cache, {_size(way.drafter)} drafter"
         )
         verdict = "fits" if way.fits(machine) else "does not fit"
-        rows.append((way.option, f"{verdict}: {_size(way.total)} ({parts}, and work)"))
-    return rows
+        facts[way.option] = f"{verdict}: {_size(way.total)} ({parts}, and work)"
+    return facts
 
 
 def _fits(model: ModelStatus, machine: Machine) -> str:
@@ -235,13 +228,8 @@ def _drafters(model: ModelStatus) -> str:
     return ", ".join(dict.fromkeys([*here, *(one.form for one in listed if not one.path)]))
 
 
-def _say(line: str) -> None:
-    print(sanitise(line), file=sys.stderr)
-
-
 def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table; the column NAME is never wrapped."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -250,7 +238,7 @@ def _print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         table.add_column(title, no_wrap=title == "NAME", justify="left")
     for row in rows:
         table.add_row(*(escape(sanitise(cell)) for cell in row))
-    Console(width=None if sys.stdout.isatty() else _WIDE).print(table)
+    console().print(table)
 
 
 def _size(size: int | None) -> str:

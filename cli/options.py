@@ -1,12 +1,12 @@
-"""Command-line options, each declared once: as a field of a dataclass that a command takes."""
+"""Command-line options: each is a Flag, of a command's parameter or of a field of a dataclass."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, is_dataclass
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -14,7 +14,6 @@ from typing import (
     Any,
     Literal,
     Union,
-    cast,
     get_args,
     get_origin,
     get_type_hints,
@@ -22,24 +21,35 @@ from typing import (
 
 import typer
 
+from redrafter_mlx.bench.measure.questions import (
+    OWN_QUESTIONS,
+    Question,
+    choose_questions,
+    read_questions,
+)
 from redrafter_mlx.cli.progress import progress_bars
-from redrafter_mlx.config import DType, GenerationOptions
+from redrafter_mlx.config import AcceptMethod, GenerationOptions
 
 if TYPE_CHECKING:
-    from redrafter_mlx.bench.measure.questions import Question
     from redrafter_mlx.engine.engine import Redrafter
     from redrafter_mlx.engine.options import EngineOptions
 
 MODEL, SAMPLING, DRAFTS = "Model", "Sampling", "Drafts"
 
 
+def option_name(field: str) -> str:
+    """Return the option of a field: `--beam-width` for `beam_width`."""
+    return f"--{field.replace('_', '-')}"
+
+
 @dataclass(frozen=True)
 class Flag:
-    """How a field appears on the command line.
+    """How a dataclass's field, or a command's parameter, appears on the command line.
 
     panel: the heading under which `--help` lists it; None for the first one
-    names: if empty, `--beam-width` for a field `beam_width`; `--no-draft` sets `draft` to False
+    names: if empty, that of `option_name`; `--no-draft` sets `draft` to False
     variable: environment variable that gives the value if the command line does not
+    least: smallest number that is accepted
     """
 
     help: str
@@ -47,29 +57,34 @@ class Flag:
     panel: str | None = None
     names: tuple[str, ...] = ()
     variable: str | None = None
+    least: int | None = None
 
-    def option(self, name: str, default: object) -> Any:
-        """Return typer's option for a field of this name."""
-        default = not default if self.negated else None if default == () else default
-        return typer.Option(
-            default,
-            *(self.names or (f"--{name.replace('_', '-')}",)),
+    def parameter(self, name: str, hint: object, default: Any) -> inspect.Parameter:
+        """Return the parameter that typer makes an option of; required if `default` is `...`."""
+        if hint == tuple[str, ...]:
+            hint, default = list[str] | None, default or None
+        option = typer.Option(
+            not default if self._negated else default,
+            *(self.names or (option_name(name),)),
             help=self.help,
             metavar=self.metavar,
             rich_help_panel=self.panel,
-            show_default=default is not None,
             envvar=self.variable,
             show_envvar=False,
+            min=self.least,
         )
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        return inspect.Parameter(name, keyword, default=option, annotation=_without_literal(hint))
+
+    def value(self, given: Any) -> object:
+        """Return the field's value for that of typer's option."""
+        if isinstance(given, list):
+            return tuple(given)
+        return not given if self._negated else given
 
     @property
-    def negated(self) -> bool:
+    def _negated(self) -> bool:
         return self.names[:1] != () and self.names[0].startswith("--no-")
-
-
-def flag(default: Any, shown: Flag) -> Any:
-    """Return a dataclass field that is an option."""
-    return field(default=default, metadata={"flag": shown})
 
 
 MAX_TOKENS = Flag("Maximum number of tokens in an answer.", "N")
@@ -106,7 +121,7 @@ GENERATION: Mapping[str, Flag] = {
     "accept": Flag(
         "How drafts are accepted; typical is not lossless; with rejection, copies from the text "
         "are accepted by sample. [default: greedy at temperature 0, else sample]",
-        "greedy|sample|rejection|typical", DRAFTS,
+        "|".join(get_args(AcceptMethod)), DRAFTS,
     ),
     "epsilon": Flag("Typical: a draft of at least this probability is accepted.", "E", DRAFTS),
     "delta": Flag("Typical: so is one above D * exp(-entropy).", "D", DRAFTS),
@@ -120,12 +135,8 @@ TARGET = Flag(
 DTYPE = Flag(
     "float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU.", "TYPE", MODEL
 )
-QUANTIZE = Flag("Quantise the weights to this many bits while loading.", "4|8", MODEL)
 DRAFTER_BITS = Flag("Quantise the drafter's weights to this many bits.", "4|8", DRAFTS)
 OFFLINE = Flag("Use only what is on this machine.", panel=MODEL)
-QUESTIONS = Flag(
-    "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]", "FILE"
-)
 LIMIT = Flag("Only N of them, evenly spaced.", "N")
 
 
@@ -133,50 +144,43 @@ LIMIT = Flag("Only N of them, evenly spaced.", "N")
 class TargetOptions:
     """The target to load, and how to load it."""
 
-    model: str | None = flag(None, TARGET)
-    dtype: str = flag("auto", DTYPE)
-    quantize: int | None = flag(None, QUANTIZE)
-    offline: bool = flag(False, OFFLINE)
+    model: Annotated[str | None, TARGET] = None
+    dtype: Annotated[str, DTYPE] = "auto"
+    quantize: Annotated[int | None, Flag(
+        "Quantise the weights to this many bits while loading.", "4|8", MODEL)] = None  # fmt: skip
+    offline: Annotated[bool, OFFLINE] = False
 
 
 @dataclass(frozen=True)
 class ModelOptions(TargetOptions):
     """The target and drafter to load, and how to load them."""
 
-    drafter: str = flag("auto", Flag(
+    drafter: Annotated[str, Flag(
         "auto: prompt lookup with the trained drafter, or else a published one on this machine; "
         "trained: the drafter for this model; lookup: n-gram matches in the text so far; a "
         "drafter's folder or Hub repository; a smaller model's name; FILE.py:CLASS. A+B uses both, "
         "A+tree:NAME a static tree.",
-        "auto|trained|lookup|none|NAME", DRAFTS,
-    ))  # fmt: skip
-    drafter_bits: int | None = flag(None, DRAFTER_BITS)
+        "auto|trained|lookup|none|NAME", DRAFTS)] = "auto"  # fmt: skip
+    drafter_bits: Annotated[int | None, DRAFTER_BITS] = None
 
 
 @dataclass(frozen=True)
 class QuestionOptions:
     """The questions to ask."""
 
-    questions: str | None = flag(None, QUESTIONS)
-    limit: int | None = flag(None, LIMIT)
+    questions: Annotated[str | None, Flag(
+        "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines. [default: our own 16]", "FILE",
+    )] = None  # fmt: skip
+    limit: Annotated[int | None, LIMIT] = None
 
     def chosen(self) -> list[Question]:
         """Return the questions; raises BadInputError for a file without any, or a limit below 1."""
-        from redrafter_mlx.bench.measure.questions import (
-            OWN_QUESTIONS,
-            choose_questions,
-            read_questions,
-        )
-
         asked = OWN_QUESTIONS if self.questions is None else read_questions(self.questions)
         return choose_questions(asked, None, self.limit)
 
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-System = Annotated[
-    str | None,
-    typer.Option("--system", metavar="TEXT", show_default=False, help="The system message."),
-]
+Json = Annotated[bool, Flag("Print one JSON object.", names=("--json",))]
+System = Annotated[str | None, Flag("The system message.", "TEXT")]
 
 
 def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Redrafter:
@@ -184,46 +188,38 @@ def load_model(options: ModelOptions, engine: EngineOptions | None = None) -> Re
     with progress_bars(f"loading {options.model or 'the model'}") as progress:
         from redrafter_mlx.loading.load import load
 
-        return load(
-            options.model,
-            options.drafter,
-            dtype=cast(DType, options.dtype),
-            quantize=options.quantize,
-            drafter_bits=options.drafter_bits,
-            offline=options.offline,
-            progress=progress,
-            engine=engine,
-        )
+        return load(**vars(options), progress=progress, engine=engine)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` the options of its dataclass parameters, for typer.
+    """Give `command` its options, for typer.
 
-    A parameter whose type is a dataclass is replaced by one option per field that has a flag; the
-    command gets an instance filled from these options. The parameter's default, if any, is an
-    instance with the options' defaults. `Annotated[T, ("a", "b")]` uses only those fields, and
-    `Annotated[T, {"a": Flag(...)}]` also sets their flags.
+    A parameter that is annotated with a Flag is one option. One whose type is a dataclass is one
+    option per field that is annotated so; the command gets an instance filled from these options.
+    Its default, if any, is an instance with the options' defaults. `Annotated[T, ("a", "b")]` uses
+    only those fields, and `Annotated[T, {"a": Flag(...)}]` also sets their flags.
     """
     signature = inspect.signature(command, eval_str=True)
     expanded: list[inspect.Parameter] = []
     groups: dict[str, tuple[type, Mapping[str, Flag]]] = {}
     for parameter in signature.parameters.values():
-        kind, *only = get_args(parameter.annotation) or (parameter.annotation,)
-        if not is_dataclass(kind):
-            expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        assert isinstance(kind, type)
-        if only and isinstance(only[0], Mapping):
-            flags = only[0]
+        name, default, empty = parameter.name, parameter.default, parameter.empty
+        kind, *notes = get_args(parameter.annotation) or (parameter.annotation,)
+        note = notes[0] if notes else None
+        if is_dataclass(kind):
+            assert isinstance(kind, type)
+            flags = note if isinstance(note, Mapping) else _flags_of(kind, note)
+            groups[name] = kind, flags
+            hints, base = get_type_hints(kind), kind if default is empty else default
+            expanded += [f.parameter(n, hints[n], getattr(base, n)) for n, f in flags.items()]
+        elif isinstance(note, Flag):
+            expanded.append(note.parameter(name, kind, ... if default is empty else default))
         else:
-            flags = {n: f for n, f in flags_of(kind).items() if not only or n in only[0]}
-        groups[parameter.name] = kind, flags
-        base = None if parameter.default is parameter.empty else parameter.default
-        expanded += _parameters(kind, flags, base)
+            expanded.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     def run(**given: Any) -> None:
         for name, (kind, flags) in groups.items():
-            filled = {n: _value(f, given.pop(n)) for n, f in flags.items()}
+            filled = {n: f.value(given.pop(n)) for n, f in flags.items()}
             given[name] = kind(**{n: v for n, v in filled.items() if v is not None})
         command(**given)
 
@@ -234,43 +230,16 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def flags_of(kind: type) -> Mapping[str, Flag]:
-    """Return the flags of a dataclass's options, by field name."""
-    if kind is GenerationOptions:
-        return GENERATION
-    return {f.name: f.metadata["flag"] for f in fields(kind) if "flag" in f.metadata}
+def _flags_of(kind: type, only: Collection[str] | None) -> Mapping[str, Flag]:
+    """Return the flags of a dataclass's options, by field name; None takes all."""
+    flags = GENERATION
+    if kind is not GenerationOptions:
+        hints = get_type_hints(kind, include_extras=True)
+        flags = {n: h.__metadata__[0] for n, h in hints.items() if get_origin(h) is Annotated}
+    return {name: flag for name, flag in flags.items() if only is None or name in only}
 
 
-def _parameters(
-    kind: type, flags: Mapping[str, Flag], base: object | None
-) -> list[inspect.Parameter]:
-    hints = get_type_hints(kind)
-    defaults = {f.name: f.default for f in fields(kind)}
-    made = []
-    for name, shown in flags.items():
-        default = defaults[name] if base is None else getattr(base, name)
-        assert default is not MISSING
-        made.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=shown.option(name, default),
-                annotation=_annotation(hints[name]),
-            )
-        )
-    return made
-
-
-def _annotation(hint: object) -> object:
-    """Return a field's type as typer takes it: lists for tuples, `str` for a Literal."""
-    if hint == tuple[str, ...]:
-        return list[str] | None
+def _without_literal(hint: object) -> object:
+    """Return a type as typer takes it: `str` for a Literal."""
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return functools.reduce(operator.or_, (str if get_origin(h) is Literal else h for h in hints))
-
-
-def _value(shown: Flag, given: object) -> object:
-    """Return the value of a field for the value from the command line."""
-    if isinstance(given, list):
-        return tuple(given)
-    return not given if shown.negated else given

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from redrafter_mlx.cli.terminal import one_line
 from redrafter_mlx.runtime.paths import human_size
-from redrafter_mlx.weights import Progress
+from redrafter_mlx.weights import Progress, log_progress, no_progress
 
 if TYPE_CHECKING:
     from rich.progress import Task, TaskID
@@ -20,25 +20,30 @@ if TYPE_CHECKING:
 
 @contextmanager
 def progress_bars(
-    activity: str, describe: Callable[[int, float | None], str] | None = None
-) -> Iterator[Progress | None]:
-    """Show bars on stderr below the line `activity` until the end; yields None off a terminal.
+    activity: str, describe: Callable[[int, int], str] | None = None
+) -> Iterator[Progress]:
+    """Show bars on stderr below the line `activity` until the end.
 
-    `describe` turns the done and total amounts into text; by default they are bytes.
+    Off a terminal, large downloads and what takes long are logged, and other work goes unreported.
+
+    describe: turns the done and total amounts into text; by default they are bytes
     """
     if not sys.stderr.isatty():
-        yield None
+        yield log_progress() if describe is None else no_progress
         return
     from rich import progress as rich
     from rich.console import Console
     from rich.markup import escape
     from rich.text import Text
 
-    in_words = describe or describe_bytes
+    in_words = describe or (lambda done, total: f"{human_size(done)} of {human_size(total)}")
 
     class Amount(rich.ProgressColumn):
         def render(self, task: Task) -> Text:
-            return Text(in_words(int(task.completed), task.total))
+            done = int(task.completed)
+            if task.total is None:
+                return Text(human_size(done) if done else "")
+            return Text(in_words(done, int(task.total)))
 
     columns = (rich.SpinnerColumn(), rich.TextColumn("{task.description}"), rich.BarColumn(24),
                Amount())  # fmt: skip
@@ -49,23 +54,16 @@ def progress_bars(
 
         def report(label: str, done: int, total: int | None) -> None:
             if label not in tasks:
-                tasks[label] = bars.add_task(escape(one_line(label)), total=total)
+                tasks[label] = bars.add_task(escape(one_line(label)), total=total, completed=done)
             visible = total is None or done < total
             bars.update(tasks[label], completed=done, total=total, visible=visible)
 
         yield report
 
 
-def describe_bytes(done: int, total: float | None) -> str:
-    """Return text such as `12 MB of 98 MB`, or the known part of it."""
-    if not done and not total:
-        return ""
-    return human_size(done) + (f" of {human_size(int(total))}" if total else "")
-
-
-def describe_count(done: int, total: float | None) -> str:
+def describe_count(done: int, total: int) -> str:
     """Return text such as `3 of 16`."""
-    return f"{done} of {int(total)}" if total else ""
+    return f"{done} of {total}"
 
 
 @dataclass
@@ -95,15 +93,13 @@ class Stage:
         if not self.unit:
             return f"{self.activity} ..."
         whole = "" if self.total is None else f" of {self.total:,}"
-        parts = [f"{self.activity}: {self._done:,}{whole} {self.unit}", self._note, self._to_go()]
-        return ", ".join(filter(None, parts))
-
-    def _to_go(self) -> str:
+        to_go = "time to go not known yet"
         before, began = self._began or (0, 0.0)
-        if self.total is None or self._done <= before:
-            return "time to go not known yet"
-        seconds = (self.clock() - began) * (self.total - self._done) / (self._done - before)
-        return f"{duration(seconds)} to go"
+        if self.total is not None and self._done > before:
+            seconds = (self.clock() - began) * (self.total - self._done) / (self._done - before)
+            to_go = f"{duration(seconds)} to go"
+        parts = [f"{self.activity}: {self._done:,}{whole} {self.unit}", self._note, to_go]
+        return ", ".join(filter(None, parts))
 
 
 @contextmanager

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.progress import describe_count, duration, progress_bars
 from redrafter_mlx.cli.ranges import each_once, parse_integers
 from redrafter_mlx.cli.terminal import one_line
@@ -20,18 +20,8 @@ from redrafter_mlx.runtime.paths import human_size
 if TYPE_CHECKING:
     from redrafter_mlx.distill.evaluation.questions import DrafterQuality
 
-
-class Measured(NamedTuple):
-    """Quality of a drafter, bytes of its weights on disk, and seconds of its training."""
-
-    of: DrafterQuality
-    bytes: int
-    training_seconds: float | None
-
-    def to_dict(self) -> dict[str, object]:
-        seconds = self.training_seconds
-        return {**self.of.to_dict(), "bytes": self.bytes, "training_seconds": seconds}
-
+Measured = tuple["DrafterQuality", int, "float | None"]
+"""Quality of a drafter, bytes of its weights on disk, and seconds of its training."""
 
 _DEFAULTS = GenerationOptions(max_tokens=128)
 
@@ -44,12 +34,8 @@ def command(
         typer.Argument(metavar="DIR...", help="The drafters' folders.", show_default=False),
     ],
     asked: opt.QuestionOptions,
-    beam_width: Annotated[
-        str, typer.Option("--beam-width", metavar="RANGE", help="3, 1..4, 1-4 or 1,2,4.")
-    ] = "1..4",
-    beam_length: Annotated[
-        int, typer.Option("--beam-length", metavar="L", help="Tokens in a candidate.")
-    ] = 4,
+    beam_width: Annotated[str, Flag("3, 1..4, 1-4 or 1,2,4.", "RANGE")] = "1..4",
+    beam_length: Annotated[int, Flag("Tokens in a candidate.", "L")] = 4,
     generation: Annotated[GenerationOptions, ("max_tokens",)] = _DEFAULTS,
     as_json: opt.Json = False,
     loading: opt.TargetOptions,
@@ -59,8 +45,7 @@ def command(
     The target answers all questions together and greedily. Decoding with each drafter is simulated
     along these answers: tokens/step is exactly what decoding would give.
     """
-    widths = parse_integers("--beam-width", beam_width)
-    shapes = [BeamShape(width, beam_length) for width in widths]
+    shapes = [BeamShape(w, beam_length) for w in parse_integers("--beam-width", beam_width)]
     if beam_length < 2:
         raise BadInputError(f"--beam-length is {beam_length}; drafts begin at 2")
     if generation.max_tokens < 8:
@@ -90,32 +75,31 @@ def command(
         )
         target = Target(loaded.model)
         source = loaded.source
-        ready = [
-            DrafterFolder(folder, source.name, source.fingerprint).load(target)
+        named = {
+            str(folder): DrafterFolder(folder, source.name, source.fingerprint).load(target)
             for folder in drafters
-        ]
+        }
         prompts = [
             render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
         ]
         eos = set(loaded.tokenizer.eos_token_ids)
         answers = answer_questions(target, prompts, eos, generation.max_tokens)
-    named = {str(folder): drafter for folder, drafter in zip(drafters, ready, strict=True)}
     with progress_bars(f"{len(named)} drafters", describe_count) as progress:
-        found = []
-        for one, size, seconds in zip(
-            quality_on(named, target, answers, shapes), sizes, trained, strict=True
-        ):
-            found.append(Measured(one, size, seconds))
-            if progress is not None:
-                progress("measured", len(found), len(named))
+        found: list[Measured] = []
+        for one in zip(quality_on(named, target, answers, shapes), sizes, trained, strict=True):
+            found.append(one)
+            progress("measured", len(found), len(named))
     result = {
         "model": source.name,
         "questions": len(chosen),
         "answer_tokens": sum(len(text.answer) for text in answers),
         "beam_length": beam_length,
-        "drafters": [one.to_dict() for one in found],
+        "drafters": [
+            {**one.to_dict(), "bytes": size, "training_seconds": seconds}
+            for one, size, seconds in found
+        ],
     }
-    sys.stdout.write(json.dumps(result) + "\n" if as_json else describe(found, len(chosen)))
+    print(json.dumps(result) if as_json else describe(found, len(chosen)))
 
 
 def describe(found: list[Measured], questions: int) -> str:
@@ -134,4 +118,4 @@ def describe(found: list[Measured], questions: int) -> str:
             + " ".join(f"{x:.0%}" for x in quality.accepted[width])
             for width, per_step in quality.tokens_per_step.items()
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +13,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.options import Flag
-from redrafter_mlx.cli.terminal import Terminal
+from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.server.options import ServerOptions
@@ -22,17 +21,19 @@ from redrafter_mlx.server.options import ServerOptions
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
 
-API_KEY_VARIABLE = "REDRAFTER_API_KEY"
-
 _SERVER, _LIMITS = "Server", "Limits"
 
+API_KEY = Flag(
+    "What clients must send; needed to listen beyond this machine. [env: REDRAFTER_API_KEY]",
+    "KEY", _SERVER, variable="REDRAFTER_API_KEY",
+)  # fmt: skip
 
 SERVING: Mapping[str, Flag] = {
     "host": Flag("Address to listen on.", "HOST", _SERVER),
     "port": Flag("0 takes any free one.", "PORT", _SERVER),
-    "api_key": Flag(
-        f"What clients must send; needed to listen beyond this machine. [env: {API_KEY_VARIABLE}]",
-        "KEY", _SERVER, variable=API_KEY_VARIABLE,
+    "api_key": API_KEY,
+    "allow_host": Flag(
+        "Requests may call this server by this name; may be given several times.", "NAME", _SERVER
     ),
     "cors_origin": Flag(
         "Web pages of this origin may ask; may be given several times.", "ORIGIN", _SERVER
@@ -111,7 +112,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         timeout_keep_alive=serving.keep_alive,
     )
     server = Server(config, ending)
-    with _listening(serving) as listener:
+    with _listen(serving) as listener:
         shown = f"[{serving.host}]" if ":" in serving.host else serving.host
         url = f"http://{shown}:{listener.getsockname()[1]}"
         Terminal.standard().note(f"listening on {url} (API at {url}/v1); Ctrl-C ends it")
@@ -119,15 +120,14 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
             if host.starting:  # its thread may keep downloading for minutes
-                os._exit(130)
+                os._exit(INTERRUPTED)
             raise
     if failures:
         raise failures[0]
 
 
-@contextlib.contextmanager
-def _listening(serving: ServerOptions) -> Iterator[socket.socket]:
-    """Yield a socket that listens on the server's address; raises BadInputError if it cannot."""
+def _listen(serving: ServerOptions) -> socket.socket:
+    """Return a socket that listens on the server's address; raises BadInputError if it cannot."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -135,14 +135,14 @@ def _listening(serving: ServerOptions) -> Iterator[socket.socket]:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise BadInputError(f"host is {serving.host!r}, which is no address: {error}") from None
-    with listener:
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen()  # early clients wait until the server runs
-        except OSError as error:
-            raise BadInputError(
-                f"cannot listen on {serving.host}:{serving.port}: {error.strerror}; "
-                f"choose another --port"
-            ) from None
-        yield listener
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen()  # early clients wait until the server runs
+    except OSError as error:
+        listener.close()
+        raise BadInputError(
+            f"cannot listen on {serving.host}:{serving.port}: {error.strerror}; "
+            f"choose another --port"
+        ) from None
+    return listener

@@ -7,21 +7,31 @@ import os
 import signal
 import sys
 import threading
-import unicodedata
 from collections import Counter
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from redrafter_mlx.config import SamplingParams
+from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from redrafter_mlx.decoding.step_result import Source
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_BIDI = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells expect it: 128 + SIGINT."""
 
+CONTEXT_IS_FULL = "ended where the model's context does"
+
+_BIDI = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_VISIBLE = {
+    code: f"^{chr(code ^ 0x40)}" for code in (*range(0x20), 0x7F) if chr(code) not in "\n\t"
+}
+_VISIBLE |= dict.fromkeys(
+    (*range(0x80, 0xA0), *range(0xD800, 0xE000), *map(ord, _BIDI)), "\N{REPLACEMENT CHARACTER}"
+)
 
 _STYLES = {"dim": "2", "drafter": "32", "lookup": "4;36"}
 """SGR codes; none for the model's own tokens; underlined where colours may look alike."""
@@ -34,7 +44,7 @@ def sanitise(text: str) -> str:
     become U+FFFD. Newline and tab stay. Each character is handled alone, so that an
     escape sequence that arrives in pieces is caught as well.
     """
-    return text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
+    return text.translate(_VISIBLE)
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
@@ -59,19 +69,29 @@ def check_text(what: str, text: str) -> str:
     return text
 
 
+def shape_note(usual: BeamShape | None, nodes: float | None, tokens_per_step: float) -> str | None:
+    """Describe shapes that were chosen step by step, for the statistics line.
+
+    `nodes` is the number verified per step, not the number that the shape has room for.
+    """
+    if usual is None or nodes is None:
+        return None
+    if usual == PLAIN and tokens_per_step > 1:  # copies of the text make few, but long steps
+        return "most steps plain"
+    if usual == PLAIN:
+        return "decoding plainly: drafting does not pay here"
+    return f"mostly W {usual.width}, L {usual.length}, N {nodes:.3g}"
+
+
 def loss_note(options: SamplingParams) -> str | None:
     """Return a note if the answer's distribution is not the target's, else None."""
     return None if options.lossless else f"{options.method} (not lossless)"
 
 
-CONTEXT_IS_FULL = "ended where the model's context does"
-
-
 def shares_line(sources: Counter[Source]) -> str | None:
     """Return the shares of drafted tokens, `drafter 45%, lookup 12%`; None if none was drafted."""
-    drafted = {source: n for source, n in sorted(sources.items()) if source != "model" and n}
-    shares = (f"{source} {100 * n / sources.total():.0f}%" for source, n in drafted.items())
-    return ", ".join(shares) or None
+    drafted = [(source, n) for source, n in sorted(sources.items()) if source != "model" and n]
+    return ", ".join(f"{s} {100 * n / sources.total():.0f}%" for s, n in drafted) or None
 
 
 def statistics_line(
@@ -103,7 +123,6 @@ class Terminal:
 
     @classmethod
     def standard(cls) -> Terminal:
-        """Return a terminal with this process's own streams."""
         interactive = sys.stdin.isatty() and sys.stdout.isatty()
         return cls(sys.stdin, sys.stdout, sys.stderr, interactive)
 
@@ -128,7 +147,6 @@ class Terminal:
         print(sanitise(text), file=stream, flush=True)
 
     def error(self, message: str) -> None:
-        """Print an error as one line on stderr."""
         print(f"error: {one_line(message)}", file=self.stderr, flush=True)
 
     def note(self, text: str) -> None:
@@ -136,6 +154,7 @@ class Terminal:
         print(styled(one_line(text), "dim", self.stderr), file=self.stderr, flush=True)
 
 
+@dataclass
 class StopKey:
     """Handles Ctrl-C while an answer is generated, or a drafter trained (`answering` throughout).
 
@@ -147,32 +166,35 @@ class StopKey:
     notice: line that the first Ctrl-C prints; empty prints none
     """
 
-    def __init__(self, *, answering: bool = False, notice: str = "") -> None:
-        self._notice = notice
-        self.pressed = False
-        self.answering = answering
-        self.closing = False
-        self._before: object = None
+    answering: bool = False
+    notice: str = ""
+    pressed: bool = False
+    closing: bool = False
+    _before: object = None
 
     def __enter__(self) -> StopKey:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None
-    ) -> None:  # fmt: skip
+    def __exit__(self, *_: object) -> None:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._before)  # type: ignore[arg-type]
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         again, self.pressed = self.pressed, True
-        if self._notice and not again:
+        if self.notice and not again:
             with contextlib.suppress(OSError, ValueError):  # print may be interrupted itself
-                os.write(sys.stderr.fileno(), f"\n{self._notice}\n".encode())
+                os.write(sys.stderr.fileno(), f"\n{self.notice}\n".encode())
         if not self.closing and (again or not self.answering):
             raise KeyboardInterrupt
+
+
+def console() -> Console:
+    """Return a console for tables; in a pipe it is 200 columns wide, so that no cell is folded."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() else 200)
 
 
 def open_missing_streams() -> None:
@@ -197,14 +219,3 @@ def tolerate_any_text() -> None:
     ):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors=errors)  # type: ignore[union-attr]
-
-
-def _visible(char: str) -> str:
-    if char in "\n\t":
-        return char
-    code = ord(char)
-    if code < 0x20 or code == 0x7F:
-        return "^" + chr(code ^ 0x40)
-    if char in _BIDI or unicodedata.category(char) in ("Cc", "Cs"):
-        return _REPLACEMENT
-    return char

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from redrafter_mlx.cli.options import MODEL, Flag, TargetOptions, flag, with_options
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.options import MODEL, Flag
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.awake import kept_awake
 
 _CORPUS, _DRAFTER, _TRAINING = "Corpus", "Drafter", "Training"
 _MOST_HOURS = 1000
@@ -33,51 +34,52 @@ class TrainOptions:
     """What a user sets of a `TrainingJob`; None leaves it to --config, or to the job's default."""
 
     # fmt: off
-    config: str | None = flag(None, Flag(
+    config: Annotated[str | None, Flag(
         "An options file, such as the train.toml that is written beside each drafter. "
-        "Options of the command win over it.", "FILE"))
-    recipe: str | None = flag(None, Flag(
+        "Options of the command win over it.", "FILE")] = None
+    recipe: Annotated[str | None, Flag(
         "Form, loss, optimiser, schedule and labels as in a paper; none of them can be set beside "
         "it. paper: ReDrafter's; speculators: both stages of the MLP speculators'.",
-        "paper|speculators"))
-    prompts: tuple[str, ...] = flag((), Flag(
+        "paper|speculators")] = None
+    prompts: Annotated[tuple[str, ...], Flag(
         "Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI chat. The "
         "target answers them beside prompts that it writes itself. Several times for several "
-        "files.", "FILE", _CORPUS))
-    data: str | None = flag(None, Flag(
-        "Conversations with finished answers to train on instead.", "FILE", _CORPUS))
-    labels: str | None = flag(None, Flag(
+        "files.", "FILE", _CORPUS)] = ()
+    data: Annotated[str | None, Flag(
+        "Conversations with finished answers to train on instead.", "FILE", _CORPUS)] = None
+    labels: Annotated[str | None, Flag(
         "With --data: train on what the target would answer at each position, or on the answers. "
-        "[default: target]", "target|data", _CORPUS))
-    answer_tokens: int | None = flag(None, Flag(
+        "[default: target]", "target|data", _CORPUS)] = None
+    answer_tokens: Annotated[int | None, Flag(
         "Size of the corpus: 2 million is little, 10 million a lot. [default: 2000000]", "N",
-        _CORPUS))
-    form: str | None = flag(None, Flag(
+        _CORPUS)] = None
+    form: Annotated[str | None, Flag(
         "The form of drafter: a recurrent head, Medusa heads, an MLP speculator, or EAGLE-3. "
-        "[default: recurrent]", "recurrent|medusa|mlp|eagle", _DRAFTER))
-    layers: int | None = flag(None, Flag(
-        "Residual blocks of a recurrent head. [default: 2]", "N", _DRAFTER))
-    draft_vocab: str | None = flag(None, Flag(
+        "[default: recurrent]", "recurrent|medusa|mlp|eagle", _DRAFTER)] = None
+    layers: Annotated[int | None, Flag(
+        "Residual blocks of a recurrent head. [default: 2]", "N", _DRAFTER)] = None
+    draft_vocab: Annotated[str | None, Flag(
         "Only the N most frequent tokens can be drafted, which is faster. [default: 8192]", "N|all",
-        _DRAFTER))
-    draft_length: int | None = flag(None, Flag(
-        "Tokens that it is trained to draft in a row. [default: 5]", "T", _DRAFTER))
-    hours: float | None = flag(None, Flag(
+        _DRAFTER)] = None
+    draft_length: Annotated[int | None, Flag(
+        "Tokens that it is trained to draft in a row. [default: 5]", "T", _DRAFTER)] = None
+    hours: Annotated[float | None, Flag(
         "Plan the size of the corpus, the passes over it and the evaluations so that all of it "
-        "takes so long.", "H", _TRAINING))
-    epochs: float | None = flag(None, Flag("Passes over the corpus. [default: 4]", "X", _TRAINING))
-    start_from: str | None = flag(None, Flag(
-        "A drafter of the same form, which is trained further on this corpus.", "DIR", _TRAINING))
-    seed: int | None = flag(None, Flag(
+        "takes so long.", "H", _TRAINING)] = None
+    epochs: Annotated[float | None, Flag(
+        "Passes over the corpus. [default: 4]", "X", _TRAINING)] = None
+    start_from: Annotated[str | None, Flag(
+        "A drafter of the same form, which is trained further on this corpus.", "DIR",
+        _TRAINING)] = None
+    seed: Annotated[int | None, Flag(
         "Of the corpus and of training: another one brings other texts. [default: 0]", "N",
-        _TRAINING))
-    memory: int | None = flag(None, Flag(
+        _TRAINING)] = None
+    memory: Annotated[int | None, Flag(
         "Most memory that writing and training take, all processes together. "
         "[default: 85% of what models may take on a GPU, half of the memory on a CPU]", "BYTES",
-        _TRAINING))
-    dtype: str | None = flag(None, Flag(
-        "float16, bfloat16, float32, or auto: as stored on a GPU, float32 on a CPU. "
-        "[default: auto]", "TYPE", MODEL))
+        _TRAINING)] = None
+    dtype: Annotated[str | None, Flag(
+        f"{opt.DTYPE.help} [default: auto]", "TYPE", MODEL)] = None
     # fmt: on
 
     def check_hours(self) -> None:
@@ -90,8 +92,9 @@ class TrainOptions:
             )
         for name in ("answer_tokens", "epochs", "data", "recipe"):
             if getattr(self, name) is not None:
-                option = name.replace("_", "-")
-                raise BadInputError(f"--hours plans the run by itself; leave out --{option}")
+                raise BadInputError(
+                    f"--hours plans the run by itself; leave out {opt.option_name(name)}"
+                )
 
     def given(self) -> dict[str, object]:
         """Return what was set, by options-file key; `drafter.layers` is in table [drafter].
@@ -105,35 +108,34 @@ class TrainOptions:
         }
         if self.prompts:
             named["prompts"] = [*self.prompts]
-        if self.draft_vocab is not None:
-            named["draft_vocab"] = _vocabulary(self.draft_vocab)
+        size = self.draft_vocab
+        if size is not None and size != "all":
+            if not _NUMBER.fullmatch(size) or int(size) < 1:
+                raise BadInputError(f"--draft-vocab is {size}; give a number of tokens, or all")
+            named["draft_vocab"] = int(size)
         return {key: value for name, value in named.items() for key in _KEYS.get(name, (name,))}
 
     def sources(self, from_file: Iterable[str]) -> dict[str, str]:
         """Return what set each key, for messages: an option of the command, or the options file."""
         options = {key: name for name in vars(self) for key in _KEYS.get(name, (name,))}
-        by_option = {key: f"--{options[key].replace('_', '-')}" for key in self.given()}
+        by_option = {key: opt.option_name(options[key]) for key in self.given()}
         return {key: f"{key} in {self.config}" for key in from_file} | by_option
 
 
-@with_options
+@opt.with_options
 def command(
     *,
     output: Annotated[
         str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="DIR",
-            show_default=False,
-            help="The drafter's folder. [default: one in our cache, where --drafter auto looks]",
+        Flag(
+            "The drafter's folder. [default: one in our cache, where --drafter auto looks]",
+            "DIR",
+            names=("--output", "-o"),
         ),
     ] = None,
     options: TrainOptions,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print sizes and a time estimate, and do nothing.")
-    ] = False,
-    target: Annotated[TargetOptions, ("model", "quantize", "offline")],
+    dry_run: Annotated[bool, Flag("Print sizes and a time estimate, and do nothing.")] = False,
+    target: Annotated[opt.TargetOptions, ("model", "quantize", "offline")],
 ) -> None:
     """Train a drafter for a model, on text that the model writes itself.
 
@@ -145,11 +147,12 @@ def command(
     from redrafter_mlx.distill.options_file import make_job, read_options
     from redrafter_mlx.distill.recipes import flat, with_recipe
     from redrafter_mlx.drafting.installed import drafter_folder
+    from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
     if output is not None and not output.strip():
         raise BadInputError("--output is empty; give a folder")
     options.check_hours()
-    job: dict[str, object] = {"model": "smollm2-135m"}
+    job: dict[str, object] = {"model": DEFAULT_MODEL}
     job |= {} if options.config is None else read_options(Path(options.config))
     in_file = [key for key, _ in flat(job)]
     loading = {"model": target.model or None, "quantize": target.quantize}
@@ -163,10 +166,5 @@ def command(
         job = with_recipe(options.recipe, job, options.sources(in_file))
     folder = drafter_folder(str(job["model"])) if output is None else Path(output)
     made = make_job(job, folder, offline=target.offline)
-    run_training(made, dry_run=dry_run, hours=options.hours)
-
-
-def _vocabulary(given: str) -> int | str:
-    if given != "all" and (not _NUMBER.fullmatch(given) or int(given) < 1):
-        raise BadInputError(f"--draft-vocab is {given}; give a number of tokens, or all")
-    return given if given == "all" else int(given)
+    with nullcontext() if dry_run else kept_awake():
+        run_training(made, dry_run=dry_run, hours=options.hours)

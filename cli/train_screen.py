@@ -6,7 +6,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 
 import typer
 from rich.console import Console
@@ -21,7 +21,7 @@ from rich.progress import (
 from rich.table import Table
 
 from redrafter_mlx.cli.progress import Stage, duration, progress_bars, progress_lines
-from redrafter_mlx.cli.terminal import StopKey, one_line
+from redrafter_mlx.cli.terminal import INTERRUPTED, StopKey, one_line
 from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.evaluation.speed import MeasuredRow, verdict
@@ -31,31 +31,24 @@ from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.installed import own_shelf
-from redrafter_mlx.runtime.awake import kept_awake
 from redrafter_mlx.runtime.paths import cache_dir, free_disk, human_size
-
-_INTERRUPTED = 130
 
 Update = Callable[..., None]
 """Takes the amount that is done, and if known the total and a note."""
 
 
-def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None = None) -> None:
+def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> None:
     """Run all stages of a job; Ctrl-C leaves it ready to resume.
 
     hours: time for which the corpus, the passes over it and the evaluations are planned
     """
-    with nullcontext() if dry_run else kept_awake():
-        _run(job, dry_run, None if hours is None else Schedule(job.output, hours))
-
-
-def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
     console = Console(stderr=True, highlight=False, soft_wrap=True, markup=False)
+    schedule = None if hours is None else Schedule(job.output, hours)
     if schedule is not None and schedule.plan is not None:
         job = schedule.plan.of(job)
     loading = f"loading {job.model}"
     ranks = join_ranks()
-    with progress_bars(loading) as progress, _lines(console, Stage(loading)):
+    with progress_bars(loading) as progress, _stage(console, loading):
         run = TrainingRun(job, progress, ranks=ranks)
     if ranks is not None and not ranks.leads:
         if not dry_run:
@@ -64,11 +57,11 @@ def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
     for line in run.notes:
         console.print(line)
     if schedule is not None:
-        with _lines(console, Stage("planning from a little of both stages")):
+        with _stage(console, "planning from a little of both stages"):
             run.begin(schedule)
         _print_plan(console, run, schedule)
     if dry_run:
-        with _lines(console, Stage("trying a little of both stages")):
+        with _stage(console, "trying a little of both stages"):
             guess = run.estimate()
         _print_estimate(guess, run.job)
         return
@@ -81,45 +74,43 @@ def _run(job: TrainingJob, dry_run: bool, schedule: Schedule | None) -> None:
     with _timed(schedule):
         if schedule is not None:
             before = schedule.plan
-            with _lines(console, Stage("trying a little of training")):
+            with _stage(console, "trying a little of training"):
                 run.finalize(schedule)
             schedule.save()
             if schedule.plan != before:
                 _print_plan(console, run, schedule)
         if not _fit(run, console, schedule):
             _say_goodbye(console, "the training so far is saved")
-        rows = _measure(run, console, schedule)
-    note = run.finish(rows)
-    if note:
+        prompts = run.measured_prompts()
+        with _stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
+            rows = run.measure(prompts, update, schedule.is_over if schedule else lambda: False)
+    if note := run.finish(rows):
         console.print(note)
     _print_verdict(run, rows)
 
 
 def _say_goodbye(console: Console, kept: str) -> None:
     console.print(f"stopped; {kept}, and the same command resumes")
-    raise typer.Exit(_INTERRUPTED)
+    raise typer.Exit(INTERRUPTED)
 
 
 @contextmanager
 def _timed(schedule: Schedule | None) -> Iterator[None]:
     """Save the plan and the time spent before a stage, and after it, however it ends."""
-    if schedule is not None:
-        schedule.save()
+    save = (lambda: None) if schedule is None else schedule.save
+    save()
     try:
         yield
     finally:
-        if schedule is not None:
-            schedule.save()
+        save()
 
 
 def _print_plan(console: Console, run: TrainingRun, schedule: Schedule) -> None:
-    """Print what the run does in its hours, and when it ends."""
-    job = run.job
+    job, seconds = run.job, schedule.to_go()
     console.print(
         f"plan for {schedule.plan.hours if schedule.plan else 0:g} h: {job.answer_tokens:,} answer "
         f"tokens, {job.training.epochs:g} passes, {job.training.evaluations} evaluations, "
-        f"{job.timed_questions} timed questions; {_ends(schedule.to_go())}, "
-        f"in {duration(schedule.to_go())}"
+        f"{job.timed_questions} timed questions; {_ends(seconds)}, in {duration(seconds)}"
     )
 
 
@@ -128,25 +119,22 @@ def _ends(seconds: float) -> str:
     return time.strftime("the run ends at %H:%M", time.localtime(time.time() + seconds))
 
 
-def _write(run: TrainingRun, console: Console, schedule: Schedule | None = None) -> CorpusSize:
-    wanted = run.job.answer_tokens
-    began, first = time.monotonic(), -1
+def _write(run: TrainingRun, console: Console, schedule: Schedule | None) -> CorpusSize:
+    wanted, began = run.job.answer_tokens, time.monotonic()
+    before: int | None = None
 
-    def describe(now: CorpusSize) -> str:
-        nonlocal first
-        first = now.answer_tokens if first < 0 else first
-        rate = (now.answer_tokens - first) / max(time.monotonic() - began, 1e-9)
-        whole = "" if schedule is None else f", {_ends(schedule.to_go())}"
-        return f"{now.texts} texts, {human_size(now.bytes)} on disk, {rate:.0f} tok/s{whole}"
+    def show(now: CorpusSize) -> None:
+        nonlocal before
+        before = now.answer_tokens if before is None else before
+        rate = (now.answer_tokens - before) / max(time.monotonic() - began, 1e-9)
+        note = f"{now.texts} texts, {human_size(now.bytes)} on disk, {rate:.0f} tok/s"
+        if schedule is not None:
+            schedule.save_now_and_then()
+            note += f", {_ends(schedule.to_go())}"
+        update(min(now.answer_tokens, wanted), note=note)
 
     with _stage(console, "writing the corpus", "tokens", wanted) as update:
-
-        def show(now: CorpusSize) -> None:
-            if schedule is not None:
-                schedule.save_now_and_then()
-            update(min(now.answer_tokens, wanted), note=describe(now))
-
-        return run.write(show, (lambda: False) if schedule is None else schedule.writing_is_over)
+        return run.write(show, schedule.writing_is_over if schedule else lambda: False)
 
 
 def _print_corpus(corpus: CorpusSize, run: TrainingRun, console: Console, *, planned: bool) -> None:
@@ -190,10 +178,10 @@ def _fit(run: TrainingRun, console: Console, schedule: Schedule | None = None) -
                 schedule.save_now_and_then()
             if isinstance(event, Step):
                 last = event
-                speed = f"{event.positions_per_second:.0f} positions/s"
-                to_go = None if schedule is None else schedule.to_go(event.step, event.steps)
-                whole = "" if to_go is None else f", {_ends(to_go)}"
-                update(event.step, event.steps, f"loss {event.loss:.3f}, {speed}{whole}")
+                note = f"loss {event.loss:.3f}, {event.positions_per_second:.0f} positions/s"
+                if schedule is not None:
+                    note += f", {_ends(schedule.to_go(event.step, event.steps))}"
+                update(event.step, event.steps, note)
             else:
                 _print_quality(console, event)
                 key.closing = last is not None and last.step == last.steps  # it is saved next
@@ -214,21 +202,13 @@ def _print_quality(console: Console, at: Evaluation) -> None:
     )
 
 
-def _measure(run: TrainingRun, console: Console, schedule: Schedule | None) -> list[MeasuredRow]:
-    prompts = run.measured_prompts()
-    with _stage(console, "timing beside plain decoding", "questions", len(prompts)) as update:
-        return run.measure(prompts, update, schedule.is_over if schedule else lambda: False)
-
-
 def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if rows:
         table = Table("width", "length", "nodes", "tokens/step", "tok/s", "plain tok/s", "speedup")
         for row in rows:
             table.add_row(
-                str(row.beam_width),
-                str(row.beam_length),
-                str(row.nodes),
+                *map(str, (row.beam_width, row.beam_length, row.nodes)),
                 f"{row.tokens_per_step:.2f}",
                 f"{row.tokens_per_second:.1f}",
                 f"{row.baseline_tokens_per_second:.1f}",
@@ -236,25 +216,21 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
             )
         console.print(table)
     console.print(verdict(rows))
-    console.print(f"use it: {_chat(run.job)}")
-
-
-def _chat(job: TrainingJob) -> str:
-    """Return the command for a chat with the drafter; in our own folder it needs no name."""
-    command = ["redrafter-mlx", "chat", "--model", job.model]
-    if job.output.resolve().parent != own_shelf().resolve():
-        command += ["--drafter", str(job.output)]
-    return shlex.join(command)
+    chat, output = ["redrafter-mlx", "chat", "--model", run.job.model], run.job.output
+    if output.resolve().parent != own_shelf().resolve():  # where it needs no name
+        chat += ["--drafter", str(output)]
+    console.print(f"use it: {shlex.join(chat)}")
 
 
 def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
     console = Console(highlight=False, soft_wrap=True, markup=False)
     preparing = "reading the answers" if job.data else "writing the corpus"
+    size, free = min(guess.corpus_bytes, job.cache_bytes), free_disk(cache_dir())
     for what, amount in (
         ("answers", f"{guess.answer_tokens:,} tokens"),
         ("drafter", f"{guess.parameters / 1e6:.1f} million parameters"),
         ("on disk", human_size(guess.drafter_bytes)),
-        ("corpus on disk", _corpus_size(guess, job)),
+        ("corpus on disk", f"{human_size(size)}, and {human_size(free)} are free"),
         ("memory", human_size(guess.memory_bytes)),
         (preparing, f"{duration(guess.writing_seconds)}, less what is there already"),
         ("training", f"{duration(guess.training_seconds)}, {guess.steps} steps"),
@@ -262,21 +238,18 @@ def _print_estimate(guess: Estimate, job: TrainingJob) -> None:
         console.print(f"{what:<20} {amount}")
 
 
-def _corpus_size(guess: Estimate, job: TrainingJob) -> str:
-    """Return e.g. `40.0 GB, and 31.0 GB are free`, the size up to `cache_bytes`."""
-    size, free = min(guess.corpus_bytes, job.cache_bytes), free_disk(cache_dir())
-    return f"{human_size(size)}, and {human_size(free)} are free"
-
-
 @contextmanager
 def _stage(
-    console: Console, activity: str, unit: str, total: int | None = None
+    console: Console, activity: str, unit: str = "", total: int | None = None
 ) -> Iterator[Update]:
-    """Show the progress of a stage: a bar on a terminal, a line now and then elsewhere."""
+    """Show the progress of a stage: a line now and then; on a terminal a bar, if it is counted."""
+    stage = Stage(activity, unit, total)
     if not sys.stderr.isatty():
-        stage = Stage(activity, unit, total)
-        with _lines(console, stage):
+        with progress_lines(stage, lambda line: console.print(one_line(line))):
             yield stage.update
+        return
+    if not unit:
+        yield stage.update
         return
     columns = (
         SpinnerColumn(),
@@ -294,10 +267,3 @@ def _stage(
             progress.update(task, completed=done, total=total, note=note)
 
         yield update
-
-
-def _lines(console: Console, stage: Stage) -> AbstractContextManager[None]:
-    """Print lines on the progress of a stage; none on a terminal, where bars show it."""
-    if sys.stderr.isatty():
-        return nullcontext()
-    return progress_lines(stage, lambda line: console.print(one_line(line)))

@@ -5,21 +5,23 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from redrafter_mlx.autotune.advice import LOOKUP, NOTHING, TRAINED, promise, published
 from redrafter_mlx.autotune.candidates import LENGTHS
 from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.cli.progress import duration
+from redrafter_mlx.distill.estimate import Estimate
+from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.run import TrainingRun
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import RedrafterError
-
-if TYPE_CHECKING:
-    from redrafter_mlx.distill.estimate import Estimate
-    from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.loading.target import LoadedTarget
+from redrafter_mlx.target.fingerprint import nbytes_of
+from redrafter_mlx.weights.fit.needs import FOUR_BITS, stored_model
+from redrafter_mlx.weights.known_drafters import known_drafters
 
 _PATIENCE = 30.0
 """Maximum seconds for a trial of training, estimated from the measured calls."""
-
-_HOURS = 8
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,6 @@ class Advice:
 
 def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Advice]:
     """Return plain decoding, lookup, a published drafter if one is known, and one trained here."""
-    from redrafter_mlx.weights.fit.needs import FOUR_BITS
-    from redrafter_mlx.weights.known_drafters import known_drafters
-
     name = _name(loaded)
     chat = f"redrafter-mlx chat --model {shlex.quote(name)}"
     kinds = [
@@ -45,14 +44,15 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
         ("lookup", LOOKUP, f"{chat} --drafter lookup"),
     ]
     known = next((one for one in known_drafters(name) if one.form == "EAGLE-3"), None)
-    sizes = _sizes(loaded)
-    if known is not None and sizes is not None:
+    stored = None if loaded.source is None else stored_model(loaded.source.path)
+    if known is not None and stored is not None:
         command = f"redrafter-mlx pull {known.name} && {chat} --drafter {known.name}"
-        nbytes = known.in_memory or sizes[0]
+        nbytes = known.in_memory or stored.size.drafter_bytes
         if loaded.source is not None and loaded.source.bits == 4:
             command, nbytes = f"{command} --drafter-bits 4", round(nbytes * FOUR_BITS)
-        kinds.append((f"{known.form}, published", published(nbytes, sizes[1]), command))
-    train = f"redrafter-mlx train --model {shlex.quote(name)} --hours {_HOURS}"
+        kind = published(nbytes, nbytes_of(loaded.model))
+        kinds.append((f"{known.form}, published", kind, command))
+    train = f"redrafter-mlx train --model {shlex.quote(name)} --hours 8"
     kinds.append(("trained here", TRAINED, train))
     found = []
     for way, kind, command in kinds:
@@ -65,17 +65,14 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
 
 def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
     """Return the estimate of `train --dry-run` for this model, or why it is not tried here."""
-    from redrafter_mlx.distill.job import TrainingJob
-    from redrafter_mlx.distill.run import TrainingRun
-    from redrafter_mlx.loading.target import LoadedTarget
-
     job = TrainingJob(model=_name(loaded), output=Path(f"{_name(loaded).rsplit('/')[-1]}-drafter"))
     if loaded.source is None:
         return "the model was not loaded by its name"
     command = f"redrafter-mlx train --model {shlex.quote(job.model)} --dry-run"
     if loaded.mirror is not None:
         return f"each rank writes with a whole model; see: {command}"
-    if _trial_seconds(costs) > _PATIENCE:
+    rows, seconds = costs.short[-1]
+    if seconds / rows * 6 * (64 + 10) > _PATIENCE:  # a few prompts, and some tokens of each
         return f"a trial takes long here; see: {command}"
     try:
         target = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source)
@@ -86,8 +83,6 @@ def training_estimate(loaded: Redrafter, costs: CostModel) -> Estimate | str:
 
 def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
     """Format the table of ways, and how long training takes."""
-    from redrafter_mlx.cli.progress import duration
-
     lines = [
         "expected speedups, from the times above and the usual acceptance of each kind of drafter",
         f"{'':<20} {'tokens/step':>11} {'tok/s':>8} {'speedup':>8}",
@@ -101,23 +96,6 @@ def describe_advice(ways: list[Advice], training: Estimate | str) -> str:
     amount = f"{training.answer_tokens:,} tokens of corpus"
     lines.append(f"training: {duration(seconds)} for {amount}, or as long as --hours says")
     return "\n".join(lines)
-
-
-def _trial_seconds(costs: CostModel) -> float:
-    """Return seconds of the shortest trial of training: a few prompts, and some tokens of each."""
-    rows, seconds = costs.short[-1]
-    return seconds / rows * 6 * (64 + 10)
-
-
-def _sizes(loaded: Redrafter) -> tuple[int, int] | None:
-    """Return bytes of a usual drafter and of the weights; None if it is no dense decoder."""
-    from redrafter_mlx.target.fingerprint import nbytes_of
-    from redrafter_mlx.weights.fit.needs import stored_model
-
-    stored = None if loaded.source is None else stored_model(loaded.source.path)
-    if stored is None:
-        return None
-    return stored.size.drafter_bytes, nbytes_of(loaded.model)
 
 
 def _name(loaded: Redrafter) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,10 +46,10 @@ def command(
             max_tokens=generation.max_tokens,
             shape=loaded.shape_of(generation) or loaded.beam_shape,
             oracle=loading.drafter == "auto" and loaded.drafter is None,
-            done=progress and (lambda n: progress("questions", n, len(prompts))),
+            done=lambda n: progress("questions", n, len(prompts)),
         )
-    text = json.dumps(report.to_dict()) if as_json else describe(report, loaded.tokenizer.decode)
-    sys.stdout.write(text + "\n")
+    decode = loaded.tokenizer.decode
+    print(json.dumps(report.to_dict()) if as_json else describe(report, decode))
     raise typer.Exit(0 if report.explained else 1)
 
 

@@ -5,8 +5,8 @@
     for response in model.stream("Why is the sky blue?"):
         print(response.text, end="", flush=True)
 
-Importing the package loads an optimised BLAS on Linux CPUs and nothing else. MLX itself is imported
-with the first name that needs it.
+On Linux, importing the package loads an optimised BLAS and sets glibc's allocator; nothing else.
+MLX itself is imported with the first name that needs it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.runtime.malloc import keep_freed_memory
 from redrafter_mlx.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ __all__ = [
     "stream_generate",
     "verify",
 ]
+
+keep_freed_memory()
 
 
 def __getattr__(name: str) -> object:

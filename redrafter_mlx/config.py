@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
@@ -259,7 +260,11 @@ def check_number(
     name: str, value: object, low: float, high: float = math.inf, low_excluded: bool = False
 ) -> None:
     """Raise BadInputError unless `value` is a finite number within its limits."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not abs(value) <= sys.float_info.max  # NaN, or an int beyond the range of float
+    ):
         raise BadInputError(f"{name} is {shown(value)}; it must be a number")
     if value < low or value > high or (low_excluded and value == low):
         above = f"above {low:g}" if low_excluded else f"at least {low:g}"
@@ -273,13 +278,6 @@ def shown(value: object) -> str:
         return f"{value!r:.80}"
     except ValueError:  # Python prints no integer of more than 4,300 digits
         return "a number of thousands of digits"
-
-
-def _is_finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # an int beyond the range of float
-        return False
 
 
 DEFAULT_BEAM_SHAPE = BeamShape(2, 4)

@@ -13,6 +13,10 @@ class BadInputError(RedrafterError, ValueError):
     """A parameter, prompt or file content that cannot be used."""
 
 
+class ContextLengthError(BadInputError):
+    """A prompt that leaves no room for an answer in the model's context."""
+
+
 class ModelNotFoundError(RedrafterError):
     """No model of that name, repository or path."""
 

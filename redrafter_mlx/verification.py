@@ -23,7 +23,6 @@ from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.sequential import sequential_log_probs
 
@@ -113,7 +112,7 @@ def verify(
         also done if there is no drafter
       done: called with the number of finished prompts
     """
-    MLX_PROCESS.check()
+    redrafter.target.lock.check()
     shape = shape or redrafter.beam_shape
     if shape == PLAIN:  # there is no drafter; the oracle's drafts are the harder test
         shape = DEFAULT_BEAM_SHAPE

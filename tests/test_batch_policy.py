@@ -244,14 +244,15 @@ def test_answers_with_a_grammar_continue_from_what_earlier_ones_learned() -> Non
         first.learn(rows, [replace(text.step(shape), seconds=CLIFF.step(shape, 128))])
 
     def largest(biased: AcceptanceStatistics | None) -> int:
-        policy = BatchPolicy(CLIFF, first.acceptance, biased=biased)
+        first.acceptance.biased = biased
+        policy = BatchPolicy(CLIFF, first.acceptance)
         shapes = []
         for _ in range(5):
             policy.learn(rows, [step_result(PLAIN, [0], [0], [0])])
             shapes.append(policy.next_shape(rows))
         return max(shape.nodes for shape in shapes)
 
-    assert largest(first.biased) <= 2 < largest(None)
+    assert largest(first.acceptance.biased) <= 2 < largest(None)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 8])

@@ -12,9 +12,10 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search, top_k
+from redrafter_mlx.speculation.beams import Beams, final_candidates
 from redrafter_mlx.speculation.sampling import log_softmax
 from redrafter_mlx.speculation.separate import pack_separately
-from redrafter_mlx.speculation.tree import Beams, final_candidates, pack_beam
+from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.model import Target
 
 
@@ -88,6 +89,22 @@ def test_every_prefix_of_the_search_is_a_node_though_nothing_continues_it() -> N
     for path, node in packed.items():
         numbers = [levels[n - 1].index(path[:n]) for n in range(1, len(path) + 1)]
         assert tree.beams[0, node].item() == max(numbers)
+
+
+@pytest.mark.parametrize("nodes", [2, 6, 13])
+@pytest.mark.parametrize("prefixes", ["all", "final"])
+def test_a_search_packs_as_if_its_prefixes_might_be_equal(nodes: int, prefixes: str) -> None:
+    """Packing may skip the comparison of the prefixes: one search finds none twice."""
+    bound = random_drafter().bind(Target(random_model()))
+    beams = search(bound, mx.random.normal((3, HIDDEN)), mx.array([3, 9, 3]), BeamShape(4, 4))
+    if prefixes == "final":
+        beams = final_candidates(beams)
+    assert beams.distinct
+    fast, slow = pack_beam(beams, nodes), pack_beam(beams._replace(distinct=False), nodes)
+    assert mx.array_equal(fast.valid, slow.valid).item()
+    for one, other in zip(fast.arrays, slow.arrays, strict=True):
+        there = fast.valid if one.ndim == 2 else fast.valid[:, :, None]
+        assert mx.all((one == other) | ~there).item()
 
 
 def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:

@@ -87,6 +87,9 @@ def test_questions_keep_their_ids_and_a_json_array_is_read(tmp_path: Path) -> No
     rows = [{"instruction": "x", "input": "y"}, {"prompt": ["p", "q"]}]
     file.write_text(json.dumps(rows, indent=1))
     assert [q.text for q in read_questions(file)] == ["x\n\ny", "p"]
+    file.write_text('{"prompt": "a", "id": ""}\n{"prompt": "b", "id": 0}\n')
+    ids = [q.id for q in choose_questions(read_questions(file), None, None)]
+    assert ids == [1, 0], "an empty id is none"
     file.write_text("[this] is a plain line\n")
     assert read_questions(file) == [Question("[this] is a plain line")]
 
@@ -356,6 +359,9 @@ def test_half_a_last_line_is_cut_off_and_a_foreign_file_left_alone(tmp_path: Pat
     path.write_text(whole + whole[:100])
     assert len(AnswersFile(path).matching("float32", SETTINGS)) == 1
     assert path.read_text() == whole
+    other = json.dumps({**json.loads(whole), "category": "a\u2028b"}, ensure_ascii=False) + "\n"
+    path.write_text(other)
+    assert AnswersFile(path).matching("float32", SETTINGS)[0].category == "a\u2028b"
     path.write_text(whole.rstrip("\n"))
     AnswersFile(path).append(answer(repeat=1), SETTINGS)
     assert len(AnswersFile(path).matching("float32", SETTINGS)) == 2

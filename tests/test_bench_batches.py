@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
 
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.bench.analyse.batch_summary import summarise_batches
 from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchPlan, BatchRun, BatchRunner
-from redrafter_mlx.bench.measure.methods import Method, Run, Runner
+from redrafter_mlx.bench.measure.methods import Method, Run, Runner, our_stream
 from redrafter_mlx.bench.measure.plan import Prepared
 from redrafter_mlx.bench.measure.questions import Question
 from redrafter_mlx.cli import main, options
@@ -66,6 +70,19 @@ def test_the_clock_starts_when_every_prompt_has_its_first_token() -> None:
     assert run.first_seconds == 2.0
     assert lengths == [5, 5]
     assert run.seconds == [7.0, 8.0]
+
+
+def test_a_batch_waits_for_the_step_that_mlx_lms_last_batch_left_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    events: list[object] = []
+    monkeypatch.setattr(mx, "synchronize", events.append)
+    monkeypatch.setattr(mx, "reset_peak_memory", lambda: events.append("reset"))
+    clock = Ticking()
+    runner = BatchRunner({None: drafted()}, lambda: events.append("clock") or clock())
+    events.clear()
+    runner.run(PLAIN, [q.prompt_ids for q in QUESTIONS[:2]], 3, 0)
+    assert events[:3] == [our_stream(), "reset", "clock"]
 
 
 def test_every_size_goes_through_all_questions_and_methods_take_turns() -> None:
@@ -172,6 +189,19 @@ def test_all_requests_of_a_batch_are_decoded_at_once(tmp_path: Path) -> None:
     runs = [json.loads(text) for text in file.read_text().splitlines()]
     assert [run["batch"]["method"]["drafter"] for run in runs] == [None, None, "x", "random"]
     assert all(min(run["run"]["tokens"]) > 0 for run in runs)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("loaded")
+def test_a_terminal_shows_how_many_runs_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    monkeypatch.setenv("TERM", "xterm")
+    assert main.run([*LINE, "--batch-size", "1"]) == 0
+    assert re.search(r"[1-9] of \d+", screen.getvalue())
 
 
 @pytest.mark.usefixtures("loaded")

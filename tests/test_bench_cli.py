@@ -152,6 +152,16 @@ def test_without_a_drafter_the_baselines_are_measured(capsys: pytest.CaptureFixt
     assert [r["method"] for r in rows] == ["mlx-lm", "autoregressive"]  # type: ignore[attr-defined]
 
 
+def test_categories_without_a_drafter_make_no_empty_table(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    more = ["--categories", "writing,math", "--limit", "2"]
+    assert main.run([*QUICK, *more, "--drafter", "none"]) == 0
+    assert "By category" not in capsys.readouterr().out
+    assert main.run([*QUICK, *more]) == 0
+    assert "By category" in capsys.readouterr().out
+
+
 def test_one_command_makes_the_table_of_methods_by_temperature(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -67,14 +67,16 @@ def test_every_option_that_changes_a_table_is_listed(
 def test_a_table_has_a_column_for_each_setting_that_varies() -> None:
     methods = [PLAIN, DRAFTED, replace(DRAFTED, beam_width=3),
                replace(DRAFTED, temperature=0.5, accept="typical", epsilon=0.25)]  # fmt: skip
-    lines = [(settings_of(method), (method.name,)) for method in methods]
-    table = paper_table("t", ("method",), lines, "note")
+    lines = [(settings_of(method), {"method": method.name}) for method in methods]
+    table = paper_table("t", lines, "note")
     assert table.columns == ("method", "T", "accept", "W")
     assert table.rows[0] == ("mlx-lm", "0", "", "")
     assert table.rows[3] == ("redrafter", "0.5", "typical", "2")
-    assert paper_table("t", ("T", "accept"), lines, shown=("W",)).columns == ("T", "accept")
-    both = [(settings_of(DRAFTED, dtype), ()) for dtype in ("float16", "4bit")]
-    assert paper_table("t", (), both).rows == (("float16",), ("4bit",))
+    own = [(settings, {"T": "", "accept": ""}) for settings, _ in lines]
+    assert paper_table("t", own, shown=("W",)).columns == ("T", "accept")
+    both = [(settings_of(DRAFTED, dtype), {"": ""}) for dtype in ("float16", "4bit")]
+    assert paper_table("t", both).rows == (("", "float16"), ("", "4bit"))
+    assert paper_table("t", []).columns == ("nothing was measured",)
 
 
 def test_a_table_by_hand_tells_its_shapes_and_temperatures_apart(

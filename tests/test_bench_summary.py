@@ -20,7 +20,7 @@ from redrafter_mlx.bench.analyse.summary import Row, summarise
 from redrafter_mlx.bench.measure.answers import Answer, AnswersFile
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.papers.published import authors_grid
-from redrafter_mlx.bench.show.plot import check_plot, plot
+from redrafter_mlx.bench.show.plot import check_plot, plot, save_figure
 from redrafter_mlx.bench.show.report import heatmap, show
 from redrafter_mlx.bench.show.tables import acceptance_table, main_table, spread
 from redrafter_mlx.bench.statistics import Percentiles, Spread, ratio, ratio_of_ratios, typical
@@ -365,6 +365,18 @@ def test_a_picture_is_drawn_with_gaps_and_of_one_shape(tmp_path: Path) -> None:
         assert (tmp_path / name).stat().st_size > 1000
     with pytest.raises(BadInputError, match="nothing to draw"):
         plot([], tmp_path / "a.png")
+
+
+def test_a_picture_that_finds_no_room_is_named_and_no_option(tmp_path: Path) -> None:
+    """For it may be a report's, of which --plot is no option."""
+
+    class Figure:
+        def savefig(self, *_: object, **__: object) -> None:
+            raise OSError(28, "No space left on device")
+
+    with pytest.raises(BadInputError, match=r"a\.png.*No space left") as raised:
+        save_figure(Figure(), tmp_path / "a.png")  # type: ignore[arg-type]
+    assert "--plot" not in str(raised.value)
 
 
 def test_a_picture_that_cannot_be_written_is_refused_beforehand(

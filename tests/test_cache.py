@@ -16,14 +16,12 @@ from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.prefix_cache import PrefixCache, common_prefix
-from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.accept import accept
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache
+from redrafter_mlx.target.cache_slots import with_capacity
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache, planned_capacity
+from redrafter_mlx.target.layer_cache import TreePlan
 from redrafter_mlx.target.masks import attention_mask
 from redrafter_mlx.target.model import Target
 
@@ -129,7 +127,7 @@ def test_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
 
     for _ in decode(decoder, cache, 0, prompt, sequence_keys(0), finished):
         pass
-    cache.flush()
+    cache.target.flush()
     known = prompt + emitted[:-1]
     for got, want in zip(
         slots(cache.target, 0, len(known)), prefilled_slots(target, known), strict=True
@@ -171,87 +169,28 @@ def test_buffers_grow_by_whole_buckets() -> None:
     assert seen == {CAPACITY_STEP, 2 * CAPACITY_STEP}
 
 
-def read(decoder: Decoder, tokens: list[int]) -> SequenceCache:
-    """Return the cache after reading a text."""
-    cache = decoder.new_cache()
-    decoder.target.append(mx.array([tokens]), cache.target, 0)
-    return cache
+@pytest.mark.parametrize("length", [1, 250, 1000, 33_000])
+def test_the_planned_capacity_is_that_of_the_call(length: int) -> None:
+    """The mask fits into it."""
+    tree, cache = tree_for(1), TreeCache(2)
+    cache.plan_tree(tree, mx.array([length]), length)
+    assert isinstance(cache.plan, TreePlan)
+    N = tree.tokens.shape[1]
+    assert cache.plan.capacity == planned_capacity(length, N)
+    assert cache.plan.capacity >= cache.plan.extent >= length + N
+    assert planned_capacity(33_000, 32) == 36_864
 
 
-def test_a_prefix_cache_returns_only_what_the_next_prompt_shares() -> None:
-    texts = PrefixCache(10**9)
-    decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
-    assert texts.take([1, 2, 3], None) is None
-    texts.keep(read(decoder, [1, 2, 3, 4]), [1, 2, 3, 4], None)
-    for prompt, shared in (([1, 2, 3, 9, 9], 3), ([1, 2, 3], 2), ([1, 2, 3, 4, 5], 4)):
-        found = texts.take(prompt, None)
-        assert found is not None
-        assert found[1] == shared, "the last token of a prompt is always read again"
-    assert texts.take([2, 1], None) is None
-
-
-def test_of_a_drafter_that_reads_pairs_of_positions_the_last_shared_one_is_read_again() -> None:
-    """EAGLE remembers each position with the token after it, which belongs to the old text."""
-
-    class Reader(Oracle):
-        features = Features(hidden=True, every_position=True)
-
-    texts, drafter = PrefixCache(10**9), Reader([1], 100)
-    decoder = Decoder(Target(random_model()), drafter, PLAIN, SamplingParams())
-    cache = read(decoder, [1, 2, 3, 4])
-    cache.remembered = mx.array([4], mx.int32)
-    texts.keep(cache, [1, 2, 3, 4], drafter)
-    for prompt, shared in (([1, 2, 3, 9, 9], 2), ([1, 2, 3], 2), ([1, 2, 3, 4, 5], 3)):
-        found = texts.take(prompt, drafter)
-        assert found is not None
-        assert found[1] == found[0].remembered.item() == shared
-    assert texts.take([1, 9, 9], drafter) is None
-
-
-def test_the_least_recently_used_text_is_let_go_of_first() -> None:
-    decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
-    one = read(decoder, [1, 1, 1]).trimmed(3).nbytes
-    texts = PrefixCache(2 * one)
-    for first in (1, 2):
-        texts.keep(read(decoder, [first] * 3), [first] * 3, None)
-    texts.take([1, 1, 1], None)
-    texts.keep(read(decoder, [3] * 3), [3] * 3, None)
-    assert [texts.take([n] * 3, None) is not None for n in (1, 2, 3)] == [True, False, True]
-    assert texts.nbytes == 2 * one
-
-
-def test_a_text_that_another_one_continues_is_not_kept_twice() -> None:
-    decoder = Decoder(Target(random_model()), None, PLAIN, SamplingParams())
-    texts = PrefixCache(10**9)
-    for n in (3, 5, 4):
-        texts.keep(read(decoder, [7] * n), [7] * n, None)
-    assert texts.nbytes == read(decoder, [7] * 5).trimmed(5).nbytes
-
-
-def test_what_was_handed_out_changes_no_kept_text() -> None:
-    """Two answers continue the same text, one from its middle."""
-    model = random_model(seed=3)
-    decoder = Decoder(Target(model), None, PLAIN, SamplingParams())
-    texts, text = PrefixCache(10**9), [i % 97 for i in range(1, 41)]
-    texts.keep(read(decoder, text), text, None)
-    for prompt in ([*text, 5], [*text[:20], 9], [*text, 5], [*text[:39], 1, 2]):
-        found = texts.take(prompt, None)
-        assert found is not None
-        emitted: list[int] = []
-
-        def finished(result: StepResult, emitted: list[int] = emitted) -> bool:
-            emitted.extend(result.tokens)
-            return len(emitted) == 20
-
-        for _ in decode(decoder, *found, prompt, sequence_keys(0), finished):
-            pass
-        assert emitted == plain_tokens(model, prompt, 20)
-
-
-def test_common_prefix() -> None:
-    assert common_prefix([1, 2, 3], [1, 2, 4]) == 2
-    assert common_prefix([1, 2], [1, 2, 4]) == 2
-    assert common_prefix([], [1]) == 0
+def test_buffers_that_grow_are_in_memory_once_at_each_size() -> None:
+    small = mx.ones((1, 2, 32, 64))
+    mx.eval(small)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    grown = with_capacity(small, small, 4096)
+    mx.eval(grown)
+    assert mx.get_peak_memory() - before <= grown.nbytes + 4096
+    assert mx.array_equal(grown[:, :, :32], small)
+    assert mx.array_equal(grown[:, :, 32:], mx.zeros((1, 2, 4096 - 32, 64)))
 
 
 def test_a_cache_that_is_let_go_is_freed_at_once() -> None:

@@ -208,6 +208,12 @@ def test_card_holds_every_number_that_was_reported() -> None:
         assert part in card, part
 
 
+def test_card_says_so_where_the_log_was_removed() -> None:
+    card = render_card(report(seconds=None, quality=None))
+    assert "The log of its training was removed" in card
+    assert "| training time | unknown |" in card
+
+
 def test_measured_table_has_a_row_for_each_shape() -> None:
     card = render_card(report())
     assert "| 1 | 4 | 4 | 1.25 | 55.5 | 50.0 | 1.11 |" in card

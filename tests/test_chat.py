@@ -15,10 +15,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -60,18 +61,25 @@ class FakeSession:
         self.messages = []
 
     def stream(
-        self, text: str, *, options: GenerationOptions | None = None
+        self,
+        text: str,
+        *,
+        options: GenerationOptions | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generator[FakeToken, None, None]:
         if text == "refuse":
             raise BadInputError("the prompt is too long; /clear makes it shorter")
         assert options is not None
         self.options.append(options)
-        return self._turn(text)
+        assert on_prefill is not None
+        return self._turn(text, on_prefill)
 
-    def _turn(self, text: str) -> Generator[FakeToken, None, None]:
+    def _turn(
+        self, text: str, on_prefill: Callable[[int, int], None]
+    ) -> Generator[FakeToken, None, None]:
         words: list[str] = []
         try:
-            for n, word in enumerate(self._words(text), 1):
+            for n, word in enumerate(self._words(text, on_prefill), 1):
                 words.append(word)
                 yield FakeToken(word, n, source="lookup" if n > 1 else "drafter")
         finally:
@@ -81,7 +89,11 @@ class FakeSession:
                     {"role": "assistant", "content": "".join(words)},
                 ]
 
-    def _words(self, text: str) -> Iterator[str]:
+    def _words(self, text: str, on_prefill: Callable[[int, int], None]) -> Iterator[str]:
+        if text == "long":
+            for read in range(10_000, 30_001, 5_000):
+                time.sleep(0.5)
+                on_prefill(read, 30_000)
         if text == "think":
             for _ in range(3000):
                 time.sleep(0.01)
@@ -145,6 +157,25 @@ def test_three_quotes_make_one_message_of_several_lines() -> None:
     assert sent == ["first\n second\nthird", "/alone", "one"]
 
 
+DOCSTRINGS = (
+    '"""What the module does."""', "", "def f():", '    """One line."""', "    return 1", "",
+    "def g():", '    """First.', "", "    More.", '    """', '    x = """a', 'b"""', "    return x",
+)  # fmt: skip
+
+
+def test_a_quoted_text_with_docstrings_arrives_whole() -> None:
+    got = piped('"""', *DOCSTRINGS, '"""', "after", '""" ', "  one", '""" ')
+    sent = [m["content"] for m in got.chat.session.messages if m["role"] == "user"]
+    assert sent == ["\n".join(DOCSTRINGS), "after", "  one"]
+
+
+@pytest.mark.parametrize("line", ['end"""', '    """', '"""one"""'])
+def test_three_quotes_alone_are_closed_by_three_quotes_alone(line: str) -> None:
+    got = piped('"""', line)
+    assert got.chat.session.messages == []
+    assert 'lacks its closing """ on a line of its own' in got.err
+
+
 def test_quotes_that_are_never_closed_send_nothing() -> None:
     got = piped('"""first', "second")
     assert got.chat.session.messages == []
@@ -171,6 +202,9 @@ def test_quotes_that_are_never_closed_send_nothing() -> None:
         ("/clear all", "/clear takes nothing"),
         ("/save", "/save needs a file"),
         ("/load", "/load needs a file"),
+        ("/read", "/read needs a file"),
+        ("/read /dev/zero", "/dev/zero: it is not a file"),
+        ("/read /", "/: it is not a file"),
         ("/load /nowhere/at/all", "/nowhere/at/all: No such file"),
         ("/load /dev/zero", "/dev/zero is not a file"),
         ("/save /dev/null/no", "cannot write /dev/null/no"),
@@ -293,6 +327,94 @@ def test_save_replaces_a_chat_and_nothing_else(tmp_path: Path) -> None:
     assert len(json.loads(chat.read_text())["messages"]) == 4
     assert other.read_text() == "dear diary"
     assert f"cannot load {other}" in got.err
+
+
+def questions(chat: Chat) -> list[str]:
+    return [m["content"] for m in chat.session.messages if m["role"] == "user"]
+
+
+def test_read_sends_the_whole_file_once_and_only_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = "\n".join(DOCSTRINGS) + "\n/clear\n" + "\u00e9 x\n" * 20_000
+    (tmp_path / "my code.py").write_text(text, encoding="utf-8")
+    got = piped("/read ~/my code.py", "", "What is this?", "And this?")
+    name = tmp_path / "my code.py"
+    assert questions(got.chat) == [f"{name}\n```\n{text}```\n\nWhat is this?", "And this?"]
+    assert f"{name} ({len(text):,} characters)" in got.err
+    assert got.status == 0
+
+
+def test_several_files_go_in_their_order_and_a_file_read_again_goes_once(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    a.write_bytes(b"\xef\xbb\xbfa\r\n")
+    b.write_text("```sh\nls\n```")
+    got = piped(f"/read {a}", f"/read '{b}'", f"/read {a}", "Compare.", "more")
+    sent = f"{a}\n```\na\r\n```\n\n{b}\n````\n```sh\nls\n```\n````\n\nCompare."
+    assert questions(got.chat) == [sent, "more"]
+
+
+def test_the_size_of_a_file_is_in_tokens_where_they_can_be_counted(tmp_path: Path) -> None:
+    def count(text: str) -> int:
+        if len(text) > 20:
+            raise BadInputError("the prompt has 21 tokens")
+        return 1234
+
+    for name, size in (("short", 20), ("long", 21)):
+        (tmp_path / name).write_text("x" * size)
+    err = io.StringIO()
+    lines = f"/read {tmp_path}/short\n/read {tmp_path}/long\n"
+    chat = make_chat(Terminal(io.StringIO(lines), io.StringIO(), err, False))
+    chat.count_tokens = count
+    run_chat(chat)
+    assert f"{tmp_path}/short (1,234 tokens)" in err.getvalue()
+    assert f"cannot read {tmp_path}/long: the prompt has 21 tokens" in err.getvalue()
+    assert [*chat.files] == [f"{tmp_path}/short"]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        (None, "No such file"),
+        (b"", "empty"),
+        (b" \n", "empty"),
+        (b"GIF89a\x00\x01", "not a text"),
+        (b"caf\xe9", "at byte 3"),
+        (b"x" * 4_000_001, "more than 4 MB"),
+    ],
+)
+def test_a_failed_read_changes_nothing(tmp_path: Path, content: bytes | None, named: str) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    good.write_text("fine\n")
+    if content is not None:
+        bad.write_bytes(content)
+    got = piped(f"/read {good}", f"/read {bad}", "question")
+    errors = [line for line in got.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert f"cannot read {bad}: " in errors[0]
+    assert named in errors[0]
+    assert questions(got.chat) == [f"{good}\n```\nfine\n```\n\nquestion"]
+
+
+def test_a_file_stays_until_a_message_with_it_joins_the_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "a"
+    file.write_text("text")
+    stream, refused = FakeSession.stream, ["too long"]
+
+    def refuse_once(
+        session: FakeSession, text: str, **more: Any
+    ) -> Generator[FakeToken, None, None]:
+        if refused:
+            raise BadInputError(refused.pop())
+        return stream(session, text, **more)
+
+    monkeypatch.setattr(FakeSession, "stream", refuse_once)
+    got = piped(f"/read {file}", "one", "two", "three", f"/read {file}", "/read none", "four")
+    assert questions(got.chat) == [f"{file}\n```\ntext\n```\n\ntwo", "three", "four"]
+    assert got.err.count(f"still with the next message: {file}") == 1
 
 
 USER, ASSISTANT = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -443,6 +565,37 @@ def test_ctrl_c_before_the_first_token_stops_at_once_and_forgets_the_turn(typist
     typist.expect(">>> ")
     typist.type("hello\n")
     typist.expect('turn 1: "hello"')
+
+
+def test_a_long_prompt_shows_one_line_of_progress_until_the_first_token(typist: Typist) -> None:
+    typist.expect(">>> ")
+    typist.type("hello\n")
+    typist.expect(">>> ")
+    assert not any(words in typist.seen for words in ("reading", "waiting", "\x1b[2K"))
+    typist.type("long\n")
+    typist.expect("reading the prompt: 15,000 of 30,000 tokens")
+    typist.expect("reading the prompt: 20,000 of 30,000 tokens")
+    before = typist.expect("turn 2:")
+    assert "\n" not in before.replace("\r\n", "", 1)
+    assert before.rstrip().endswith("\x1b[2K")
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [("long", "15,000 of 30,000 tokens"), ("think", "waiting for the first token")],
+)
+def test_ctrl_c_while_the_line_of_progress_is_shown_stops_the_reading(
+    typist: Typist, message: str, shown: str
+) -> None:
+    typist.expect(">>> ")
+    typist.type(f"{message}\n")
+    typist.expect(shown)
+    typist.type("\x03")
+    assert "\x1b[2K" in typist.expect("stopped")
+    typist.expect(">>> ")
+    typist.type("hello\n")
+    typist.expect('turn 1: "hello"')
+    assert "30,000 of 30,000" not in typist.seen
 
 
 def test_ctrl_c_at_the_prompt_gives_a_hint_and_drops_the_line(typist: Typist) -> None:

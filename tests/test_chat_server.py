@@ -85,6 +85,22 @@ def test_each_token_comes_with_its_source_and_only_the_end_without(served: str) 
     assert end.tokens_per_step == pytest.approx((len(tokens) - 1) / end.steps, abs=1e-3)
 
 
+@pytest.mark.parametrize("remote", [False, True])
+def test_reported_progress_rises_to_the_length_of_the_prompt(served: str, remote: bool) -> None:
+    loaded, text = tiny_redrafter(), "0123456789" * 120
+    length = len(loaded.encode(text))
+    session = RemoteSession(connect(served, None, None)[1], None) if remote else loaded.session()
+    told: list[tuple[int, int]] = []
+    options = GenerationOptions(max_tokens=2)
+    answer = session.stream(text, options=options, on_prefill=lambda *n: told.append(n))
+    next(answer)
+    answer.close()
+    assert told == sorted(set(told))
+    assert len(told) > 1
+    assert told[-1] == (length, length)
+    assert {total for _, total in told} == {length}
+
+
 def test_an_answer_that_is_left_ends_on_the_server() -> None:
     model = tiny_redrafter()
     hold(model, 40)

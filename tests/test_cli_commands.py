@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata
 from pathlib import Path
@@ -54,7 +54,9 @@ class FakeModel:
         *,
         raw: bool = False,
         options: GenerationOptions | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generator[FakeToken, None, None]:
+        del on_prefill
         self.asked.append((prompt, raw, options))
         yield FakeToken("[red]an\x1b", 1)
         yield FakeToken("swer", 2, "stop")

@@ -11,26 +11,28 @@ from typer.testing import CliRunner
 
 from redrafter_mlx.cli.options import (
     GENERATION,
+    TARGET,
     Flag,
     ModelOptions,
     TargetOptions,
-    flag,
     with_options,
 )
 from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.weights.registry import DEFAULT_MODEL
 
 
 @dataclass(frozen=True)
 class Sizes:
-    width: int = flag(3, Flag("How wide.", "W"))
-    names: tuple[str, ...] = flag((), Flag("Names.", "NAME"))
-    deep: bool = flag(True, Flag("Stay flat.", names=("--no-deep",)))
-    height: float | None = flag(None, Flag("How high.", "H"))
+    width: Annotated[int, Flag("How wide.", "W")] = 3
+    names: Annotated[tuple[str, ...], Flag("Names.", "NAME")] = ()
+    deep: Annotated[bool, Flag("Stay flat.", names=("--no-deep",))] = True
+    height: Annotated[float | None, Flag("How high.", "H")] = None
+    hidden: int = 5
 
 
-def filled(*arguments: str) -> tuple[Sizes, GenerationOptions]:
+def filled(*arguments: str) -> tuple[Sizes, GenerationOptions, str | None]:
     """Return what a command with these options gets."""
-    got: list[tuple[Sizes, GenerationOptions]] = []
+    got: list[tuple[Sizes, GenerationOptions, str | None]] = []
     app = typer.Typer()
 
     @with_options
@@ -40,8 +42,11 @@ def filled(*arguments: str) -> tuple[Sizes, GenerationOptions]:
         generation: Annotated[GenerationOptions, ("max_tokens", "stop")] = GenerationOptions(  # noqa: B008
             max_tokens=7
         ),
+        owner: Annotated[
+            str | None, Flag("Whose.", "NAME", names=("--owner", "-o"), variable="OWNER")
+        ] = None,
     ) -> None:
-        got.append((sizes, generation))
+        got.append((sizes, generation, owner))
 
     app.command()(command)
     done = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
@@ -50,19 +55,48 @@ def filled(*arguments: str) -> tuple[Sizes, GenerationOptions]:
 
 
 def test_without_options_the_defaults_are_the_dataclass_or_the_commands() -> None:
-    assert filled() == (Sizes(), GenerationOptions(max_tokens=7))
+    assert filled() == (Sizes(), GenerationOptions(max_tokens=7), None)
+
+
+def test_a_variable_of_the_environment_gives_what_the_command_line_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OWNER", "you")
+    assert filled()[2] == "you"
+    assert filled("-o", "me")[2] == "me"
 
 
 def test_options_fill_the_fields_of_their_names_and_types() -> None:
-    line = "--width 4 --names a --names b --no-deep --height 1.5 --max-tokens 9 --stop x"
-    sizes, generation = filled(*line.split())
+    line = "--width 4 --names a --names b --no-deep --height 1.5 --max-tokens 9 --stop x -o me"
+    sizes, generation, owner = filled(*line.split())
     assert sizes == Sizes(4, ("a", "b"), False, 1.5)
     assert generation == GenerationOptions(max_tokens=9, stop=("x",))
+    assert owner == "me"
 
 
-def test_a_command_has_no_other_fields_than_those_it_takes() -> None:
-    with pytest.raises(AssertionError, match="--temperature"):
-        filled("--temperature", "1")
+@pytest.mark.parametrize("name", ["--temperature", "--hidden"])
+def test_a_command_has_no_other_fields_than_those_it_takes(name: str) -> None:
+    with pytest.raises(AssertionError, match=name):
+        filled(name, "1")
+
+
+def test_an_option_without_default_must_be_given() -> None:
+    got: list[int] = []
+    app = typer.Typer()
+
+    @with_options
+    def command(*, size: Annotated[int, Flag("How many.", "N", least=2)]) -> None:
+        got.append(size)
+
+    app.command()(command)
+    for arguments, status in (((), 2), (("--size", "1"), 2), (("--size", "2"), 0)):
+        assert CliRunner().invoke(app, list(arguments)).exit_code == status
+    assert got == [2]
+
+
+def test_help_names_the_default_model() -> None:
+    """The registry needs MLX, which help does not import."""
+    assert f"[default: {DEFAULT_MODEL}]" in TARGET.help
 
 
 def test_every_option_of_an_answer_is_on_the_command_line_but_those_named_here() -> None:

@@ -19,7 +19,8 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.speculation.beam_search import beam_search
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
@@ -78,6 +79,18 @@ def test_a_size_that_is_not_compiled_at_once_is_when_it_comes_again() -> None:
             np.testing.assert_allclose(np.array(got), want, rtol=1e-5, atol=1e-5)
             seen.append(calls[0])
     assert seen == [1, 1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_few_sizes_that_are_not_compiled_yet_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A size that comes again soon is still compiled."""
+    monkeypatch.setattr("redrafter_mlx.target.compiled.MOST_GRAPHS", 12)
+    target = Target(random_model(num_hidden_layers=1))
+    for rows in range(1, 31):
+        for size in (rows, 40):
+            cache, _ = after_prompt(target)
+            target.verify(random_tree(size, 97), cache, mx.array([7]), 7, compiled=False)
+        assert len(target._tree_call._uses) <= 12
+    assert target.compiled == 1
 
 
 def test_a_target_never_computes_with_the_weights_of_a_deleted_one() -> None:

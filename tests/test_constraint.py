@@ -27,8 +27,9 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
-from redrafter_mlx.speculation.tree import Beams, pack_beam
+from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.model import Target
 
 VOCAB = 97
@@ -246,6 +247,7 @@ def test_acceptance_statistics_learn_from_unconstrained_answers_alone(
         model.generate(PROMPT, max_tokens=30, **options)  # type: ignore[arg-type]
         assert model.tuning.policy("greedy").acceptance.steps().sum() == 0
     model.generate(PROMPT, max_tokens=30)
+    model.close()  # it is recorded after the answer's end
     assert model.tuning.policy("greedy").acceptance.steps().sum() > 0
 
 

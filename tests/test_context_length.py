@@ -37,7 +37,9 @@ def test_an_answer_fills_the_context_and_ends_by_length(
 
 def test_a_prompt_that_leaves_no_room_is_refused_at_once(redrafter: Redrafter) -> None:
     for length in (CONTEXT, CONTEXT + 1, 5000):
-        with pytest.raises(BadInputError, match=rf"{length} tokens.*{CONTEXT}") as caught:
+        with pytest.raises(
+            BadInputError, match=rf"length is {CONTEXT} tokens.* {length};"
+        ) as caught:
             redrafter.stream([72] * length)
         assert "\n" not in str(caught.value)
 

@@ -11,19 +11,15 @@ import pytest
 from tiny import ARCHITECTURES, HIDDEN, byte_tokenizer, plain_tokens, random_drafter, random_model
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.extras import (
-    Extras,
-    layer_inputs_path,
-    save_states,
-    with_layer_inputs,
-)
+from redrafter_mlx.distill.corpus.extras import Extras, save_states
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
-from redrafter_mlx.speculation.tree import Beams, pack_beam
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.adapter import find_backbone, recording
 from redrafter_mlx.target.model import Target
 
@@ -117,7 +113,9 @@ def texts(target: Target) -> list[Text]:
 def test_what_is_kept_while_writing_is_what_reading_finds() -> None:
     target = Target(random_model()).reading(LAYERS)
     examples = texts(target)
-    for text, again in zip(examples, with_layer_inputs(target, examples), strict=True):
+    forgotten = [replace(text, layer_inputs=None) for text in examples]
+    read = Extras(context=LAYERS).compute(target, forgotten)
+    for text, again in zip(examples, read, strict=True):
         want = again.layer_inputs
         assert text.layer_inputs is not None
         assert want is not None
@@ -138,7 +136,7 @@ def test_contexts_are_added_to_a_corpus_that_lacks_them_and_kept_where_they_are(
     with pytest.raises(DamagedFileError, match="states-0-1"):
         extras.load(shard)
     extras.add(plain, byte_tokenizer(), shard, 0)
-    path = layer_inputs_path(shard, LAYERS)
+    (path,) = extras.files(shard)
     written = path.read_bytes()
     for text, want in zip(extras.load(shard), extras.compute(plain, examples), strict=True):
         assert text.layer_inputs is not None
@@ -152,7 +150,7 @@ def test_contexts_of_other_texts_or_damaged_ones_are_named(tmp_path: Path) -> No
     target, shard = Target(random_model()).reading(LAYERS), tmp_path / "block-000000.safetensors"
     examples, extras = texts(target), Extras(context=LAYERS)
     save_shard(Shard(examples, {}), shard, {})
-    path = layer_inputs_path(shard, LAYERS)
+    (path,) = extras.files(shard)
     save_states([t.layer_inputs for t in examples[1:] if t.layer_inputs is not None], path)
     with pytest.raises(DamagedFileError, match="states-0-1"):
         extras.load(shard)

@@ -121,7 +121,7 @@ def test_times_of_another_setup_are_not_used(field: str) -> None:
     assert saved_timings(other) == Timings(other)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"setup": 1}', "\x00"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"setup": 1}', "\x00", "[" * 9**5])
 def test_a_damaged_file_counts_as_none(content: str) -> None:
     TIMINGS.save()
     SETUP.path.write_text(content)

@@ -72,8 +72,9 @@ def test_prompts_answers_and_texts_with_an_excluded_question_are_left_out(tmp_pa
     assert [c.turns for c in given.conversations] == [
         ("What is a ship?",), ("Why is the sea salt?",),
     ]  # fmt: skip
-    assert given.read is not None
-    assert [c.turns for c in given.read] == [("The sea is salt.",)]
+    prompts, (text,) = (texts.texts for texts in given.read)
+    assert prompts is None
+    assert text.turns == ("The sea is salt.",)
     assert given.left_out == 2
     data = tmp_path / "data.jsonl"
     data.write_text(json.dumps({"prompt": "Go on", "response": LONG}))
@@ -86,11 +87,13 @@ def test_each_part_of_the_texts_that_are_read_is_of_all_files(tmp_path: Path) ->
     files = tmp_path / "first.txt", tmp_path / "second.txt"
     for file in files:
         file.write_text("\n".join(f"{file.stem} text {i}" for i in range(50)))
-    read = read_given(TrainingJob("tiny", tmp_path, read=files)).read
+    job = TrainingJob("tiny", tmp_path, read=files, learn_prompts=False)
+    (given,) = read_given(job).read
+    read = given.texts
     assert read is not None
     assert len(set(read)) == 100
     assert {text.turns[0].split()[0] for text in read[:20]} == {"first", "second"}
-    assert read_given(TrainingJob("tiny", tmp_path, read=files)).read == read
+    assert read_given(job).read == (given,)
 
 
 def test_the_target_answers_prompts_itself_where_a_file_has_answers(tmp_path: Path) -> None:
@@ -117,9 +120,8 @@ def test_an_excluded_question_that_the_target_writes_itself_is_not_asked(
     drawn = [[tokenizer.encode(text) for text in written]]
     monkeypatch.setattr(user_turns, "write_turns", lambda *_: drawn)
     left_out: Counter[str] = Counter()
-    (found,) = user_turns.draw_user_turns(
-        Target(random_model()), tokenizer, [user_turns.TurnPrefix([], None, 4)], 1.0, excluded,
-        mx.random.key(0), left_out,
-    )  # fmt: skip
+    user = user_turns.UserTurns(Target(random_model()), tokenizer, excluded)
+    prefix = user_turns.TurnPrefix(Conversation(()), 4)
+    (found,) = user.draw([prefix], 1.0, mx.random.key(0), left_out)
     assert found == [written[0], written[3]]
     assert left_out[EXCLUDED] == 2

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from redrafter_mlx.distill.corpus.examples import Examples
-from redrafter_mlx.distill.corpus.extras import Extras, layer_inputs_path, save_states
+from redrafter_mlx.distill.corpus.extras import Extras, save_states
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
+from redrafter_mlx.distill.options import TrainOptions
 
 LAYERS, D, TOKENS = (1, 2), 256, 50
 
@@ -19,17 +20,16 @@ LAYERS, D, TOKENS = (1, 2), 256, 50
 def test_a_pass_holds_no_more_of_a_corpus_than_it_may(
     tmp_path: Path, layers: tuple[int, ...]
 ) -> None:
-    rng = np.random.default_rng(0)
+    rng, extras = np.random.default_rng(0), Extras(context=layers)
     paths = [tmp_path / f"block-{i:06d}.safetensors" for i in range(12)]
     for path in paths:
         texts = [Text([1], np.full(TOKENS, i, np.int32), _drawn(rng, 1)) for i in range(30)]
         save_shard(Shard(texts, {}), path, {})
-        if layers:
-            save_states([_drawn(rng, 2) for _ in texts], layer_inputs_path(path, layers))
-    extras = Extras(context=layers)
+        for file in extras.files(path):
+            save_states([_drawn(rng, 2) for _ in texts], file)
     corpus = sum(file.stat().st_size for p in paths for file in (p, *extras.files(p)))
     memory = corpus // 2
-    examples = Examples(tuple(paths), extras, 3, 64, memory, 0)
+    examples = Examples(tuple(paths), extras, TrainOptions(draft_length=3, batch=64), memory)
     tracemalloc.start()
     try:
         places = sum(len(batch.roots) for batch in examples.epoch(0))
@@ -47,7 +47,8 @@ def test_shards_without_texts_are_passed_over_however_few_are_read_at_once(tmp_p
     for path in paths:
         texts = [] if path is paths[1] else [Text([1], np.ones(TOKENS, np.int32), _drawn(rng, 1))]
         save_shard(Shard(texts, {}), path, {})
-    one_by_one = Examples(tuple(paths), Extras(), 3, TOKENS, 1, 0)
+    options = TrainOptions(draft_length=3, batch=TOKENS)
+    one_by_one = Examples(tuple(paths), Extras(), options, memory=1)
     assert [len(batch.roots) for batch in one_by_one.epoch(0)] == [TOKENS, TOKENS]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
+from test_distill_writing import refuse_system_messages
 from tiny import byte_model, byte_tokenizer, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
@@ -139,6 +140,14 @@ def test_texts_that_are_only_read_are_read_once_each_block_after_block(tmp_path:
         seen += "".join(tokenizer.decode(text.answer.tolist()) for text in read)
         assert not any(text.hard_labels for text in read)
     assert [seen.count(f"{i}.") for i in range(5)] == [1, 2, 1, 2, 1]
+
+
+def test_texts_that_the_template_refuses_are_not_read() -> None:
+    tokenizer = byte_tokenizer()
+    refuse_system_messages(tokenizer)
+    given = (Conversation(("a text",), system="be kind"), Conversation(("another text",)))
+    (read,) = ReadTexts(given).of_block(Target(byte_model()), tokenizer, 0, [])
+    assert "another text" in tokenizer.decode(read.answer.tolist())
 
 
 def test_other_texts_lie_in_another_folder() -> None:

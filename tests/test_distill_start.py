@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,7 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.generation import write_answers
-from redrafter_mlx.distill.forms.form import weights_digest
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
-from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
@@ -38,9 +37,9 @@ def test_a_fresh_tied_drafter_is_unsure_but_not_mute(name: str) -> None:
     target = Target(random_model(name))
     config = random_drafter(head="tied", draft_vocab_size=50).config
     answers = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
-    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), answers, seed=0)
+    drafter = RecurrentRecipe(config).fresh(target, np.arange(target.vocab_size), answers, seed=0)
     batch = lay_out(answers, 2).batch(0, 20)
-    for logits in logits_along(drafter.bind(target), batch):
+    for logits in logits_along(drafter, batch):
         assert 1.0 < mx.std(logits).item() < 4.0
 
 
@@ -48,7 +47,8 @@ def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
     target = Target(random_model()).reading((0, 1))
     config = random_drafter(head="tied", context_layers=(0, 1)).config
     answers = [w.text(target) for w in write_answers(target, [[5, 6, 7], [8, 9]], [], 12)]
-    drafter = fresh_drafter(config, target, np.arange(target.vocab_size), answers, seed=0)
+    recipe = RecurrentRecipe(config)
+    drafter = recipe.fresh(target, np.arange(target.vocab_size), answers, seed=0).module
     contexts = mx.array(lay_out(answers, 1).states).astype(mx.float32)
     read, last = drafter.read(contexts), contexts[:, -target.hidden_size :]
     unit = mx.sqrt(mx.mean(mx.square(last), axis=0))
@@ -77,7 +77,8 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
 
 def test_a_trained_drafter_starts_with_its_weights(given: Path) -> None:
     recipe = RecurrentRecipe(read_config(given))
-    drafter = recipe.start(given, Target(random_model()), TrainOptions()).network
+    target = Target(random_model())
+    drafter = recipe.student(recipe.start(given, target), target, TrainOptions()).network
     stored = mx.load(str(given / WEIGHTS))
     mine = dict(tree_flatten(drafter.parameters()))
     assert set(mine) == set(stored)
@@ -111,7 +112,17 @@ def test_another_target_is_refused_before_anything_is_written(given: Path) -> No
 def test_a_folder_without_a_drafter_is_refused(given: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="no drafter at"):
         RecurrentRecipe(read_config(given)).check_start(tmp_path / "nothing")
-    assert len(weights_digest(given)) == 64
     (given / WEIGHTS).unlink()
     with pytest.raises(DamagedFileError, match="is missing"):
-        weights_digest(given)
+        RecurrentRecipe(read_config(given)).check_start(given)
+
+
+def test_training_starts_from_weights_under_any_name_and_knows_them_again(given: Path) -> None:
+    """`export` writes other names, and published drafters have them."""
+    recipe = RecurrentRecipe(read_config(given))
+    digest = recipe.check_start(given)
+    assert digest == hashlib.sha256((given / WEIGHTS).read_bytes()).hexdigest()
+    (given / WEIGHTS).rename(given / "drafter.safetensors")
+    assert recipe.check_start(given) == digest
+    target = Target(random_model())
+    assert recipe.start(given, target).vocabulary.size == 50

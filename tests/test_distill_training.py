@@ -22,13 +22,15 @@ from redrafter_mlx.distill.corpus.examples import Examples, lay_out
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
-from redrafter_mlx.distill.forms.recurrent import RecurrentStudent
-from redrafter_mlx.distill.forms.recurrent_weights import initialise
+from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
+from redrafter_mlx.distill.forms.positions import PositionStudent
+from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT, load_checkpoint
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.distill.training.trainer import Evaluation, Step, Trainer
 from redrafter_mlx.drafting.checkpoint import read_config
+from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target.model import Target
 
@@ -71,12 +73,16 @@ def make_trainer(
         draft_vocab_size=80,
         context_layers=extras.context,
     )
-    initialise(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
-    examples = Examples(tuple(paths), extras, 3, options.batch, 3000, seed)
-    student = RecurrentStudent(drafter, target.reading(extras.context), options)
+    scale_recurrent(drafter, mx.ones((drafter.config.context_size,)), 0.2, 5.0)
+    examples = Examples(tuple(paths), extras, options, 3000)
+    student = student_of(drafter, target.reading(extras.context), options)
     output = folder / "out"
     output.mkdir(exist_ok=True)
-    return Trainer(student, examples, answers[:2], options, steps, SHAPES, output, {"seed": seed})
+    return Trainer(student, examples, answers[:2], steps, SHAPES, output, {"seed": seed})
+
+
+def student_of(drafter: RecurrentNetwork, target: Target, options: TrainOptions) -> PositionStudent:
+    return RecurrentRecipe(drafter.config).student(drafter.bind(target), target, options)
 
 
 def parameters(trainer: Trainer) -> dict[str, mx.array]:
@@ -128,7 +134,7 @@ def test_a_killed_run_loses_no_more_than_was_done_since_the_last_save(
     run = make_trainer(tmp_path / "killed").run()
     while (event := next(run)) and not (isinstance(event, Step) and event.step == 6):
         pass
-    saved = load_checkpoint(tmp_path / "killed/out")
+    saved = load_checkpoint(tmp_path / "killed/out", {})
     assert saved is not None
     assert saved.progress.step == 5
     assert losses(make_trainer(tmp_path / "killed")) == unbroken[5:]
@@ -160,8 +166,8 @@ def test_one_batch_is_fitted_exactly() -> None:
     answers = texts(target, 3)
     drafter = random_drafter(seed=1, head="own", exit_dim=2 * HIDDEN)
     options = TrainOptions(draft_length=3, soft_share=0.0, learning_rate=1e-2, warmup_share=0.01)
-    student = RecurrentStudent(drafter, target, options)
-    learner = Learner(student, options, 400)
+    student = student_of(drafter, target, options)
+    learner = Learner(student, 400)
     laid = lay_out(answers, 3)
     loss = partial(student.loss, laid.batch(0, len(laid)))
     first = learner.step([loss])
@@ -181,8 +187,8 @@ def test_accumulated_batches_equal_one_of_them_all(monkeypatch: pytest.MonkeyPat
     for batches in ([laid.batch(0, size), laid.batch(size, size)], [laid.batch(0, 2 * size)]):
         drafter = random_drafter(seed=1)
         options = TrainOptions(draft_length=3, soft_share=0.0, depth_decay=1.0, clip=1000)
-        student = RecurrentStudent(drafter, target, options)
-        learner = Learner(student, options, 10)
+        student = student_of(drafter, target, options)
+        learner = Learner(student, 10)
         monkeypatch.setattr(
             learner.optimizer, "update", lambda _, each: given.append(dict(tree_flatten(each)))
         )
@@ -254,7 +260,7 @@ def test_killed_while_saving_leaves_the_checkpoint_before(tmp_path: Path) -> Non
     script = textwrap.dedent(KILLED.format(tests=tests, folder=str(folder)))
     died = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()
-    saved = load_checkpoint(folder / "out")
+    saved = load_checkpoint(folder / "out", {})
     assert saved is not None
     assert saved.progress.step == 4
     trainer = make_trainer(folder)

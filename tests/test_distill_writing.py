@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
 from evaluations import accepted_along
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 from tiny import (
     ARCHITECTURES,
     byte_model,
@@ -20,19 +22,24 @@ from tiny import (
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus import reader as reader_module
-from redrafter_mlx.distill.corpus.batch_cache import batch_cache, row_bytes
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, loop_start
 from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusSize
-from redrafter_mlx.distill.corpus.generation import Written, write_answers, write_turns
+from redrafter_mlx.distill.corpus.generation import (
+    Written,
+    row_bytes,
+    write_answers,
+    write_turns,
+)
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
 from redrafter_mlx.distill.corpus.prompts.given_texts import Given, corpus_key
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import PROMPT_STARTERS, draw_starters
-from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, draw_user_turns
+from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, UserTurns
 from redrafter_mlx.distill.corpus.reader import Reader, continuations
 from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_shard, summarise_shard
-from redrafter_mlx.distill.corpus.writer import Writer, told_to_think
+from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
+from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import OPENINGS, WritingOptions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
@@ -109,8 +116,15 @@ def one_mask_for_all(model: nn.Module) -> nn.Module:
 
 def test_attention_with_row_masks_in_either_form_is_read_in_batches() -> None:
     for name in ARCHITECTURES:
-        assert batch_cache(Target(random_model(name))) is not None, name
-    assert batch_cache(Target(one_mask_for_all(random_model()))) is None
+        assert Target(random_model(name)).row_masks, name
+
+
+def test_a_model_that_takes_one_mask_for_all_rows_writes_one_row_at_a_time() -> None:
+    target = Target(one_mask_for_all(random_model()))
+    assert not target.row_masks
+    written = write_answers(target, PROMPTS, eos=[], max_tokens=8)
+    for prompt, got in zip(PROMPTS, written, strict=True):
+        assert got.answer.tolist() == plain_tokens(random_model(), prompt, 8)
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 5])
@@ -164,9 +178,10 @@ def test_prompts_continue_their_starters_and_each_starter_comes_in_turn() -> Non
     assert set(twice) == set(PROMPT_STARTERS)
     assert set(twice.values()) == {2}
     assert draw_starters(9, "a") == draw_starters(9, "a") != draw_starters(9, "b")
-    openings = [TurnPrefix([], None, 40, "Compare"), TurnPrefix(["hi", "ho"], "be brief", 20)]
-    key, left_out = mx.random.key(0), Counter[str]()
-    begun, free = draw_user_turns(target, tokenizer, openings, 5.0, NOTHING, key, left_out)
+    said = Conversation(("hi",), ("ho",), "be brief")
+    openings = [TurnPrefix(Conversation(()), 40, "Compare"), TurnPrefix(said, 20)]
+    left_out = Counter[str]()
+    begun, free = UserTurns(target, tokenizer).draw(openings, 5.0, mx.random.key(0), left_out)
     assert all(turn.startswith("Compare") for turn in begun)
     assert not any(turn.startswith("Compare") for turn in free)
     assert len(begun) + len(free) + left_out.total() == 60
@@ -360,11 +375,11 @@ def test_held_out_blocks_are_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> No
     kinds: list[tuple[bool, bool]] = []
     target, followed = Target(byte_model()), []
 
-    def turns(_: Writer, prefixes: list[TurnPrefix], *__: object) -> list[list[str]]:
-        kinds.append((bool(prefixes[0].starter), prefixes[0].system is not None))
+    def turns(_: UserTurns, prefixes: list[TurnPrefix], *__: object) -> list[list[str]]:
+        kinds.append((bool(prefixes[0].starter), prefixes[0].after.system is not None))
         return [["a turn"] for _ in prefixes]
 
-    monkeypatch.setattr(Writer, "_turns", turns)
+    monkeypatch.setattr(UserTurns, "draw", turns)
     monkeypatch.setattr(Writer, "_converse", lambda *_: followed.append(False) or [])
     monkeypatch.setattr(Writer, "_with_follow_ups", lambda *_: followed.append(True) or [])
     writer = Writer(target, byte_tokenizer(), [], options(own_share=1.0, starter_share=0.75))
@@ -375,12 +390,16 @@ def test_held_out_blocks_are_of_all_kinds(monkeypatch: pytest.MonkeyPatch) -> No
         assert {*found} == {True, False}
 
 
-def test_a_template_that_refuses_system_messages_gets_none() -> None:
-    tokenizer = byte_tokenizer()
+def refuse_system_messages(tokenizer: TokenizerWrapper) -> None:
     tokenizer._tokenizer.chat_template = (
         "{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
         + tokenizer.chat_template
     )
+
+
+def test_a_template_that_refuses_system_messages_gets_none() -> None:
+    tokenizer = byte_tokenizer()
+    refuse_system_messages(tokenizer)
     given = [Conversation(("one",)), Conversation(("two",), system="be kind")]
     writer = Writer(Target(byte_model()), tokenizer, given, options(own_share=0.5))
     assert not writer._takes_system
@@ -431,8 +450,7 @@ def test_target_labels_are_its_greedy_continuations_of_the_given_text(
     model = random_model(name)
     target = Target(model)
     tokens, first = [5, 6, 7, 20, 21, 22, 23, 24], 3
-    states = target.hidden(mx.array([tokens[:-1]]), [None] * target.n_layers)[0, first - 1 :]
-    got = continuations(target, tokens, states, first, length=3)
+    got = continuations(target, tokens, first, length=3)
     want = [plain_tokens(model, tokens[: first + j], 4) for j in range(len(tokens) - first)]
     assert got.tolist() == want
 
@@ -440,7 +458,6 @@ def test_target_labels_are_its_greedy_continuations_of_the_given_text(
 def test_target_labels_hold_the_keys_and_values_of_a_text_once() -> None:
     target = Target(random_model(num_attention_heads=16, num_key_value_heads=16, head_dim=64))
     tokens, length = [i % 90 for i in range(400)], 5
-    states = mx.zeros((200, target.hidden_size))
     cache = target.new_cache()
     target.append(mx.array([tokens]), cache, 0)
     once = sum(b.nbytes for b in cache.buffers)
@@ -448,7 +465,7 @@ def test_target_labels_hold_the_keys_and_values_of_a_text_once() -> None:
     del cache
     mx.reset_peak_memory()
     before = mx.get_active_memory()
-    continuations(target, tokens, states, 200, length)
+    continuations(target, tokens, 200, length)
     assert mx.get_peak_memory() - before < 5 * once
 
 
@@ -485,6 +502,17 @@ def test_given_answers_are_counted_as_they_are_read() -> None:
     assert [text.prompt for text in reader.sample(2)] == [text.prompt for text in shard.texts[:2]]
 
 
+def test_given_conversations_that_the_template_refuses_are_left_out() -> None:
+    tokenizer = byte_tokenizer()
+    refuse_system_messages(tokenizer)
+    given = [Conversation(("one",), ("an answer",), system) for system in (None, "be kind")]
+    shard = Reader(Target(byte_model()), tokenizer, given, "data", 3).write(0)
+    assert [decode(text) for text in shard.texts] == [
+        "<|im_start|>user\none<|im_end|>\n<|im_start|>assistant\n"
+    ]
+    assert shard.left_out == {"prompt refused by the chat template": 1}
+
+
 THINKS = "{% if enable_thinking %}<think>{% endif %}"
 """End of a chat template; mlx-lm tells it to think by default only if `<think>` is a token."""
 
@@ -504,11 +532,14 @@ def test_a_corpus_has_another_key_only_if_its_target_is_told_otherwise() -> None
     thinks.chat_template += THINKS
     keys = {
         (name, thinking): corpus_key(
-            "target", "float32", told, Given((), None, NOTHING, 0), None, told_to_think(by, told)
+            "target",
+            "float32",
+            TrainingJob("any", Path("out"), writing=options(thinking=thinking)),
+            Given((), (), NOTHING, 0),
+            tokenizer,
         )
-        for name, by in (("plain", plain), ("thinks", thinks))
+        for name, tokenizer in (("plain", plain), ("thinks", thinks))
         for thinking in (False, True)
-        for told in [options(thinking=thinking)]
     }
     assert keys["plain", False] == keys["plain", True] == keys["thinks", False]
     assert keys["thinks", False] != keys["thinks", True]

@@ -22,6 +22,7 @@ from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding import sequence_cache
 from redrafter_mlx.decoding.batch import decode
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import BatchShapes
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
@@ -211,6 +212,21 @@ def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
     assert [r.tokens for r in pieces] == [r.tokens for r in whole]
 
 
+@pytest.mark.parametrize("chunk", [60, 100, 999])
+def test_a_prompt_grows_the_buffers_of_the_draft_model_once(chunk: int) -> None:
+    model = random_model()
+    target = Target(model)
+    drafter, prompt = drafter_for(target, truncated(model, 1)), [i % VOCAB for i in range(600)]
+    decoder = Decoder(target, drafter, BeamShape(1, 2), GREEDY)
+    prefill = Prefill(target, drafter, decoder.new_cache(), 0, [prompt])
+    capacities = set()
+    while prefill.left:
+        prefill.read(chunk)
+        ((keys, _),) = prefill.cache.memory
+        capacities.add(keys.shape[2])
+    assert capacities == {prefill.cache.target.capacity}
+
+
 def test_batch_rows_are_decoded_as_if_alone() -> None:
     model = random_model(num_hidden_layers=3)
     target = Target(model)
@@ -304,7 +320,6 @@ def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
         cache, start = kept.take(prompt, drafter) or (decoder.new_cache(), 0)
         for _ in decode(decoder, cache, start, prompt, sequence_keys(0), lambda _: True):
             pass
-        cache.flush()
         kept.keep(cache, prompt, drafter)
     fresh = Target(small).new_cache()
     Target(small).append(mx.array([second]), fresh, 0)

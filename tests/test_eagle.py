@@ -33,6 +33,7 @@ from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.forms import DrafterFolder
@@ -320,6 +321,19 @@ def test_a_prompt_that_is_read_in_chunks_drafts_the_same(
     monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", 3)
     _, pieces, _ = run(decoder, 30)
     assert [r.tokens for r in pieces] == [r.tokens for r in whole]
+
+
+def test_a_prompt_grows_the_buffers_of_the_memory_once(
+    model: nn.Module, trained: dict[str, Path]
+) -> None:
+    decoder, prompt = decoder_of(trained["EAGLE-3"], model, BeamShape(1, 2)), [7] * 600
+    prefill = Prefill(decoder.target, decoder.drafter, decoder.new_cache(), 0, [prompt])
+    capacities = set()
+    while prefill.left:
+        prefill.read(100)
+        ((keys, _),) = prefill.cache.memory
+        capacities.add(keys.shape[2])
+    assert capacities == {prefill.cache.target.capacity}
 
 
 @pytest.mark.parametrize("shape", [PLAIN, BeamShape(2, 4)])

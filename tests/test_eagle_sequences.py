@@ -8,8 +8,7 @@ from eagle_samples import VOCAB
 from tiny import HIDDEN
 
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.forms.eagle_sequences import grouped, pad_together
-from redrafter_mlx.distill.forms.eagle_unrolled import UnrolledCache
+from redrafter_mlx.distill.forms.eagle_sequences import UnrolledCache, grouped, pad_together
 
 
 def random_text(prompt: int, answer: int, layers: int, seed: int, hard: bool = True) -> Text:
@@ -46,7 +45,7 @@ def test_labels_follow_the_root_and_end_with_the_text() -> None:
     text = random_text(3, 4, 2, seed=0)
     tokens = [*text.prompt, *text.answer.tolist()]
     batch = pad_together([text, random_text(2, 9, 2, seed=1)], 2, HIDDEN, prompts=False)
-    S = batch.states.shape[1]
+    S = batch.features.shape[1]
     mine = [r for r in range(len(batch.rows)) if batch.rows[r].item() < S]
     assert batch.rows[mx.array(mine)].tolist() == [2, 3, 4, 5], "the roots are answer tokens"
     np.testing.assert_array_equal(batch.valid[mx.array(mine)], [[1, 1], [1, 1], [1, 0], [0, 0]])

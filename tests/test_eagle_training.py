@@ -36,8 +36,7 @@ from redrafter_mlx.distill.corpus.shards import Shard, Text, save_shard
 from redrafter_mlx.distill.drafter_forms import EagleForm
 from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
 from redrafter_mlx.distill.forms.eagle import EagleStudent
-from redrafter_mlx.distill.forms.eagle_sequences import pad_together
-from redrafter_mlx.distill.forms.eagle_unrolled import unrolled_logits
+from redrafter_mlx.distill.forms.eagle_sequences import pad_together, unrolled_logits
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
@@ -65,7 +64,7 @@ def test_logits_in_training_are_those_of_drafting(
     layers = len(drafter.config.layers)
     texts = [random_text(3, 6, layers, seed=1), random_text(2, 9, layers, seed=2)]
     batch = pad_together(texts, 3, HIDDEN, prompts=True)
-    network, S = drafter.module, batch.states.shape[1]
+    network, S = drafter.module, batch.features.shape[1]
     head = network.lm_head if drafter.config.own_head else Target(model).logits
     embedding = Target(model).embedding
     trained = [np.array(x) for x in unrolled_logits(network, embedding, head, batch)]
@@ -93,7 +92,7 @@ def test_soft_labels_are_the_targets_probabilities_of_the_label(model: nn.Module
     target, student = Target(model).reading((0, 2)), fresh(Target(model))
     texts = written_texts(target)
     batch = pad_together(texts, 3, HIDDEN, prompts=False)
-    teacher, S, compared = student.teacher(batch), batch.states.shape[1], 0
+    teacher, S, compared = student.teacher(batch.states), batch.features.shape[1], 0
     for row, position in enumerate(batch.rows.tolist()):
         b, i = divmod(position, S)
         for depth in range(3):
@@ -121,16 +120,20 @@ def recipe_of(target: Target, fingerprint: str = "sha256:tiny", **changes: objec
 def fresh(target: Target, seed: int = 0) -> EagleStudent:
     recipe, texts = recipe_of(target), written_texts(target.reading((0, 2)))
     counts = np.bincount(np.concatenate([text.answer for text in texts]), minlength=VOCAB)
-    options = TrainOptions(draft_length=3, batch=64, seed=seed)
-    student = recipe.fresh(target.reading((0, 2)), options, counts, texts)
+    target, options = target.reading((0, 2)), TrainOptions(draft_length=3, batch=64, seed=seed)
+    student = recipe.student(recipe.fresh(target, counts, texts, seed), target, options)
     assert isinstance(student, EagleStudent)
     return student
+
+
+def save(student: EagleStudent, folder: Path) -> None:
+    student.recipe.save(student, folder)
 
 
 def test_the_saved_files_are_those_of_speculators(model: nn.Module, tmp_path: Path) -> None:
     """Compares their names and shapes, and their logits with the equations'."""
     target = Target(model)
-    fresh(target).save(tmp_path)
+    save(fresh(target), tmp_path)
     tensors = dict(mx.load(str(tmp_path / "model.safetensors")))  # type: ignore[arg-type]
     H, inner = HIDDEN, HIDDEN * 8 // 3
     layer = {
@@ -165,10 +168,12 @@ def test_training_further_starts_with_the_saved_weights_and_refuses_another_form
     model: nn.Module, tmp_path: Path
 ) -> None:
     target, student = Target(model), fresh(Target(model))
-    student.save(tmp_path)
+    save(student, tmp_path)
     recipe = recipe_of(target)
     recipe.check_start(tmp_path)
-    again = recipe.start(tmp_path, target.reading((0, 2)), TrainOptions(draft_length=3))
+    reading = target.reading((0, 2))
+    started = recipe.start(tmp_path, reading)
+    again = recipe.student(started, reading, TrainOptions(draft_length=3))
     stored = dict(tree_flatten(again.network.trainable_parameters()))
     for name, array in tree_flatten(student.network.trainable_parameters()):
         assert stored[name].dtype == mx.float32

@@ -9,7 +9,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -21,6 +22,7 @@ from waiting import wait_for
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.config import BeamShape, GenerationOptions
+from redrafter_mlx.decoding.batch import Advanced, Batch
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
@@ -28,10 +30,14 @@ from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
 from redrafter_mlx.runtime.blas import BLAS
+from redrafter_mlx.speculation.static_tree import StaticTree
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP
+from redrafter_mlx.verification import verify
 
 PROMPTS = [[i, i + 1, i + 2] for i in range(6)]
 LONG = [(7 * i + 3) % 256 for i in range(400)]
@@ -362,14 +368,174 @@ def test_prompts_that_begin_alike_share_what_was_read(redrafter: Redrafter) -> N
 def test_what_does_not_fit_is_refused_in_one_line_and_the_next_is_answered(
     model: nn.Module,
 ) -> None:
-    """The first request, too: nothing was measured yet."""
+    """The first request, too: nothing was measured yet. Others' memory may be freed later."""
     want = tokens_of(make(model, None), [1, 2], max_tokens=3)
     redrafter = make(model, None, prefix_bytes=0)
-    budget = redrafter._worker._scheduler._memory
-    budget._limit = mx.get_active_memory() + budget._work + int(600 * budget._slot)
-    with pytest.raises(BusyError, match=r"500 tokens needs .* GB"):
-        redrafter.generate(LONG + LONG[:100], max_tokens=3)
+    budget = limit_to(redrafter, 600)
+    for weights, error in ((budget._weights, BadInputError), (0, BusyError)):
+        budget._weights = weights
+        with pytest.raises(error, match=r"500 tokens needs .* GB"):
+            redrafter.generate(LONG + LONG[:100], max_tokens=3)
     assert tokens_of(redrafter, [1, 2], max_tokens=3) == want
+    redrafter.close()
+
+
+def limit_to(redrafter: Redrafter, slots: int) -> MemoryBudget:
+    """Leave memory for so many cache slots; all that is held now counts as weights."""
+    gc.collect()
+    budget = redrafter._worker._scheduler._memory
+    budget._weights = mx.get_active_memory()
+    budget._limit = budget._weights + budget._work + int(slots * budget._slot)
+    return budget
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_request_that_can_never_fit_is_refused_at_once_and_delays_no_other(
+    model: nn.Module, most: int
+) -> None:
+    """While another one runs, and even if no further one could begin now."""
+    want = tokens_of(make(model, None), [1, 2], max_tokens=3)
+    redrafter = make(model, None, prefix_bytes=0, max_batch=most)
+    limit_to(redrafter, 40_000)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    with pytest.raises(BadInputError, match="60000 tokens needs"):
+        redrafter.generate(LONG * 150, max_tokens=3)
+    assert redrafter.status.running == 1
+    if most == 1:
+        running.close()
+    assert tokens_of(redrafter, [1, 2], max_tokens=3) == want
+    running.close()
+    redrafter.close()
+
+
+def test_a_waiting_request_is_refused_when_the_bytes_of_a_slot_show_that_it_never_fits(
+    model: nn.Module,
+) -> None:
+    redrafter = make(model, None, prefix_bytes=0, max_batch=1)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    budget = limit_to(redrafter, 4000)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(redrafter.generate, LONG, max_tokens=3)
+        wait_for(lambda: redrafter.status.waiting == 1)
+        budget._slot = 1e6  # as if measured now
+        running.close()
+        with pytest.raises(BadInputError, match="400 tokens needs"):
+            waiting.result(60)
+    redrafter.close()
+
+
+def test_an_answer_ends_where_memory_does_and_others_go_on(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No cache exceeds the limit by more than one step of growth."""
+    want = tokens_of(make(model, None), [1, 2], max_tokens=900)
+    redrafter = make(model, None, prefix_bytes=0)
+    held: list[int] = []
+    advance = Batch.advance
+
+    def measured(batch: Batch) -> Advanced:
+        advanced = advance(batch)
+        held.append(sum(len(p.rows) * p.state.cache.target.capacity for p in batch._parts))
+        return advanced
+
+    monkeypatch.setattr(Batch, "advance", measured)
+    limit_to(redrafter, 4000)
+    endless = redrafter.stream([3, 4, 5], max_tokens=5000)
+    first = [next(endless) for _ in range(20)]
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(tokens_of, redrafter, [1, 2], max_tokens=900)
+        last = [*first, *endless][-1]
+        assert other.result(60) == want
+    assert last.finish_reason == "length"
+    most = 4000 + 2 * CAPACITY_STEP
+    assert 900 < last.generation_tokens < most
+    assert 1024 < max(held) <= most
+    assert "memory ran out" in caplog.text
+    assert len(tokens_of(redrafter, [1, 2], max_tokens=3)) == 3
+    redrafter.close()
+
+
+def test_the_prefix_that_a_request_needs_is_dropped_after_all_others(model: nn.Module) -> None:
+    redrafter = make(model, None)
+    wanted, other = LONG[:200], [9, *LONG[:200]]
+    for prompt in (wanted, other):
+        redrafter.generate(prompt, max_tokens=3)
+    scheduler = redrafter._worker._scheduler
+    prefixes, budget = scheduler._prefixes, scheduler._memory
+    gc.collect()
+    needed = budget.needed(budget.slots(Request((*wanted, 7), GenerationOptions(max_tokens=1))))
+    budget._limit = mx.get_active_memory() + needed - prefixes.nbytes // 4
+    (response,) = redrafter.stream([*wanted, 7], max_tokens=1)
+    assert response.cached_tokens == 200
+    assert next(redrafter.stream([*other, 7], max_tokens=1)).cached_tokens == 0
+    redrafter.close()
+
+
+def test_no_prefix_is_dropped_for_an_answer_that_must_wait_all_the_same(model: nn.Module) -> None:
+    redrafter = make(model, None)
+    redrafter.generate(LONG[:200], max_tokens=3)
+    running = redrafter.stream([9, 9], max_tokens=ENDLESS, cache_prompt=False)
+    next(running)
+    limit_to(redrafter, 900)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(lambda: list(redrafter.stream(LONG[:201], max_tokens=3)))
+        wait_for(lambda: redrafter.status.waiting == 1)
+        rounds = redrafter.status.last_progress
+        wait_for(lambda: redrafter.status.last_progress > rounds)
+        running.close()
+        assert waiting.result(60)[0].cached_tokens == 200
+    redrafter.close()
+
+
+def test_an_idle_engine_returns_unused_memory_once(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After each busy period, however many answers it had."""
+    cleared: list[int] = []
+    redrafter = make(model, None)
+    scheduler = redrafter._worker._scheduler
+    stand_in = SimpleNamespace(clear_cache=lambda: cleared.append(scheduler.running))
+    monkeypatch.setattr("redrafter_mlx.engine.scheduler.mx", stand_in)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    for prompt in PROMPTS:
+        tokens_of(redrafter, prompt, max_tokens=3)
+    assert cleared == []
+    running.close()
+    wait_for(lambda: cleared == [0])
+    tokens_of(redrafter, [1, 2], max_tokens=3)
+    redrafter.close()
+    assert cleared == [0, 0]
+
+
+def test_no_caller_waits_until_what_was_learned_is_recorded(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, record = threading.Event(), Tuner.record
+
+    def recorded(tuner: Tuner, policy: BatchPolicy) -> None:
+        assert told.wait(60), "the caller waits for it"
+        record(tuner, policy)
+        done.append(policy)
+
+    done: list[BatchPolicy] = []
+    monkeypatch.setattr(Tuner, "record", recorded)
+    redrafter = make(model)
+    redrafter.generate([1, 2], max_tokens=3)
+    assert not done
+    told.set()
+    redrafter.close()
+    assert done
+
+
+def test_a_prompt_is_kept_together_with_its_length(model: nn.Module) -> None:
+    """So that a later turn, whose prompt has another form of the answer, replaces it."""
+    redrafter = make(model, None)
+    redrafter.generate(LONG[:50], max_tokens=20)
+    (entry,) = redrafter._worker._scheduler._prefixes._entries
+    assert (entry.prompt, len(entry.tokens)) == (50, 69)
     redrafter.close()
 
 
@@ -386,19 +552,18 @@ def test_a_long_prompt_waits_until_all_rows_have_room_for_its_length(model: nn.M
     """A batch's rows are as long as the longest, and it is copied when one joins."""
     redrafter = make(model, None, prefix_bytes=0)
     redrafter.generate([1, 2], max_tokens=3)
-    budget, prefixes = redrafter._worker._scheduler._memory, PrefixCache(0)
+    budget = redrafter._worker._scheduler._memory
     short, long = (Request(tuple(p), GenerationOptions(max_tokens=3)) for p in ([1, 2], LONG))
-    S, T = (budget._slots(request) for request in (short, long))
+    S, T = (budget.slots(request) for request in (short, long))
 
-    def room(slots: int, rows: int, *given: object) -> bool:
-        budget._limit = mx.get_active_memory() + rows * budget._work + int(slots * budget._slot) + 9
-        return budget.has_room(*given, prefixes)  # type: ignore[arg-type]
+    def bytes_of(slots: int, rows: int) -> int:
+        return rows * budget._work + int(slots * budget._slot)
 
-    assert room(T, 1, long, [], 0)
-    assert not room(T + 7 * S, 8, long, [short] * 7, 0)
-    assert room(T + 8 * T, 8, long, [short] * 7, 0)
-    assert not room(S + 2 * T, 2, short, [long], 1), "its prompt is still being read"
-    assert room(S + 2 * T + T, 2, short, [long], 1)
+    assert budget.needed(T) == bytes_of(T, 1)
+    assert budget.needed(T, [S] * 7, 0) == bytes_of(T + 8 * T, 8)
+    assert budget.needed(S, [T], 0) == bytes_of(S + 2 * T, 2)
+    assert budget.needed(S, [T], 1) == bytes_of(S + 2 * T + T, 2), "its prompt is being read"
+    assert budget.slots(short, len(LONG) + 3) == T, "it has grown"
     redrafter.close()
 
 
@@ -589,11 +754,21 @@ def test_what_a_grammar_must_not_return_ends_its_own_answer_alone(
         assert other.result() == want
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda r: r.generate(PROMPTS[1], max_tokens=2),
+        lambda r: r.warm_up(),
+        lambda r: r.tuning.measure(),
+        lambda r: verify(r, [PROMPTS[1]], max_tokens=2),
+    ],
+    ids=["generate", "warm_up", "measure", "verify"],
+)
 def test_a_callback_that_calls_its_own_model_gets_an_error_and_does_not_wait_for_itself(
-    redrafter: Redrafter,
+    redrafter: Redrafter, call: Callable[[Redrafter], object]
 ) -> None:
     def again(*_: object) -> NoReturn:
-        redrafter.generate(PROMPTS[1], max_tokens=2)
+        call(redrafter)
         raise AssertionError("it was answered")
 
     with pytest.raises(BadInputError, match="own thread"):
@@ -604,6 +779,36 @@ def test_a_callback_that_calls_its_own_model_gets_an_error_and_does_not_wait_for
         with pytest.raises(BadInputError, match="own thread"):
             redrafter.generate(PROMPTS[0], max_tokens=3, constraint=grammar)
     assert len(tokens_of(redrafter, PROMPTS[0], max_tokens=3)) == 3
+    call(redrafter)  # from another thread
+
+
+class Unavailable:
+    """A lock that may not be asked for."""
+
+    def __enter__(self) -> NoReturn:
+        pytest.fail("it waited")
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_what_the_engines_own_thread_may_not_do_is_refused_before_it_begins(
+    redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a verification computes, and before a measurement waits for another one."""
+    tuning = redrafter.tuning
+    assert tuning is not None
+    monkeypatch.setattr(tuning, "_measuring", Unavailable())
+    monkeypatch.setattr(
+        "redrafter_mlx.verification.generate_step", lambda *_, **__: pytest.fail("it computed")
+    )
+    calls: tuple[Callable[..., Any], ...] = (
+        lambda *_: verify(redrafter, [PROMPTS[1]], max_tokens=2, shape=BeamShape(2, 3)),
+        lambda *_: tuning.measure(),
+    )
+    for call in calls:
+        with pytest.raises(BadInputError, match="own thread"):
+            list(redrafter.stream(PROMPTS[0], max_tokens=3, on_prefill=call))
+    monkeypatch.undo()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -642,6 +847,18 @@ def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module)
     with pytest.raises(EngineFailedError, match="closed"):
         redrafter.generate([1, 2, 3])
     assert not redrafter._worker.alive
+
+
+def test_answers_in_progress_keep_their_model(model: nn.Module) -> None:
+    async def all_of() -> list[int]:
+        answers = make(model).astream([1, 2, 3], max_tokens=20)
+        gc.collect()
+        return [response.token async for response in answers]
+
+    answers = make(model).batch([[1, 2, 3]], max_tokens=20)
+    first = next(answers)[1].token
+    gc.collect()
+    assert [first, *(response.token for _, response in answers)] == asyncio.run(all_of())
 
 
 def test_a_model_that_is_let_go_takes_its_thread_with_it(model: nn.Module) -> None:
@@ -690,6 +907,18 @@ def test_a_process_may_end_in_the_midst_of_an_answer() -> None:
         [sys.executable, "-c", _LEFT_OPEN, here], capture_output=True, timeout=60
     )
     assert ended.returncode == 7, ended.stderr.decode()
+
+
+def test_a_shape_that_a_static_tree_does_not_have_is_refused_at_once(model: nn.Module) -> None:
+    """Before a response is requested."""
+
+    class AlongTree(Oracle):
+        tree = StaticTree(((0,), (1,), (0, 0)))
+
+    redrafter = make(model, AlongTree([1, 2], 258))
+    for ask in (redrafter.stream, redrafter.astream, redrafter.session().stream):
+        with pytest.raises(BadInputError, match="beam_width is 7"):
+            ask("Hi", beam_width=7)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,8 @@ def test_medusa_refuses_heads_of_some_tokens(tmp_path: Path) -> None:
 
 def test_eagle_for_speculators_keeps_its_tensors_and_loses_our_records(tmp_path: Path) -> None:
     model = byte_model(num_hidden_layers=3, tie_word_embeddings=False)
-    fresh(Target(model)).save(tmp_path / "given")
+    student = fresh(Target(model))
+    student.recipe.save(student, tmp_path / "given")
     export_drafter(tmp_path / "given", tmp_path / "out", "speculators")
     (given, record), (out, config) = read(tmp_path / "given"), read(tmp_path / "out")
     assert {k: a.tolist() for k, a in out.items()} == {k: a.tolist() for k, a in given.items()}

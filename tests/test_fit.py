@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +24,10 @@ from weights_samples import (
 )
 
 from redrafter_mlx.cli import main
-from redrafter_mlx.errors import TooLargeError
+from redrafter_mlx.errors import DownloadError, TooLargeError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.runtime.paths import human_size
-from redrafter_mlx.weights.fit.machine import Machine
+from redrafter_mlx.weights.fit.machine import Machine, this_machine
 from redrafter_mlx.weights.fit.model_size import StoredModel, of_config
 from redrafter_mlx.weights.fit.needs import (
     check_download,
@@ -36,6 +37,7 @@ from redrafter_mlx.weights.fit.needs import (
     needs,
     stored_model,
 )
+from redrafter_mlx.weights.hub import check_room
 from redrafter_mlx.weights.known_drafters import known_drafters
 from redrafter_mlx.weights.precision import quantize_layers
 from redrafter_mlx.weights.registry import REGISTRY
@@ -77,7 +79,7 @@ def test_weight_bytes_are_those_of_the_model_in_memory(tied: bool, bits: int | N
 def test_a_gguf_files_bytes_are_those_of_the_model_in_memory_of_a_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
-    monkeypatch.setattr("redrafter_mlx.weights.precision._on_cpu", lambda: False)
+    monkeypatch.setattr("redrafter_mlx.weights.precision.backend", lambda: "cuda")
     path = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model(), kind))
     stored = stored_model(path)
     assert stored is not None
@@ -173,6 +175,17 @@ def test_a_larger_machine_fits_whatever_a_smaller_one_does() -> None:
         before = now
     assert before == {*REGISTRY}
     assert [e.name for e in largest_named(mac(64, free_disk=200_000_000))] == ["smollm2-135m"]
+
+
+def test_a_model_that_a_download_would_refuse_for_the_disk_is_not_proposed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    smallest = min(REGISTRY.values(), key=lambda entry: entry.size)
+    usage = shutil.disk_usage("/")._replace(free=smallest.size + 1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    assert largest_named(this_machine()) == []
+    with pytest.raises(DownloadError, match="disk"):
+        check_room(smallest.size)
 
 
 def test_advice_names_the_option_that_fits_or_the_model() -> None:

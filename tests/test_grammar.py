@@ -246,7 +246,6 @@ def test_grammars_penalties_and_neither_in_one_batch_are_each_as_alone(temperatu
         ({"type": "string", "pattern": "a(?=b)"}, "regex"),
         ({"not": {}}, "not"),
         ({"type": "string", "minLength": 5, "maxLength": 2}, "minLength"),
-        ({"format": "nope", "type": "string"}, "nope"),
         ({"type": "array", "uniqueItems": True}, "uniqueItems"),
         ({"type": {"a": 1}}, "type"),
         ({"enum": [float("nan")]}, "JSON schema"),
@@ -259,6 +258,71 @@ def test_a_schema_that_cannot_be_used_is_refused_by_name(
     with pytest.raises(BadInputError, match=named) as error:
         grammars().json_schema(schema)
     assert "\n" not in str(error.value)
+
+
+def matches(schema: dict[str, Any], text: str) -> bool:
+    """Whether an answer may be this text, to its end."""
+    constraint = grammars().json_schema(schema)
+    try:
+        for token in ids(text):
+            constraint.advance(token)
+    except BadInputError:
+        return False
+    return "$" in allowed(constraint.masks([0], [-1])[0])
+
+
+A: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+B: dict[str, Any] = {"type": "object", "properties": {"b": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "is_match"),
+    [
+        (A, '{"a": 1}', True),
+        (A, '{"b": 1}', False),
+        (A, '{"a": 1, "b": 1}', False),
+        ({**A, "additionalProperties": True}, '{"a": 1, "b": 1}', True),
+        ({**A, "additionalProperties": None}, '{"a": 1, "b": 1}', False),
+        ({"type": "object", "properties": {}}, '{"b": 1}', False),
+        ({"type": "object"}, '{"b": 1}', True),
+        ({"type": "array", "items": A}, '[{"b": 1}]', False),
+        ({"type": "array", "items": A}, '[{"a": 1}]', True),
+        ({"$ref": "#/$defs/a", "$defs": {"a": A}}, '{"b": 1}', False),
+        ({"anyOf": [A, B]}, '{"b": 1}', True),
+        ({"anyOf": [A, B]}, '{"a": 1, "b": 1}', False),
+        # an object in parts
+        ({"allOf": [A, B]}, '{"a": 1, "b": 1}', True),
+        ({**A, "anyOf": [B]}, '{"a": 1, "b": 1}', True),
+        ({**A, "$ref": "#/$defs/b", "$defs": {"b": B}}, '{"a": 1, "b": 1}', True),
+        # names and values that look like keywords
+        ({"properties": {"properties": A}, "type": "object"}, '{"properties": {"a": 1}}', True),
+        ({"properties": {"allOf": A}, "type": "object"}, '{"b": 1}', False),
+        ({"const": {"properties": {}, "format": "odd", "$schema": None}},
+         '{"properties": {}, "format": "odd", "$schema": null}', True),
+    ],
+)  # fmt: skip
+def test_an_object_has_only_its_properties_if_others_are_not_allowed(
+    schema: dict[str, Any], text: str, is_match: bool
+) -> None:
+    before = json.dumps(schema)
+    assert matches(schema, text) == is_match
+    assert json.dumps(schema) == before
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "string", "format": "password"}, '"x"'),
+        ({"type": "object", "propertyNames": {"type": "string"}}, '{"x": 1}'),
+        ({"type": "object", "required": None, "properties": None}, '{"x": 1}'),
+        ({"$schema": "odd", "type": "integer"}, "1"),
+        ({"const": None}, "null"),
+    ],
+)
+def test_keywords_that_restrict_nothing_are_ignored(schema: dict[str, Any], text: str) -> None:
+    assert matches(schema, text)
+    assert not matches(schema, "[]")
+    assert not matches({"type": "string", "format": "date"}, '"x"')
 
 
 def test_a_schema_of_any_depth_is_taken_or_refused() -> None:

@@ -221,7 +221,10 @@ def test_rank_0_names_the_address_on_the_way_to_each_rank(
     assert _leader_addresses()[0] == "2001:db8::1"
 
 
-@pytest.mark.parametrize("greeting", [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"{}\n"])
+@pytest.mark.parametrize(
+    "greeting",
+    [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"{}\n", b"[" * 100_000 + b"\n"],
+)
 def test_a_stranger_is_not_taken_for_a_rank(greeting: bytes) -> None:
     door, ended = Door(), Endings()
     with socket.create_connection(("127.0.0.1", door.port)) as stranger:

@@ -28,6 +28,8 @@ def learned(steps: int = 200) -> AcceptanceStatistics:
     policy = AnswerPolicy(COSTS)
     decode(policy, COSTS, [Text(0.9, 1)] * steps)
     policy.acceptance.copies.learn(0.9, 0.5)
+    for cost in (0.8, 0.9, 0.7, 0.8):
+        policy.acceptance.copies.learn_cost(cost)
     return policy.acceptance
 
 
@@ -53,10 +55,8 @@ def test_what_is_read_is_what_was_saved() -> None:
     assert read["greedy"].tokens().tolist() == known.tokens().tolist()
     assert read["greedy"].steps().tolist() == known.steps().tolist()
     assert read["greedy"].chances().tolist() == known.chances().tolist()
-    assert (read["greedy"].copies.trust, read["greedy"].copies.cost) == (
-        known.copies.trust,
-        known.copies.cost,
-    )
+    assert read["greedy"].to_record() == known.to_record()
+    assert read["greedy"].copies.cost == known.copies.cost == 0.9
 
 
 def test_another_setup_has_learned_nothing() -> None:

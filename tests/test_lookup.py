@@ -21,7 +21,7 @@ from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.prompt_lookup import Copy, Lookup, TextIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target.model import Target
 
 GREEDY = SamplingParams()

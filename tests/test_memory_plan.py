@@ -12,14 +12,12 @@ import pytest
 from macs import mac
 from tiny import random_model
 
-from redrafter_mlx.distill.corpus.batch_cache import row_bytes
-from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.generation import row_bytes, write_answers
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.memory_plan import MemoryPlan, plan_memory
+from redrafter_mlx.distill.memory_plan import MemoryPlan, check_memory, plan_memory
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.distill.preflight import check_memory
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.registry import REGISTRY

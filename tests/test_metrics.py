@@ -65,7 +65,13 @@ def named(events: list[Event]) -> list[tuple[str, int]]:
 
 def test_the_quality_of_the_saved_drafter_is_read_back(tmp_path: Path) -> None:
     write(tmp_path, [evaluation(1), step(2), replace(evaluation(3), best=False)])
-    assert best_quality(read_metrics(tmp_path)) == evaluation(1).quality
+    assert best_quality(tmp_path) == evaluation(1).quality
+
+
+def test_a_log_that_was_removed_does_not_hold_the_quality_of_the_drafter(tmp_path: Path) -> None:
+    assert best_quality(tmp_path) is None
+    write(tmp_path, [step(1), replace(evaluation(1), best=False)])
+    assert best_quality(tmp_path) is None
 
 
 def test_each_line_is_strict_json_with_its_event_and_step(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import mlx.core as mx
@@ -24,24 +25,31 @@ _VIEWS = {
 _PROMPT = [1, 2, 3, 4, 5]
 
 
-def launched(arrays: list[mx.array]) -> int:
-    return sum(name not in _VIEWS for name in operations(arrays))
+def launched(arrays: list[mx.array]) -> Counter[str]:
+    return Counter(name for name in operations(arrays) if name not in _VIEWS)
 
 
-def step_operations(shape: BeamShape, layers: int) -> tuple[int, int]:
-    """Count a greedy step's operations: those the host waits for, and those of the next drafts."""
+def step_launches(shape: BeamShape, layers: int) -> tuple[Counter[str], Counter[str]]:
+    """Return a greedy step's operations: those the host waits for, and those of the next drafts.
+
+    It is the third step, which also moves the path of the tree before to its slots.
+    """
     target = Target(random_model(num_hidden_layers=layers))
     drafter = None if shape == PLAIN else random_drafter().bind(target)
     decoder = Decoder(target, drafter, shape, SamplingParams())
     cache = decoder.new_cache()
     state, output = decoder.start(cache, 0, [_PROMPT], sequence_keys(0))
-    mx.eval(output.report, state.length, *state.drafts.tree, *cache.target.buffers)
-    following, output = decoder.step(state, len(_PROMPT) - 1)
-    verified = [output.report, following.length, *cache.target.buffers]
-    tree = following.drafts.tree
-    drafts = [tree.tokens, tree.parents, tree.depths, tree.beams, tree.mask]
+    for step in range(3):
+        mx.eval(output.report, state.length, *state.drafts.tree.arrays, *cache.target.buffers)
+        state, output = decoder.step(state, len(_PROMPT) - 1 + step * shape.length)
+    verified = [output.report, state.length, *cache.target.buffers]
     before = launched(verified)
-    return before, launched([*verified, *drafts]) - before
+    return before, launched([*verified, *state.drafts.tree.arrays]) - before
+
+
+def step_operations(shape: BeamShape, layers: int) -> tuple[int, int]:
+    verified, drafts = step_launches(shape, layers)
+    return verified.total(), drafts.total()
 
 
 def model_operations(tokens: int, layers: int) -> int:
@@ -50,7 +58,7 @@ def model_operations(tokens: int, layers: int) -> int:
     cache = make_prompt_cache(model)
     mx.eval(model(mx.array([_PROMPT]), cache=cache))
     logits = model(mx.zeros((1, tokens), mx.int32), cache=cache)
-    return launched([mx.argmax(logits[:, -1], axis=-1)])
+    return launched([mx.argmax(logits[:, -1], axis=-1)]).total()
 
 
 @pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(4, 4)])
@@ -60,7 +68,26 @@ def test_a_layer_of_a_verification_launches_no_more_than_the_models_own(shape: B
 
 
 @pytest.mark.parametrize(
-    ("shape", "most"), [(PLAIN, 40), (BeamShape(1, 4), 42), (BeamShape(2, 4), 70)]
+    ("shape", "writes"), [(PLAIN, 2), (BeamShape(1, 4), 2), (BeamShape(2, 4), 4)]
+)
+def test_a_layers_cache_is_written_by_one_operation_for_each_run_of_slots(
+    shape: BeamShape, writes: int
+) -> None:
+    """Keys and values: the new nodes, and after a tree the path that was accepted."""
+    layer = step_launches(shape, 3)[0] - step_launches(shape, 2)[0]
+    assert layer["ScatterAxis"] == writes
+    assert not {"DynamicSliceUpdate", "GatherAxis", "Gather", "Copy"} & set(layer)
+
+
+@pytest.mark.parametrize("shape", [PLAIN, BeamShape(1, 4), BeamShape(4, 4)])
+def test_a_step_makes_no_constants(shape: BeamShape) -> None:
+    verified, drafts = step_launches(shape, 2)
+    assert verified["Arange"] <= 2  # in MLX's rotary embedding for a CPU
+    assert not drafts["Arange"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"), [(PLAIN, 28), (BeamShape(1, 4), 36), (BeamShape(2, 4), 70)]
 )
 def test_what_a_verification_launches_beside_its_layers_is_little(
     shape: BeamShape, most: int

@@ -8,11 +8,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from test_distill_training import texts
+from test_distill_training import student_of, texts
 from tiny import HIDDEN, random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
-from redrafter_mlx.distill.forms.recurrent import RecurrentStudent
 from redrafter_mlx.distill.options import Optimizer, TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.recurrent_config import Head
@@ -30,8 +29,8 @@ def moved(head: Head, optimizer: Optimizer) -> dict[str, np.ndarray]:
     options = TrainOptions(
         draft_length=3, soft_share=0.0, optimizer=optimizer, learning_rate=RATE, weight_decay=0.0
     )
-    student = RecurrentStudent(drafter, target, options)
-    Learner(student, options, 1).step([partial(student.loss, laid.batch(0, len(laid)))])
+    student = student_of(drafter, target, options)
+    Learner(student, 1).step([partial(student.loss, laid.batch(0, len(laid)))])
     after = dict(tree_flatten(drafter.trainable_parameters()))
     return {name: np.array(after[name]) - start for name, start in before.items()}
 
@@ -60,8 +59,8 @@ def test_rates_warm_up_and_fall_to_the_share_that_was_asked_for(final: float) ->
     options = TrainOptions(
         draft_length=3, soft_share=0.0, learning_rate=RATE, warmup_share=0.2, final_rate=final
     )
-    student = RecurrentStudent(random_drafter(seed=1), target, options)
-    learner = Learner(student, options, 20)
+    student = student_of(random_drafter(seed=1), target, options)
+    learner = Learner(student, 20)
     rates = []
     for _ in range(25):  # after the last step it stays constant
         learner.step([partial(student.loss, laid.batch(0, len(laid)))])

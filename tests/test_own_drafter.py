@@ -25,7 +25,7 @@ from redrafter_mlx.errors import BadInputError, ModelNotFoundError
 from redrafter_mlx.loading import drafter as drafters
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.target import LoadedTarget
-from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target.model import Target
 
 DESIGN = Path(__file__).parent.parent / "docs" / "design.md"

@@ -358,8 +358,9 @@ def test_a_correlation_needs_three_drafters() -> None:
 
 
 def test_accuracy_by_position_is_read_from_a_runs_log(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its folder may be in the home folder."""
     quality = {"tokens_per_step": {"1": 1.4}, "accepted": {"1": [0.3]}, "best": True}
     events = [
         {"event": "step", "step": 2, "loss": 5.125, "seconds": 1.0},
@@ -367,9 +368,11 @@ def test_accuracy_by_position_is_read_from_a_runs_log(
          "training_top1": [0.625, 0.375], "seconds": 2.0, **quality},
     ]  # fmt: skip
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
-    found = paper(capsys, "v1-figure3", "--drafter", str(tmp_path))
-    (measured,) = found["paper"]["measured"]
-    assert measured["rows"] == [["2", "5.125", "62.5% / 50.0%", "37.5% / 25.0%"]]
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
+    for folder in (str(tmp_path), f"~/{tmp_path.name}"):
+        found = paper(capsys, "v1-figure3", "--drafter", folder)
+        (measured,) = found["paper"]["measured"]
+        assert measured["rows"] == [["2", "5.125", "62.5% / 50.0%", "37.5% / 25.0%"]]
 
 
 @pytest.mark.parametrize(

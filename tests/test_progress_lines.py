@@ -2,12 +2,60 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import sys
 import time
 from inspect import signature
 
+import pytest
 from waiting import wait_for
 
-from redrafter_mlx.cli.progress import Stage, duration, progress_lines
+from redrafter_mlx.cli.progress import (
+    Stage,
+    describe_count,
+    duration,
+    progress_bars,
+    progress_lines,
+)
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def bars(monkeypatch: pytest.MonkeyPatch, *given: object) -> str:
+    """Return what a terminal shows while half of some work is done."""
+    monkeypatch.setattr(sys, "stderr", screen := Screen())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with progress_bars("working", *given) as progress:  # type: ignore[arg-type]
+        progress("parts", 500, 1000)
+    return screen.getvalue()
+
+
+def test_bars_show_the_amount_of_what_is_counted_and_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The line above them has no total."""
+    assert "500 of 1000" in bars(monkeypatch, describe_count)
+    assert "500 bytes of 1 kB" in bars(monkeypatch)
+    percent = bars(monkeypatch, lambda done, _: f"{done}%")
+    assert "500%" in percent
+    assert " 0%" not in percent
+
+
+def test_off_a_terminal_a_large_download_is_logged_and_counts_are_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with caplog.at_level(logging.WARNING), progress_bars("asking", describe_count) as progress:
+        progress("downloading x", 0, 10**9)
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING), progress_bars("loading") as progress:
+        progress("downloading x", 0, 10**9)
+    assert "downloading x" in caplog.text
 
 
 def test_a_line_has_what_is_done_and_the_time_to_go() -> None:

@@ -14,7 +14,7 @@ from redrafter_mlx.distill.drafter_forms import RecurrentForm, SpeculatorForm
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.recipes import with_recipe
-from redrafter_mlx.distill.training.optimizer import drafter_optimizer
+from redrafter_mlx.distill.training.learner import drafter_optimizer
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.errors import BadInputError
@@ -74,6 +74,16 @@ def test_a_key_of_the_options_file_is_named_with_its_file(
     line = ["train", "-o", str(tmp_path / "out"), "--recipe", "paper", "--config", str(file)]
     assert main.run(line) == 1
     assert f"drafter.exit_dim in {file}" in capsys.readouterr().err
+
+
+def test_a_table_that_is_none_is_refused_with_a_recipe_too(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "own.toml"
+    file.write_text("training = 3\n")
+    line = ["train", "-o", str(tmp_path / "out"), "--recipe", "paper", "--config", str(file)]
+    assert main.run(line) == 1
+    assert "training is 3; it must be a table" in capsys.readouterr().err
 
 
 def test_the_first_step_of_pytorchs_adamw_is_the_learning_rate_in_every_entry() -> None:

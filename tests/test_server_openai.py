@@ -150,6 +150,21 @@ def test_the_chat_template_is_told_whether_to_reason(
     assert told == [thinking]
 
 
+def test_reasoning_in_a_message_is_given_to_the_chat_template(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = []
+
+    def recorded(tokenizer: Any, messages: Any, **options: Any) -> list[int]:
+        given.append(messages)
+        return render_chat(tokenizer, messages, **options)
+
+    monkeypatch.setattr("redrafter_mlx.structured.plan.render_chat", recorded)
+    answer = {"role": "assistant", "content": "So.", "reasoning_content": "hm"}
+    client.chat.completions.create(model="tiny", messages=[*ASKED, answer, *ASKED], max_tokens=1)
+    assert given == [[*ASKED, answer, *ASKED]]
+
+
 def test_penalties_are_those_of_the_library(client: openai.OpenAI, model: Redrafter) -> None:
     given = {"frequency_penalty": 1.5, "presence_penalty": -0.5}
     answer = client.chat.completions.create(model="tiny", messages=ASKED, max_tokens=30, **given)
@@ -222,6 +237,38 @@ def test_log_probabilities_are_those_of_the_emitted_tokens(
     text = client.completions.create(model="tiny", prompt="ab", logprobs=2).choices[0]
     assert text.logprobs is not None
     assert len(text.logprobs.tokens or []) == len(text.logprobs.top_logprobs or []) == 16
+
+
+def test_values_that_change_nothing_are_accepted(client: openai.OpenAI, model: Redrafter) -> None:
+    want = plain_text(model, model.encode(ASKED), 5)
+    for changes in (
+        {"model": "default_model"},
+        {"max_tokens": 5.0},
+        {"max_completion_tokens": -1},
+        {"top_k": -1},
+        {"top_k": 0.0, "n": 1.0, "seed": 3.0},
+        {"functions": [], "function_call": "none"},
+        {"response_format": {}},
+        {"tools": [], "response_format": {"type": "text"}},
+    ):
+        given = {"model": "tiny", "messages": ASKED, "max_tokens": 5, **changes}
+        answer = client.chat.completions.create(**{"model": "tiny"}, messages=[], extra_body=given)
+        assert answer.choices[0].message.content == want
+        assert answer.model == "tiny"
+    text = plain_text(model, model.encode("ab", raw=True), 16)
+    for changes in ({"best_of": 1}, {"suffix": ""}, {"max_tokens": -1}):
+        whole = client.completions.create(model="tiny", prompt="ab", extra_body=changes)
+        assert whole.choices[0].text == text
+
+
+def test_a_chat_without_a_limit_of_tokens_may_fill_the_context(client: openai.OpenAI) -> None:
+    for changes in ({"max_tokens": -1}, {"max_completion_tokens": -1}, {}):
+        messages = [{"role": "user", "content": "x" * (CONTEXT - 300)}]
+        answer = client.chat.completions.create(
+            model="tiny", messages=messages, logit_bias={"97": 100}, extra_body=changes
+        )
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == CONTEXT
 
 
 SCHEMA = {
@@ -318,7 +365,9 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
         "temperature": {"temperature": 2.5},
         "top_p": {"top_p": 0},
         "n": {"n": 0},
-        "max_tokens": {"max_tokens": -1},
+        "max_tokens": {"max_tokens": 0},
+        "max_completion_tokens": {"max_completion_tokens": 1.5},
+        "top_k": {"extra_body": {"top_k": -2}},
         "logit_bias": {"logit_bias": {"9999": 1}},
         "top_logprobs": {"top_logprobs": 2},
         "messages": {"messages": []},
@@ -335,6 +384,20 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
             }
         },
         "tool_choice": {"tool_choice": "required"},
+        "tools.1.function.parameters": {
+            "tool_choice": "required",
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": name,
+                        "strict": name == "b",
+                        "parameters": {"type": "object", "not": {}},
+                    },
+                }
+                for name in "ab"
+            ],
+        },
         "functions": {"functions": [{"name": "f"}]},
         "function_call": {"function_call": "auto"},
         "audio": {"audio": {"voice": "alloy", "format": "wav"}},
@@ -357,7 +420,12 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
         client.with_options(api_key="wrong").models.list()
     with pytest.raises(openai.BadRequestError, match="shorten") as long:
         ask(messages=[{"role": "user", "content": "x" * CONTEXT}])
-    assert long.value.param == "messages"
+    assert (long.value.param, long.value.code) == ("messages", "context_length_exceeded")
+    with pytest.raises(
+        openai.BadRequestError, match=f"maximum context length is {CONTEXT} tokens.* {CONTEXT + 5};"
+    ) as long:
+        client.completions.create(model="tiny", prompt="x" * (CONTEXT + 5))
+    assert (long.value.param, long.value.code) == ("prompt", "context_length_exceeded")
     with pytest.raises(openai.APIStatusError) as large:
         ask(messages=[{"role": "user", "content": "x" * 2**20}])
     assert large.value.status_code == 413

@@ -36,7 +36,8 @@ from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.bench.papers.published import CHIPS, timings
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.decoding.step_result import StepResult
-from redrafter_mlx.speculation.tree import Beams, pack_beam
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import pack_beam
 
 PRICEY = machine(lambda rows: 46 + 15 * (rows > 1) + rows, lambda w, n: (2.5 + 0.2 * w) * (n - 1))
 """The second row alone costs a third more, as on the paper's M1 Max."""

@@ -19,7 +19,7 @@ from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target.model import Target
 
 SHAPES = [BeamShape(1, 4), BeamShape(3, 4)]

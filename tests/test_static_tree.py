@@ -201,6 +201,16 @@ def test_a_tree_is_named_beside_the_drafter(tmp_path: Path) -> None:
                 redrafter.generate(PROMPT, **other)
 
 
+def test_a_trees_file_may_be_in_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "tree.json").write_text(json.dumps(PATHS))
+    tree = parse_drafter("trained+tree:~/tree.json").tree
+    assert tree is not None
+    assert tree.paths == PATHS
+
+
 def test_a_tree_that_is_not_there_is_refused_before_a_target_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(BadInputError, match=r"no tree 'oak'.*medusa_mc_sim_7b_63"):
         parse_drafter("trained+tree:oak")

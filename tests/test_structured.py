@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured.grammar import Grammars
+from redrafter_mlx.structured.json_schema import json_term
 from redrafter_mlx.structured.markup import JSON_CALLS, Delta, Markup, OutputParser
 from redrafter_mlx.structured.output_grammar import answer_grammar
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
@@ -154,7 +155,7 @@ def test_the_parts_are_the_same_however_the_text_is_cut(
     for pieces in (1, 2, 3, 7, len(text)):
         cuts = sorted(rng.sample(range(1, len(text)), pieces - 1))
         cut = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        parser = OutputParser(THINKING_MARKUP, [WEATHER, CLOCK], ["weather", "clock"])
+        parser = OutputParser(THINKING_MARKUP, [WEATHER, CLOCK])
         found = deltas_of(parser, cut)
         assert merged(found) == parts
         assert parser.called == any(kind == "clock" for kind, _ in parts)
@@ -169,7 +170,7 @@ def test_a_model_without_a_mark_at_the_end_of_calls_ends_them_with_the_answer() 
         tool_call_end=mistral.tool_call_end,
         tool_parser=mistral.parse_tool_call,
     )
-    parser = OutputParser(markup, [], ["a", "b"])
+    parser = OutputParser(markup, [tool("a"), tool("b")])
     found = deltas_of(parser, ['Yes[TOOL_CALLS]a[ARGS]{"x": 1}', 'b[ARGS]{"y": "é"}'])
     assert merged(found) == [("text", "Yes"), ("a", '{"x": 1}'), ("b", '{"y": "é"}')]
 
@@ -184,7 +185,7 @@ def test_a_mark_of_reasoning_in_a_message_begins_none(said: str) -> None:
 
 
 def test_half_of_a_surrogate_pair_in_a_call_can_be_encoded() -> None:
-    parser = OutputParser(THINKING_MARKUP, [CLOCK], ["clock"])
+    parser = OutputParser(THINKING_MARKUP, [CLOCK])
     text = CALL.replace("UT", "\\ud83d")
     (call,) = (d.tool_call for d in deltas_of(parser, [text]) if d.tool_call is not None)
     assert json.loads(call.arguments.encode()) == {"zone": "\ud83d"}
@@ -403,7 +404,8 @@ def test_reasoning_cannot_end_the_answer_that_a_format_was_asked_for() -> None:
 
 def test_reasoning_may_end_with_a_mark_of_several_tokens() -> None:
     of_model = model(THINKING)
-    lark = answer_grammar((), False, {"type": "integer"}, "[/think]", lambda _: None, ())
+    schema = {"type": "integer"}
+    lark = answer_grammar((), False, json_term(schema), "[/think]", grammars(of_model))
     assert lark is not None
     constraint = grammars(of_model).compile(lark)
     for token in of_model.tokenizer.encode("so: [/think]7", add_special_tokens=False):
@@ -435,7 +437,15 @@ def test_with_a_format_and_tools_the_answer_is_a_call_or_the_format() -> None:
         ({"tools": [WEATHER, WEATHER]}, "twice"),
         ({"tools": [{"function": {"name": "f", "parameters": {"type": "array"}}}]}, "parameters"),
         ({"tools": [{"function": {"name": "f", "strict": True,
-                                  "parameters": {"properties": {"x": {"not": {}}}}}}]}, "tools: "),
+                                  "parameters": {"properties": {"x": {"not": {}}}}}}]},
+         "tools.0.function.parameters: .*not"),
+        ({"tools": [WEATHER, {"function": {"name": "f", "strict": True, "parameters":
+                                           {"properties": {"x": {"type": "any"}}}}}]},
+         "tools.1.function.parameters: .*any"),
+        ({"tools": [tool("f" * 129)]}, "tools.0.function.name"),
+        ({"response_format": {"type": "json_schema", "json_schema": {
+            "strict": True, "schema": {"type": "array", "uniqueItems": True}}}},
+         "response_format: a schema.*uniqueItems"),
         ({"tools": [WEATHER], "tool_choice": "clock"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [WEATHER], "tool_choice": {"type": "function", "function": {"name": "clock"}}},
@@ -454,15 +464,97 @@ def test_what_cannot_be_asked_for_is_refused_by_name(asked: dict[str, Any], name
         {},
         {"function": "clock"},
         {"function": {"name": 5}},
-        {"function": {"name": "clock", "arguments": "{"}},
-        {"function": {"name": "clock", "arguments": "[1]"}},
-        {"function": {"name": "clock", "arguments": "[" * 100_000}},
+        {"function": {"name": "clock", "arguments": [1]}},
         "clock",
     ],
 )
 def test_a_malformed_call_in_the_conversation_is_refused(call: object) -> None:
     with pytest.raises(BadInputError, match="tool call"):
         plan(model(), [*ASKED, {"role": "assistant", "tool_calls": [call]}])
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", "5", "[" * 100_000, ""])
+@pytest.mark.parametrize("template", [WITH_TOOLS, CHAT_TEMPLATE])
+def test_a_call_in_the_conversation_may_have_arguments_that_are_no_object(
+    arguments: str, template: str
+) -> None:
+    """A model has written them, and the client sends them back."""
+    call = {"function": {"name": "clock", "arguments": arguments}}
+    messages = [*ASKED, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    text = shown(model(template), plan(model(template), messages))
+    assert '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>' in text
+
+
+def test_reasoning_in_the_conversation_reaches_the_template() -> None:
+    template = CHAT_TEMPLATE.replace(
+        "{{ m['content'] }}", "[{{ m.reasoning_content }}]{{ m['content'] }}"
+    )
+    call = {"function": {"name": "clock", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "So.", "reasoning_content": "hm"}
+    for calls in ({}, {"tool_calls": [call]}):
+        messages = [*ASKED, {**message, **calls}]
+        assert "assistant\n[hm]So." in shown(model(template), plan(model(template), messages))
+
+
+def written(made: OutputPlan, text: str) -> bool:
+    """Whether an answer may be this text, to its end."""
+    constraint = made.constraint()
+    assert constraint is not None
+    try:
+        for token in model().tokenizer.encode(text, add_special_tokens=False):
+            constraint.advance(token)
+    except BadInputError:
+        return False
+    (mask,) = constraint.masks([0], [-1])
+    return any(bool(mask[t // 32] >> (t % 32) & 1) for t in model().tokenizer.eos_token_ids)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "taken", "refused"),
+    [
+        ({"$schema": "odd", "properties": {"x": {"type": "integer"}}}, '{"x": 1}', '{"x": "a"}'),
+        ({"required": None, "properties": {"x": {"enum": [1]}}}, '{"x": 1}', '{"x": 2}'),
+        ({"type": ["object", "null"], "properties": {"x": {"enum": [1]}}}, '{"x": 1}', "null"),
+        ({"properties": {"x": {"pattern": "^(?=a)", "type": "string"}}}, '{"x": "b"}', '{"x": 1}'),
+        ({"properties": {"x": {"format": "odd", "type": "string"}}}, '{"x": "b"}', '{"x": 1}'),
+        ({"properties": None}, '{"x": 1}', "[1]"),
+        ({"properties": {"x": {"type": "any"}}}, '{"x": 1}', "[1]"),
+        ({"type": "OBJECT", "properties": {"x": {"type": "STRING"}}}, '{"x": 1}', "[1]"),
+        ({"properties": {"x": {"$ref": "http://a.example/b.json"}}}, '{"x": 1}', "[1]"),
+    ],
+)
+def test_an_odd_schema_of_a_tool_does_not_refuse_the_request(
+    parameters: dict[str, Any], taken: str, refused: str
+) -> None:
+    """The other tool's schema still holds."""
+    odd = {"type": "function", "function": {"name": "f" * 128, "parameters": parameters}}
+    made = plan(model(), ASKED, tools=[odd, WEATHER], tool_choice="required")
+
+    def call(name: str, arguments: str) -> str:
+        return f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+
+    assert written(made, call("f" * 128, taken))
+    assert not written(made, call("f" * 128, refused))
+    assert written(made, call("weather", '{"city": "Oslo", "days": 1}'))
+    assert not written(made, call("weather", '{"city": "Bern", "days": 1}'))
+
+
+@pytest.mark.parametrize("strict", [None, False])
+def test_a_format_that_is_not_strict_may_have_rules_that_grammars_do_not_know(
+    strict: bool | None,
+) -> None:
+    email = {"type": "string", "pattern": r"^(?!\.)[a-z]+@b$"}
+    names = {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True}
+    schema = {"properties": {"email": email, "names": names}, "required": ["email", "names"]}
+    named = {"name": "s", "schema": schema} | ({} if strict is None else {"strict": strict})
+    made = plan(model(), ASKED, response_format={"type": "json_schema", "json_schema": named})
+    assert written(made, '{"email": "a@b", "names": ["a", "a"]}')
+    assert not written(made, '{"email": 1, "names": []}')
+    assert not written(made, '{"email": "a@b", "names": ["b"]}')
+
+
+def test_an_empty_format_is_text() -> None:
+    assert plan(model(), ASKED, response_format={}).constraint() is None
 
 
 def test_a_schema_that_grammars_do_not_know_whole_still_leads_a_call() -> None:

@@ -13,7 +13,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from tiny import ARCHITECTURES, VOCAB, random_model
 
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target import kv_cache
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees

@@ -160,6 +160,9 @@ def test_train_ends_with_a_drafter_that_is_used_and_a_verdict(
     again = ["train", "--config", str(output / "train.toml"), "--output"]
     assert main.run([*again, str(output)]) == 0
     assert (output / "model.safetensors").read_bytes() == before
+    (output / "metrics.jsonl").unlink()
+    assert main.run([*again, str(output)]) == 0
+    assert "The log of its training was removed" in (output / "README.md").read_text()
     keys[""]["read"] = []
     assert main.run(arguments(model, prompts, output, keys)) == 1
     assert "run with read" in unwrapped(capsys.readouterr().err)
@@ -248,7 +251,7 @@ def test_a_model_without_row_masks_is_written_one_text_at_a_time_with_a_note(
     )
     run = TrainingRun(job)
     assert run.notes == []
-    monkeypatch.setattr("redrafter_mlx.distill.run.batch_cache", lambda _: None)
+    monkeypatch.setattr(run.target, "row_masks", False)
     (note,) = run.notes
     assert "llama" in note
     assert "one at a time" in note

@@ -29,12 +29,12 @@ from redrafter_mlx.distill.drafter_forms import (
     SpeculatorForm,
 )
 from redrafter_mlx.distill.forms.form import Recipe
-from redrafter_mlx.distill.forms.medusa import MedusaStudent
 from redrafter_mlx.distill.forms.registry import recipe_for
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.trainer import Evaluation, Trainer
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.level_drafter import LevelDrafter, MemorylessDrafter
+from redrafter_mlx.drafting.published.medusa import MedusaDrafter
 from redrafter_mlx.errors import MismatchError
 from redrafter_mlx.target.model import Target
 
@@ -73,12 +73,13 @@ def make_trainer(folder: Path, name: str, steps: int = 16) -> Trainer:
         extras.add(target, None, block, 0)  # type: ignore[arg-type]
     options = TrainOptions(draft_length=T, batch=16, evaluations=2, learning_rate=3e-3)
     counts = count_tokens([block], VOCAB)
-    student = recipe.fresh(target, options, counts, extras.load(block))
-    examples = Examples((block,), extras, T, options.batch, 10**6, 0)
+    drafter = recipe.fresh(target, counts, extras.load(block), options.seed)
+    student = recipe.student(drafter, target, options)
+    examples = Examples((block,), extras, options, 10**6)
     shapes = [BeamShape(2, T + 1)]
     held_out = extras.compute(target, held_out)
     made_by = {"drafter": recipe.record}
-    return Trainer(student, examples, held_out, options, steps, shapes, folder / "out", made_by)
+    return Trainer(student, examples, held_out, steps, shapes, folder / "out", made_by)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -100,7 +101,8 @@ def test_a_form_learns_and_a_resumed_run_has_the_losses_of_the_unbroken_one(
 def test_the_trial_of_a_dry_run_is_a_batch_of_the_form(name: str) -> None:
     recipe = recipe_of(name, Target(random_model()))
     target = Target(random_model()).reading(recipe.context_layers)
-    student = recipe.blank(target, TrainOptions(draft_length=T, batch=16))
+    blank = recipe.bind(recipe.network(), target)
+    student = recipe.student(blank, target, TrainOptions(draft_length=T, batch=16))
     assert 0 < student.trial()().item() < 100
 
 
@@ -250,13 +252,13 @@ def test_fresh_medusa_heads_give_the_targets_own_next_token(name: str, kind: str
     target = Target(random_model(kind))
     laid = lay_out(texts(target, 2), T)
     counts = np.arange(VOCAB)
-    student = recipe_of(name, target).fresh(target, TrainOptions(draft_length=T), counts, [])
-    assert isinstance(student, MedusaStudent)
+    drafter = recipe_of(name, target).fresh(target, counts, [], seed=0)
+    assert isinstance(drafter, MedusaDrafter)
     batch = laid.batch(0, 8)
-    chosen = student.drafter.vocabulary.tokens
+    chosen = drafter.vocabulary.tokens
     want = target.logits_of(chosen)(batch.states[None, :8])[0]
     assert chosen is None or chosen.tolist() == list(range(VOCAB - 60, VOCAB))
-    for logits in logits_along(student.drafter, batch):
+    for logits in logits_along(drafter, batch):
         np.testing.assert_allclose(logits, want, rtol=1e-4, atol=1e-4)
 
 
@@ -268,7 +270,7 @@ def test_training_further_starts_with_the_saved_weights_and_refuses_another_form
     target = Target(random_model())
     recipe = recipe_of(name, target)
     recipe.check_start(folder)
-    again = recipe.start(folder, target, TrainOptions(draft_length=T))
+    again = recipe.student(recipe.start(folder, target), target, TrainOptions(draft_length=T))
     held_out = texts(target, 2)
     per_step = again.evaluate(held_out, [BeamShape(2, T + 1)]).tokens_per_step
     assert per_step[2] == pytest.approx(evaluation.quality.tokens_per_step[2], abs=0.1)
@@ -290,9 +292,9 @@ def test_fresh_weights_follow_from_the_seed_and_not_from_the_global_state() -> N
         found = []
         for seed, global_seed in ((1, 1), (1, 2), (2, 1)):
             mx.random.seed(global_seed)
-            options = TrainOptions(draft_length=T, seed=seed)
-            student = recipe_of(name, target).fresh(target, options, np.arange(VOCAB), [])
-            found.append(dict(tree_flatten(student.network.parameters())))
+            drafter = recipe_of(name, target).fresh(target, np.arange(VOCAB), [], seed)
+            assert drafter.module is not None
+            found.append(dict(tree_flatten(drafter.module.parameters())))
         first, again, other = found
         assert all(mx.array_equal(first[n], again[n]) for n in first), name
         if name.startswith("mlp"):

@@ -8,17 +8,11 @@ from typing import cast
 
 import mlx.core as mx
 import pytest
-from references import build_trie, kept_paths, owners, packed_paths, prefixes, trie_paths
+import references
+from references import build_trie, kept_paths, packed_paths, prefixes, trie_paths
 
-from redrafter_mlx.speculation.tree import (
-    Beams,
-    TokenTree,
-    _lineages,
-    _owners,
-    final_candidates,
-    join_beams,
-    pack_beam,
-)
+from redrafter_mlx.speculation.beams import Beams, final_candidates, join_beams, lineages, owners
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 
 MARS, IS, A, RED, REDDISH, WHEN, DARK = 1, 2, 3, 4, 5, 6, 7
 WORKED_EXAMPLE = [[MARS, IS, A, RED], [MARS, IS, REDDISH, WHEN], [MARS, IS, DARK, RED]]
@@ -52,7 +46,7 @@ def pack(tokens: list, scores: list, max_nodes: int) -> TokenTree:
 def dedup_prefix(tokens: list) -> list:
     """Return, for each prefix of candidates [B, W, L], the first candidate that has it."""
     beams = Beams(mx.array(tokens), mx.zeros(mx.array(tokens).shape))
-    return cast(list, _owners(_lineages(beams)).tolist())
+    return cast(list, owners(lineages(beams)).tolist())
 
 
 def drawn_mask(drawing: str) -> list[list[bool]]:
@@ -89,7 +83,7 @@ def test_owners_equal_the_first_candidate_with_the_same_prefix(seed: int) -> Non
     rng = random.Random(seed)
     B, W, L = rng.randrange(1, 4), rng.randrange(1, 7), rng.randrange(1, 6)
     tokens, _ = random_beams(rng, B, W, L, vocab=rng.choice([1, 2, 3, 50]))
-    assert dedup_prefix(tokens) == [owners(t) for t in tokens]
+    assert dedup_prefix(tokens) == [references.owners(t) for t in tokens]
 
 
 @pytest.mark.parametrize("seed", range(60))

@@ -34,8 +34,7 @@ from redrafter_mlx.autotune.timed_calls import drafting_call, random_tree
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
-from redrafter_mlx.cli.terminal import Terminal
-from redrafter_mlx.cli.tune import shape_note
+from redrafter_mlx.cli.terminal import Terminal, shape_note
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.draft_model import DraftModel
@@ -223,7 +222,7 @@ def test_what_only_batches_cost_is_measured_after_the_first_batch_and_once(
         for _ in range(20):
             policy = tuner.policy("greedy")
             policy.next_shape([sequence() for _ in range(batch)])
-            tuner.record("greedy", policy)
+            tuner.record(policy)
             tuner.measure_a_little(seconds=1e6, steps=1000)
         assert clock.now - before == 4 * new
         assert tuner.measured_for(batch)
@@ -259,7 +258,7 @@ def test_answers_choose_by_what_was_measured_after_earlier_ones(
     assert tuner is not None
     policy = tuner.policy("greedy")
     assert clock.now == bench.asked == 0
-    tuner.record("greedy", policy)
+    tuner.record(policy)
     tuner.measure_a_little(seconds=1e3, steps=1000)
     assert clock.now == 4
     assert tuner.costs.verify(1, 128) == 0.5
@@ -460,11 +459,13 @@ def test_the_overhead_of_a_step_is_told_apart_from_a_machine_that_becomes_slower
 
 
 @pytest.fixture
-def shell(bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+def shell(
+    bench: Bench, model: nn.Module, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., int]:
     """Return a function that runs a command line on a model with an oracle drafter."""
     loaded = oracle(model, HEL)
     assert loaded.tuning is not None
-    monkeypatch.setattr(loaded.tuning, "_on_disk", True)
+    monkeypatch.setattr(loaded.tuning, "_learned", tmp_path / "learned.json")
     monkeypatch.setattr("redrafter_mlx.cli.tune._prompts", lambda _: [HEL])
     assert bench.asked == 0
 
@@ -581,7 +582,7 @@ def test_asking_for_the_best_shape_begins_no_text(bench: Bench, model: nn.Module
     copies = policy.acceptance.copies
     for _ in range(5):
         copies.learn(1.0, 0.0)
-    tuner.record("greedy", policy)
+    tuner.record(policy)
     before = copies.to_record()
     tuner.best_shape(2)
     assert copies.to_record() == before
@@ -599,7 +600,7 @@ def test_a_width_alone_is_completed_by_what_its_own_method_accepted(model: nn.Mo
     for _ in range(60):
         policy.acceptance.learn(step_result(shape, [0, 0], [0, 1], [0]))
     before = tuner.best_shape(1, method="typical")
-    tuner.record("greedy", policy)
+    tuner.record(policy)
     assert tuner.best_shape(1, method="typical") == before
 
 
@@ -612,7 +613,7 @@ def test_measuring_forgets_nothing_that_was_learned(model: nn.Module) -> None:
     full = step_result(shape, [0] * shape.nodes, [*range(shape.nodes)], [0])
     for _ in range(30):
         policy.acceptance.learn(full)
-    tuner.record("greedy", policy)
+    tuner.record(policy)
     tuner.measure()
     assert max(tuner.policy("greedy").acceptance.steps()) > 1
 
@@ -642,7 +643,7 @@ def test_a_batch_that_failed_does_not_end_measuring(
     assert tuner is not None
     tuner.policy("greedy")
     policy = tuner.policy("greedy")
-    tuner.record("greedy", policy)
+    tuner.record(policy)
     tuner.measure_a_little(seconds=1e3, steps=1000)
     assert clock.now == 0, "another batch is decoded"
     tuner.abandon()

@@ -311,6 +311,18 @@ def test_hub_switched_off_by_its_own_variable_is_not_asked(
     assert hub.asked == []
 
 
+def test_pull_without_the_hub_leaves_a_model_that_is_here_as_it_is(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub.repos["org/repo", "main"] = REPO_FILES
+    folder = resolve("org/repo").path
+    hub.asked.clear()
+    assert pull("org/repo", offline=True).path == folder
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    assert pull("org/repo").path == folder
+    assert hub.asked == []
+
+
 def test_hub_that_never_answers_is_given_up_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -43,7 +43,7 @@ or message['role'] not in ['user', 'assistant'] %}\
 
 # In transformers each call sets whether control tokens are text, as state of the tokenizer.
 _TOKENIZER_LOCK = threading.RLock()
-_FIRST_PRIVATE = 0xF0000  # Unicode's private use plane
+_PRIVATE = range(0xF0000, 0xFFFFE)  # a plane of Unicode for private use
 
 
 def render_chat(
@@ -74,16 +74,16 @@ def render_chat(
             "`redrafter-mlx generate --raw`"
         )
     control = _control_tokens(tokenizer)
-    given: dict[str, Any] = {"conversation": checked, "tools": list(tools) or None}
-    options: dict[str, bool] = {"add_generation_prompt": add_generation_prompt}
+    options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
+    if tools:
+        options["tools"] = [*tools]
     if thinking is not None:
         options["enable_thinking"] = thinking
     with _TOKENIZER_LOCK:
-        if not control or not control.search(_all_text(given)):
-            ids = _render(tokenizer, {**given, **options}, tokenize=True)
-            return [int(i) for i in ids]
-        masked, originals = _mask(given, control)
-        text = _render(tokenizer, {**masked, **options}, tokenize=False)
+        if not control or not control.search(_all_text([checked, options])):
+            return [int(i) for i in _render(tokenizer, checked, options, tokenize=True)]
+        (checked, options), originals = _mask([checked, options], control)
+        text = _render(tokenizer, checked, options, tokenize=False)
         return _encode_masked(tokenizer, str(text), control, originals)
 
 
@@ -139,7 +139,11 @@ def _check(message: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _checked_calls(calls: object) -> list[dict[str, object]]:
-    """Return tool calls with their arguments as objects, as templates require."""
+    """Return tool calls with their arguments as objects, as templates require.
+
+    A model may have written arguments that are no JSON object; they are left out, so that the
+    conversation can go on.
+    """
     checked = []
     for call in calls if isinstance(calls, list) else [calls]:
         outer = dict(call) if isinstance(call, Mapping) else {}
@@ -147,14 +151,21 @@ def _checked_calls(calls: object) -> list[dict[str, object]]:
         function = dict(function) if isinstance(function, Mapping) else {}
         arguments = function.get("arguments") or {}
         if isinstance(arguments, str):
-            with contextlib.suppress(ValueError, RecursionError):
-                arguments = json.loads(arguments)
+            arguments = _object(arguments)
         if not isinstance(function.get("name"), str) or not isinstance(arguments, Mapping):
             raise BadInputError(
                 f"tool call {call!r:.80}; give a function with a name and arguments, a JSON object"
             )
         checked.append({**outer, "function": {**function, "arguments": arguments}})
     return checked
+
+
+def _object(text: str) -> Mapping[str, object]:
+    """Return the JSON object in a text; an empty one if it is anything else."""
+    with contextlib.suppress(ValueError, RecursionError):
+        if isinstance(read := json.loads(text), dict):
+            return read
+    return {}
 
 
 def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
@@ -167,11 +178,12 @@ def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
 
 
 def _render(
-    tokenizer: TokenizerWrapper, given: Mapping[str, Any], tokenize: bool
+    tokenizer: TokenizerWrapper,
+    messages: list[dict[str, Any]],
+    options: dict[str, Any],
+    tokenize: bool,
 ) -> str | list[int]:
     """Apply the template; return text, or token ids with `tokenize`."""
-    messages, options = given["conversation"], {k: v for k, v in given.items() if v is not None}
-    del options["conversation"]
     try:
         out: str | list[int] = tokenizer.apply_chat_template(messages, tokenize=tokenize, **options)
     except (TemplateError, TypeError, KeyError, IndexError, ValueError, RecursionError) as error:
@@ -193,13 +205,13 @@ def _all_text(given: object) -> str:
     return "\n".join(found)
 
 
-def _mask(given: dict[str, Any], control: re.Pattern[str]) -> tuple[dict[str, Any], dict[str, str]]:
+def _mask(given: list[Any], control: re.Pattern[str]) -> tuple[list[Any], dict[str, str]]:
     """Replace each control token in messages and tools by an unused private-use character.
 
     Only the tokens are replaced, so that a template can still strip or inspect the other text.
     """
     seen = _all_text(given)
-    unused = (c for i in range(0xFFFD) if (c := chr(_FIRST_PRIVATE + i)) not in seen)
+    unused = (c for c in map(chr, _PRIVATE) if c not in seen)
     characters: dict[str, str] = {}
 
     def hide(match: re.Match[str]) -> str:

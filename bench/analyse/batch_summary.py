@@ -8,14 +8,10 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from redrafter_mlx.bench.analyse.result import Protocol
-from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchRun
+from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchRun, ids_of
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
-from redrafter_mlx.bench.measure.methods import BASELINE, Method
+from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.statistics import Ragged, Spread, ratio, ratio_of_ratios
-
-_OTHER_TOKENS = (
-    "our tokens are not those of mlx-lm in float32, where they must be; please report it"
-)
 
 
 @dataclass(frozen=True)
@@ -74,92 +70,62 @@ class BatchResult:
     @property
     def notes(self) -> tuple[str, ...]:
         """The remarks, and the reason if it failed."""
-        return (*self.remarks, *([_OTHER_TOKENS] if self.failed else []))
+        if not self.failed:
+            return self.remarks
+        failure = "our tokens are not those of mlx-lm in float32, where they must be"
+        return (*self.remarks, f"{failure}; please report it")
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `-o json` prints."""
-        return {
-            "machine": asdict(self.machine),
-            "models": [asdict(model) for model in self.models],
-            "protocol": asdict(self.protocol),
-            "baseline": "mlx-lm BatchGenerator",
-            "interrupted": self.interrupted,
-            "notes": list(self.notes),
-            "rows": [row.to_dict() for row in self.rows],
-        }
+        changed = {"notes": self.notes, "rows": [row.to_dict() for row in self.rows]}
+        shown = {**asdict(self), "baseline": "mlx-lm BatchGenerator", **changed}
+        del shown["remarks"]
+        return shown
 
 
 def summarise_batches(measured: Sequence[BatchMeasurement]) -> list[BatchRow]:
     """Return a row per batch size and method, by size, then temperature, baselines first."""
     cases: dict[tuple[int, Method], list[BatchMeasurement]] = {}
     for measurement in measured:
-        cases.setdefault((measurement.size, measurement.method), []).append(measurement)
-    order = {
-        method: i for i, method in enumerate(sorted(dict.fromkeys(m for _, m in cases), key=_place))
-    }
+        cases.setdefault((len(measurement.questions), measurement.method), []).append(measurement)
+
+    def total(size: int, method: Method) -> tuple[Ragged, Ragged]:
+        return _tokens_and_seconds(cases.get((size, method), []), max)
+
     rows = []
-    for size, method in sorted(cases, key=lambda case: (case[0], order[case[1]])):
-        mine = cases[size, method]
-        mlx_lm = cases.get((size, Method(BASELINE, method.temperature)))
-        ours = cases.get((size, Method("autoregressive", method.temperature)))
-        answers = [m.run for m in mine]
-        matches = [run.matches_plain for run in answers]
+    for size, method in sorted(cases, key=lambda case: (case[0], case[1].order)):
+        mine, plain = cases[size, method], Method("autoregressive", method.temperature)
+        runs = [m.run for m in mine]
+        tokens = sum(len(ids) - 1 for run in runs for ids in run.token_ids)
+        steps = sum(n for run in runs for n in run.steps)
+        matches = [run.matches_plain for run in runs]
         rows.append(
             BatchRow(
                 size=size,
                 method=method,
-                request_tps=ratio(_tokens(mine), _seconds(mine, sum)),
-                total_tps=ratio(_tokens(mine), _seconds(mine, max)),
-                speedup=_over(mine, mlx_lm),
-                over_plain=_over(mine, ours),
-                tokens_per_step=_tokens_per_step(answers),
-                first_seconds=float(np.median([run.first_seconds for run in answers])),
-                peak_memory=max(run.peak_memory for run in answers),
+                request_tps=ratio(*_tokens_and_seconds(mine, sum)),
+                total_tps=ratio(*total(size, method)),
+                speedup=ratio_of_ratios(total(size, method), total(size, method.baseline())),
+                over_plain=ratio_of_ratios(total(size, method), total(size, plain)),
+                tokens_per_step=tokens / max(steps, 1),
+                first_seconds=float(np.median([run.first_seconds for run in runs])),
+                peak_memory=max(run.peak_memory for run in runs),
                 matches_plain=None if None in matches else all(matches),
             )
         )
     return rows
 
 
-def _place(method: Method) -> tuple[float, int, str, int, int]:
-    """Sort key: temperature; baselines first; then drafter, automatic shape, width and length."""
-    kind = ("mlx-lm", "autoregressive").index(method.name) if method.name != "redrafter" else 2
-    width, length = method.beam_width or 0, method.beam_length or 0
-    return method.temperature, kind, method.drafter or "", width, length
-
-
-def _tokens(measured: Sequence[BatchMeasurement]) -> Ragged:
-    """Return the number of tokens per group of questions and repeat."""
-    return _by_group(measured, lambda run: float(sum(run.tokens)))
-
-
-def _seconds(
+def _tokens_and_seconds(
     measured: Sequence[BatchMeasurement], together: Callable[[Sequence[float]], float]
-) -> Ragged:
-    """Return the seconds per group and repeat: `sum` over its requests, or `max` of the batch."""
-    return _by_group(measured, lambda run: together(run.seconds))
+) -> tuple[Ragged, Ragged]:
+    """Return tokens and seconds per group of questions and repeat, groups in one order for all.
 
-
-def _by_group(measured: Sequence[BatchMeasurement], value: Callable[[BatchRun], float]) -> Ragged:
-    """Return a value per group and repeat; all methods have the groups in the same order."""
-    groups: dict[tuple[str, ...], list[float]] = {}
+    together: `sum` for the seconds of all requests, `max` for those of the batch
+    """
+    groups: dict[tuple[str, ...], list[BatchRun]] = {}
     for m in measured:
-        asked = tuple(str(question.question.id) for question in m.questions)
-        groups.setdefault(asked, []).append(value(m.run))
-    return [groups[asked] for asked in sorted(groups)]
-
-
-def _over(
-    mine: Sequence[BatchMeasurement], other: Sequence[BatchMeasurement] | None
-) -> Spread | None:
-    """Return total tokens per second over another method's, for the same questions and repeats."""
-    if other is None:
-        return None
-    return ratio_of_ratios(
-        (_tokens(mine), _seconds(mine, max)), (_tokens(other), _seconds(other, max))
-    )
-
-
-def _tokens_per_step(runs: Sequence[BatchRun]) -> float:
-    tokens = sum(len(ids) - 1 for run in runs for ids in run.token_ids)
-    return tokens / max(sum(sum(run.steps) for run in runs), 1)
+        groups.setdefault(tuple(map(str, ids_of(m.questions))), []).append(m.run)
+    runs = [groups[asked] for asked in sorted(groups)]
+    tokens = [[float(sum(run.tokens)) for run in group] for group in runs]
+    return tokens, [[together(run.seconds) for run in group] for group in runs]

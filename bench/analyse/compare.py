@@ -20,7 +20,7 @@ _IDENTITY = ("dtype", "method", "drafter", "accept", "temperature", "beam_width"
 RESULT = "result.json"
 """Name of the file in a report's folder that holds the result."""
 
-Row = Mapping[str, object]
+SavedRow = Mapping[str, object]
 """A row of a saved result."""
 
 
@@ -30,7 +30,7 @@ class Saved(NamedTuple):
     setup: what it was measured with, such as {"machine chip": "M1"}
     """
 
-    rows: list[Row]
+    rows: list[SavedRow]
     setup: dict[str, object]
 
 
@@ -41,7 +41,7 @@ class Change:
     ratio: the second over the first, with its 95% interval
     """
 
-    row: Row
+    row: SavedRow
     figure: str
     before: Spread
     after: Spread
@@ -50,18 +50,13 @@ class Change:
     @property
     def certain(self) -> bool:
         """Whether the interval excludes 1, which means no change."""
-        return not self._measured_once and not self.ratio.low <= 1 <= self.ratio.high
+        return self.verdict == "differs"
 
     @property
     def verdict(self) -> str:
-        if self._measured_once:
+        if self.ratio.low == self.ratio.high != 1:  # neither has an interval: unknown scatter
             return "one run each"
-        return "differs" if self.certain else "within the spread"
-
-    @property
-    def _measured_once(self) -> bool:
-        """Whether neither figure has an interval, so its scatter is unknown."""
-        return self.ratio.low == self.ratio.high != 1
+        return "within the spread" if self.ratio.low <= 1 <= self.ratio.high else "differs"
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `--compare -o json` prints."""
@@ -82,7 +77,7 @@ def read_result(path: str | Path) -> Saved:
         lines = file.read_text(encoding="utf-8").strip().splitlines()
         result = json.loads(lines[-1])
         results = result.get("results", [result])
-        rows: list[Row] = []
+        rows: list[SavedRow] = []
         for each in results:
             length = {"prompt_tokens": each["protocol"]["prompt_tokens"]} if results[1:] else {}
             rows += [{"prefixes": "all", **row, **length} for row in each["rows"]]
@@ -95,7 +90,7 @@ def read_result(path: str | Path) -> Saved:
         ) from None
 
 
-def compare(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
+def compare(before: Sequence[SavedRow], after: Sequence[SavedRow]) -> list[Change]:
     """Return every figure that both results have, in the first result's order.
 
     The two runs are independent, so the interval of a ratio follows from both intervals: on a
@@ -136,7 +131,7 @@ def _setup(result: Mapping[str, object]) -> dict[str, object]:
     }
 
 
-def _identity(row: Row) -> tuple[object, ...]:
+def _identity(row: SavedRow) -> tuple[object, ...]:
     return tuple(row.get(name) for name in _IDENTITY)
 
 

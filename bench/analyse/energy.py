@@ -33,17 +33,15 @@ def energy_of(
     joules: energy between two moments, in seconds since 1970; None if it is unknown, as it is for
             answers of an earlier run
     """
-    sums: dict[tuple[str, Method], tuple[float, float, int, int]] = {}
+    measured: dict[tuple[str, Method], list[tuple[float, float, int]]] = {}
     for answer in answers:
         seconds, tokens = answer.run.decode_seconds, len(answer.run.token_ids) - 1
         energy = joules(answer.tstamp - seconds, answer.tstamp)
-        if energy is None or tokens < 1:
-            continue
-        before = sums.get((answer.dtype, answer.method), (0.0, 0.0, 0, 0))
-        more = (energy, seconds, tokens, 1)
-        e, s, t, n = (a + b for a, b in zip(before, more, strict=True))
-        sums[answer.dtype, answer.method] = e, s, int(t), int(n)
-    return tuple(
-        Energy(dtype, method, energy / tokens, energy / seconds, count)
-        for (dtype, method), (energy, seconds, tokens, count) in sums.items()
-    )
+        if energy is not None and tokens > 0:
+            each = measured.setdefault((answer.dtype, answer.method), [])
+            each.append((energy, seconds, tokens))
+    found = []
+    for (dtype, method), each in measured.items():
+        energy, seconds, tokens = map(sum, zip(*each, strict=True))
+        found.append(Energy(dtype, method, energy / tokens, energy / seconds, len(each)))
+    return tuple(found)

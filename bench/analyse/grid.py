@@ -43,6 +43,10 @@ class Grid:
     def at(self, width: int, length: int) -> Cell | None:
         return next((c for c in self.cells if c[:2] == (width, length)), None)
 
+    def is_light(self, cell: Cell) -> bool:
+        """Whether dark letters are easier to read on the cell's colour than light ones."""
+        return self.heat(cell) >= 0.55
+
     def heat(self, cell: Cell) -> float:
         """Return the colour value: 0 for the slowest shape, 1 for the fastest."""
         least = min(c.tps for c in self.cells)
@@ -57,23 +61,19 @@ def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
         m = r.method
         if r.category != WHOLE or m.beam_width is None or m.beam_length is None:
             continue
-        if r.tps is None or r.speedup is None or r.tokens_per_step is None:
-            continue
-        figures = (r.tps.median, r.speedup.median, r.tokens_per_step.median)
-        way = replace(m, beam_width=None, beam_length=None)
-        cells.setdefault((r.dtype, way), []).append(Cell(m.beam_width, m.beam_length, *figures))
+        if r.tps and r.speedup and r.tokens_per_step:
+            figures = (r.tps.median, r.speedup.median, r.tokens_per_step.median)
+            way = replace(m, beam_width=None, beam_length=None)
+            cells.setdefault((r.dtype, way), []).append(Cell(m.beam_width, m.beam_length, *figures))
     found = []
     for (dtype, way), group in cells.items():
-        by = f", {way.drafter}" if way.drafter else ""
-        by += "" if way.prefixes == "all" else f", {way.prefixes}"
-        drawn = "greedy" if way.temperature == 0 else _accepted(way)
+        parts = [dtype, way.drafter, way.prefixes if way.prefixes != "all" else None]
+        if way.temperature == 0:
+            parts.append("greedy")
+        else:
+            parts.append(f"{way.accept} at temperature {way.temperature:g}")
+        thresholds = {"epsilon": way.epsilon, "delta": way.delta}
+        parts += [f"{name} {value:g}" for name, value in thresholds.items() if value is not None]
         if len(group) >= least:
-            found.append(Grid(f"{dtype}{by}, {drawn}", tuple(group)))
+            found.append(Grid(", ".join(filter(None, parts)), tuple(group)))
     return found
-
-
-def _accepted(way: Method) -> str:
-    """Return a text such as `typical at temperature 0.7, epsilon 0.1, delta 0.3`."""
-    thresholds = {"epsilon": way.epsilon, "delta": way.delta}
-    named = [f", {name} {value:g}" for name, value in thresholds.items() if value is not None]
-    return f"{way.accept} at temperature {way.temperature:g}{''.join(named)}"

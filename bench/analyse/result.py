@@ -50,16 +50,11 @@ class Result:
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `-o json` prints."""
-        energy = {"energy": [asdict(one) for one in self.energy]} if self.energy else {}
-        return energy | {
-            "machine": asdict(self.machine),
-            "models": [asdict(m) for m in self.models],
-            "protocol": asdict(self.protocol),
-            "baseline": BASELINE,
-            "interrupted": self.interrupted,
-            "notes": list(self.notes),
-            "rows": [row.to_dict() for row in self.rows],
-        }
+        rows = [row.to_dict() for row in self.rows]
+        shown = {**asdict(self), "baseline": BASELINE, "rows": rows}
+        if not self.energy:
+            del shown["energy"]
+        return shown
 
 
 class Verdict(NamedTuple):

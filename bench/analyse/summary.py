@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
@@ -87,32 +87,20 @@ def summarise(answers: Sequence[Answer]) -> list[Row]:
                     by_method.setdefault(a.method, {})[a.question_id, a.repeat] = a.run
             rows += [
                 _row(dtype, category, m, by_method[m], by_method.get(m.baseline(), {}))
-                for m in sorted(by_method, key=_order)
+                for m in sorted(by_method, key=lambda method: method.order)
             ]
     return rows
-
-
-def _order(method: Method) -> tuple[float, int, str, str, int, int]:
-    names = (BASELINE, "autoregressive", "mlx-lm speculative", "redrafter")
-    return (
-        method.temperature,
-        names.index(method.name),
-        method.accept or "",
-        method.drafter or "",
-        method.beam_width or 0,
-        method.beam_length or method.draft_tokens or 0,
-    )
 
 
 def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) -> Row:
     ours = method.name == "redrafter"
     accepted = [n for run in runs.values() for n in run.accepted]
+    drafted = ours or method.draft_tokens is not None
+    depths = range(1, 1 + max(accepted, default=0)) if drafted else ()
     nodes = [n for run in runs.values() for n in run.nodes]
     query_rows = [n for run in runs.values() for n in run.query_rows]
     shapes = Counter((W, L) for run in runs.values() for W, L, *_ in run.shapes if ours)
-    tokens = {key: float(sum(run.accept_lengths)) for key, run in runs.items()}
-    steps = {key: float(len(run.accept_lengths)) for key, run in runs.items()}
-    first_token = {key: run.first_token_seconds for key, run in runs.items()}
+    steps = _by_question(runs, lambda run: len(run.accept_lengths))
     matches, agreeing = _equality(method, runs, baseline)
     return Row(
         dtype=dtype,
@@ -124,38 +112,36 @@ def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) 
         speedup=ratio_of_ratios(
             _tokens_and_seconds(runs, baseline), _tokens_and_seconds(baseline, runs)
         ),
-        tokens_per_step=ratio(_by_question(tokens), _by_question(steps)),
-        first_token=typical(_by_question(first_token)),
+        tokens_per_step=ratio(_by_question(runs, _tokens), steps),
+        first_token=typical(_by_question(runs, lambda run: run.first_token_seconds)),
         nodes=fmean(nodes) if nodes else None,
         query_rows=fmean(query_rows) if query_rows else None,
         shapes=tuple((W, L, n / shapes.total()) for (W, L), n in shapes.most_common()),
         nodes_before=Percentiles.of([W * L for W, L in shapes.elements()]),
         nodes_after=Percentiles.of(nodes) if ours else None,
-        acceptance=_acceptance(accepted) if ours or method.draft_tokens is not None else (),
+        acceptance=tuple(sum(n >= d for n in accepted) / len(accepted) for d in depths),
         peak_memory=max(run.peak_memory for run in runs.values()),
         matches_baseline=matches,
         agreeing=agreeing,
     )
 
 
-def _by_question(values: Mapping[tuple[int | str, int], float]) -> Ragged:
-    """Group values by question, repeats in order."""
+def _by_question(runs: Runs, value: Callable[[Run], float]) -> Ragged:
+    """Return a value of each run by question, repeats in order."""
     grouped: dict[int | str, list[float]] = {}
-    for key in sorted(values, key=lambda k: (str(k[0]), k[1])):
-        grouped.setdefault(key[0], []).append(values[key])
+    for question, repeat in sorted(runs, key=lambda key: (str(key[0]), key[1])):
+        grouped.setdefault(question, []).append(value(runs[question, repeat]))
     return list(grouped.values())
 
 
 def _tokens_and_seconds(runs: Runs, partner: Runs) -> tuple[Ragged, Ragged]:
     """Return the tokens after the first and their seconds, for runs that `partner` has too."""
-    tokens = {k: float(sum(r.accept_lengths)) for k, r in runs.items() if k in partner}
-    seconds = {k: r.decode_seconds for k, r in runs.items() if k in partner}
-    return _by_question(tokens), _by_question(seconds)
+    both = {key: run for key, run in runs.items() if key in partner}
+    return _by_question(both, _tokens), _by_question(both, lambda run: run.decode_seconds)
 
 
-def _acceptance(accepted: Sequence[int]) -> tuple[float, ...]:
-    deepest = max(accepted, default=0)
-    return tuple(sum(n >= d for n in accepted) / len(accepted) for d in range(1, deepest + 1))
+def _tokens(run: Run) -> int:
+    return sum(run.accept_lengths)
 
 
 def _equality(method: Method, runs: Runs, baseline: Runs) -> tuple[bool | None, float | None]:

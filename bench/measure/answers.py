@@ -13,16 +13,13 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TypeVar
 
 from redrafter_mlx.bench.measure.methods import Method, Run
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import name_in_errors
 
 T = TypeVar("T")
-
-_INTEGERS = ("token_ids", "accepted", "nodes", "query_rows")
-_NUMBERS = ("first_token_seconds", "decode_seconds", "peak_memory")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -83,37 +80,32 @@ class Answer:
 
     def to_dict(self, settings: Settings) -> dict[str, object]:
         """Return the JSON object that is a line of the answers file."""
-        run = self.run
+        answer = asdict(self)
+        run = answer.pop("run")
+        lengths = run.pop("accept_lengths")
         choice = {
             "index": 0,
-            "turns": [run.text],
-            "decoding_steps": [len(run.accept_lengths)],
-            "new_tokens": [len(run.token_ids)],
-            "wall_time": [run.first_token_seconds + run.decode_seconds],
-            "accept_lengths": run.accept_lengths,
+            "turns": [run.pop("text")],
+            "decoding_steps": [len(lengths)],
+            "new_tokens": [len(run["token_ids"])],
+            "wall_time": [run["first_token_seconds"] + run["decode_seconds"]],
+            "accept_lengths": lengths,
         }
-        return {
-            "question_id": self.question_id,
-            "category": self.category,
+        spec_bench = {
             "answer_id": uuid.uuid4().hex,
             "model_id": f"{settings.model} {self.dtype} {self.method.name}",
             "choices": [choice],
-            "tstamp": self.tstamp,
-            "dtype": self.dtype,
-            "method": asdict(self.method),
-            "repeat": self.repeat,
-            "prompt_ids": self.prompt_ids,
-            **{name: getattr(run, name) for name in (*_INTEGERS, *_NUMBERS)},
-            "shapes": run.shapes,
-            "settings": asdict(settings),
         }
+        return {**answer, **spec_bench, **run, "settings": asdict(settings)}
 
     @classmethod
     def from_dict(cls, line: dict[str, Any]) -> Answer:
         """Parse a line; raises KeyError, TypeError, ValueError or IndexError if it is invalid."""
         choice = line["choices"][0]
-        measured: dict[str, Any] = {name: _integers(line[name]) for name in _INTEGERS}
-        measured |= {name: _number(line[name]) for name in _NUMBERS}
+        integers = ("token_ids", "accepted", "nodes", "query_rows")
+        numbers = ("first_token_seconds", "decode_seconds", "peak_memory")
+        measured: dict[str, Any] = {name: _integers(line[name]) for name in integers}
+        measured |= {name: _number(line[name]) for name in numbers}
         run = Run(
             text=choice["turns"][0],
             accept_lengths=_integers(choice["accept_lengths"]),
@@ -146,40 +138,38 @@ class LinesFile(Generic[T]):
         self.path = Path(path)
         self.lines: list[tuple[T, dict[str, object]]] = []
         self._read_line = read
-        self._file: TextIO | None = None
-        text = self._read()
-        whole, _, rest = text.rpartition("\n")
-        for n, line in enumerate(whole.splitlines(), 1):
-            self._add(n, line)
+        # Only "\n" ends a line: JSON strings may hold the other separators.
+        *whole, rest = self._read().split("\n")
+        for n, line in enumerate(whole, 1):
+            if line:
+                self._add(n, line)
         if rest:
             try:
-                self._add(len(whole.splitlines()) + 1, rest)
+                self._add(len(whole) + 1, rest)
                 self._append("\n")
             except BadInputError:
                 if not self.lines:
                     raise
-                os.truncate(self.path, len(text[: -len(rest)].encode()))
+                os.truncate(self.path, self.path.stat().st_size - len(rest.encode()))
 
     def check(self, stored: Mapping[str, object], settings: Settings, names: Sequence[str]) -> None:
         """Raise BadInputError unless the settings in `names` equal the stored ones of a line."""
         made_with, wanted = {**_DEFAULTS, **stored}, asdict(settings)
         for name in names:
-            if made_with.get(name) != wanted[name]:
+            before, now = made_with.get(name), wanted[name]
+            if before != now:
                 raise BadInputError(
-                    f"{self.path} was made with {name} {made_with.get(name)}, now it is "
-                    f"{wanted[name]}; give another --answers file"
+                    f"{self.path} was made with {name} {before}, now it is {now}; give another "
+                    f"--answers file"
                 )
 
     def append(self, line: Mapping[str, object]) -> None:
-        """Write one measurement and flush it."""
+        """Write one measurement."""
         self._append(json.dumps(line) + "\n")
 
     def _append(self, text: str) -> None:
-        with name_in_errors(self.path):
-            if self._file is None:
-                self._file = self.path.open("a", encoding="utf-8")
-            self._file.write(text)
-            self._file.flush()
+        with name_in_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
 
     def _read(self) -> str:
         try:
@@ -213,17 +203,14 @@ class AnswersFile:
 
     def matching(self, dtype: str, settings: Settings) -> list[Answer]:
         """Return the answers of one dtype; raises BadInputError if settings differ."""
-        found = []
         for answer, stored in self._file.lines:
-            everything = [f.name for f in fields(Settings)]
-            names = everything if answer.dtype == dtype else ["max_tokens", "seed", "ignore_eos"]
+            shared = ("max_tokens", "seed", "ignore_eos")
+            names = [*vars(settings)] if answer.dtype == dtype else shared
             self._file.check(stored, settings, names)
-            if answer.dtype == dtype:
-                found.append(answer)
-        return found
+        return [answer for answer, _ in self._file.lines if answer.dtype == dtype]
 
     def append(self, answer: Answer, settings: Settings) -> None:
-        """Write one answer and flush it."""
+        """Write one answer."""
         self._file.append(answer.to_dict(settings))
 
 

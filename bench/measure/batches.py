@@ -12,13 +12,14 @@ import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import mlx.core as mx
 
 from redrafter_mlx.bench.measure.answers import Settings
-from redrafter_mlx.bench.measure.methods import Clock, Method, our_stream
-from redrafter_mlx.bench.measure.plan import Prepared
+from redrafter_mlx.bench.measure.methods import Clock, Method, Runner, our_stream
+from redrafter_mlx.bench.measure.plan import Prepared, in_turn
+from redrafter_mlx.config import check_int
 from redrafter_mlx.distributed.plain_batch import PlainBatch
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
@@ -47,14 +48,6 @@ class BatchRun:
     matches_plain: bool | None = None
 
 
-class BatchToken(NamedTuple):
-    """A token of one answer, and the number of target calls after the prompt's so far."""
-
-    row: int
-    id: int
-    steps: int
-
-
 @dataclass(frozen=True)
 class BatchKey:
     """Identity of a run: its method and its questions; `prompts` is the hash of their prompts."""
@@ -66,12 +59,15 @@ class BatchKey:
     @classmethod
     def of(cls, method: Method, group: Sequence[Prepared]) -> BatchKey:
         prompts = json.dumps([question.prompt_ids for question in group])
-        ids = tuple(question.question.id or 0 for question in group)
-        return cls(method, ids, hashlib.sha256(prompts.encode()).hexdigest())
+        return cls(method, ids_of(group), hashlib.sha256(prompts.encode()).hexdigest())
 
 
 Case = tuple[Method, Sequence[Prepared]]
 """A method and the questions that it answers in one batch."""
+
+
+def ids_of(group: Sequence[Prepared]) -> tuple[int | str, ...]:
+    return tuple(question.id for question in group)
 
 
 @dataclass(frozen=True)
@@ -82,10 +78,6 @@ class BatchMeasurement:
     questions: Sequence[Prepared]
     run: BatchRun
 
-    @property
-    def size(self) -> int:
-        return len(self.questions)
-
     def compared(self, plain: Mapping[int | str, Sequence[int]]) -> BatchMeasurement:
         """Return the measurement with `matches_plain`, unless it is sampled or has it already.
 
@@ -94,7 +86,7 @@ class BatchMeasurement:
         if self.method.temperature > 0 or self.run.matches_plain is not None:
             return self
         matches = all(
-            ids == plain[question.question.id or 0]
+            ids == plain[question.id]
             for question, ids in zip(self.questions, self.run.token_ids, strict=True)
         )
         return replace(self, run=replace(self.run, matches_plain=matches))
@@ -118,7 +110,6 @@ class BatchPlan:
 
     sizes:   batch sizes; each size goes through all questions
     repeats: number of times that each method answers each group of questions
-    seed:    random seed of sampled answers
     """
 
     questions: Sequence[Prepared]
@@ -129,12 +120,8 @@ class BatchPlan:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("--max-tokens", self.max_tokens, 2),
-            ("--repeats", self.repeats, 1),
-        ):
-            if value < least:
-                raise BadInputError(f"{name} is {value}; it must be at least {least}")
+        check_int("--max-tokens", self.max_tokens, 2, None)
+        check_int("--repeats", self.repeats, 1, None)
         if max(self.sizes) > len(self.questions):
             raise BadInputError(
                 f"--batch-size is {max(self.sizes)}, more than the questions that there are to ask "
@@ -144,14 +131,7 @@ class BatchPlan:
     @property
     def size(self) -> int:
         """Number of timed runs."""
-        groups = sum(len(self.groups(size)) for size in self.sizes)
-        return self.repeats * len(self.methods) * groups
-
-    def groups(self, size: int) -> list[Sequence[Prepared]]:
-        """Split the questions into batches; the first questions fill up the last batch."""
-        Q = len(self.questions)
-        around = [*self.questions, *self.questions]
-        return [around[at : at + size] for at in range(0, Q, size)]
+        return sum(1 for _ in self.order())
 
     def split(
         self, done: Iterable[tuple[BatchKey, BatchRun]]
@@ -174,10 +154,9 @@ class BatchPlan:
         A round is one repeat of one group of questions. All rounds are complete unless the run was
         interrupted.
         """
-        runs: dict[tuple[int | str | None, ...], dict[Method, list[BatchMeasurement]]] = {}
+        runs: dict[tuple[int | str, ...], dict[Method, list[BatchMeasurement]]] = {}
         for m in measured:
-            asked = tuple(question.question.id for question in m.questions)
-            runs.setdefault(asked, {}).setdefault(m.method, []).append(m)
+            runs.setdefault(ids_of(m.questions), {}).setdefault(m.method, []).append(m)
         return [
             measurement
             for by_method in runs.values()
@@ -187,13 +166,13 @@ class BatchPlan:
         ]
 
     def order(self) -> Iterator[Case]:
-        """Yield all timed runs; the method that comes first rotates."""
+        """Yield all timed runs; the first questions fill up the last batch of each size."""
+        around = [*self.questions, *self.questions]
         for repeat in range(self.repeats):
             for size in self.sizes:
-                for i, group in enumerate(self.groups(size)):
-                    first = (repeat + i) % len(self.methods)
-                    for method in (*self.methods[first:], *self.methods[:first]):
-                        yield method, group
+                for at in range(0, len(self.questions), size):
+                    for method in in_turn(self.methods, repeat + at // size):
+                        yield method, around[at : at + size]
 
 
 class BatchRunner:
@@ -202,37 +181,36 @@ class BatchRunner:
     def __init__(
         self, redrafters: Mapping[str | None, Redrafter], clock: Clock = time.perf_counter
     ) -> None:
-        self._redrafters = redrafters
-        self._first = next(iter(redrafters.values()))
+        self._redrafter = Runner(redrafters).redrafter
         self._clock = clock
 
-    def measure(
-        self, plan: BatchPlan, missing: Sequence[Case] | None = None
-    ) -> Iterator[BatchMeasurement]:
-        """Time the missing cases (None: all), after untimed runs that compile."""
-        cases = list(plan.order()) if missing is None else missing
+    def measure(self, plan: BatchPlan, cases: Sequence[Case]) -> Iterator[BatchMeasurement]:
+        """Time the cases, after untimed runs that compile: the first of each method and size."""
+
+        def run(method: Method, group: Sequence[Prepared]) -> BatchRun:
+            return self.run(method, [q.prompt_ids for q in group], plan.max_tokens, plan.seed)
+
         untimed = {(method, len(group)): (method, group) for method, group in reversed(cases)}
-        for method, group in reversed(untimed.values()):
-            self.run(method, [q.prompt_ids for q in group], plan.max_tokens, plan.seed)
+        for case in reversed(untimed.values()):
+            run(*case)
         for method, group in cases:
-            run = self.run(method, [q.prompt_ids for q in group], plan.max_tokens, plan.seed)
-            yield BatchMeasurement(method, group, run)
+            yield BatchMeasurement(method, group, run(method, group))
 
     def run(
         self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
     ) -> BatchRun:
         """Answer the prompts in one batch."""
+        mx.synchronize(our_stream())  # mlx-lm's batch leaves a step beyond the last token running
         mx.reset_peak_memory()
-        B = len(prompts)
-        ids: list[list[int]] = [[] for _ in range(B)]
-        times: list[list[float]] = [[] for _ in range(B)]
-        steps = [0] * B
+        ids: list[list[int]] = [[] for _ in prompts]
+        times: list[list[float]] = [[] for _ in prompts]
+        steps = [0] * len(prompts)
         began = self._clock()
         with closing(self._tokens(method, prompts, max_tokens, seed)) as tokens:
-            for token in tokens:
-                ids[token.row].append(token.id)
-                times[token.row].append(self._clock())
-                steps[token.row] = token.steps
+            for row, token, step in tokens:
+                ids[row].append(token)
+                times[row].append(self._clock())
+                steps[row] = step
         full = max(row[0] for row in times)
         return BatchRun(
             token_ids=ids,
@@ -245,25 +223,20 @@ class BatchRunner:
 
     def _tokens(
         self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
-    ) -> Generator[BatchToken, None, None]:
-        if not method.ours:
-            yield from self._mlx_lm_tokens(method, prompts, max_tokens, seed)
+    ) -> Generator[tuple[int, int, int], None, None]:
+        """Yield each token: its prompt's index, its id, and the target calls after the prompt's."""
+        redrafter = self._redrafter(method)
+        if method.ours:
+            options = method.options(max_tokens, seed)
+            for row, response in redrafter.batch(prompts, options=options):
+                yield row, response.token, response.steps
             return
-        drafts = method.name == "redrafter"
-        redrafter = self._redrafters[method.drafter] if drafts else self._first
-        options = method.options(max_tokens, seed)
-        for row, response in redrafter.batch(prompts, options=options):
-            yield BatchToken(row, response.token, response.steps)
-
-    def _mlx_lm_tokens(
-        self, method: Method, prompts: Sequence[list[int]], max_tokens: int, seed: int
-    ) -> Iterator[BatchToken]:
         mx.random.seed(seed)
-        model, mirror, stream = self._first.model, self._first.mirror, our_stream()
-        stop = [*self._first.tokenizer.eos_token_ids]
+        model, mirror, stream = redrafter.model, redrafter.mirror, our_stream()
+        stop = [*redrafter.tokenizer.eos_token_ids]
         batch = PlainBatch([*prompts], max_tokens, stop, method.temperature)
         run = batch.run(model, stream) if mirror is None else mirror.run(batch, model, stream)
-        counts = [0] * len(prompts)
+        steps = [0] * len(prompts)
         for row, token in run:
-            yield BatchToken(row, token, counts[row])
-            counts[row] += 1
+            yield row, token, steps[row]
+            steps[row] += 1

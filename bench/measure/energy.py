@@ -55,21 +55,18 @@ class PowerMeter:
         self._reader.join(_PATIENCE)
 
     def _read(self) -> None:
-        with self._printed:
-            self._read_samples()
-        self.first.set()
-
-    def _read_samples(self) -> None:
         elapsed = 0.0
-        for line in self._printed:
-            if self.stopped.is_set():
-                return
-            if (found := _ELAPSED.search(line)) is not None:
-                elapsed = float(found[1]) / 1e3
-            elif (found := _POWER.search(line)) is not None and elapsed > 0:
-                now = time.time()
-                self.samples.append(Sample(now - elapsed, now, float(found[1]) / 1e3))
-                self.first.set()
+        with self._printed:
+            for line in self._printed:
+                if self.stopped.is_set():
+                    break
+                if (found := _ELAPSED.search(line)) is not None:
+                    elapsed = float(found[1]) / 1e3
+                elif (found := _POWER.search(line)) is not None and elapsed > 0:
+                    now = time.time()
+                    self.samples.append(Sample(now - elapsed, now, float(found[1]) / 1e3))
+                    self.first.set()
+        self.first.set()
 
     def joules(self, begin: float, end: float) -> float | None:
         """Return the energy between two moments; None unless samples cover over 80% of the time."""

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, fields
+from itertools import groupby
+from typing import Literal, NamedTuple, get_args
 
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.generate import generation_stream, stream_generate
 from mlx_lm.sample_utils import make_sampler
 
-from redrafter_mlx.config import AcceptMethod, GenerationOptions, Prefixes, SamplingParams
+from redrafter_mlx.config import AcceptMethod, GenerationOptions, Prefixes
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, MismatchError
@@ -59,10 +60,26 @@ class Method:
         return self.name in ("autoregressive", "redrafter")
 
     @property
+    def open_shape(self) -> bool:
+        """Whether a side of the shape is left open."""
+        return self.name == "redrafter" and None in (self.beam_width, self.beam_length)
+
+    @property
     def automatic(self) -> bool:
         """Whether measured times choose the shape; those that belong to a seed are assumed."""
-        open_shape = self.name == "redrafter" and None in (self.beam_width, self.beam_length)
-        return open_shape and not self.options(1, 0).shape_belongs_to_seed
+        return self.open_shape and not self.options(1, 0).shape_belongs_to_seed
+
+    @property
+    def order(self) -> tuple[float, int, str, str, int, int]:
+        """Sort key: temperature, name, acceptance, drafter, width (automatic first), length."""
+        return (
+            self.temperature,
+            get_args(MethodName).index(self.name),
+            self.accept or "",
+            self.drafter or "",
+            self.beam_width or 0,
+            self.beam_length or self.draft_tokens or 0,
+        )
 
     def baseline(self) -> Method:
         """Return the baseline that this method's runs are paired with."""
@@ -70,19 +87,13 @@ class Method:
 
     def options(self, max_tokens: int, seed: int) -> GenerationOptions:
         """Return the options for our own decoding loop."""
-        default = SamplingParams()
+        names = {field.name for field in fields(GenerationOptions)} & vars(self).keys()
+        chosen = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         return GenerationOptions(
-            epsilon=default.epsilon if self.epsilon is None else self.epsilon,
-            delta=default.delta if self.delta is None else self.delta,
-            temperature=self.temperature,
-            accept=self.accept,
+            **chosen,
             max_tokens=max_tokens,
             seed=seed,
-            beam_width=self.beam_width,
-            beam_length=self.beam_length,
-            max_nodes=self.max_nodes,
             draft=self.name == "redrafter",
-            prefixes=self.prefixes,
             cache_prompt=False,
         )
 
@@ -113,16 +124,16 @@ class Run:
     peak_memory:    GB
     """
 
-    token_ids: list[int] = field(default_factory=list)
-    text: str = ""
-    accept_lengths: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    query_rows: list[int] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
-    first_token_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    peak_memory: float = 0.0
+    token_ids: list[int]
+    text: str
+    accept_lengths: list[int]
+    accepted: list[int]
+    nodes: list[int]
+    query_rows: list[int]
+    shapes: list[list[int]]
+    first_token_seconds: float
+    decode_seconds: float
+    peak_memory: float
 
 
 class Runner:
@@ -160,29 +171,27 @@ class Runner:
         """Answer `prompt` once; the same method with the same seed gives the same answer."""
         mx.synchronize(our_stream())  # mlx-lm's loop leaves a step beyond the last token running
         mx.reset_peak_memory()
-        run, texts, lengths, call = Run(), [], [0], 0
-        tokens = self._tokens(method, prompt, max_tokens, seed)
-        began = first = last = self._clock()
-        for token in tokens:
-            last = self._clock()
-            if not run.token_ids:
-                first = last
-            if token.call != call:
-                call = token.call
-                lengths.append(0)
-                if token.result is not None:
-                    _note_step(run, token.result)
-            lengths[-1] += 1
-            run.token_ids.append(token.id)
-            texts.append(token.text)
-        run.text = "".join(texts)
-        run.accept_lengths = lengths[1:]
-        if not run.shapes:  # a call of mlx-lm yields its accepted drafts and one target token
-            run.accepted = [n - 1 for n in run.accept_lengths]
-        run.first_token_seconds = first - began
-        run.decode_seconds = last - first
-        run.peak_memory = mx.get_peak_memory() / 1e9
-        return run
+        tokens: list[Token] = []
+        times = [self._clock()]
+        for token in self._tokens(method, prompt, max_tokens, seed):
+            times.append(self._clock())
+            tokens.append(token)
+        calls = [[*emitted] for call, emitted in groupby(tokens, lambda token: token.call) if call]
+        steps = [emitted[0].result for emitted in calls if emitted[0].result is not None]
+        lengths = [len(emitted) for emitted in calls]
+        return Run(
+            token_ids=[token.id for token in tokens],
+            text="".join(token.text for token in tokens),
+            accept_lengths=lengths,
+            # A call of mlx-lm yields its accepted drafts and one target token.
+            accepted=[len(step.tokens) - 1 for step in steps] or [n - 1 for n in lengths],
+            nodes=[step.nodes for step in steps],
+            query_rows=[step.query_rows for step in steps],
+            shapes=[[step.shape.width, step.shape.length, step.shape.nodes] for step in steps],
+            first_token_seconds=times[1] - times[0],
+            decode_seconds=times[-1] - times[1],
+            peak_memory=mx.get_peak_memory() / 1e9,
+        )
 
     def _tokens(
         self, method: Method, prompt: list[int], max_tokens: int, seed: int
@@ -210,13 +219,6 @@ class Runner:
         ):
             yield Token(response.token, response.text, call)
             call += not response.from_draft
-
-
-def _note_step(run: Run, result: StepResult) -> None:
-    run.accepted.append(len(result.tokens) - 1)
-    run.nodes.append(result.nodes)
-    run.query_rows.append(result.query_rows)
-    run.shapes.append([result.shape.width, result.shape.length, result.shape.nodes])
 
 
 def check_draft_model(redrafter: Redrafter, draft_vocab_size: int, name: str) -> None:

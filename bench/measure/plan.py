@@ -6,18 +6,16 @@ slows them all alike. The method that comes first changes from question to quest
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.methods import Method, Runner
 from redrafter_mlx.bench.measure.questions import Question
-from redrafter_mlx.config import AcceptMethod, Prefixes
+from redrafter_mlx.config import AcceptMethod, Prefixes, check_int, check_number
 from redrafter_mlx.errors import BadInputError
-
-_DAY = 86_400
 
 
 @dataclass(frozen=True)
@@ -27,11 +25,15 @@ class Prepared:
     question: Question
     prompt_ids: list[int]
 
+    @property
+    def id(self) -> int | str:
+        assert self.question.id is not None, "every chosen question has one"
+        return self.question.id
+
 
 def resized(prompt_ids: Sequence[int], length: int) -> list[int]:
     """Return a prompt of exactly `length` tokens, by repeating and cutting `prompt_ids`."""
-    times = -(-length // max(len(prompt_ids), 1))
-    return (list(prompt_ids) * times)[:length]
+    return list(islice(cycle(prompt_ids), length))
 
 
 @dataclass(frozen=True)
@@ -54,17 +56,11 @@ class Plan:
     seed: int
 
     def __post_init__(self) -> None:
-        for name, value, least, most in (
-            ("--max-tokens", self.max_tokens, 2, math.inf),
-            ("--repeats", self.repeats, 1, math.inf),
-            ("--warmup", self.warmup, 0, math.inf),
-            ("--delay", self.delay, 0, _DAY),
-            ("--seed", self.seed, 0, math.inf),
-        ):
-            if not value >= least:
-                raise BadInputError(f"{name} is {value}; it must be at least {least}")
-            if value > most:
-                raise BadInputError(f"{name} is {value}; it must be at most {most}")
+        check_int("--max-tokens", self.max_tokens, 2, None)
+        check_int("--repeats", self.repeats, 1, None)
+        check_int("--warmup", self.warmup, 0, None)
+        check_number("--delay", self.delay, low=0, high=86_400)
+        check_int("--seed", self.seed, 0, None)
 
     @property
     def size(self) -> int:
@@ -75,9 +71,14 @@ class Plan:
         """Yield all timed runs: the question's index, the question, the method, the repeat."""
         for repeat in range(self.repeats):
             for i, prepared in enumerate(self.questions):
-                first = (repeat + i) % len(self.methods)
-                for method in (*self.methods[first:], *self.methods[:first]):
+                for method in in_turn(self.methods, repeat + i):
                     yield i, prepared, method, repeat
+
+
+def in_turn(methods: Sequence[Method], turn: int) -> list[Method]:
+    """Return the methods in the order of this turn: the one that comes first rotates."""
+    first = turn % len(methods)
+    return [*methods[first:], *methods[:first]]
 
 
 def measure(
@@ -93,33 +94,26 @@ def measure(
     finished = {answer.key: answer for answer in done}
     todo = []
     for i, prepared, method, repeat in plan.order():
-        number = prepared.question.id
-        assert number is not None
-        before = finished.get((plan.dtype, method, number, repeat))
+        before = finished.get((plan.dtype, method, prepared.id, repeat))
         if before is None:
-            todo.append((i, prepared, number, method, repeat))
+            todo.append((i, prepared, method, repeat))
         elif before.prompt_ids != prepared.prompt_ids:
             raise BadInputError(
-                f"question {number} was another one when it was answered; "
+                f"question {prepared.id} was another one when it was answered; "
                 f"give another --answers file"
             )
     for method in dict.fromkeys(method for *_, method, _ in todo):
         for _ in range(plan.warmup):
             runner.run(method, plan.questions[0].prompt_ids, plan.max_tokens, plan.seed)
-    for i, prepared, number, method, repeat in todo:
+    for i, prepared, method, repeat in todo:
         if plan.delay:
             sleep(plan.delay)
         run = runner.run(method, prepared.prompt_ids, plan.max_tokens, plan.seed + i)
+        question = prepared.question
         yield Answer(
-            question_id=number,
-            category=prepared.question.category,
-            dtype=plan.dtype,
-            method=method,
-            repeat=repeat,
-            prompt_ids=prepared.prompt_ids,
-            run=run,
-            tstamp=time.time(),
-        )
+            prepared.id, question.category, plan.dtype, method, repeat, prepared.prompt_ids, run,
+            time.time(),
+        )  # fmt: skip
 
 
 Shape = tuple[int | None, int | None]
@@ -151,14 +145,11 @@ def list_methods(
       BadInputError: if an acceptance method fits no temperature, or a shape is impossible
     """
     methods: list[Method] = []
-    used: set[AcceptMethod] = set()
+    drawn: Sequence[AcceptMethod] = ("sample",) if accepts is None else accepts
     for t in temperatures:
         methods += [Method("mlx-lm", t), Method("autoregressive", t)]
         methods += [Method("mlx-lm speculative", t, draft_tokens=k) for k in draft_tokens]
-        fitting: list[AcceptMethod] = ["greedy"] if t == 0 else ["sample"]
-        if accepts is not None and t > 0:
-            fitting = [a for a in accepts if a != "greedy"]
-        used |= set(fitting)
+        fitting: list[AcceptMethod] = ["greedy"] if t == 0 else [a for a in drawn if a != "greedy"]
         methods += [
             Method(
                 "redrafter", t, accept, W, L, max_nodes, drafter=drafter, prefixes=packed,
@@ -172,7 +163,7 @@ def list_methods(
             if packed == "all" or (W, L) != (None, None) or len(own) == 1
         ]  # fmt: skip
     for accept in accepts or ():
-        if accept not in used:
+        if not any((t == 0) == (accept == "greedy") for t in temperatures):
             needs = "0" if accept == "greedy" else "above 0"
             raise BadInputError(f"--accept holds {accept!r}; give a --temperature {needs}")
     for method in methods:

@@ -59,8 +59,7 @@ OWN_QUESTIONS = (
 def read_questions(path: str | Path) -> list[Question]:
     """Read a file of questions: MT-Bench or Spec-Bench (`turns`), Alpaca, JSONL, or plain lines.
 
-    Raises:
-      BadInputError: naming the file and the line, or the element of a JSON array such as Alpaca's
+    Raises BadInputError naming the file and the line, or the element of a JSON array.
     """
     found = [_question(where, row) for where, row in read_rows(path)]
     if not found:
@@ -72,9 +71,7 @@ def fetch_mt_bench(*, offline: bool = False) -> list[Question]:
     """Return MT-Bench's 80 questions, from the Hub's cache or, unless `offline`, from the Hub.
 
     The first request is made once, without retries, so that an unreachable Hub shows in seconds.
-
-    Raises:
-      DownloadError: with a message of one line
+    Raises DownloadError.
     """
     from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
 
@@ -139,5 +136,6 @@ def _question(where: str, item: object) -> Question:
     more = item.get("input")
     text = f"{text}\n\n{more}" if isinstance(more, str) and more.strip() else text
     category = next((item[k] for k in _CATEGORY_KEYS if k in item), None)
-    number = next((item[k] for k in _ID_KEYS if isinstance(item.get(k), (int, str))), None)
+    ids = (item.get(k) for k in _ID_KEYS)
+    number = next((n for n in ids if isinstance(n, (int, str)) and n != ""), None)
     return Question(text, category if isinstance(category, str) else "", number)

@@ -39,17 +39,16 @@ def setting(value: object) -> str:
 
 def paper_table(
     title: str,
-    columns: Sequence[str],
-    lines: Sequence[tuple[Settings, Sequence[str]]],
+    lines: Sequence[tuple[Settings, Mapping[str, str]]],
     note: str = "",
     shown: Sequence[str] = (),
 ) -> TextTable:
     """Return a table with a further column for each setting that varies and has none yet.
 
     Args:
-      lines: the settings and the cells of each line
+      lines: the settings of each line, and its cells by column name
       shown: settings that a column shows under another heading
     """
-    more = [h for h in varying(each for each, _ in lines) if h not in (*columns, *shown)]
-    rows = tuple((*cells, *(setting(each.get(h)) for h in more)) for each, cells in lines)
-    return TextTable(title, (*columns, *more), rows, note)
+    more = [h for h in varying(each for each, _ in lines) if h not in (*lines[0][1], *shown)]
+    rows = [{**cells, **{h: setting(each.get(h)) for h in more}} for each, cells in lines]
+    return TextTable.of(title, rows, note)

@@ -41,6 +41,10 @@ class Evidence:
         """Return the answers that a row over all questions summarises."""
         return [a for a in self.answers if (a.dtype, a.method) == (row.dtype, row.method)]
 
+    def options_of(self, row: Row) -> Mapping[str, Any]:
+        """Return the options that a row's drafter was trained with; empty if they are not known."""
+        return self.options.get(row.method.drafter or "", {})
+
     @property
     def whole(self) -> list[Row]:
         """Rows over all questions."""

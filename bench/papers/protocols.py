@@ -34,8 +34,8 @@ class PaperProtocol:
 
     name:     value of `--paper`
     measures: requests one at a time, or concurrent requests, or nothing: training logs are read
-    options:  options of `bench` by name; those of the command line take precedence
     tables:   makes the tables from the measurements
+    options:  options of `bench` by name; those of the command line take precedence
     question: the only question, unless the user names others
     drafters: number of drafters that the user must name; 0 if the options name them
     installed: whether every drafter on this machine that fits the model is measured
@@ -45,8 +45,8 @@ class PaperProtocol:
 
     name: str
     measures: Literal["answers", "batches", "logs"]
-    options: Mapping[str, object]
     tables: Callable[[Evidence], list[TextTable]]
+    options: Mapping[str, object]
     question: Question | None = None
     drafters: int = 0
     installed: bool = False
@@ -60,83 +60,36 @@ class PaperProtocol:
 
 
 PROTOCOLS = (
-    PaperProtocol("table1", "answers", _MT_BENCH, by_answer.method_tables, installed=True,
+    PaperProtocol("table1", "answers", by_answer.method_tables, _MT_BENCH, installed=True,
                   speculative=True),
-    PaperProtocol(
-        "table2",
-        "answers",
-        {**_TRAINED, "beam_width": "1..4", "beam_length": "2..5", "max_tokens": 200,
-         "dtype": "float16,bfloat16,4bit"},
-        by_answer.shape_tables,
-        question=QUESTION_81,
-    ),
-    PaperProtocol(
-        "table3",
-        "batches",
-        {**_MT_BENCH, **_TRAINED, "batch_size": "1,2,4,8", "beam_width": "1,2,4,8",
-         "beam_length": "5"},
-        by_batch.batch_tables,
-    ),
-    PaperProtocol(
-        "table4",
-        "answers",
-        {**_MT_BENCH, "beam_width": "1,2,4,8,16", "beam_length": "5"},
-        by_answer.label_tables,
-        drafters=2,
-    ),
-    PaperProtocol(
-        "figure6",
-        "answers",
-        {**_MT_BENCH, **_TRAINED, "beam_width": ",".join(map(str, range(5, 71, 5))),
-         "beam_length": "5", "prefixes": "separate,final,all"},
-        by_answer.merging_tables,
-    ),
-    PaperProtocol("v1-figure3", "logs", {}, by_log.accuracy_tables, drafters=1),
-    PaperProtocol(
-        "v1-figure4",
-        "answers",
-        {**_MT_BENCH, "beam_width": "4", "beam_length": "5"},
-        by_answer.rate_tables,
-        drafters=2,
-    ),
-    PaperProtocol(
-        "v1-figure5a",
-        "answers",
-        {**_MT_BENCH, **_TRAINED, "beam_width": "4", "beam_length": "5", "max_tokens": 256},
-        by_answer.along_tables,
-    ),
-    PaperProtocol(
-        "v1-figure6a",
-        "answers",
-        {**_MT_BENCH, **_TRAINED, "beam_width": "1,2,4,8", "beam_length": "5", "max_tokens": 256},
-        by_answer.accepted_tables,
-    ),
-    PaperProtocol(
-        "v1-table2",
-        "answers",
-        {**_MT_BENCH, **_TRAINED, "beam_width": "2", "beam_length": "4",
-         "temperature": "0,0.3,0.7,1", "accept": "rejection,typical", "epsilon": "0.09,0.2",
-         "delta": "0.3,0.6"},
-        by_answer.acceptance_tables,
-        speculative=True,
-        inspects="likelihoods",
-    ),
-    PaperProtocol(
-        "speculators-table1",
-        "batches",
-        {**_TRAINED, "batch_size": "1,2,4", "beam_width": "1,2,4", "beam_length": "4",
-         "max_tokens": 100, "ignore_eos": True, "repeats": 1, "prompt_tokens": "64,2048"},
-        by_batch.latency_tables,
-    ),
-    PaperProtocol(
-        "assistant",
-        "answers",
-        {**_MT_BENCH, "beam_width": "1", "beam_length": "2..6", "temperature": "0,0.5,1",
-         "accept": "greedy,rejection"},
-        by_answer.draft_model_tables,
-        drafters=1,
-        inspects="draft costs",
-    ),
+    PaperProtocol("table2", "answers", by_answer.shape_tables, {
+        **_TRAINED, "beam_width": "1..4", "beam_length": "2..5", "max_tokens": 200,
+        "dtype": "float16,bfloat16,4bit"}, question=QUESTION_81),
+    PaperProtocol("table3", "batches", by_batch.batch_tables, {
+        **_MT_BENCH, **_TRAINED, "batch_size": "1,2,4,8", "beam_width": "1,2,4,8",
+        "beam_length": "5"}),
+    PaperProtocol("table4", "answers", by_answer.label_tables, {
+        **_MT_BENCH, "beam_width": "1,2,4,8,16", "beam_length": "5"}, drafters=2),
+    PaperProtocol("figure6", "answers", by_answer.merging_tables, {
+        **_MT_BENCH, **_TRAINED, "beam_width": ",".join(map(str, range(5, 71, 5))),
+        "beam_length": "5", "prefixes": "separate,final,all"}),
+    PaperProtocol("v1-figure3", "logs", by_log.accuracy_tables, {}, drafters=1),
+    PaperProtocol("v1-figure4", "answers", by_answer.rate_tables, {
+        **_MT_BENCH, "beam_width": "4", "beam_length": "5"}, drafters=2),
+    PaperProtocol("v1-figure5a", "answers", by_answer.along_tables, {
+        **_MT_BENCH, **_TRAINED, "beam_width": "4", "beam_length": "5", "max_tokens": 256}),
+    PaperProtocol("v1-figure6a", "answers", by_answer.accepted_tables, {
+        **_MT_BENCH, **_TRAINED, "beam_width": "1,2,4,8", "beam_length": "5", "max_tokens": 256}),
+    PaperProtocol("v1-table2", "answers", by_answer.acceptance_tables, {
+        **_MT_BENCH, **_TRAINED, "beam_width": "2", "beam_length": "4",
+        "temperature": "0,0.3,0.7,1", "accept": "rejection,typical", "epsilon": "0.09,0.2",
+        "delta": "0.3,0.6"}, speculative=True, inspects="likelihoods"),
+    PaperProtocol("speculators-table1", "batches", by_batch.latency_tables, {
+        **_TRAINED, "batch_size": "1,2,4", "beam_width": "1,2,4", "beam_length": "4",
+        "max_tokens": 100, "ignore_eos": True, "repeats": 1, "prompt_tokens": "64,2048"}),
+    PaperProtocol("assistant", "answers", by_answer.draft_model_tables, {
+        **_MT_BENCH, "beam_width": "1", "beam_length": "2..6", "temperature": "0,0.5,1",
+        "accept": "greedy,rejection"}, drafters=1, inspects="draft costs"),
 )  # fmt: skip
 
 

@@ -18,8 +18,6 @@ from redrafter_mlx.bench.analyse.grid import Cell, Grid
 CHIPS = {"m1-max": "M1 Max", "m2-ultra": "M2 Ultra"}
 """The Macs that the authors timed."""
 
-_FILE = Path(__file__).parent / "published.json"
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -101,5 +99,6 @@ def authors_grid(chip: str, dtype: str) -> Grid:
 
 @functools.cache
 def _data() -> Mapping[str, Any]:
-    found: Mapping[str, Any] = json.loads(_FILE.read_text(encoding="utf-8"))
+    found: Mapping[str, Any]
+    found = json.loads((Path(__file__).parent / "published.json").read_text(encoding="utf-8"))
     return found

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
-from redrafter_mlx.bench.papers.published import Published
+from redrafter_mlx.bench.papers.published import Published, Setting
 from redrafter_mlx.bench.show.tables import TextTable
 
 
-class Difference(NamedTuple):
+@dataclass(frozen=True)
+class Difference:
     """One condition of the measurement, in the paper and here."""
 
     what: str
@@ -30,21 +30,14 @@ class PaperResult:
 
     def to_dict(self) -> dict[str, object]:
         """Return what `-o json` prints."""
-        return {
-            "name": self.name,
-            "published": asdict(self.published),
-            "measured": [asdict(table) for table in self.measured],
-            "differences": [d._asdict() for d in self.differences],
-        }
+        return asdict(self)
 
     @property
     def tables(self) -> list[TextTable]:
         """All tables, in reading order."""
-        return [*self.measured, published_table(self.published), self._differences()]
-
-    def _differences(self) -> TextTable:
-        columns = ("", self.published.paper, "here")
-        return TextTable("What differs in kind", columns, tuple(map(tuple, self.differences)))
+        rows = tuple((each.what, each.paper, each.here) for each in self.differences)
+        kinds = TextTable("What differs in kind", ("", self.published.paper, "here"), rows)
+        return [*self.measured, published_table(self.published), kinds]
 
 
 def published_table(published: Published) -> TextTable:
@@ -73,18 +66,11 @@ def differences(
     changed: Sequence[Difference],
 ) -> tuple[Difference, ...]:
     """Return the conditions of the paper and ours, and the options that were changed."""
-    setting = published.setting
-    loaded = "; ".join(
-        dict.fromkeys(
-            f"{m.model} in {m.arithmetic}" + (f", {m.bits}-bit weights" if m.bits else "")
-            for m in models
-        )
+    loaded = dict.fromkeys(
+        f"{m.model} in {m.arithmetic}" + (f", {m.bits}-bit weights" if m.bits else "")
+        for m in models
     )
-    here = f"{machine.chip} ({machine.device}), MLX {machine.mlx}"
-    return (
-        Difference("model", setting.model, loaded),
-        Difference("machine", setting.machine, here),
-        Difference("questions", setting.questions, questions),
-        Difference("baseline", setting.baseline, baseline),
-        *changed,
-    )
+    device = f"{machine.chip} ({machine.device}), MLX {machine.mlx}"
+    here = Setting("; ".join(loaded), device, questions, baseline)
+    theirs = vars(published.setting).items()
+    return (*(Difference(name, value, getattr(here, name)) for name, value in theirs), *changed)

@@ -6,58 +6,52 @@ from collections.abc import Sequence
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.serving import ServingRow
-from redrafter_mlx.bench.show.tables import TextTable, beam_side, label, spread
+from redrafter_mlx.bench.show.tables import TextTable, drawn, label, shape, spread
 
 
 def serving_table(rows: Sequence[ServingRow]) -> TextTable:
     """Return a table of servers under load."""
     several = len({row.url for row in rows}) > 1
-    columns = ["server", "users", "answers", "total tok/s", "tok/s each", "first token", "95%"]
-    cells = [
-        (
-            row.url,
-            str(row.users),
-            str(row.answers),
-            f"{row.total_tps:.2f}",
-            f"{row.user_tps:.2f}",
-            f"{1000 * row.first_token:.0f} ms",
-            f"{1000 * row.slowest_first_token:.0f} ms",
-            *((f"{row.speedup:.2f}x", f"{row.same_text:.0%}") if several else ()),
+    lines = []
+    for row in rows:
+        compared = {"over the first": f"{row.speedup:.2f}x", "same text": f"{row.same_text:.0%}"}
+        lines.append(
+            {
+                "server": row.url,
+                "users": str(row.users),
+                "answers": str(row.answers),
+                "total tok/s": f"{row.total_tps:.2f}",
+                "tok/s each": f"{row.user_tps:.2f}",
+                "first token": f"{1000 * row.first_token:.0f} ms",
+                "95%": f"{1000 * row.slowest_first_token:.0f} ms",
+                **(compared if several else {}),
+            }
         )
-        for row in rows
-    ]
-    columns += ["over the first", "same text"] if several else []
-    return TextTable("Servers by users at once", tuple(columns), tuple(cells))
+    return TextTable.of("Servers by users at once", lines)
 
 
 def batch_table(rows: Sequence[BatchRow]) -> TextTable:
     """Return a table of batch sizes and methods, as in the paper's Table 3."""
     sampled = any(row.method.temperature > 0 for row in rows)
-    columns = (
-        "batch", "method", *(("accept", "T") if sampled else ()), "W", "L",
-        "tok/s each", "total tok/s", "over mlx-lm's batch",
-        "over plain", "tokens/step", "first token", "peak", "mlx-lm's tokens",
-    )  # fmt: skip
-    cells = [
-        (
-            str(row.size),
-            label(row),
-            *((row.method.accept or "", f"{row.method.temperature:g}") if sampled else ()),
-            beam_side(row.method, row.method.beam_width),
-            beam_side(row.method, row.method.beam_length),
-            spread(row.request_tps),
-            spread(row.total_tps),
-            spread(row.speedup, "x"),
-            spread(row.over_plain, "x"),
-            f"{row.tokens_per_step:.2f}",
-            f"{1000 * row.first_seconds:.0f} ms",
-            f"{row.peak_memory:.2f} GB",
-            {True: "yes", False: "NO", None: ""}[row.matches_plain],
-        )
+    lines = [
+        {
+            "batch": str(row.size),
+            "method": label(row),
+            **(drawn(row) if sampled else {}),
+            **shape(row),
+            "tok/s each": spread(row.request_tps),
+            "total tok/s": spread(row.total_tps),
+            "over mlx-lm's batch": spread(row.speedup, "x"),
+            "over plain": spread(row.over_plain, "x"),
+            "tokens/step": f"{row.tokens_per_step:.2f}",
+            "first token": f"{1000 * row.first_seconds:.0f} ms",
+            "peak": f"{row.peak_memory:.2f} GB",
+            "mlx-lm's tokens": {True: "yes", False: "NO", None: ""}[row.matches_plain],
+        }
         for row in rows
     ]
     note = (
         "batch: requests at once; first token: when each of them has it and the clock starts; "
         "over plain: over our own batches without drafts"
     )
-    return TextTable("Requests at once", columns, tuple(cells), note)
+    return TextTable.of("Requests at once", lines, note)

@@ -39,11 +39,9 @@ def plot_curves(costs: CostModel, path: str | Path) -> None:
     Raises BadInputError as `check_plot` does.
     """
     check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4.6), layout="constrained")
-    FigureCanvasAgg(figure)
     calls, drafts = figure.subplots(1, 2, width_ratios=[2, 1])
     for name, curve in ((costs.short_context, costs.short), (costs.long_context, costs.long)):
         rows, seconds = zip(*curve, strict=True)

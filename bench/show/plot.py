@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from redrafter_mlx.bench.analyse.grid import Cell, Grid
 from redrafter_mlx.errors import BadInputError
 
@@ -39,11 +41,9 @@ def plot(grids: Sequence[Grid], path: str | Path, heading: str = "") -> None:
     check_plot(path)
     if not grids:
         raise BadInputError("--plot has nothing to draw: no beam shape was measured")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4.2 * len(grids) + 0.4), layout="constrained")
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(grids), 3, squeeze=False)
     for grid, (heat, accepted, faster) in zip(grids, axes, strict=True):
         _heatmap(heat, grid)
@@ -60,7 +60,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
-        raise BadInputError(f"--plot is {path}: {error.strerror or error}") from None
+        raise BadInputError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 def _heatmap(axes: Axes, grid: Grid) -> None:
@@ -68,26 +68,23 @@ def _heatmap(axes: Axes, grid: Grid) -> None:
     from matplotlib.patches import Rectangle
 
     widths, lengths = grid.widths, grid.lengths
-    values = [[_tps(grid.at(w, length)) for length in lengths] for w in widths]
+    values = np.full((len(widths), len(lengths)), np.nan)
+    for cell in grid.cells:
+        i, j = widths.index(cell.beam_width), lengths.index(cell.beam_length)
+        values[i, j] = cell.tps
+        best = cell == grid.best
+        axes.text(
+            j, i, f"{cell.tps:.1f}\n{cell.speedup:.2f}x", ha="center", va="center",
+            color="black" if grid.is_light(cell) else "white",
+            fontweight="bold" if best else "normal",
+        )  # fmt: skip
+        if best:
+            frame = Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, fill=False, lw=2.5, ec="red")
+            axes.add_patch(frame)
     image = axes.imshow(values, cmap="viridis", aspect="auto")
-    for i, width in enumerate(widths):
-        for j, length in enumerate(lengths):
-            cell = grid.at(width, length)
-            if cell is None:
-                continue
-            best = cell == grid.best
-            axes.text(
-                j, i, f"{cell.tps:.1f}\n{cell.speedup:.2f}x", ha="center", va="center",
-                color="black" if grid.heat(cell) > 0.55 else "white",
-                fontweight="bold" if best else "normal",
-            )  # fmt: skip
-            if best:
-                frame = Rectangle((j - 0.48, i - 0.48), 0.96, 0.96, fill=False, lw=2.5, ec="red")
-                axes.add_patch(frame)
-    axes.set_xticks(range(len(lengths)), [str(length) for length in lengths])
-    axes.set_yticks(range(len(widths)), [str(width) for width in widths])
-    axes.set_xlabel("beam length")
-    axes.set_ylabel("beam width")
+    axes.set_xticks(range(len(lengths)), lengths)
+    axes.set_yticks(range(len(widths)), widths)
+    axes.set(xlabel="beam length", ylabel="beam width")
     axes.set_title(f"tokens a second, {grid.title}", fontsize=10)
     axes.figure.colorbar(image, ax=axes)
 
@@ -95,18 +92,10 @@ def _heatmap(axes: Axes, grid: Grid) -> None:
 def _lines(axes: Axes, grid: Grid, name: str, value: Callable[[Cell], float]) -> None:
     """Draw one line per beam length, over beam width."""
     for length in grid.lengths:
-        cells = [c for w in grid.widths if (c := grid.at(w, length)) is not None]
-        axes.plot(
-            [c.beam_width for c in cells], [value(c) for c in cells], marker="o",
-            label=f"length {length}",
-        )  # fmt: skip
-    axes.set_xticks(grid.widths)
-    axes.set_xlabel("beam width")
-    axes.set_ylabel(name)
+        cells = sorted(cell for cell in grid.cells if cell.beam_length == length)
+        widths = [cell.beam_width for cell in cells]
+        axes.plot(widths, [*map(value, cells)], marker="o", label=f"length {length}")
+    axes.set(xticks=grid.widths, xlabel="beam width", ylabel=name)
     axes.set_title(f"{name}, {grid.title}", fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-
-
-def _tps(cell: Cell | None) -> float:
-    return float("nan") if cell is None else cell.tps

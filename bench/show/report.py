@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -10,11 +11,8 @@ from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.show.tables import TextTable, header_lines, tables_of
 
-_VIRIDIS = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))
-"""matplotlib's colours, dark for slow and bright for fast."""
-
-_LIGHT = 0.55
-"""Heat from which dark letters are easier to read than light ones."""
+_VIRIDIS = ((68, 59, 33, 94, 253), (1, 82, 145, 201, 231), (84, 139, 140, 98, 37))
+"""matplotlib's colours from dark for slow to bright for fast: red, green and blue."""
 
 _BEST = "★"
 
@@ -23,12 +21,9 @@ def show(result: Result, console: Console) -> None:
     """Print the result: header, tables, heatmaps, notes."""
     for line in header_lines(result):
         console.print(Text(line), soft_wrap=True)
-    main, *others = tables_of(result)
-    console.print(rich_table(main))
-    for grid in grids(result.rows, least=2):
-        console.print(heatmap(grid))
-    for table in others:
-        console.print(rich_table(table))
+    main, *others = map(rich_table, tables_of(result))
+    for drawn in (main, *map(heatmap, grids(result.rows, least=2)), *others):
+        console.print(drawn)
     for note in result.notes:
         console.print(Text(note), soft_wrap=True)
 
@@ -62,8 +57,8 @@ def heatmap(grid: Grid) -> RenderableType:
 
 
 def _titled(title: str, drawn: Table, note: str) -> RenderableType:
-    parts: list[RenderableType] = [Text(title, style="bold"), drawn]
-    return Group(*parts, Text(note, style="dim"), "") if note else Group(*parts, "")
+    notes = [Text(note, style="dim")] if note else []
+    return Group(Text(title, style="bold"), drawn, *notes, "")
 
 
 def _heat_cell(grid: Grid, cell: Cell | None) -> Text:
@@ -71,12 +66,8 @@ def _heat_cell(grid: Grid, cell: Cell | None) -> Text:
     if cell is None:
         return Text("")
     mark = f"{_BEST} " if cell == grid.best else ""
-    heat = grid.heat(cell)
-    place = heat * (len(_VIRIDIS) - 1)
-    i = min(int(place), len(_VIRIDIS) - 2)
-    red, green, blue = (
-        round(a + (b - a) * (place - i)) for a, b in zip(_VIRIDIS[i], _VIRIDIS[i + 1], strict=True)
-    )
-    letters = "black" if heat >= _LIGHT else "white"
-    style = f"{'bold ' if mark else ''}{letters} on rgb({red},{green},{blue})"
+    places = np.linspace(0, 1, len(_VIRIDIS[0]))
+    colour = [round(np.interp(grid.heat(cell), places, channel)) for channel in _VIRIDIS]
+    letters = "black" if grid.is_light(cell) else "white"
+    style = f"{'bold ' if mark else ''}{letters} on rgb({','.join(map(str, colour))})"
     return Text(f"{mark}{cell.tps:.2f}\n{cell.speedup:.2f}x", style=style)

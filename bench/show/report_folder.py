@@ -14,10 +14,9 @@ from redrafter_mlx.bench.analyse.grid import grids
 from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.show.curves import describe_curves, plot_curves
 from redrafter_mlx.bench.show.plot import plot
-from redrafter_mlx.bench.show.tables import TextTable, header_lines, tables_of
+from redrafter_mlx.bench.show.tables import header_lines, tables_of
 from redrafter_mlx.distill.report.markdown import block, plain, table
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.atomic_write import atomic_write
 
 REPORT, HEATMAP = "report.md", "heatmap.png"
 
@@ -61,9 +60,8 @@ def write_report(
         partial.mkdir()
         pictures = _draw(partial, result, profiles)
         text = _in_markdown(result, profiles, command, pictures)
-        for name, content in ((REPORT, text), (RESULT, json.dumps(result.to_dict()) + "\n")):
-            with atomic_write(partial / name) as file:
-                file.write_text(content, encoding="utf-8")
+        (partial / REPORT).write_text(text, encoding="utf-8")
+        (partial / RESULT).write_text(json.dumps(result.to_dict()) + "\n", encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for old in _files_in(folder):
             old.unlink()
@@ -90,10 +88,8 @@ def _draw(folder: Path, result: Result, profiles: Mapping[str, CostModel]) -> li
     """
     if find_spec("matplotlib") is None:
         return []
-    names = []
-    maps = grids(result.rows, least=2)
-    if maps:
-        m = result.machine
+    names, m = [], result.machine
+    if maps := grids(result.rows, least=2):
         plot(maps, folder / HEATMAP, f"{m.chip} ({m.device}), mlx {m.mlx}")
         names.append(HEATMAP)
     for i, costs in enumerate(profiles.values(), 1):
@@ -112,7 +108,8 @@ def _in_markdown(
         *(f"- {plain(line)}" for line in header_lines(result)),
     ]
     for shown in tables_of(result):
-        parts += [f"## {plain(shown.title)}", _table(shown), plain(shown.note)]
+        cells = table([*map(plain, shown.columns)], [[*map(plain, row)] for row in shown.rows])
+        parts += [f"## {plain(shown.title)}", cells, plain(shown.note)]
     parts += [f"![{name.split('.')[0]}]({name})" for name in pictures]
     for name, costs in profiles.items():
         parts += [f"## Profile: {plain(name)}", block(describe_curves(costs), "text")]
@@ -120,10 +117,3 @@ def _in_markdown(
         parts += ["## Notes", *(f"- {plain(note)}" for note in result.notes)]
     parts.append(f"All figures are in [{RESULT}]({RESULT}), for `redrafter-mlx bench --compare`.")
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _table(shown: TextTable) -> str:
-    return table(
-        [plain(name) for name in shown.columns],
-        [[plain(cell) for cell in row] for row in shown.rows],
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchResult, BatchRow
@@ -12,11 +12,6 @@ from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.analyse.summary import WHOLE, Row
 from redrafter_mlx.bench.measure.methods import BASELINE, Method
 from redrafter_mlx.bench.statistics import Spread
-
-_EVERY_DEPTH, _SPARSE = 8, 8
-"""The acceptance table has a column for each depth up to the first, then one in `_SPARSE`."""
-
-_PACKED = {"final": "final candidates alone", "separate": "candidates separately"}
 
 
 @dataclass(frozen=True)
@@ -28,32 +23,32 @@ class TextTable:
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
 
+    @classmethod
+    def of(cls, title: str, lines: Sequence[Mapping[str, str]], note: str = "") -> TextTable:
+        """Return a table of lines that give their cells by column name, in the order of columns."""
+        columns = dict.fromkeys(name for line in lines for name in line)
+        rows = tuple(tuple(line.get(name, "") for name in columns) for line in lines)
+        return cls(title, tuple(columns) or ("nothing was measured",), rows, note)
+
 
 def tables_of(result: Result) -> list[TextTable]:
     """Return all tables of a result, which are everything but the heatmaps."""
     whole = [r for r in result.rows if r.category == WHOLE]
-    found = [main_table(whole)]
-    if any(r.acceptance or r.nodes_after for r in whole):
-        found.append(acceptance_table(whole))
+    found = [main_table(whole), acceptance_table(whole)]
     if any(r.category != WHOLE for r in result.rows):
         found.append(category_table(result.rows))
-    if result.energy:
-        found.append(energy_table(result.energy))
-    return found
+    return [table for table in (*found, energy_table(result.energy)) if table.rows]
 
 
 def energy_table(measured: Sequence[Energy]) -> TextTable:
     """Return a table of joules per token and mean power by method."""
-    return TextTable(
-        "Energy of the chip while tokens after the first one were made",
-        ("method", "dtype", "T", "joules/token", "watts", "answers"),
-        tuple(
-            (f"{label(one)} {shape_words(one.method)}".strip(), one.dtype,
-             f"{one.method.temperature:g}",
-             f"{one.joules_per_token:.3g}", f"{one.watts:.3g}", str(one.answers))
-            for one in measured
-        ),
-    )  # fmt: skip
+    lines = [
+        {"method": _in_words(one), "dtype": one.dtype, "T": f"{one.method.temperature:g}",
+         "joules/token": f"{one.joules_per_token:.3g}", "watts": f"{one.watts:.3g}",
+         "answers": str(one.answers)}
+        for one in measured
+    ]  # fmt: skip
+    return TextTable.of("Energy of the chip while tokens after the first one were made", lines)
 
 
 def header_lines(result: Result | BatchResult) -> list[str]:
@@ -82,85 +77,74 @@ def header_lines(result: Result | BatchResult) -> list[str]:
 
 def main_table(rows: Sequence[Row]) -> TextTable:
     """Return a table of the methods over all questions."""
-    columns: dict[str, Callable[[Row], str]] = {"method": label}
-    if len({r.dtype for r in rows}) > 1:
-        columns["dtype"] = lambda r: r.dtype
-    if any(r.method.temperature > 0 for r in rows):
-        columns["accept"] = lambda r: r.method.accept or ""
-        columns["T"] = lambda r: f"{r.method.temperature:g}"
+    dtypes = len({r.dtype for r in rows}) > 1
+    sampled = any(r.method.temperature > 0 for r in rows)
     padded = any(r.query_rows != r.nodes for r in rows)
-    columns |= {
-        "W": lambda r: beam_side(r.method, r.method.beam_width),
-        "L": lambda r: beam_side(r.method, r.method.beam_length),
-        "N": lambda r: _number(r.nodes),
-        **({"padded to": lambda r: _number(r.query_rows)} if padded else {}),
-        "tok/s": lambda r: spread(r.tps),
-        "speedup": lambda r: spread(r.speedup, "x"),
-        "tokens/step": lambda r: spread(r.tokens_per_step),
-        "first token": lambda r: spread(r.first_token, " ms", 1000, 0),
-        "peak GB": lambda r: f"{r.peak_memory:.2f}",
-        "same tokens": _equality,
-    }
-    cells = tuple(tuple(show(r) for show in columns.values()) for r in rows)
-    return TextTable(
-        f"Tokens a second after the first token; speedup over {BASELINE}",
-        tuple(columns),
-        cells,
+    lines = [
+        {
+            "method": label(r),
+            **({"dtype": r.dtype} if dtypes else {}),
+            **(drawn(r) if sampled else {}),
+            **shape(r),
+            "N": number(r.nodes),
+            **({"padded to": number(r.query_rows)} if padded else {}),
+            **figures(r),
+            "first token": spread(r.first_token, " ms", 1000, 0),
+            "peak GB": f"{r.peak_memory:.2f}",
+            "same tokens": _equality(r),
+        }
+        for r in rows
+    ]
+    note = (
         "N: nodes verified in a step, the mean of those counted in the trees. peak GB counts the "
-        "weights of all that is loaded, other drafters too.",
+        "weights of all that is loaded, other drafters too."
     )
+    title = f"Tokens a second after the first token; speedup over {BASELINE}"
+    return TextTable.of(title, lines, note)
 
 
 def acceptance_table(rows: Sequence[Row]) -> TextTable:
-    """Return a table of acceptance by draft position, and of the nodes that merging saves."""
+    """Return a table of acceptance by draft position, and of the nodes that merging saves.
+
+    It has a column for each position up to the eighth, then for one in eight.
+    """
     drafted = [r for r in rows if r.acceptance or r.nodes_after]
-    deepest = max(len(r.acceptance) for r in drafted)
-    depths = [d for d in range(1, deepest + 1)
-              if d <= _EVERY_DEPTH or d % _SPARSE == 0 or d == deepest]  # fmt: skip
-    columns = ("method", "dtype", "accept", "T", *(f"draft {d}" for d in depths),
-               "nodes before", "after: 1%", "median", "99%", "saved")  # fmt: skip
-    cells = []
-    for r in drafted:
-        shares = [f"{r.acceptance[d - 1]:.1%}" if d <= len(r.acceptance) else "" for d in depths]
-        before, after = r.nodes_before, r.nodes_after
-        nodes = [f"{v:g}" for v in (after.p1, after.median, after.p99)] if after else ["", "", ""]
-        cells.append(
-            (f"{label(r)} {shape_words(r.method)}".strip(), r.dtype, r.method.accept or "",
-             f"{r.method.temperature:g}", *shares, f"{before.median:g}" if before else "",
-             *nodes, _saved(r))
-        )  # fmt: skip
-    return TextTable(
+    deepest = max((len(r.acceptance) for r in drafted), default=0)
+    depths = [d for d in range(1, deepest + 1) if d <= 8 or d % 8 == 0 or d == deepest]
+    lines = [
+        {"method": _in_words(r), "dtype": r.dtype, **drawn(r),
+         **{f"draft {d}": accepted_at(r, d) for d in depths}, **merged(r, "nodes before", "after")}
+        for r in drafted
+    ]  # fmt: skip
+    return TextTable.of(
         "Share of steps in which each draft was accepted; nodes before and after merging prefixes",
-        columns,
-        tuple(cells),
-        "; ".join(_chosen(r) for r in drafted if r.shapes and _open_shape(r.method)),
+        lines,
+        "; ".join(_chosen(r) for r in drafted if r.shapes and r.method.open_shape),
     )
 
 
 def category_table(rows: Sequence[Row]) -> TextTable:
     """Return a table of each drafter's fastest shape by category, next to the baseline."""
     found = {(r.dtype, r.method, r.category): r for r in rows}
-    fastest: dict[tuple[str, float, str | None], Row] = {}
+    fastest: dict[tuple[str, float, str | None], tuple[float, Row]] = {}
     for r in rows:
         if r.method.name == "redrafter" and r.category == WHOLE and r.tps is not None:
-            kind = (r.dtype, r.method.temperature, r.method.drafter)
-            if kind not in fastest or r.tps.median > fastest[kind].tps.median:  # type: ignore[union-attr]
-                fastest[kind] = r
-    cells = []
-    for best in fastest.values():
+            kind, tps = (r.dtype, r.method.temperature, r.method.drafter), r.tps.median
+            if kind not in fastest or tps > fastest[kind][0]:
+                fastest[kind] = tps, r
+    lines = []
+    for _, best in fastest.values():
         method = best.method
         drafts = " ".join(filter(None, (method.drafter, method.accept, shape_words(method))))
         for r in rows:
             if (r.dtype, r.method) == (best.dtype, method):
                 base = found.get((r.dtype, method.baseline(), r.category))
-                cells.append(
-                    (r.category, r.dtype, f"{method.temperature:g}", drafts, str(r.questions),
-                     spread(base.tps if base else None), spread(r.tps), spread(r.speedup, "x"),
-                     spread(r.tokens_per_step))
+                lines.append(
+                    {"category": r.category, "dtype": r.dtype, "T": f"{method.temperature:g}",
+                     "fastest": drafts, "questions": str(r.questions),
+                     f"{BASELINE} tok/s": spread(base.tps if base else None), **figures(r)}
                 )  # fmt: skip
-    columns = ("category", "dtype", "T", "fastest", "questions", f"{BASELINE} tok/s", "tok/s",
-               "speedup", "tokens/step")  # fmt: skip
-    return TextTable("By category, the fastest shape", columns, tuple(cells))
+    return TextTable.of("By category, the fastest shape", lines)
 
 
 def compare_table(
@@ -187,17 +171,58 @@ def spread(value: Spread | None, unit: str = "", scale: float = 1.0, digits: int
     return f"{median}{unit}" if low == median == high else f"{median}{unit} [{low}, {high}]"
 
 
+def number(value: float | None, form: str = ".3g", unit: str = "") -> str:
+    """Format a number; empty for None."""
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def figures(row: Row) -> dict[str, str]:
+    return {
+        "tok/s": spread(row.tps),
+        "speedup": spread(row.speedup, "x"),
+        "tokens/step": spread(row.tokens_per_step),
+    }
+
+
+def shape(row: Row | BatchRow) -> dict[str, str]:
+    method = row.method
+    sides = {"W": method.beam_width, "L": method.beam_length}
+    return {name: beam_side(method, side) for name, side in sides.items()}
+
+
+def drawn(row: Row | BatchRow) -> dict[str, str]:
+    return {"accept": row.method.accept or "", "T": f"{row.method.temperature:g}"}
+
+
+def merged(row: Row, before: str, after: str) -> dict[str, str]:
+    """Return the tokens in the beams, the nodes that merging left of them, and the share saved."""
+    tokens, nodes = row.nodes_before, row.nodes_after
+    saved = None if tokens is None or row.nodes is None else 1 - row.nodes / tokens.median
+    return {
+        before: f"{tokens.median:g}" if tokens else "",
+        f"{after}: 1%": f"{nodes.p1:g}" if nodes else "",
+        "median": f"{nodes.median:g}" if nodes else "",
+        "99%": f"{nodes.p99:g}" if nodes else "",
+        "saved": number(None if row.method.beam_width is None else saved, ".0%"),
+    }
+
+
+def accepted_at(row: Row, depth: int) -> str:
+    """Return the share of steps in which the draft at this depth was accepted."""
+    return f"{row.acceptance[depth - 1]:.1%}" if depth <= len(row.acceptance) else ""
+
+
 def label(row: Row | BatchRow | Energy) -> str:
     """Return the method's name, with the settings that distinguish it from others of that name."""
     method = row.method
     if method.draft_tokens is not None:
         return f"{method.name} ({method.draft_tokens} drafts)"
     name = method.name if method.drafter is None else f"{method.name}, {method.drafter}"
-    if method.prefixes != "all":
-        name += f" ({_PACKED[method.prefixes]})"
+    packed = {"final": " (final candidates alone)", "separate": " (candidates separately)"}
+    name += packed.get(method.prefixes, "")
     if method.epsilon is not None or method.delta is not None:
         name += f" (epsilon {method.epsilon:g}, delta {method.delta:g})"
-    if _open_shape(method) and not shape_words(method):
+    if method.open_shape and not shape_words(method):
         name += " (automatic)" if method.automatic else " (default shape)"
     return name
 
@@ -230,19 +255,8 @@ def beam_side(method: Method, size: int | None) -> str:
     return str(size) if size is not None else "auto" if method.automatic else "default"
 
 
-def _open_shape(method: Method) -> bool:
-    return method.name == "redrafter" and None in (method.beam_width, method.beam_length)
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3g}"
-
-
-def _saved(row: Row) -> str:
-    """Return the mean share of the beams' tokens that merging saved (the paper's Figure 6)."""
-    if row.nodes is None or row.nodes_before is None or row.method.beam_width is None:
-        return ""
-    return f"{1 - row.nodes / row.nodes_before.median:.0%}"
+def _in_words(row: Row | Energy) -> str:
+    return f"{label(row)} {shape_words(row.method)}".strip()
 
 
 def _chosen(row: Row) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchResult, summarise_batches
 from redrafter_mlx.bench.measure.answers import LinesFile
@@ -17,7 +17,6 @@ from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE, Method, Runner
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.session import (
-    INTERRUPTED,
     drafter_notes,
     interruption_note,
     load_drafters,
@@ -25,17 +24,16 @@ from redrafter_mlx.cli.bench.session import (
     protocol_of,
     settings_of,
 )
-from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.progress import describe_count, progress_bars
+from redrafter_mlx.cli.terminal import INTERRUPTED
 from redrafter_mlx.runtime.launched import launched_rank
 
-Results = list[tuple[int | None, BatchResult]]
-"""A result for each length that the prompts were brought to; None if they were left unchanged."""
 
-
-def run_batches(options: BenchOptions) -> Results:
+def run_batches(options: BenchOptions) -> list[tuple[int | None, BatchResult]]:
     """Measure all prompt lengths, batch sizes and methods with one loading.
 
-    After Ctrl-C the results cover the rounds that every method has finished. Raises
+    Returns a result for each length that prompts are brought to, None leaving them unchanged. After
+    Ctrl-C the results cover the rounds that every method has finished. Raises
     KeyboardInterrupt if there is none.
     """
     (loading,) = options.loadings
@@ -63,13 +61,12 @@ def run_batches(options: BenchOptions) -> Results:
         for name in dict.fromkeys(method.drafter for method in todo if method.automatic):
             measure_machine(drafters[name], max(options.batch_sizes))
         total = sum(plan.size for plan in plans)
-        with progress_bars("measuring batches", lambda n, total: f"{n} of {total:.0f}") as bars:
+        with progress_bars("measuring batches", describe_count) as progress:
             for plan, (measured, missing) in zip(plans, parts, strict=True):
                 for new in _measure(plan, measured, missing, alone, together):
                     if file is not None:
                         file.append(new.to_dict(settings))
-                    if bars is not None:
-                        bars("runs", sum(len(measured) for measured, _ in parts), total)
+                    progress("runs", sum(len(measured) for measured, _ in parts), total)
     except KeyboardInterrupt:
         remarks, interrupted = [*remarks, interruption_note(options)], True
     results = []
@@ -83,12 +80,10 @@ def run_batches(options: BenchOptions) -> Results:
     return results
 
 
-def status_of(results: Iterable[BatchResult]) -> int:
-    """Return the exit status of these results."""
-    each = list(results)
-    if any(result.interrupted for result in each):
+def status_of(results: Sequence[BatchResult]) -> int:
+    if any(result.interrupted for result in results):
         return INTERRUPTED
-    return int(any(result.failed for result in each))
+    return int(any(result.failed for result in results))
 
 
 def _measure(

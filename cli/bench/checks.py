@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from redrafter_mlx.cli.bench.options import FORMATS, BenchOptions
+from redrafter_mlx.bench.show.plot import check_plot
+from redrafter_mlx.bench.show.report_folder import check_report
+from redrafter_mlx.cli.bench.options import MOST_AT_ONCE, BenchOptions
+from redrafter_mlx.cli.options import option_name
 from redrafter_mlx.config import check_int
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
-
-MOST_AT_ONCE = 256
-"""Maximum number of requests that an engine decodes at once, see EngineOptions."""
-
-
-def check_output(options: BenchOptions) -> None:
-    """Raise BadInputError for an unknown output format."""
-    if options.output not in FORMATS:
-        raise BadInputError(
-            f"--output is {options.output!r}; choose one of {', '.join(FORMATS)}; a folder is "
-            f"--report DIR"
-        )
+from redrafter_mlx.weights.precision import check_quantize
 
 
 def check_comparison(options: BenchOptions) -> None:
@@ -27,15 +19,11 @@ def check_comparison(options: BenchOptions) -> None:
     for option in fields(options):
         used = option.name in ("compare", "output")
         if not used and getattr(options, option.name) != option.default:
-            name = option.name.replace("_", "-")
-            raise BadInputError(f"--compare measures nothing; leave out --{name}")
+            raise BadInputError(f"--compare measures nothing; leave out {option_name(option.name)}")
 
 
 def check_measurement(options: BenchOptions) -> None:
     """Raise BadInputError for every mistake that can be found without loading a model."""
-    from redrafter_mlx.bench.show.plot import check_plot
-    from redrafter_mlx.weights.precision import check_quantize
-
     check_quantize(options.drafter_bits, "--drafter-bits")
     options.plan("", options.methods([None]))
     assert options.loadings
@@ -52,8 +40,6 @@ def check_measurement(options: BenchOptions) -> None:
             )
         check_plot(options.plot)
     if options.report is not None:
-        from redrafter_mlx.bench.show.report_folder import check_report
-
         check_report(options.report, options.answers)
     if "none" in options.drafters:
         if options.widths or options.lengths:
@@ -63,18 +49,13 @@ def check_measurement(options: BenchOptions) -> None:
                 "--drafter none beside others measures nothing more, for plain decoding is "
                 "always measured; leave it out"
             )
-    if options.batch_size is not None:
-        _check_batches(options)
-
-
-def _check_batches(options: BenchOptions) -> None:
-    """Raise BadInputError for an option that `--batch-size` does not use."""
+    if options.batch_size is None:
+        return
     for size in options.batch_sizes:
         check_int("--batch-size", size, 1, MOST_AT_ONCE)
     options.batch_plan(options.methods([None]), None)
     for name in ("draft_model", "plot", "report", "energy", "delay", "warmup"):
         if getattr(options, name) != getattr(BenchOptions, name):
-            option = name.replace("_", "-")
-            raise BadInputError(f"--batch-size has no use for --{option}; leave it out")
+            raise BadInputError(f"--batch-size has no use for {option_name(name)}; leave it out")
     if len(options.loadings) > 1:
         raise BadInputError(f"--dtype is {options.dtype}; give one with --batch-size")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args
 
 from redrafter_mlx.bench.measure.questions import (
     OWN_QUESTIONS,
@@ -14,17 +14,8 @@ from redrafter_mlx.bench.measure.questions import (
     fetch_mt_bench,
     read_questions,
 )
-from redrafter_mlx.cli.options import (
-    DRAFTER_BITS,
-    LIMIT,
-    MAX_NODES,
-    MAX_TOKENS,
-    MODEL,
-    OFFLINE,
-    TARGET,
-    Flag,
-    flag,
-)
+from redrafter_mlx.cli import options as opt
+from redrafter_mlx.cli.options import MODEL, Flag
 from redrafter_mlx.cli.ranges import each_once, parse_integers, parse_numbers, parse_words
 from redrafter_mlx.config import AcceptMethod, DType, Prefixes, SamplingParams, check_choice
 from redrafter_mlx.errors import BadInputError
@@ -37,7 +28,11 @@ if TYPE_CHECKING:
 
 _PAPER, _SHAPE, _ASK, _OUT = "Papers", "Shapes and methods", "Questions", "Output"
 FORMATS = ("table", "json")
-_QUANTIZED = {"4bit": 4, "8bit": 8}
+MOST_AT_ONCE = 256
+"""Maximum number of requests that an engine decodes at once, see EngineOptions."""
+
+_Label = Literal[DType, "4bit", "8bit"]
+_QUANTIZED = {"4bit": ("auto", 4), "8bit": ("auto", 8)}
 
 
 class Loading(NamedTuple):
@@ -53,77 +48,77 @@ class BenchOptions:
     """What is measured, and how the result is presented."""
 
     # fmt: off
-    paper: str | None = flag(None, Flag(
+    paper: Annotated[str | None, Flag(
         "Measure what a table of the papers measures, and print the published figures beside it; "
-        "other options win over the table's own. See docs/papers.md.", "TABLE", _PAPER))
-    beam_width: str | None = flag(None, Flag(
-        "Candidates: 3, 1..4, 1-4 or 1,2,4. [default: the automatic shape]", "W", _SHAPE))
-    beam_length: str | None = flag(None, Flag(
-        "Tokens in a candidate, the first included; as --beam-width.", "L", _SHAPE))
-    max_nodes: int | None = flag(None, Flag(MAX_NODES.help, "N", _SHAPE))
-    prefixes: str = flag("all", Flag(
+        "other options win over the table's own. See docs/papers.md.", "TABLE", _PAPER)] = None
+    beam_width: Annotated[str | None, Flag(
+        "Candidates: 3, 1..4, 1-4 or 1,2,4. [default: the automatic shape]", "W", _SHAPE)] = None
+    beam_length: Annotated[str | None, Flag(
+        "Tokens in a candidate, the first included; as --beam-width.", "L", _SHAPE)] = None
+    max_nodes: Annotated[int | None, Flag(opt.MAX_NODES.help, "N", _SHAPE)] = None
+    prefixes: Annotated[str, Flag(
         "Verify all prefixes that the beam search kept; final: only those of its final candidates, "
         "as the paper does; separate: those unmerged. Several are measured in turn.",
-        "all|final|separate,...", _SHAPE))
-    accept: str | None = flag(None, Flag(
+        "all|final|separate,...", _SHAPE)] = "all"
+    accept: Annotated[str | None, Flag(
         "greedy, sample, rejection, typical; several are measured in turn. "
-        "[default: greedy at temperature 0, else sample]", "METHOD,...", _SHAPE))
-    temperature: str = flag("0", Flag("One or several, such as 0,0.7,1.", "T,...", _SHAPE))
-    epsilon: str | None = flag(None, Flag(
+        "[default: greedy at temperature 0, else sample]", "METHOD,...", _SHAPE)] = None
+    temperature: Annotated[str, Flag("One or several, such as 0,0.7,1.", "T,...", _SHAPE)] = "0"
+    epsilon: Annotated[str | None, Flag(
         "Typical: a draft of at least this probability is accepted; one or several.", "E,...",
-        _SHAPE))
-    delta: str | None = flag(None, Flag(
-        "Typical: so is one above D * exp(-entropy); each with every --epsilon.", "D,...", _SHAPE))
-    batch_size: str | None = flag(None, Flag(
+        _SHAPE)] = None
+    delta: Annotated[str | None, Flag(
+        "Typical: so is one above D * exp(-entropy); each with every --epsilon.", "D,...",
+        _SHAPE)] = None
+    batch_size: Annotated[str | None, Flag(
         "Requests at once, such as 1,2,4,8: with drafts and without, beside mlx-lm's own batches.",
-        "B,...", _SHAPE))
-    draft_model: str | None = flag(None, Flag(
+        "B,...", _SHAPE)] = None
+    draft_model: Annotated[str | None, Flag(
         "Also measure mlx-lm's own speculative decoding with this model.", "NAME|REPO|PATH",
-        _SHAPE))
-    num_draft_tokens: str | None = flag(None, Flag(
-        "Drafts a call with --draft-model; as --beam-width. [default: 3]", "N", _SHAPE))
-    questions: tuple[str, ...] = flag((), Flag(
+        _SHAPE)] = None
+    num_draft_tokens: Annotated[str | None, Flag(
+        "Drafts a call with --draft-model; as --beam-width. [default: 3]", "N", _SHAPE)] = None
+    questions: Annotated[tuple[str, ...], Flag(
         "MT-Bench, Spec-Bench, Alpaca, JSONL or plain lines; may be given several times. "
-        "[default: our own 16]", "FILE", _ASK))
-    mt_bench: bool = flag(False, Flag("MT-Bench's 80 questions, from the Hub.", panel=_ASK))
-    categories: str | None = flag(None, Flag("Only these.", "NAME,...", _ASK))
-    limit: int | None = flag(None, Flag(LIMIT.help, "N", _ASK))
-    prompt_tokens: str | None = flag(None, Flag(
-        "Repeat or cut each prompt to exactly N tokens.", "N", _ASK))
-    max_tokens: int = flag(128, MAX_TOKENS)
-    ignore_eos: bool = flag(False, Flag("Answers of exactly --max-tokens tokens.", panel=_ASK))
-    repeats: int = flag(3, Flag(
-        "Answers to each question by each method.", "N", names=("--repeats", "-r")))
-    warmup: int = flag(1, Flag("Answers by each method before timing.", "N"))
-    delay: float = flag(0.0, Flag("Seconds of rest before each answer.", "S"))
-    seed: int = flag(0, Flag("Of sampled answers.", "N"))
-    output: str = flag("table", Flag(
+        "[default: our own 16]", "FILE", _ASK)] = ()
+    mt_bench: Annotated[bool, Flag("MT-Bench's 80 questions, from the Hub.", panel=_ASK)] = False
+    categories: Annotated[str | None, Flag("Only these.", "NAME,...", _ASK)] = None
+    limit: Annotated[int | None, Flag(opt.LIMIT.help, "N", _ASK)] = None
+    prompt_tokens: Annotated[str | None, Flag(
+        "Repeat or cut each prompt to exactly N tokens.", "N", _ASK)] = None
+    max_tokens: Annotated[int, opt.MAX_TOKENS] = 128
+    ignore_eos: Annotated[bool, Flag("Answers of exactly --max-tokens tokens.", panel=_ASK)] = False
+    repeats: Annotated[int, Flag(
+        "Answers to each question by each method.", "N", names=("--repeats", "-r"))] = 3
+    warmup: Annotated[int, Flag("Answers by each method before timing.", "N")] = 1
+    delay: Annotated[float, Flag("Seconds of rest before each answer.", "S")] = 0.0
+    seed: Annotated[int, Flag("Of sampled answers.", "N")] = 0
+    output: Annotated[str, Flag(
         "On standard output; with json its last line is one object.", "|".join(FORMATS), _OUT,
-        ("--output", "-o")))
-    plot: str | None = flag(None, Flag(
-        "The heatmap, tokens/step and speedup as a picture.", "FILE.png", _OUT))
-    answers: str | None = flag(None, Flag(
+        ("--output", "-o"))] = "table"
+    plot: Annotated[str | None, Flag(
+        "The heatmap, tokens/step and speedup as a picture.", "FILE.png", _OUT)] = None
+    answers: Annotated[str | None, Flag(
         "Every answer as a JSON line, in Spec-Bench's form. If the file is there, the run resumes "
-        "where it ends.", "FILE", _OUT))
-    report: str | None = flag(None, Flag(
+        "where it ends.", "FILE", _OUT)] = None
+    report: Annotated[str | None, Flag(
         "A folder to share: tables, pictures, the profile, machine, versions and command.", "DIR",
-        _OUT))
-    energy: bool = flag(False, Flag(
+        _OUT)] = None
+    energy: Annotated[bool, Flag(
         "Joules a token by macOS's powermetrics, which needs root: run `sudo -v` first.",
-        panel=_OUT))
-    compare: tuple[str, str] | None = flag(None, Flag(
+        panel=_OUT)] = False
+    compare: Annotated[tuple[str, str] | None, Flag(
         "Measure nothing; compare two results of -o json, or two folders of --report.", "A B",
-        _OUT))
-    drafter: tuple[str, ...] = flag((), Flag(
+        _OUT)] = None
+    drafter: Annotated[tuple[str, ...], Flag(
         "As in generate; random is the first of them, or else the trained one, with its weights "
         "shuffled. Given several times, all are measured in turn. [default: auto]",
-        "auto|trained|lookup|random|none|PATH", MODEL))
-    drafter_bits: int | None = flag(None, Flag(DRAFTER_BITS.help, "4|8", MODEL))
-    model: str | None = flag(None, TARGET)
-    dtype: str = flag("auto", Flag(
-        "auto, float16, bfloat16, float32, 4bit, 8bit; several are loaded in turn.", "TYPE,...",
-        MODEL))
-    offline: bool = flag(False, OFFLINE)
+        "auto|trained|lookup|random|none|PATH", MODEL)] = ()
+    drafter_bits: Annotated[int | None, Flag(opt.DRAFTER_BITS.help, "4|8", MODEL)] = None
+    model: Annotated[str | None, opt.TARGET] = None
+    dtype: Annotated[str, Flag(
+        f"{', '.join(get_args(_Label))}; several are loaded in turn.", "TYPE,...", MODEL)] = "auto"
+    offline: Annotated[bool, opt.OFFLINE] = False
     # fmt: on
     only: tuple[Question, ...] = ()
     """Questions used if no option gives any; not an option itself."""
@@ -146,7 +141,8 @@ class BenchOptions:
 
     @cached_property
     def loadings(self) -> list[Loading]:
-        return [_parse_loading(label) for label in parse_words("--dtype", self.dtype)]
+        labels = _choices("--dtype", self.dtype, _Label)
+        return [Loading(label, *_QUANTIZED.get(label, (label, None))) for label in labels]
 
     @cached_property
     def chosen(self) -> list[Question]:
@@ -172,14 +168,17 @@ class BenchOptions:
         shapes = [(w, length) for w in self.widths or (None,) for length in self.lengths or (None,)]
         if self.batch_sizes and shapes != [(None, None)]:
             shapes = [(None, None), *shapes]
+        accepts = None
+        if self.accept is not None:
+            accepts = _choices("--accept", self.accept, AcceptMethod)
         return list_methods(
             dict.fromkeys(drafters, shapes),
             self.max_nodes,
-            self._accepts(),
+            accepts,
             parse_numbers("--temperature", self.temperature),
             self._draft_tokens(),
-            self._prefixes(),
-            self._thresholds(),
+            _choices("--prefixes", self.prefixes, Prefixes),
+            self._thresholds(accepts),
         )
 
     def plan(self, dtype: str, methods: Sequence[Method], loaded: Redrafter | None = None) -> Plan:
@@ -226,16 +225,12 @@ class BenchOptions:
                 f"--prompt-tokens {length} and --max-tokens {self.max_tokens} are more than the "
                 f"model's context of {room} tokens; give less"
             )
-
         return [Prepared(q, encode(q)) for q in self.chosen]
 
     @cached_property
     def prompt_lengths(self) -> list[int | None]:
         """The lengths of `prepared` prompts that are measured in turn."""
-        lengths = _integers("--prompt-tokens", self.prompt_tokens)
-        if 0 in lengths:
-            raise BadInputError("--prompt-tokens holds 0; it must be at least 1")
-        return [*lengths] or [None]
+        return [*_integers("--prompt-tokens", self.prompt_tokens, positive=True)] or [None]
 
     def _draft_tokens(self) -> list[int]:
         """Return the numbers of drafts of mlx-lm's speculative decoding; none without a model."""
@@ -243,30 +238,12 @@ class BenchOptions:
             raise BadInputError("--num-draft-tokens is of --draft-model; give one")
         if self.draft_model is None:
             return []
-        numbers = parse_integers("--num-draft-tokens", self.num_draft_tokens or "3")
-        if 0 in numbers:
-            raise BadInputError("--num-draft-tokens holds 0; it must be at least 1")
-        return numbers
+        return _integers("--num-draft-tokens", self.num_draft_tokens or "3", positive=True)
 
-    def _accepts(self) -> list[AcceptMethod] | None:
-        if self.accept is None:
-            return None
-        words = parse_words("--accept", self.accept)
-        for word in words:
-            check_choice("--accept", word, AcceptMethod)
-        return cast(list[AcceptMethod], words)
-
-    def _prefixes(self) -> list[Prefixes]:
-        words = parse_words("--prefixes", self.prefixes)
-        for word in words:
-            check_choice("--prefixes", word, Prefixes)
-        return cast(list[Prefixes], words)
-
-    def _thresholds(self) -> list[Thresholds]:
-        """Return all pairs of epsilon and delta."""
+    def _thresholds(self, accepts: Sequence[AcceptMethod] | None) -> list[Thresholds]:
         if self.epsilon is self.delta is None:
             return [(None, None)]
-        if "typical" not in (self._accepts() or ()):
+        if "typical" not in (accepts or ()):
             name = "--delta" if self.epsilon is None else "--epsilon"
             raise BadInputError(f"{name} is of typical acceptance; give --accept typical")
         defaults = SamplingParams()
@@ -275,16 +252,15 @@ class BenchOptions:
         return [(epsilon, delta) for epsilon in epsilons for delta in deltas]
 
 
-def _integers(name: str, text: str | None) -> list[int]:
-    return [] if text is None else parse_integers(name, text)
+def _integers(name: str, text: str | None, *, positive: bool = False) -> list[int]:
+    numbers = [] if text is None else parse_integers(name, text)
+    if positive and 0 in numbers:
+        raise BadInputError(f"{name} holds 0; it must be at least 1")
+    return numbers
 
 
-def _parse_loading(label: str) -> Loading:
-    """Parse a label such as `float16` or `4bit`; raises BadInputError for an unknown one."""
-    if label in _QUANTIZED:
-        return Loading(label, "auto", _QUANTIZED[label])
-    try:
-        check_choice("--dtype", label, DType)
-    except BadInputError as error:
-        raise BadInputError(f"{error}, {', '.join(_QUANTIZED)}") from None
-    return Loading(label, label, None)
+def _choices(name: str, text: str, known: object) -> list[Any]:
+    words = parse_words(name, text)
+    for word in words:
+        check_choice(name, word, known)
+    return words

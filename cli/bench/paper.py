@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from redrafter_mlx.cli.bench.batches import run_batches, status_of
 from redrafter_mlx.cli.bench.checks import check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.session import measure_machine, run_session
-from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.options import option_name
+from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.ranges import parse_numbers, parse_words
 from redrafter_mlx.distill.options_file import OPTIONS, read_options
 from redrafter_mlx.distill.report.metrics import METRICS, read_metrics
@@ -50,11 +52,16 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     """
     protocol = find_protocol(asked.paper or "")
     options = fill(protocol, asked, given)
-    changed = _changed(protocol, options, given)
     if protocol.measures == "logs":
         return _read_logs(protocol, options)
+    changed = _changed(protocol, options, given)
     if protocol.measures == "batches":
-        return _measure_batches(protocol, options, changed)
+        check_measurement(options)
+        by_length = run_batches(options)
+        evidence = Evidence(batches=[(n, row) for n, batch in by_length for row in batch.rows])
+        batches = [batch for _, batch in by_length]
+        paper = _paper(protocol, evidence, batches[0], changed)
+        return PaperRun(paper, batches, status_of(batches))
     if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
         raise BadInputError(f"--paper {protocol.name} has one beam shape; leave out --plot")
     check_measurement(options)
@@ -64,17 +71,34 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
         raise BadInputError(
             f"--paper {protocol.name} looks at the model in one process; run it without mlx.launch"
         )
-    inspector = _Inspector(protocol)
-    outcome = run_session(options, inspector.look)
+    likelihoods: dict[AnswerKey, Likelihood] = {}
+    draft_costs: dict[str, float] = {}
+    trained = _training_options({name: _path(name) for name in options.drafters})
+
+    def look(drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]) -> None:
+        """Collect what needs the models in memory."""
+        first = next(iter(drafters.values()))
+        folders = {name: _folder_of(name, r) for name, r in drafters.items() if name is not None}
+        trained.update(_training_options(folders))
+        if protocol.inspects == "likelihoods":
+            with progress_bars("reading the answers", describe_count) as progress:
+                for n, answer in enumerate(answers, 1):
+                    found = likelihood(first, answer.prompt_ids, answer.run.token_ids)
+                    if found is not None:
+                        likelihoods[answer.key] = found
+                    progress("answers", n, len(answers))
+        if protocol.inspects == "draft costs" and answers and first.tuning is not None:
+            measure_machine(first)
+            costs, drafts = first.tuning.costs, 4
+            level = costs.drafting(1, drafts + 1) / drafts
+            draft_costs[answers[0].dtype] = level / costs.verify(1, costs.short_context)
+
+    result, status, answers = run_session(options, look)
     evidence = Evidence(
-        rows=outcome.result.rows,
-        answers=outcome.answers,
-        likelihoods=inspector.likelihoods,
-        draft_costs=inspector.draft_costs,
-        options={**_training_options(_named(options)), **inspector.training_options},
-    )
-    paper = _paper(protocol, evidence, outcome.result, changed)
-    return PaperRun(paper, [outcome.result], outcome.status)
+        rows=result.rows, answers=answers, likelihoods=likelihoods, draft_costs=draft_costs,
+        options=trained,
+    )  # fmt: skip
+    return PaperRun(_paper(protocol, evidence, result, changed), [result], status)
 
 
 def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -> BenchOptions:
@@ -94,8 +118,9 @@ def fill(protocol: PaperProtocol, asked: BenchOptions, given: Collection[str]) -
     if kind != "batches" and "batch_size" in given:
         raise BadInputError(f"--paper {protocol.name} has no use for --batch-size; leave it out")
     if kind == "logs" and (more := sorted({*given} - {"paper", "drafter", "output"})):
-        name = more[0].replace("_", "-")
-        raise BadInputError(f"--paper {protocol.name} measures nothing; leave out --{name}")
+        raise BadInputError(
+            f"--paper {protocol.name} measures nothing; leave out {option_name(more[0])}"
+        )
     if options.draft_model is not None and not protocol.speculative:
         raise BadInputError(f"--paper {protocol.name} has no use for --draft-model; leave it out")
     return _narrow(options, own)
@@ -135,52 +160,10 @@ def installed_drafters(model: str) -> tuple[str, ...]:
     return (*found, "lookup", *(("auto",) if found else ()))
 
 
-class _Inspector:
-    """Collects what needs the models in memory: likelihoods or draft costs, training options."""
-
-    def __init__(self, protocol: PaperProtocol) -> None:
-        self._inspects = protocol.inspects
-        self.likelihoods: dict[AnswerKey, Likelihood] = {}
-        self.draft_costs: dict[str, float] = {}
-        self.training_options: dict[str, Mapping[str, Any]] = {}
-
-    def look(
-        self, drafters: Mapping[str | None, Redrafter], answers: Sequence[Answer]
-    ) -> None:  # fmt: skip
-        first = next(iter(drafters.values()))
-        folders = {name: _folder_of(name, r) for name, r in drafters.items() if name is not None}
-        self.training_options |= _training_options(folders)
-        if self._inspects == "likelihoods":
-            with progress_bars("reading the answers") as bars:
-                for n, answer in enumerate(answers, 1):
-                    found = likelihood(first, answer.prompt_ids, answer.run.token_ids)
-                    if found is not None:
-                        self.likelihoods[answer.key] = found
-                    if bars is not None:
-                        bars("answers", n, len(answers))
-        if self._inspects == "draft costs" and answers and first.tuning is not None:
-            measure_machine(first)
-            costs = first.tuning.costs
-            drafts = 4
-            level = costs.drafting(1, drafts + 1) / drafts
-            self.draft_costs[answers[0].dtype] = level / costs.verify(1, costs.short_context)
-
-
-def _measure_batches(
-    protocol: PaperProtocol, options: BenchOptions, changed: Sequence[Difference]
-) -> PaperRun:
-    check_measurement(options)
-    by_length = run_batches(options)
-    evidence = Evidence(batches=[(n, row) for n, result in by_length for row in result.rows])
-    results = [result for _, result in by_length]
-    paper = _paper(protocol, evidence, results[0], changed)
-    return PaperRun(paper, results, status_of(results))
-
-
 def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
     logs = {}
     for name in options.drafters:
-        folder = Path(name)
+        folder = _path(name)
         log = read_metrics(folder)
         if not log:
             raise ModelNotFoundError(
@@ -189,7 +172,7 @@ def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
         logs[folder] = log
     published = protocol.published
     measured = tuple(protocol.tables(Evidence(logs=logs)))
-    trained = _training_options(_named(options))
+    trained = _training_options({name: _path(name) for name in options.drafters})
     targets = sorted({str(found["model"]) for found in trained.values() if "model" in found})
     here = (
         Difference("model", published.setting.model, ", ".join(targets) or "not known"),
@@ -204,17 +187,12 @@ def _paper(
     result: Result | BatchResult,
     changed: Sequence[Difference],
 ) -> PaperResult:
-    measured = result.protocol
+    measured, published = result.protocol, protocol.published
     asked = f"{measured.questions}: {measured.asked}, {measured.max_tokens} tokens"
-    published = protocol.published
     alone = isinstance(result, Result)
     baseline = "mlx-lm's own loop" if alone else "our own batches without drafts"
-    return PaperResult(
-        protocol.name,
-        published,
-        tuple(protocol.tables(evidence)),
-        differences(published, result.machine, result.models, asked, baseline, changed),
-    )
+    here = differences(published, result.machine, result.models, asked, baseline, changed)
+    return PaperResult(protocol.name, published, tuple(protocol.tables(evidence)), here)
 
 
 def _changed(
@@ -226,11 +204,11 @@ def _changed(
         own["drafter"] = "all on this machine"
     elsewhere = (*_ELSEWHERE, *(["drafter"] if protocol.drafters else []))
     found = []
-    for name, default in ((field.name, field.default) for field in fields(options)):
-        value = getattr(options, name)
+    for name in (field.name for field in fields(options)):
+        value, default = getattr(options, name), getattr(BenchOptions, name)
         if name in given and name not in elsewhere and value != own.get(name, default):
             table = f"without it: {_shown(own[name])}" if name in own else "bench's default"
-            found.append(Difference(f"--{name.replace('_', '-')}", table, _shown(value)))
+            found.append(Difference(option_name(name), table, _shown(value)))
     return found
 
 
@@ -238,15 +216,16 @@ def _shown(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _named(options: BenchOptions) -> dict[str, Path]:
-    return {name: Path(name) for name in options.drafters}
+def _path(name: str) -> Path:
+    """Return the path that a drafter's name may be, `~` expanded as in loading."""
+    return Path(os.path.expanduser(name))
 
 
 def _folder_of(name: str, loaded: Redrafter) -> Path:
     """Return the folder of a drafter that was loaded by this name; no such path if it has none."""
     own, _ = split_lookup(split_tree(name)[0])
     if own not in ("auto", "trained") or loaded.source is None or loaded.drafter is None:
-        return Path(own or name)
+        return _path(own or name)
     folders, note = find_drafters(loaded.source.fingerprint)[0], loaded.drafter_note or ""
     taken = [f for f in folders if f"drafts with {f}, " in note or "drafts with " not in note]
     return next(iter(taken), Path(name))

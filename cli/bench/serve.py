@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.bench.measure.load_client import Load, Server, ask, measure_load
 from redrafter_mlx.cli import options as opt
-from redrafter_mlx.cli.bench.checks import MOST_AT_ONCE
-from redrafter_mlx.cli.bench.command import console
-from redrafter_mlx.cli.options import Flag, flag
-from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.bench.options import MOST_AT_ONCE
+from redrafter_mlx.cli.options import Flag
+from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.ranges import parse_integers
+from redrafter_mlx.cli.terminal import console
 from redrafter_mlx.errors import BadInputError
 
 if TYPE_CHECKING:
     from redrafter_mlx.bench.analyse.serving import ServingRow
-
-_KEY_VARIABLE = "OPENAI_API_KEY"
 
 
 @dataclass(frozen=True)
@@ -28,23 +25,22 @@ class LoadOptions(opt.QuestionOptions):
     """The servers to measure, and the numbers of users."""
 
     # fmt: off
-    url: tuple[str, ...] = flag((), Flag(
+    url: Annotated[tuple[str, ...], Flag(
         "A server's address with its /v1; several are measured in turn, over the first one.",
-        "URL"))
-    users: str = flag("1,4,8", Flag("How many ask at once, such as 1,4,8 or 1..4.", "N,..."))
-    max_tokens: int = flag(128, opt.MAX_TOKENS)
-    server_model: str | None = flag(None, Flag(
-        "The model to ask for. [default: left to the server]", "NAME"))
-    api_key: str | None = flag(None, Flag(f"What the servers ask for. [env: {_KEY_VARIABLE}]",
-                                          "KEY"))
+        "URL")] = ()
+    users: Annotated[str, Flag("How many ask at once, such as 1,4,8 or 1..4.", "N,...")] = "1,4,8"
+    max_tokens: Annotated[int, opt.MAX_TOKENS] = 128
+    server_model: Annotated[str | None, Flag(
+        "The model to ask for. [default: left to the server]", "NAME")] = None
+    api_key: Annotated[str | None, Flag(
+        "What the servers ask for. [env: OPENAI_API_KEY]", "KEY", variable="OPENAI_API_KEY")] = None
     # fmt: on
 
     def servers(self) -> list[Server]:
         """Return the servers; raises BadInputError for an invalid address, or for none at all."""
         if not self.url:
             raise BadInputError("--url is missing; give one like http://127.0.0.1:8080/v1")
-        key = self.api_key or os.environ.get(_KEY_VARIABLE)
-        return [Server(url, self.server_model, key) for url in self.url]
+        return [Server(url, self.server_model, self.api_key) for url in self.url]
 
     def loads(self) -> list[Load]:
         """Return one load per number of users; raises BadInputError for impossible numbers."""
@@ -80,14 +76,13 @@ def command(*, as_json: opt.Json = False, options: LoadOptions) -> None:
 
     servers, loads = options.servers(), options.loads()
     rows: list[ServingRow] = []
-    with progress_bars("asking the servers") as bars:
+    with progress_bars("asking the servers", describe_count) as progress:
         for server in servers:
             ask(server, "Say hello.", 2)  # loads the model, compiles kernels
         for i, load in enumerate(loads):
             answers = [(server.url, measure_load(server, load)) for server in servers]
             rows += serving_rows(load.users, answers)
-            if bars is not None:
-                bars("loads", i + 1, len(loads))
+            progress("loads", i + 1, len(loads))
     if as_json:
         print(json.dumps({"rows": [asdict(row) for row in rows]}))
     else:

@@ -19,7 +19,8 @@ from redrafter_mlx.bench.measure.plan import measure
 from redrafter_mlx.bench.show.tables import shape_words
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
-from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.progress import describe_count, progress_bars
+from redrafter_mlx.cli.terminal import INTERRUPTED
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
@@ -29,9 +30,6 @@ from redrafter_mlx.loading.load import draft_with
 from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.launched import launched_rank
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C: 128 + SIGINT."""
 
 RANDOM = "random"
 """Name of the drafter with untrained weights, which measures the cost of useless drafts."""
@@ -84,14 +82,9 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
         notes.append(interruption_note(options))
     rows = summarise(answers)
     verdict = judge(rows, models)
-    result = Result(
-        machine=machine,
-        models=tuple(models),
-        protocol=protocol_of(options, options.prompt_lengths[0]),
-        rows=tuple(rows),
-        interrupted=interrupted,
-        notes=(*notes, *verdict.notes),
-    )  # fmt: skip
+    protocol = protocol_of(options, options.prompt_lengths[0])
+    notes += verdict.notes
+    result = Result(machine, tuple(models), protocol, tuple(rows), interrupted, tuple(notes))
     return Outcome(result, INTERRUPTED if interrupted else int(verdict.failed), answers)
 
 
@@ -148,31 +141,6 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
     return {None: next(iter(found.values()))} if len(found) == 1 else found
 
 
-class Progress:
-    """Progress in words, such as `37 of 960 · 12 min left · redrafter 2 x 4: 31.4 tok/s`."""
-
-    def __init__(self, size: int, before: int) -> None:
-        self.done = before
-        self._size, self._before = size, before
-        self._began = time.monotonic()
-        self._last = ""
-
-    def advance(self, answer: Answer) -> None:
-        self.done += 1
-        run, method = answer.run, answer.method
-        if run.decode_seconds > 0:
-            speed = sum(run.accept_lengths) / run.decode_seconds
-            self._last = f" · {f'{method.name} {shape_words(method)}'.strip()}: {speed:.1f} tok/s"
-
-    def describe(self, done: int, total: float | None) -> str:
-        if total is None:
-            return ""
-        fresh = self.done - self._before
-        left = (time.monotonic() - self._began) / fresh * (self._size - self.done) if fresh else 0
-        rest = f" · {left / 60:.0f} min left" if left >= 60 else f" · {left:.0f} s left"
-        return f"{done} of {int(total)}{rest if fresh else ''}{self._last}"
-
-
 def _measure(
     options: BenchOptions,
     drafters: Mapping[str | None, Redrafter],
@@ -193,18 +161,29 @@ def _measure(
     runner.check(methods, options.max_tokens)
     settings = settings_of(options, machine, models, draft)
     wanted = {(m, p.question.id, r) for _, p, m, r in plan.order()}
-    before = [a for a in (file.matching(dtype, settings) if file else ())
-              if a.key[1:] in wanted]  # fmt: skip
+    before = [a for a in (file.matching(dtype, settings) if file else ()) if a.key[1:] in wanted]
     answers += before
-    progress = Progress(plan.size, len(before))
-    with progress_bars(f"measuring {models[0].model}, {dtype}", progress.describe) as bars:
-        for answer in measure(plan, runner, before):
+    began, latest = time.monotonic(), ""
+
+    def describe(done: int, total: int) -> str:
+        """Return such as `37 of 960 · 12 min left · redrafter 2 x 4: 31.4 tok/s`."""
+        if done <= len(before):
+            return describe_count(done, total)
+        left = (time.monotonic() - began) / (done - len(before)) * (total - done)
+        rest = f"{left / 60:.0f} min left" if left >= 60 else f"{left:.0f} s left"
+        return f"{describe_count(done, total)} · {rest}{latest}"
+
+    with progress_bars(f"measuring {models[0].model}, {dtype}", describe) as progress:
+        for done, answer in enumerate(measure(plan, runner, before), len(before) + 1):
             answers.append(answer)
             if file is not None:
                 file.append(answer, settings)
-            progress.advance(answer)
-            if bars is not None:
-                bars("answers", progress.done, plan.size)
+            run, method = answer.run, answer.method
+            if run.decode_seconds > 0:
+                speed = sum(run.accept_lengths) / run.decode_seconds
+                name = f"{method.name} {shape_words(method)}".strip()
+                latest = f" · {name}: {speed:.1f} tok/s"
+            progress("answers", done, plan.size)
 
 
 def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
@@ -212,8 +191,8 @@ def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
     tuning = redrafter.tuning
     if tuning is None or (tuning.measured_for(batch) if batch > 1 else tuning.measured):
         return
-    with progress_bars("measuring this machine", lambda done, _: f"{done}%") as bars:
-        tuning.measure(lambda share: bars("calls", int(100 * share), 100) if bars else None, batch)
+    with progress_bars("measuring this machine", lambda done, _: f"{done}%") as progress:
+        tuning.measure(lambda share: progress("calls", int(100 * share), 100), batch)
 
 
 def exchange_note(redrafter: Redrafter) -> str | None:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.chat import commands as chat_commands
-from redrafter_mlx.cli.serve import API_KEY_VARIABLE
+from redrafter_mlx.cli.options import Flag
+from redrafter_mlx.cli.prefill_line import PrefillLine
+from redrafter_mlx.cli.serve import API_KEY
 from redrafter_mlx.cli.terminal import (
     CONTEXT_IS_FULL,
     StopKey,
     Terminal,
     check_text,
     loss_note,
+    shape_note,
     shares_line,
     statistics_line,
 )
-from redrafter_mlx.cli.tune import shape_note
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.runtime.launched import leave_to_rank_0
@@ -38,7 +40,6 @@ PROMPT = ">>> "
 MORE = "... "
 QUOTES = '"""'
 _DEFAULTS = GenerationOptions(max_tokens=1024)
-_HISTORY_LINES = 1000
 
 
 @dataclass
@@ -47,6 +48,8 @@ class Chat:
 
     defaults: the options that `/set NAME default` returns to
     show_drafts: colour each token by its source, and count them in the statistics line
+    count_tokens: counts the tokens of a text; None if only the server can
+    files: texts that /read sends with the next message, by name
     failed: whether anything was refused; in a pipe the exit status is then 1
     """
 
@@ -57,6 +60,8 @@ class Chat:
     defaults: GenerationOptions = _DEFAULTS
     show_drafts: bool = False
     show_statistics: bool = True
+    count_tokens: Callable[[str], int] | None = None
+    files: dict[str, str] = field(default_factory=dict)
     leaving: bool = False
     failed: bool = False
 
@@ -65,29 +70,13 @@ class Chat:
 def command(
     *,
     system: opt.System = None,
-    show_drafts: Annotated[
-        bool,
-        typer.Option("--show-drafts", help="Colour each token by where it came from."),
-    ] = False,
+    show_drafts: Annotated[bool, Flag("Colour each token by where it came from.")] = False,
     server: Annotated[
-        str | None,
-        typer.Option(
-            "--server",
-            metavar="URL",
-            show_default=False,
-            help="Talk with a model that `redrafter-mlx serve` serves there.",
-        ),
+        str | None, Flag("Talk with a model that `redrafter-mlx serve` serves there.", "URL")
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(
-            "--api-key",
-            metavar="KEY",
-            show_default=False,
-            envvar=API_KEY_VARIABLE,
-            show_envvar=False,
-            help=f"What the server asks for. [env: {API_KEY_VARIABLE}]",
-        ),
+        replace(API_KEY, help=f"What the server asks for. [env: {API_KEY.variable}]", panel=None),
     ] = None,
     generation: GenerationOptions = _DEFAULTS,
     loading: opt.ModelOptions,
@@ -96,30 +85,41 @@ def command(
 
     Without a terminal, each line of stdin is a turn: answers go to stdout, all else to stderr.
     """
-    model, session = _open(server, api_key, loading, system)
-    chat = Chat(model, session, generation, Terminal.standard(), show_drafts=show_drafts)
+    model: Redrafter | RemoteModel
+    session: Session | RemoteSession
+    count_tokens: Callable[[str], int] | None = None
+    if server is None:
+        model = opt.load_model(loading)
+        session, count_tokens = model.session(system), token_counter(model)
+    else:
+        leave_to_rank_0()
+        from redrafter_mlx.cli.chat.remote import RemoteSession, connect
+
+        for name, value in vars(replace(loading, model=None)).items():
+            if value != getattr(opt.ModelOptions, name):
+                option = opt.option_name(name)
+                raise BadInputError(f"{option} is the server's; give it to `redrafter-mlx serve`")
+        model, client = connect(server, loading.model, api_key)
+        session = RemoteSession(client, system)
+    chat = Chat(
+        model,
+        session,
+        generation,
+        Terminal.standard(),
+        show_drafts=show_drafts,
+        count_tokens=count_tokens,
+    )
     if model.drafter_note and generation.draft:
         chat.terminal.note(model.drafter_note)
     raise typer.Exit(run_chat(chat))
 
 
-def _open(
-    url: str | None, api_key: str | None, loading: opt.ModelOptions, system: str | None
-) -> tuple[Redrafter | RemoteModel, Session | RemoteSession]:
-    """Return the model, on a server or loaded here, and a new conversation with it."""
-    if url is None:
-        loaded = opt.load_model(loading)
-        return loaded, loaded.session(system)
-    leave_to_rank_0()
-    from redrafter_mlx.cli.chat.remote import RemoteSession, connect
+def token_counter(model: Redrafter) -> Callable[[str], int]:
+    """Return a function that counts a text's tokens.
 
-    for name, value in asdict(replace(loading, model=None)).items():
-        if value != getattr(opt.ModelOptions, name):
-            raise BadInputError(
-                f"--{name.replace('_', '-')} is the server's; give it to `redrafter-mlx serve`"
-            )
-    model, server = connect(url, loading.model, api_key)
-    return model, RemoteSession(server, system)
+    It raises BadInputError for a text that the model's context has no room for.
+    """
+    return lambda text: len(model.encode(text, raw=True))
 
 
 def run_chat(chat: Chat) -> int:
@@ -130,11 +130,19 @@ def run_chat(chat: Chat) -> int:
             f"{chat_commands.describe_model(chat)}; /help lists the commands, Ctrl-D leaves"
         )
         if chat.show_drafts:
-            write_legend(terminal)
+            terminal.write("tokens by source:")
+            for source in ("model", "drafter", "lookup"):
+                terminal.write(" ")
+                terminal.write(source, source)
+            terminal.write("\n")
     with line_editing(terminal.interactive):
         while not chat.leaving:
             try:
-                take_turn(chat, *read_turn(terminal))
+                text, quoted = read_turn(terminal)
+                if text.startswith("/") and not quoted:
+                    chat_commands.run_command(chat, text)
+                elif text.strip():
+                    send(chat, check_text("the message", text))
             except EOFError:
                 if terminal.interactive:
                     terminal.say("")
@@ -149,25 +157,12 @@ def run_chat(chat: Chat) -> int:
     return 1 if chat.failed and not terminal.interactive else 0
 
 
-def write_legend(terminal: Terminal) -> None:
-    """Write `tokens by source: model drafter lookup`, each source in its style."""
-    terminal.write("tokens by source:")
-    for source in ("model", "drafter", "lookup"):
-        terminal.write(" ")
-        terminal.write(source, source)
-    terminal.write("\n")
-
-
-def take_turn(chat: Chat, text: str, quoted: bool) -> None:
-    """Run a command or answer a message; ignore an empty line."""
-    if text.startswith("/") and not quoted:
-        chat_commands.run_command(chat, text)
-    elif text.strip():
-        answer(chat, check_text("the message", text))
-
-
 def read_turn(terminal: Terminal) -> tuple[str, bool]:
     '''Read one line, or several between `"""` and `"""`; also return whether it was quoted.
+
+    After a line that is `"""` alone, only such a line ends the message, and an indented one is
+    part of it, so that quoted code may hold docstrings. After `"""` and text, any line does that
+    ends in `"""`.
 
     Raises:
       EOFError: at the end of the input
@@ -176,26 +171,44 @@ def read_turn(terminal: Terminal) -> tuple[str, bool]:
     line = terminal.read_line(PROMPT)
     if not line.startswith(QUOTES):
         return line, False
-    lines = [line[len(QUOTES) :]]
-    while not lines[-1].rstrip().endswith(QUOTES):
+    alone = line.rstrip() == QUOTES
+    lines = ["" if alone else line[len(QUOTES) :]]
+    while not (lines[-1].rstrip() == QUOTES if alone else lines[-1].rstrip().endswith(QUOTES)):
         try:
             lines.append(terminal.read_line(MORE))
         except EOFError:
             if terminal.interactive:
                 terminal.say("")
-            raise BadInputError(f"the message lacks its closing {QUOTES}; not sent") from None
+            where = " on a line of its own" if alone else ""
+            raise BadInputError(
+                f"the message lacks its closing {QUOTES}{where}; not sent"
+            ) from None
     return "\n".join(lines).rstrip()[: -len(QUOTES)].strip("\n"), True
+
+
+def send(chat: Chat, text: str) -> None:
+    """Answer a message and the files of /read; they stay if it does not join the conversation."""
+    before = len(chat.session.messages)
+    try:
+        answer(chat, chat_commands.with_files(chat.files, text))
+    finally:
+        if len(chat.session.messages) > before:
+            chat.files.clear()
+        elif chat.files:
+            names = ", ".join(chat.files)
+            chat.terminal.note(f"still with the next message: {names}; /read none drops it")
 
 
 def answer(chat: Chat, text: str) -> None:
     """Stream one answer; Ctrl-C ends it, and the conversation keeps its text so far."""
     last, end = None, "\n"
     sources: Counter[Source] = Counter()
-    with StopKey() as key:
-        responses = chat.session.stream(text, options=chat.options)
+    with StopKey() as key, PrefillLine(chat.terminal.stderr) as line:
+        responses = chat.session.stream(text, options=chat.options, on_prefill=line.update)
         try:
             for last in responses:
                 key.answering = True
+                line.erase()
                 if last.source is not None:
                     sources[last.source] += 1
                 chat.terminal.write(last.text, (chat.show_drafts and last.source) or "")
@@ -206,6 +219,7 @@ def answer(chat: Chat, text: str) -> None:
             key.pressed = True
         finally:
             key.closing = True
+            line.erase()
             responses.close()
             if end != "\n":
                 chat.terminal.write("\n")
@@ -255,7 +269,7 @@ def line_editing(wanted: bool) -> Iterator[None]:
     history = cache_dir() / "chat_history"
     with contextlib.suppress(OSError):
         readline.read_history_file(history)
-    readline.set_history_length(_HISTORY_LINES)
+    readline.set_history_length(1000)
     try:
         yield
     finally:

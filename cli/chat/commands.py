@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import re
 import shlex
-from collections.abc import Callable
+import stat
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,9 +19,13 @@ from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
     from redrafter_mlx.cli.chat.command import Chat
+
+_MOST_BYTES = 4_000_000
+"""Maximum size of a file for /read, about a million tokens."""
 
 _WORDS = {"on": True, "true": True, "off": False, "false": False, "none": None}
 
@@ -69,7 +75,7 @@ def _help(chat: Chat, _: str) -> None:
     width = max(len(c.usage) for c in COMMANDS)
     lines = [f"{c.usage:<{width}}  {c.summary}" for c in COMMANDS]
     lines += [
-        f"{QUOTED:<{width}}  a message of several lines",
+        f'{QUOTED:<{width}}  a message of several lines; lines of only """ may enclose docstrings',
         f"{'Ctrl-C':<{width}}  end the answer, keep its text so far",
         f"{'Ctrl-D':<{width}}  leave",
     ]
@@ -134,6 +140,56 @@ def _load(chat: Chat, rest: str) -> None:
     chat.terminal.say(f"loaded {_turns(chat)} from {path}")
 
 
+def _read(chat: Chat, rest: str) -> None:
+    if rest == "none":
+        chat.files.clear()
+        chat.terminal.say("no file goes with the next message")
+        return
+    path = _path("/read", rest)
+    try:
+        text = _read_text(path)
+        size = f"{len(text):,} characters"
+        if chat.count_tokens is not None:
+            size = f"{chat.count_tokens(text):,} tokens"
+    except OSError as error:
+        raise BadInputError(f"cannot read {path}: {error.strerror or error}") from None
+    except BadInputError as error:
+        raise BadInputError(f"cannot read {path}: {error}") from None
+    chat.files[str(path)] = text
+    chat.terminal.say(f"with the next message: {path} ({size})")
+
+
+def _read_text(path: Path) -> str:
+    """Return a file's text; raises OSError, and BadInputError for anything but a text of a size."""
+    if not stat.S_ISREG(path.stat().st_mode):  # reading a named pipe would never end
+        raise BadInputError("it is not a file")
+    with path.open("rb") as file:
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise BadInputError(f"it has more than {human_size(_MOST_BYTES)}")
+    if not content.strip():
+        raise BadInputError("it is empty")
+    if b"\0" in content:
+        raise BadInputError("it is not a text")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInputError(f"it is not UTF-8 text (at byte {error.start})") from None
+
+
+def with_files(files: Mapping[str, str], question: str) -> str:
+    """Return a message with files: each one's name, its text in a fenced block, then the question.
+
+    The fence is longer than any in the text.
+    """
+    blocks = []
+    for name, text in files.items():
+        fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
+        end = "" if text.endswith("\n") else "\n"
+        blocks.append(f"{name}\n{fence}\n{text}{end}{fence}\n\n")
+    return "".join(blocks) + question
+
+
 def _read_chat(path: Path) -> tuple[str | None, list[dict[str, str]]]:
     """Read system message and turns from a file of /save; raises BadInputError for any other."""
     try:
@@ -165,6 +221,7 @@ def _exit(chat: Chat, _: str) -> None:
 QUOTED = '""" ... """'
 COMMANDS = (
     Command("/help", "this list", _help),
+    Command("/read FILE", "send a file's text with the next message; none sends none", _read),
     Command("/clear", "start a new conversation", _clear),
     Command("/system TEXT", "set the system message; none removes it, nothing shows it", _system),
     Command("/set NAME VALUE", "set an option; default resets it, nothing shows them", _set),
@@ -185,20 +242,16 @@ def parse_setting(name: str, text: str, defaults: GenerationOptions) -> object:
     if text == "default":
         return getattr(defaults, name)
     if name == "stop":
-        return () if text == "none" else _words(name, text)
+        try:
+            return () if text == "none" else tuple(shlex.split(text))
+        except ValueError:
+            raise BadInputError(f"{name} has an open quotation mark: {text}") from None
     if text in _WORDS:
         return _WORDS[text]
     for kind in (int, float):
         with contextlib.suppress(ValueError):
             return kind(text)
     return text
-
-
-def _words(name: str, text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError:
-        raise BadInputError(f"{name} has an open quotation mark: {text}") from None
 
 
 def _path(name: str, rest: str) -> Path:

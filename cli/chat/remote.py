@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -101,22 +101,36 @@ class RemoteSession:
         self.messages = []
 
     def stream(
-        self, text: str, *, options: GenerationOptions
+        self,
+        text: str,
+        *,
+        options: GenerationOptions,
+        on_prefill: Callable[[int, int], None] | None = None,
     ) -> Generator[RemoteToken, None, None]:
-        """Stream the next turn; raises BadInputError for options that a request cannot carry."""
+        """Stream the next turn; raises BadInputError for options that a request cannot carry.
+
+        on_prefill: called with the number of prompt tokens read so far, and their total number, if
+                    the server reports them
+        """
         asked = {"role": "user", "content": text}
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         messages = [*system, *self.messages, asked]
-        return self._turn(asked, {**_fields(options), "messages": messages})
+        return self._turn(asked, {**_fields(options), "messages": messages}, on_prefill)
 
     def _turn(
-        self, asked: dict[str, str], request: dict[str, Any]
+        self,
+        asked: dict[str, str],
+        request: dict[str, Any],
+        on_prefill: Callable[[int, int], None] | None,
     ) -> Generator[RemoteToken, None, None]:
         turns, answer, ended = self.messages, "", False
         last, thinking = RemoteToken(), False
         with contextlib.closing(self._server.stream(request)) as chunks:
             try:
                 for chunk in chunks:
+                    prefill = _own(chunk).get("prefill")
+                    if prefill and on_prefill is not None:
+                        on_prefill(prefill["read"], prefill["total"])
                     for token in _tokens(chunk, last):
                         answer, last = answer + token.text * (not token.reasoning), token
                         ended = token.finish_reason is not None
@@ -147,10 +161,16 @@ def _fields(options: GenerationOptions) -> dict[str, Any]:
     return sent
 
 
+def _own(chunk: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a chunk that only our server sends."""
+    own: dict[str, Any] = chunk.get("x_redrafter") or {}
+    return own
+
+
 def _tokens(chunk: Mapping[str, Any], last: RemoteToken) -> Iterator[RemoteToken]:
     """Yield one step's tokens, whose texts together are the chunk's, and the end of an answer."""
     for choice in chunk.get("choices") or ():
-        delta, step = choice.get("delta") or {}, chunk.get("x_redrafter") or {}
+        delta, step = choice.get("delta") or {}, _own(chunk)
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         text, tokens = reasoning or delta.get("content") or "", step.get("tokens", ())
         texts = [token["text"] for token in tokens]

@@ -23,6 +23,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -99,8 +100,10 @@ class CopyStatistics:
     def from_record(cls, record: Sequence[float]) -> CopyStatistics:
         """Read a record; raises ValueError for numbers that cannot be statistics."""
         known = cls()
-        known._expected, known._accepted, *costs = map(_measured, record)
-        known._costs.extend(costs)
+        if not all(0 < number < math.inf for number in record):
+            raise ValueError(f"{record} cannot have been measured")
+        known._expected, known._accepted, *costs = record
+        known._costs = deque(costs or known._costs, known._costs.maxlen)
         return known
 
     def begin_answer(self) -> None:
@@ -118,11 +121,13 @@ class AcceptanceStatistics:
 
     shapes: the shapes to estimate, in the order of all arrays [S]
     copies: the statistics of copies
+    biased: the same for rows with a grammar or penalties; None before the first, and not in records
     """
 
     def __init__(self, shapes: Iterable[BeamShape]) -> None:
         self.shapes = tuple(s for s in shapes if s.length > 1)
         self.copies = CopyStatistics()
+        self.biased: AcceptanceStatistics | None = None
         self._bounds = bounds(self.shapes)
         W = max((s.width for s in self.shapes), default=1)
         D = max((s.length for s in self.shapes), default=2) - 1
@@ -136,23 +141,29 @@ class AcceptanceStatistics:
         """Record one drafted step, with the result of each batch row."""
         self._by_depth *= _DECAY
         self._by_shape *= _DECAY
-        for row in rows:
-            self._count(row)
+        W = len(self._width)
+        for step in rows:
+            beams = np.array(step.beams)
+            reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1  # [W, 1]
+            covered = (self._depth <= reached + 1) & (self._width < step.shape.width)  # [W, D]
+            if _is_cut(step):
+                deepest = np.zeros(max(W, step.shape.width), np.int64)
+                np.maximum.at(deepest, beams, step.depths)
+                covered &= self._depth <= np.minimum.accumulate(deepest)[:W, None]
+            else:
+                covered &= self._depth < step.shape.length
+            self._by_depth += covered & (self._depth <= reached), covered
+            covered, accepted = accepted_within(step, self._bounds)
+            self._by_shape += covered * accepted, covered
 
-    def _count(self, step: StepResult) -> None:
-        W, _ = self._by_depth.shape[1:]
-        beams = np.array(step.beams)
-        reached = (beams[step.path] <= self._width).sum(axis=1, keepdims=True) - 1  # [W, 1]
-        covered = (self._depth <= reached + 1) & (self._width < step.shape.width)  # [W, D]
-        if _is_cut(step):
-            deepest = np.zeros(max(W, step.shape.width), np.int64)
-            np.maximum.at(deepest, beams, step.depths)
-            covered &= self._depth <= np.minimum.accumulate(deepest)[:W, None]
-        else:
-            covered &= self._depth < step.shape.length
-        self._by_depth += covered & (self._depth <= reached), covered
-        covered, accepted = accepted_within(step, self._bounds)
-        self._by_shape += covered * accepted, covered
+    def of(self, *, biased: bool) -> AcceptanceStatistics:
+        """Return the statistics of rows with a grammar or penalties (`biased`), or of the others.
+
+        Grammars and penalties change the target, so such rows are no evidence about the others.
+        """
+        if biased and self.biased is None:
+            self.biased = deepcopy(self)
+        return self.biased if biased and self.biased else self
 
     def chances(self) -> Array:
         """Return [W, D], the chance that depth d + 1 is accepted if d was, with w + 1 beams."""
@@ -199,6 +210,7 @@ class AcceptanceStatistics:
             if shape in known:
                 other._by_shape[:, i] = self._by_shape[:, known[shape]] / 2
         other.copies = self.copies
+        other.biased = self.biased and self.biased.continued(shapes)
         return other
 
     def to_record(self) -> dict[str, object]:
@@ -269,13 +281,6 @@ def accepted_within(
     if _is_cut(step):
         covered &= rank[:, -1:] >= nodes
     return covered[:, 0], accepted
-
-
-def _measured(number: float) -> float:
-    """Raises ValueError for a number that is not positive and finite."""
-    if not 0 < number < math.inf:
-        raise ValueError(f"{number} cannot have been measured")
-    return number
 
 
 def _reached(chances: Array) -> Array:

@@ -19,12 +19,12 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from redrafter_mlx.autotune.acceptance import AcceptanceStatistics, Array
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.copy_choice import Drafted, best_copies
 from redrafter_mlx.autotune.cost_model import CostModel
@@ -73,8 +73,8 @@ class BatchPolicy:
     """Chooses the shapes of one batch, step by step; a single answer is a batch of one row.
 
     acceptance: statistics so far; the choice is among its shapes and plain decoding
-    biased:     the statistics of rows with a grammar or penalties; None before the first
     most_rows:  rows of the largest batch so far
+    seconds, steps: total time of the steps that were timed, and their number
     """
 
     def __init__(
@@ -82,12 +82,11 @@ class BatchPolicy:
         costs: CostModel,
         acceptance: AcceptanceStatistics | None = None,
         times: StepTimes | None = None,
-        biased: AcceptanceStatistics | None = None,
     ) -> None:
         self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))
         self.most_rows = 1
+        self.seconds, self.steps = 0.0, 0
         self.shapes = (PLAIN, *self.acceptance.shapes)
-        self.biased = biased
         self._biased_share = 0.0  # of the rows
         self._numbers = {shape: i for i, shape in enumerate(self.shapes)}
         nodes = [shape.nodes for shape in self.shapes]
@@ -111,8 +110,8 @@ class BatchPolicy:
         """Give another chance, for the text of an answer that joins, to what was given up."""
         self._times.begin_answer()
         self.acceptance.copies.begin_answer()
-        if self.biased is not None:
-            self.biased.copies.begin_answer()
+        if self.acceptance.biased is not None:
+            self.acceptance.biased.copies.begin_answer()
 
     def next_shape(self, rows: Sequence[Row]) -> BeamShape:
         """Return the shape to draft with, the same for all rows."""
@@ -144,54 +143,67 @@ class BatchPolicy:
             return [None] * len(rows)
         largest = max(drafted, key=lambda shape: shape.nodes)
         biased = not any(row.learns for row in rows)
+        step = self._predict(largest, self._batch)
+        step *= self._times.correction(largest.nodes, self._batch)
         choice = best_copies(
             found,
-            self._statistics(biased).copies,
+            self.acceptance.of(biased=biased).copies,
             self._pace(self._best),
-            self._step_seconds(largest) - self._drafting(largest, self._batch),
+            step - self._drafting(largest, self._batch),
             self._verification,
             self._costs.most_nodes,
         )
         if choice is None:
             return [None] * len(rows)
         trees, seconds = choice
-        copies = {row: tree.copy for row, tree in zip(rows, trees, strict=True) if tree.copy}
+        plans = [tree.plan for tree in trees]
+        copies = {row: plan.copies[0] for row, plan in zip(rows, plans, strict=True) if plan}
         self._copied.append((copies, seconds, largest))
-        draft_after = self._draft_after([tree.holds for tree in trees])
-        return [tree.plan(draft_after) for tree in trees]
+        after = self._draft_after([tree.holds for tree in trees])
+        return [plan and replace(plan, draft_after=plan.joined or after) for plan in plans]
 
     def learn(self, rows: Sequence[Row], steps: Sequence[StepResult]) -> None:
         """Record the results of a step, which may come some steps late."""
         if not rows:
             return
-        biased = sum(not row.learns for row in rows) / len(rows)
-        self._stale = self._stale or biased != self._biased_share
-        self._biased_share = biased
-        both = list(zip(rows, steps, strict=True))
+        share = sum(not row.learns for row in rows) / len(rows)
+        self._stale = self._stale or share != self._biased_share
+        self._biased_share = share
+        if not math.isnan(steps[0].seconds):
+            self.seconds += steps[0].seconds
+            self.steps += 1
+        copies: Mapping[Row, Copy] = {}
+        cost = math.nan
         if any(step.copied for step in steps):
-            self._learn_copies([(row, step) for row, step in both if step.copied], len(rows))
+            copies, cost = self._planned(rows, steps)
         else:
             self._learn_times(steps)
-        drafts = [(row, step) for row, step in both if not step.copied and step.shape.length > 1]
-        for learns in (True, False):
-            of_kind = [step for row, step in drafts if row.learns == learns]
-            if of_kind:
-                self._statistics(not learns).learn(*of_kind)
+        for biased in (False, True):
+            mine = [one for one in zip(rows, steps, strict=True) if one[0].learns != biased]
+            copied = [(copies[row], step) for row, step in mine if step.copied]
+            drafts = [step for _, step in mine if not step.copied and step.shape.length > 1]
+            if copied:
+                self.acceptance.of(biased=biased).copies.learn_cost(cost)
+            for copy, step in copied:
+                n, right = len(copy.tokens), common_prefix(copy.tokens, step.tokens)
+                self.acceptance.of(biased=biased).copies.learn(copy.expected / n, right / n)
+            if drafts:
+                self.acceptance.of(biased=biased).learn(*drafts)
                 self._stale = True
 
     def promises(self, length: int) -> dict[BeamShape, tuple[float, float]]:
         """Return each shape's expected tokens per step and per second, after `length` tokens."""
         self._look_up_costs(length, 1)
         self._tokens[1:] = self.acceptance.tokens()
-        pairs = zip(self._tokens.tolist(), (self._tokens / self._seconds).tolist(), strict=True)
-        return dict(zip(self.shapes, pairs, strict=True))
+        pairs = zip(self._tokens.tolist(), self._seconds.tolist(), strict=True)
+        return {s: (n, n / seconds) for s, (n, seconds) in zip(self.shapes, pairs, strict=True)}
 
     def _learn_times(self, steps: Sequence[StepResult]) -> None:
         """Record the time of a step without copies, and its gain if it was a probe."""
         batch = len(steps)
         largest = max(steps, key=lambda step: step.shape.nodes)
-        shape, nodes = largest.shape, largest.query_rows
-        self._times.learn(nodes, self._predict(shape, batch), largest.seconds, batch)
+        shape, nodes, seconds = largest.shape, largest.query_rows, largest.seconds
+        self._times.learn(nodes, self._predict(shape, batch), seconds, batch)
         self._correct()
         if shape in self._probes:
             while self._probes.popleft() != shape:
@@ -200,88 +212,61 @@ class BatchPolicy:
             gained -= self._expected(self.shapes[self._best])
             self._budget += gained / self._pace(self._best)
 
-    def _learn_copies(self, copied: Sequence[tuple[Row, StepResult]], batch: int) -> None:
-        """Record the acceptance and the time of copies, in the rows that had any."""
+    def _planned(
+        self, rows: Sequence[Row], steps: Sequence[StepResult]
+    ) -> tuple[Mapping[Row, Copy], float]:
+        """Return a step's copies by row, and its time as a share of the predicted one."""
+        copied = [row for row, step in zip(rows, steps, strict=True) if step.copied]
         copies, predicted, drafted = self._copied.popleft()
-        while not all(row in copies for row, _ in copied):
+        while not all(row in copies for row in copied):
             copies, predicted, drafted = self._copied.popleft()  # all rows of that plan have ended
         # The cost model is off for this step by about as much as for others.
-        seconds = copied[0][1].seconds / self._times.slowness(batch)
-        seconds -= self._drafting(drafted, batch)
-        for learns in (True, False):
-            of_kind = [(copies[row], step) for row, step in copied if row.learns == learns]
-            if not of_kind:
-                continue
-            of_copies = self._statistics(not learns).copies
-            of_copies.learn_cost(seconds / predicted)
-            for copy, step in of_kind:
-                drafts = len(copy.tokens)
-                right = common_prefix(copy.tokens, step.tokens)
-                of_copies.learn(copy.expected / drafts, right / drafts)
+        seconds = steps[0].seconds / self._times.slowness(len(rows))
+        return copies, (seconds - self._drafting(drafted, len(rows))) / predicted
 
     def _drafted(self, row: Row, shape: BeamShape, drawn: bool) -> Drafted:
         """Return what copies may replace or join in a row."""
         longest = min(MAX_BEAM_LENGTH, self._costs.most_nodes) - 1
         found = [] if row.copy_source is None else row.copy_source.copies(1, longest)
         joins = shape != PLAIN and not drawn
-        known = self._statistics(not row.learns)
+        known = self.acceptance.of(biased=not row.learns)
         branches = known.accepted_by_depth(shape) if found and joins else []
         return Drafted(found[0] if found else None, shape, branches, self._expected(shape))
 
-    def _statistics(self, biased: bool) -> AcceptanceStatistics:
-        """Return the statistics of rows with a grammar or penalties (`biased`), or of the others.
-
-        Grammars and penalties change the target, so such rows are no evidence about the others.
-        """
-        if not biased:
-            return self.acceptance
-        if self.biased is None:
-            self.biased = deepcopy(self.acceptance)
-        return self.biased
-
     def _choose(self) -> None:
-        """Choose the best shape among those with enough evidence, and the shape to probe."""
+        """Choose the best shape among those with enough evidence, and the shape to probe.
+
+        A change of shape costs a compilation, so the shape in use stays without a clear gain, and
+        the cost of an untimed shape is not trusted, except that of the one in use.
+        """
         self._stale = False
         tokens, steps = self.acceptance.tokens(), self.acceptance.steps()
         if self._biased_share:
-            of_biased = self._statistics(biased=True)
+            of_biased = self.acceptance.of(biased=True)
             tokens = tokens + self._biased_share * (of_biased.tokens() - tokens)
             steps = steps + self._biased_share * (of_biased.steps() - steps)
         self._tokens[1:] = tokens
         paces = self._tokens / self._seconds
-        timed = self._timed()
-        self._best = self._best_of(paces, np.array([True, *(steps >= _ENOUGH)]), timed)
-        self._probed = self._promising(paces, timed)
+        doubted = paces / np.where(self._timed(), 1.0, _UNTIMED_FACTOR)
+        has_evidence = np.array([True, *(steps >= _ENOUGH)])
+        used = self._best if has_evidence[self._best] else 0
+        trusted = np.where(has_evidence, doubted, 0.0)
+        trusted[used] = paces[used]
+        best = int(np.argmax(trusted))
+        self._best = best if trusted[best] > paces[used] * (1 + _MARGIN) else used
+        for known in (self._best, self._probed):
+            doubted[known] = paces[known]
+        promising = int(np.argmax(doubted))
+        gains = paces[promising] > paces[self._best] * (1 + _MARGIN)
+        self._probed = promising if gains else self._best
         if self._best == self._probed == 0 and len(paces) > 1:  # drafting may pay by now
             self._probed = 1 + int(np.argmin(self._seconds[1:]))
             self._budget = 0.0 if self._budget == math.inf else self._budget
 
-    def _best_of(self, paces: Array, has_evidence: Mask, timed: Mask) -> int:
-        """Return the index of the shape to draft with; the one in use stays without a clear gain.
-
-        A change of shape costs a compilation, so the cost of an untimed shape is not trusted, but
-        that of the one in use is.
-        """
-        used = self._best if has_evidence[self._best] else 0
-        trusted = paces / np.where(timed, 1.0, _UNTIMED_FACTOR)
-        trusted[used] = paces[used]
-        best = int(np.argmax(np.where(has_evidence, trusted, 0.0)))
-        return best if trusted[best] > trusted[used] * (1 + _MARGIN) else used
-
-    def _promising(self, paces: Array, timed: Mask) -> int:
-        """Return the index of the shape to probe; the best one if no other promises a gain."""
-        promised = paces / np.where(timed, 1.0, _UNTIMED_FACTOR)
-        for index in (self._best, self._probed):
-            promised[index] = paces[index]
-        probed = int(np.argmax(promised))
-        return probed if paces[probed] > paces[self._best] * (1 + _MARGIN) else self._best
-
     def _timed(self) -> Mask:
         """Whether each shape's cost is certain: its steps were timed, or it has one query row."""
-        if self._batch == 1:
-            return np.ones(len(self.shapes), bool)
-        counts = self._counts.tolist()
-        timed = [n == PLAIN.nodes or self._times.known(n, self._batch) for n in counts]
+        alone, known = self._batch == 1, self._times.known
+        timed = [alone or n == PLAIN.nodes or known(n, self._batch) for n in self._counts.tolist()]
         return np.array(timed)[self._of_count]
 
     def _plain_first(self) -> bool:
@@ -334,10 +319,6 @@ class BatchPolicy:
         if number is None or batch != self._batch:
             return self._costs.step(shape, self._context * _CONTEXT_STEP, batch)
         return float(self._predicted[number])
-
-    def _step_seconds(self, shape: BeamShape) -> float:
-        """Return the seconds of a step, corrected by measured times."""
-        return self._predict(shape, self._batch) * self._times.correction(shape.nodes, self._batch)
 
     def _correct(self) -> None:
         """Correct the predicted seconds of all shapes by measured step times."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
+from typing import NamedTuple
 
 from redrafter_mlx.autotune.acceptance import CopyStatistics
 from redrafter_mlx.config import BeamShape
@@ -27,8 +27,7 @@ _BESIDE_COPY = 0.7
 usual rate. Assumed: both tend to fail at the same positions."""
 
 
-@dataclass(frozen=True)
-class Drafted:
+class Drafted(NamedTuple):
     """What copies may replace or join in one row.
 
     match:    the best n-gram match of the row's text; None if there is none
@@ -43,44 +42,18 @@ class Drafted:
     tokens: float
 
 
-@dataclass(frozen=True)
-class CopyTree:
-    """The tree of one row, with a copy of some length in it, or as it was drafted.
+class CopyTree(NamedTuple):
+    """The tree of one row, with a copy in it, or as it was drafted.
 
-    copy:   None leaves the tree as it was drafted
-    joined: whether the drafter's branches stay next to the copy
-    holds:  the chance that the copy is accepted in full, 0 without a copy
+    plan:   the copy in it; None leaves the tree as it was drafted
     tokens: expected tokens
+    holds:  the chance that the copy is accepted in full, 0 without a copy
     """
 
-    copy: Copy | None
+    plan: CopyPlan | None
     shape: BeamShape
-    joined: bool
-    holds: float
     tokens: float
-
-    @classmethod
-    def of(cls, row: Drafted, longest: int, joined: bool, trust: float) -> CopyTree:
-        """Copy as many drafts as the row's match allows, at most `longest`."""
-        most = min(longest, _most_copied(row.match))
-        count = max((n for n in _COPY_LENGTHS if n <= most), default=0)
-        if row.match is None or count == 0:
-            return cls(None, row.shape, False, 0.0, row.tokens)
-        copy = Copy(row.match.tokens[:count], row.match.log_probs[:count], row.match.matched)
-        holds = [trust * math.exp(p) for p in copy.log_probs]
-        joined = joined and bool(row.branches)
-        shape = BeamShape(1, count + 1)
-        if joined:
-            W, L, N = row.shape.width, row.shape.length, row.shape.nodes
-            shape = BeamShape(W + 1, max(L, count + 1), N + count)
-        tokens = 1 + _accepted(holds, row.branches if joined else ())
-        return cls(copy, shape, joined, holds[-1], tokens)
-
-    def plan(self, draft_after: bool) -> CopyPlan | None:
-        """Return the plan for the loop; `draft_after` applies to a copy without branches."""
-        if self.copy is None:
-            return None
-        return CopyPlan([self.copy], self.shape, self.joined, self.joined or draft_after)
+    holds: float = 0.0
 
 
 def best_copies(
@@ -105,7 +78,7 @@ def best_copies(
     chosen = None
     for count in (n for n in _COPY_LENGTHS if n <= max(_most_copied(row.match) for row in rows)):
         for joined in (False, True) if any(row.branches for row in rows) else (False,):
-            trees = [CopyTree.of(row, count, joined, trust) for row in rows]
+            trees = [_with_copy(row, count, joined, trust) for row in rows]
             nodes = max(tree.shape.nodes for tree in trees)
             if nodes > most_nodes:
                 continue
@@ -115,6 +88,23 @@ def best_copies(
             if gain > best:
                 best, chosen = gain, (trees, seconds)
     return chosen
+
+
+def _with_copy(row: Drafted, longest: int, joined: bool, trust: float) -> CopyTree:
+    """Return a row's tree with as many copied drafts as its match allows, at most `longest`."""
+    most = min(longest, _most_copied(row.match))
+    count = max((n for n in _COPY_LENGTHS if n <= most), default=0)
+    if row.match is None or count == 0:
+        return CopyTree(None, row.shape, row.tokens)
+    copy = Copy(row.match.tokens[:count], row.match.log_probs[:count], row.match.matched)
+    holds = [trust * math.exp(p) for p in copy.log_probs]
+    joined = joined and bool(row.branches)
+    shape = BeamShape(1, count + 1)
+    if joined:
+        W, L, N = row.shape.width, row.shape.length, row.shape.nodes
+        shape = BeamShape(W + 1, max(L, count + 1), N + count)
+    tokens = 1 + _accepted(holds, row.branches if joined else ())
+    return CopyTree(CopyPlan([copy], shape, joined), shape, tokens, holds[-1])
 
 
 def _most_copied(copy: Copy | None) -> int:

@@ -11,7 +11,6 @@ from typing import get_args
 from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.cost_model import Setup
 from redrafter_mlx.config import AcceptMethod
-from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
 
@@ -40,5 +39,5 @@ def saved_learned(path: Path) -> Learned:
         stored = json.loads(path.read_text(encoding="utf-8"))
         known = [method for method in get_args(AcceptMethod) if method in stored]
         return {method: AcceptanceStatistics.from_record(stored[method]) for method in known}
-    except (OSError, RedrafterError, ValueError, TypeError, KeyError, RecursionError):
+    except Exception:  # a damaged file may hold anything
         return {}

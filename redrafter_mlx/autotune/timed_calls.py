@@ -11,7 +11,8 @@ from redrafter_mlx.autotune.cost_model import SHORT_CONTEXT
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter, Seen
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 

@@ -20,7 +20,7 @@ from redrafter_mlx.autotune.cost_model import (
     cost_model,
     saved_timings,
 )
-from redrafter_mlx.autotune.learned import Learned, learned_file, save_learned, saved_learned
+from redrafter_mlx.autotune.learned import learned_file, save_learned, saved_learned
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
@@ -47,6 +47,7 @@ class Tuner:
 
     def __init__(self, model: nn.Module, target: Target, drafter: Drafter | None) -> None:
         """Without a drafter, only copies are drafted, on the host."""
+        self._target = target
         key = "lookup" if drafter is None else drafter.timing_key
         self.setup = setup_of(model, target, key or "one of its own")
         self.widest, self._longest, self._level_cost = 0, LENGTHS[-1], LEVEL_COST
@@ -56,17 +57,15 @@ class Tuner:
             self.widest = min(WIDEST, drafter.max_width or WIDEST)
             self._longest = drafter.trained_length or self._longest
             self._level_cost = drafter.level_cost
-        self._on_disk = key is not None
-        timings = saved_timings(self.setup) if self._on_disk else Timings(self.setup)
+        timings, self._acceptance = Timings(self.setup), dict[AcceptMethod, AcceptanceStatistics]()
+        self._learned: Path | None = None
+        if key is not None:
+            timings, modules = saved_timings(self.setup), drafter.modules if drafter else ()
+            self._learned = learned_file(self.setup, values_hash(model, *modules))
+            self._acceptance = saved_learned(self._learned)
         self._profiler = Profiler(target, drafter, timings, self.widest)
         self._use_timings()
-        self._learned: Path | None = None
-        if self._on_disk:
-            modules = () if drafter is None else drafter.modules
-            self._learned = learned_file(self.setup, values_hash(model, *modules))
-        self._acceptance = {} if self._learned is None else saved_learned(self._learned)
-        self._biased: Learned = {}  # of answers with a grammar or penalties; not on disk
-        self._answering = 0
+        self._lent: dict[BatchPolicy, AcceptMethod] = {}  # until they are recorded
         self._lock, self._measuring = threading.Lock(), threading.Lock()
 
     @property
@@ -86,6 +85,7 @@ class Tuner:
           done: called now and then with the finished share
           batch: measure the costs of batches of this many rows, too
         """
+        self._target.lock.check()  # before it waits for another measurement
         with self._measuring:  # and without the lock: answers may begin meanwhile
             self._profiler.batch = max(self._profiler.batch, batch)
             self._profiler.measure_all(done)
@@ -124,34 +124,28 @@ class Tuner:
     def policy(self, method: AcceptMethod) -> BatchPolicy:
         """Return the policy of a new batch, with what earlier ones learned by this method."""
         with self._lock:
-            self._answering += 1
             known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
-            biased = self._biased.get(method)
-            if biased is not None:
-                biased = biased.continued(self._candidates)
-            policy = BatchPolicy(self.costs, known, self._times, biased)
+            policy = BatchPolicy(self.costs, known, self._times)
             policy.begin_answer()
+            self._lent[policy] = method
             return policy
 
     def statistics(self) -> AcceptanceStatistics:
         """Return acceptance statistics of the candidate shapes, with nothing learned."""
         return AcceptanceStatistics(self._candidates)
 
-    def record(self, method: AcceptMethod, policy: BatchPolicy) -> None:
+    def record(self, policy: BatchPolicy) -> None:
         """Record what a batch has learned, when its policy is no longer used."""
         with self._lock:
-            self._acceptance[method] = policy.acceptance
-            if policy.biased is not None:
-                self._biased[method] = policy.biased
+            self._acceptance[self._lent.pop(policy)] = policy.acceptance
             self._expect_batches(policy.most_rows)
-            self._answering -= 1
-            if not self._answering and self._learned is not None:
+            if not self._lent and self._learned is not None:
                 save_learned(self._learned, self._acceptance)
 
     def abandon(self) -> None:
-        """Forget what a batch has learned, when its policy is no longer used."""
+        """Forget what all batches have learned, when their policies are no longer used."""
         with self._lock:
-            self._answering -= 1
+            self._lent.clear()
 
     def measure_a_little(self, seconds: float, steps: int) -> None:
         """Measure as much as a batch's time allows, unless another batch is decoded now.
@@ -161,7 +155,7 @@ class Tuner:
           steps: number of steps after the prompts
         """
         with self._lock:
-            wanted = not self._answering and not self._profiler.finished
+            wanted = not self._lent and not self._profiler.finished
         # Outside the lock, so that no other answer waits for the measurement.
         if wanted and steps and self._measuring.acquire(blocking=False):
             try:
@@ -190,5 +184,5 @@ class Tuner:
         return cost_model(timings, backend(), self.widest, self._level_cost)
 
     def _save(self) -> None:
-        if self._on_disk:
+        if self._learned is not None:
             self._profiler.timings.save()

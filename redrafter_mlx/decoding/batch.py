@@ -27,6 +27,7 @@ from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_repo
 from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target.kv_cache import planned_capacity
 
 _CLEAR_EVERY = 256
 """Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""
@@ -36,7 +37,7 @@ class Advanced(NamedTuple):
     """The outcome of one step of a batch.
 
     results: the step's result of each row in it; of rows that joined, their prompt's result
-    ended:   rows that have left the batch, with their caches, ready for `flush`
+    ended:   rows that have left the batch, with their caches, ready to be kept
     """
 
     results: dict[Row, StepResult]
@@ -78,6 +79,17 @@ class Batch:
     def rows(self) -> list[Row]:
         """The sequences in the batch, the newest last."""
         return [row for part in self._parts for row in part.rows]
+
+    @property
+    def growth(self) -> int:
+        """Number of cache slots that the next step adds, those of all rows together."""
+        held = [part.state.cache.target.capacity for part in self._parts]
+        needed = [
+            planned_capacity(_committed(rows) + unread, state.drafts.tree.tokens.shape[1])
+            for rows, state, _, unread in self._parts
+        ]
+        total = len(self.rows) * max([*held, *needed], default=0)
+        return total - sum(len(p.rows) * T for p, T in zip(self._parts, held, strict=True))
 
     def first_shape(self, row: Row, size: int) -> BeamShape:
         """Return the shape of a joining row's first drafts.
@@ -238,7 +250,7 @@ def decode(
 
     Yield the prompt's result, then one result per step, until `finished` returns True; nothing is
     computed after that. The target's lock is not held across a yield. Closing the iterator leaves
-    the cache ready for `flush`. `finished` advances the `constraint`.
+    the cache ready to be kept. `finished` advances the `constraint`.
     """
     index = None if decoder.lookup is None else TextIndex(decoder.lookup, prompt)
     row = Row(finished, len(prompt), index, constraint)

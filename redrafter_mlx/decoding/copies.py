@@ -17,14 +17,8 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.prompt_lookup import Copy
-from redrafter_mlx.speculation.tree import (
-    Beams,
-    TokenTree,
-    join_beams,
-    likelier_candidate,
-    pack_beam,
-    pack_with_sources,
-)
+from redrafter_mlx.speculation.beams import Beams, join_beams, likelier_candidate
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam, pack_with_sources
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,10 @@ from redrafter_mlx.decoding.step_result import StepOutput, report_step
 from redrafter_mlx.decoding.verdict import Verdict, judge
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.prompt_lookup import Lookup
+from redrafter_mlx.speculation.beams import final_candidates
 from redrafter_mlx.speculation.penalties import first_past
 from redrafter_mlx.speculation.separate import pack_separately
-from redrafter_mlx.speculation.tree import final_candidates, pack_beam
+from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.model import Target
 
 

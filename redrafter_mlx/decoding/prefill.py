@@ -37,7 +37,7 @@ class Prefill:
         width = max(map(len, fresh))
         self.cache, self.left = cache, width
         self._target, self._drafter, self._parked = target, drafter, parked
-        self._start, self._read = start, 0
+        self._start, self._read, self._length = start, 0, start + width
         self._lengths = [len(row) for row in fresh]
         self._padded = mx.array([row + [0] * (width + 1 - len(row)) for row in fresh], mx.int32)
         self._context: dict[int, mx.array] = {}
@@ -46,7 +46,7 @@ class Prefill:
         """Submit the next chunk, at most `most` tokens."""
         at, P = self._read, min(most, self.left)
         hidden = self._target.append(
-            self._padded[:, at : at + P], self.cache.target, self._start + at
+            self._padded[:, at : at + P], self.cache.target, self._start + at, self._length
         )
         self._show(at, hidden)
         for b, length in enumerate(self._lengths):
@@ -82,7 +82,7 @@ class Prefill:
             hidden if features.any else None,
             mx.full((len(count),), self._start + at, mx.int32),
             mx.array(count, mx.int32),
-            self._start + at + P,
+            self._length,
             self._start + at,
         )
         self.cache.show(seen, self._drafter, parked=self._parked)

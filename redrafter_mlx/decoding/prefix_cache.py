@@ -14,39 +14,61 @@ from redrafter_mlx.drafting.interface import Drafter
 
 Tokens = NDArray[np.int64]
 
+_MOST_BUFFERS = 100_000
+"""Maximum number of buffers of all texts. Metal's allocator refuses more than about 499,000."""
+
+_CHANGED_END = 8
+"""Maximum number of tokens at the end of a prompt that the next turn's prompt may not repeat."""
+
 
 @dataclass(frozen=True, eq=False)
 class _Entry:
     """A text and the cache of its positions, whose arrays are shared and never written.
 
     remembered: number of positions that the drafter's memory holds, or can be given again
+    prompt:     number of the text's first tokens that were its prompt, the others its answer
+    nbytes:     of the cache
+    buffers:    number of the cache's arrays
     """
 
     tokens: Tokens
     cache: SequenceCache
     remembered: int
+    prompt: int
+    nbytes: int
+    buffers: int
 
-    def covers(self, other: _Entry) -> bool:
-        """Whether this entry makes the other one redundant."""
-        n = len(other.tokens)
-        shared = common_prefix(self.tokens, other.tokens)
-        return shared == n and self.remembered >= min(other.remembered, n)
+    def covers(self, other: _Entry, shared: int) -> bool:
+        """Whether this text makes the other one redundant; `shared`: length of their prefix."""
+        return shared == len(other.tokens) and self._remembers(other, shared)
+
+    def rewrites(self, other: _Entry, shared: int) -> bool:
+        """Whether this text is a later turn, whose prompt has another form of the other's answer.
+
+        Chat templates drop the reasoning from earlier answers. Some also change the last tokens of
+        the other's prompt, which opened the reasoning.
+        """
+        changed = other.prompt - shared
+        same_turn = changed <= min(_CHANGED_END, other.prompt // _CHANGED_END)
+        return same_turn and shared < self.prompt and self._remembers(other, shared)
+
+    def _remembers(self, other: _Entry, shared: int) -> bool:
+        return self.remembered >= min(other.remembered, shared)
 
 
 class PrefixCache:
-    """Caches of texts, the least recently used first, limited in bytes.
+    """Caches of texts, the least recently used first, limited in bytes and in number of buffers.
 
     The target's and the drafter's state are kept together. A cache that is handed out shares the
     entry's arrays until it is written to: MLX copies a buffer that has another reference.
+
+    nbytes: of all texts
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._entries: list[_Entry] = []
-
-    @property
-    def nbytes(self) -> int:
-        return sum(entry.cache.nbytes for entry in self._entries)
+        self.nbytes, self._buffers = 0, 0
 
     def take(
         self, prompt: Sequence[int], drafter: Drafter | None
@@ -56,6 +78,46 @@ class PrefixCache:
         The last token is always read: the first choice needs its hidden state. None if no text
         shares a prefix with the prompt.
         """
+        best, most = self._best(prompt, drafter)
+        return None if best is None else (best.cache.reused(prompt[:most], drafter), most)
+
+    def touch(self, prompt: Sequence[int], drafter: Drafter | None) -> None:
+        """Drop the text that `take` would use only after all others."""
+        self._best(prompt, drafter)
+
+    def keep(
+        self,
+        cache: SequenceCache,
+        tokens: Sequence[int],
+        drafter: Drafter | None,
+        prompt: int | None = None,
+    ) -> None:
+        """Keep a cache whose first positions are those of `tokens`; the caller gives it up.
+
+        It is trimmed in place, so that it is not in memory twice. A text that is larger than the
+        limit, or that a kept one holds, is not kept: then nothing is computed or dropped.
+
+        prompt: number of the first tokens that were the prompt; None if there is no answer
+        """
+        text = np.array(tokens, np.int64)
+        n = remembered = len(text)
+        if drafter is None or _reads_features(drafter):
+            remembered = min(cast(int, cache.remembered.item()), n)
+        prompt = n if prompt is None else min(prompt, n)
+        new = _Entry(text, cache, remembered, prompt, *cache.trimmed_size(n))
+        if self._make_room(new):
+            cache.trim(n)
+            self._entries.append(new)
+            self.nbytes += new.nbytes
+            self._buffers += new.buffers
+
+    def shrink(self, most_bytes: int, most_buffers: int = _MOST_BUFFERS) -> None:
+        """Drop the least recently used texts until the others take at most `most_bytes`."""
+        while self._entries and (self.nbytes > most_bytes or self._buffers > most_buffers):
+            self._drop(self._entries[0])
+
+    def _best(self, prompt: Sequence[int], drafter: Drafter | None) -> tuple[_Entry | None, int]:
+        """Return the text that holds most of the prompt, and how much; it counts as used now."""
         wanted = np.array(prompt, np.int64)
         best, most = None, 0
         for entry in self._entries:
@@ -66,29 +128,28 @@ class PrefixCache:
                 known = min(common - 1, len(wanted) - 1, entry.remembered)
             if known > 0 and known >= most:
                 best, most = entry, known
-        if best is None:
-            return None
-        self._entries.remove(best)
-        self._entries.append(best)
-        return best.cache.reused(prompt[:most], drafter), most
+        if best is not None:
+            self._entries.remove(best)
+            self._entries.append(best)
+        return best, most
 
-    def keep(self, cache: SequenceCache, tokens: Sequence[int], drafter: Drafter | None) -> None:
-        """Keep a flushed cache whose first positions are those of `tokens`."""
-        text = np.array(tokens, np.int64)
-        remembered = len(text)
-        if drafter is None or _reads_features(drafter):
-            remembered = min(cast(int, cache.remembered.item()), len(text))
-        entry = _Entry(text, cache.trimmed(len(text)), remembered)
-        if any(other.covers(entry) for other in self._entries):
-            return
-        self._entries = [other for other in self._entries if not entry.covers(other)]
-        self._entries.append(entry)
-        self.shrink(self._most_bytes)
+    def _make_room(self, new: _Entry) -> bool:
+        """Drop what a new text makes redundant, and what is too much; False if it is not kept."""
+        shared = {other: common_prefix(other.tokens, new.tokens) for other in self._entries}
+        covered = any(other.covers(new, n) for other, n in shared.items())
+        if covered or new.nbytes > self._most_bytes:
+            return False
+        most = max(shared.values(), default=0)
+        for other, n in shared.items():
+            if new.covers(other, n) or (n == most and new.rewrites(other, n)):
+                self._drop(other)
+        self.shrink(self._most_bytes - new.nbytes, _MOST_BUFFERS - new.buffers)
+        return True
 
-    def shrink(self, most_bytes: int) -> None:
-        """Drop the least recently used texts until the others take at most `most_bytes`."""
-        while self._entries and self.nbytes > most_bytes:
-            self._entries.pop(0)
+    def _drop(self, entry: _Entry) -> None:
+        self._entries.remove(entry)
+        self.nbytes -= entry.nbytes
+        self._buffers -= entry.buffers
 
 
 def common_prefix(a: Sequence[int] | Tokens, b: Sequence[int] | Tokens) -> int:

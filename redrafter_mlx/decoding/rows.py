@@ -9,7 +9,7 @@ import mlx.core as mx
 from redrafter_mlx.decoding.copies import CopyPlan, copy_beams, tree_of_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts, RowDrafts
-from redrafter_mlx.speculation.tree import Beams, TokenTree
+from redrafter_mlx.speculation.tree import TokenTree
 
 
 def take_states(state: DecodeState, rows: Sequence[int]) -> DecodeState:
@@ -64,8 +64,7 @@ def take_drafts(drafts: Drafts, rows: Sequence[int]) -> Drafts:
         return drafts
     index, beams = mx.array(list(rows)), drafts.beams
     if beams is not None:
-        parents = None if beams.parents is None else beams.parents[index]
-        beams = Beams(beams.tokens[index], beams.log_probs[index], parents)
+        beams = beams.take(index)
     return Drafts(
         drafts.tree.take(index),
         tuple(drafts.rows[b] for b in rows),

@@ -16,7 +16,7 @@ _MOST_JOINED = 512
 """Maximum number of missed positions that a drafter is given in one call."""
 
 _MOST_MISSED = 512
-"""Number of steps, or of positions in one, whose features are kept for a parked drafter."""
+"""Number of positions whose features are kept for a parked drafter."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,6 @@ class SequenceCache:
         self.memory, self.remembered = before.memory, before.remembered
         self.missed = before.missed
 
-    def flush(self) -> None:
-        """Compute all that the cache holds, so that it can be kept."""
-        self.target.flush()
-        mx.eval(self.target.buffers, self.of_drafter)
-
     @property
     def of_drafter(self) -> list[Memory | mx.array]:
         """All unevaluated arrays that are kept for the drafter."""
@@ -78,8 +73,8 @@ class SequenceCache:
         The target's features are large, so a parked drafter reads them before too many are kept.
         """
         self.missed += (seen,)
-        many = max(len(self.missed), seen.tokens.shape[1]) >= _MOST_MISSED
-        if not parked or (many and drafter.features.any):
+        features = [seen.features for seen in self.missed if seen.features is not None]
+        if not parked or sum(each.shape[1] for each in features) >= _MOST_MISSED:
             self.catch_up(drafter)
 
     def catch_up(self, drafter: Drafter) -> None:
@@ -108,12 +103,21 @@ class SequenceCache:
         whole.remembered = remembered
         return whole
 
-    def trimmed(self, length: int) -> SequenceCache:
-        """Return the first positions of one text, computed, in target buffers of just that size."""
-        kept = SequenceCache(self.target.trimmed(length), self.memory, 1)
-        kept.remembered = mx.minimum(self.remembered, length)
-        mx.eval(kept.target.buffers, kept.of_drafter)
-        return kept
+    def trim(self, length: int) -> None:
+        """Keep only the first positions of one text, computed, in target buffers of just that size.
+
+        No more than one layer is in memory twice, if nothing else refers to the buffers.
+        """
+        self.target.trim(length)
+        self.remembered = mx.minimum(self.remembered, length)
+        self.missed = ()
+        mx.eval(self.of_drafter)
+
+    def trimmed_size(self, length: int) -> tuple[int, int]:
+        """Return the bytes and the number of the buffers that `trim` leaves; computes nothing."""
+        nbytes, count = self.target.trimmed_size(length)
+        memory = list(_arrays(self.memory))
+        return nbytes + sum(a.nbytes for a in memory), count + len(memory)
 
     def reused(self, tokens: Sequence[int], drafter: Drafter | None) -> SequenceCache:
         """Return a cache for a text that begins with `tokens`; this cache holds their positions.
@@ -121,7 +125,7 @@ class SequenceCache:
         It shares this cache's arrays. A drafter that reads the target's features must already
         remember these positions; one that remembers only tokens is given those that it missed.
         """
-        cache = SequenceCache(self.target.shared(), (), 1)
+        cache = SequenceCache(self.target.shared(len(tokens)), (), 1)
         if drafter is None or not drafter.features.every_position:
             return cache
         known = min(cast(int, self.remembered.item()), len(tokens))
@@ -201,6 +205,6 @@ def _of_text(tokens: Sequence[int], start: int, end: int) -> Seen:
         None,
         mx.array([start], mx.int32),
         mx.array([end - start], mx.int32),
-        end,
+        len(tokens),
         start,
     )

@@ -11,8 +11,9 @@ from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.drafting.interface import Features, Seen
 from redrafter_mlx.speculation.accept import Acceptance
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.penalties import Past
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 
 
 class RowDrafts(NamedTuple):

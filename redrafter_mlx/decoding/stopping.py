@@ -45,7 +45,8 @@ class AnswerText:
 
     tokens:        the answer's tokens, the ending token included
     finish_reason: None until the end; "stop" at end-of-text, a stop string or the end of the
-                   constraint, which every token advances; "length" at max_tokens
+                   constraint, which every token advances; "length" at max_tokens or after
+                   `end_soon`
     """
 
     def __init__(
@@ -84,6 +85,10 @@ class AnswerText:
             self.finish_reason = "length"
             text += self._finish()
         return text
+
+    def end_soon(self) -> None:
+        """Let the next token be the last one."""
+        self._max_tokens = len(self.tokens) + 1
 
     def _finish(self) -> str:
         """Flush the detokeniser and the scanner; a stop string may still appear in that text."""

@@ -10,8 +10,19 @@ from redrafter_mlx.drafting.recurrent_config import MAX_SIZE, DrafterConfig, Fir
 from redrafter_mlx.errors import BadInputError
 
 
+class _Form:
+    """Checks the sizes that several forms have."""
+
+    def __post_init__(self) -> None:
+        """Raise BadInputError for options that no target's drafter can have."""
+        for name in ("inner_dim", "draft_vocab"):
+            size = getattr(self, name, None)
+            if size not in (None, "all"):
+                check_int(name, size, 1, MAX_SIZE)
+
+
 @dataclass(frozen=True)
-class RecurrentForm:
+class RecurrentForm(_Form):
     """A recurrent head, as in ReDrafter.
 
     rnn:         whether to use the paper's recurrence; without it, embeddings are summed
@@ -35,7 +46,7 @@ class RecurrentForm:
     first_state: FirstState = "recurrent"
 
     def __post_init__(self) -> None:
-        """Raise BadInputError for options that no target's drafter can have."""
+        super().__post_init__()
         DrafterConfig(
             hidden_size=1,
             vocab_size=1,
@@ -45,11 +56,10 @@ class RecurrentForm:
             first_state=self.first_state,
             context_layers=() if self.context_layers == "auto" else self.context_layers,
         )
-        _check_vocabulary(self.draft_vocab)
 
 
 @dataclass(frozen=True)
-class MedusaForm:
+class MedusaForm(_Form):
     """Medusa heads, one for each of the `draft_length` drafts.
 
     head:        `own` output matrix in each, which starts as the target's; or `tied` to it
@@ -60,13 +70,9 @@ class MedusaForm:
     head: Head = "own"
     draft_vocab: int | Literal["all"] = 8192
 
-    def __post_init__(self) -> None:
-        """Raise BadInputError for a vocabulary size that no target has."""
-        _check_vocabulary(self.draft_vocab)
-
 
 @dataclass(frozen=True)
-class SpeculatorForm:
+class SpeculatorForm(_Form):
     """An MLP speculator, with one head for each of the `draft_length` drafts.
 
     inner_dim:   width of the heads; None is the target's hidden size
@@ -79,14 +85,9 @@ class SpeculatorForm:
     tie_weights: bool = True
     scale_input: bool = True
 
-    def __post_init__(self) -> None:
-        """Raise BadInputError for a width that no drafter has."""
-        if self.inner_dim is not None:
-            check_int("inner_dim", self.inner_dim, 1, MAX_SIZE)
-
 
 @dataclass(frozen=True)
-class EagleForm:
+class EagleForm(_Form):
     """A decoder layer that continues the target's features, as in EAGLE-3.
 
     inner_dim:   width of its MLP; None is eight thirds of the target's hidden size
@@ -101,10 +102,7 @@ class EagleForm:
     context_layers: tuple[int, ...] | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
-        """Raise BadInputError for options that no target's drafter can have."""
-        if self.inner_dim is not None:
-            check_int("inner_dim", self.inner_dim, 1, MAX_SIZE)
-        _check_vocabulary(self.draft_vocab)
+        super().__post_init__()
         layers = self.context_layers
         if layers == "auto":
             return
@@ -134,8 +132,3 @@ def form_named(name: object) -> type[DrafterForm]:
             return form
     known = ", ".join(form.form for form in FORMS)
     raise BadInputError(f"form is {shown(name)}; choose one of {known}")
-
-
-def _check_vocabulary(draft_vocab: int | str) -> None:
-    if draft_vocab != "all":
-        check_int("draft_vocab", draft_vocab, 1, MAX_SIZE)

@@ -10,23 +10,23 @@ from functools import partial
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.folder import CorpusJob
+from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob
 from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.corpus.prompts.user_turns import TURN_TOKENS
+from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.memory_plan import MemoryPlan
+from redrafter_mlx.distill.memory_plan import PROMPT_TOKENS, MemoryPlan
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.runtime.paths import bytes_below, free_disk
+from redrafter_mlx.runtime.paths import NoRoomError, bytes_below, check_free_disk, free_disk
 from redrafter_mlx.target.model import Target
 
 _TRIED_TOKENS, _TRIED_TEXTS = 6, 4
 _LEAST_SHARE = 0.05
 """Minimum share of a trial's time that its tokens take; a busy machine's clock may show less."""
-
-_PROMPT_TOKENS = 64
 
 _FEW_TEXTS, _FEW_POSITIONS = 6, 64
 """Sizes of small trials, which predict how long a trial of the whole batch would take."""
@@ -36,8 +36,8 @@ _MORE_BATCHES = 2
 _PLAIN_TOKENS = 9
 """Number of tokens in a trial of plain decoding."""
 
-_TURNS, _TURN_TOKENS = 1.3, 64
-"""User turns drawn for each prompt that the target writes (some are left out); tokens per turn."""
+_TURNS = 1.3
+"""User turns drawn for each prompt that the target writes, of which some are left out."""
 
 _PROMPT_SHARE = 0.5
 """Prompt tokens that are trained on, per answer token; a prompt may have several answers."""
@@ -137,6 +137,26 @@ def stored_bytes(corpus: CorpusJob, target: Target, answers: int, read: int = 0)
     return stored * (target.dtype.size * target.context_size + 8)
 
 
+def check_disk(
+    corpus: CorpusJob, goal: CorpusGoal, target: Target, source: Writer | Reader
+) -> None:
+    """Raise NoRoomError unless the disk has room for what is missing of the corpus."""
+    size = CorpusGauge(corpus, goal).size()
+    if goal.reached(size):
+        return
+    answers = goal.answer_tokens
+    if isinstance(source, Reader):
+        answers = source.count_tokens(answers)
+    missing = stored_bytes(corpus, target, max(0, answers - size.answer_tokens))
+    try:
+        missing = min(missing, goal.max_bytes - size.bytes)
+        check_free_disk(corpus.folder, missing, "REDRAFTER_CACHE")
+    except NoRoomError as error:
+        raise NoRoomError(
+            f"the corpus: {error}, or write a smaller one (--answer-tokens, cache_bytes)"
+        ) from error
+
+
 def largest_trial(
     trial: Callable[[int], float], few: int, whole: int, most_seconds: float
 ) -> float:
@@ -175,19 +195,19 @@ def plain_seconds(target: Target) -> float:
 def _writing_seconds(job: TrainingJob, texts: int, room: int | None, target: Target) -> float:
     """Return seconds per answer token, prompts included, if a process writes `texts` at once."""
     writing = job.writing
-    prompts = [[1] * _PROMPT_TOKENS] * (texts // len(writing.openings) or 1)
+    prompts = [[1] * PROMPT_TOKENS] * (texts // len(writing.openings) or 1)
     openings = (0,) * len(writing.openings)
 
-    def seconds(asked: list[list[int]], tokens: int) -> float:
+    def seconds(tokens: int) -> float:
         began = time.monotonic()
-        write_answers(target, asked, [], tokens, openings=openings, room=room)
+        write_answers(target, prompts, [], tokens, openings=openings, room=room)
         return time.monotonic() - began
 
-    first, long = seconds(prompts, 1), seconds(prompts, 1 + _TRIED_TOKENS)
-    short = min(first, seconds(prompts, 1))  # the first call compiled
+    first, long = seconds(1), seconds(1 + _TRIED_TOKENS)
+    short = min(first, seconds(1))  # the first call compiled
     of_column = max(long - short, _LEAST_SHARE * long) / _TRIED_TOKENS
     turns = writing.own_share * _TURNS / len(openings)  # per answer
-    columns = writing.max_answer_tokens + turns * _TURN_TOKENS
+    columns = writing.max_answer_tokens + turns * TURN_TOKENS
     total = short + of_column * columns
     return total / (len(prompts) * len(openings) * writing.max_answer_tokens)
 
@@ -195,8 +215,8 @@ def _writing_seconds(job: TrainingJob, texts: int, room: int | None, target: Tar
 def _step_seconds(job: TrainingJob, size: int, target: Target, recipe: Recipe) -> float:
     """Return the seconds of one optimiser step, from batches of `size` positions."""
     training = replace(job.training, batch=size)
-    student = recipe.blank(target, training)
-    learner, loss = Learner(student, training, 1), student.trial()
+    student = recipe.student(recipe.bind(recipe.network(), target), target, training)
+    learner, loss = Learner(student, 1), student.trial()
 
     def seconds(batches: int) -> float:
         began = time.monotonic()

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from redrafter_mlx.config import refuse_unknown_keys
+from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.training.trainer import Event, Step
-from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.distill.training.trainer import Evaluation, Event, Step
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import atomic_write
 from redrafter_mlx.runtime.json_file import read_object
 
@@ -195,7 +197,8 @@ class Schedule:
         self._path, self._hours, self._clock = folder / HOURS, hours, clock
         self._began = self._saved = clock()
         self.plan: Plan | None = None
-        self._steps, self._evaluations = Mean(), Mean()
+        self._events: Counter[type[Event]] = Counter()
+        self._seconds: dict[type[Event], float] = {Step: 0.0, Evaluation: 0.0}
         self._last: float | None = None
         found = _read(self._path)
         if found is None or (found.hours != hours and not found.final):
@@ -241,8 +244,13 @@ class Schedule:
         """Time an event of training; None starts the clock of the stage."""
         now = self._clock()
         if event is not None and self._last is not None:
-            (self._steps if isinstance(event, Step) else self._evaluations).add(now - self._last)
+            self._events[type(event)] += 1
+            self._seconds[type(event)] += now - self._last
         self._last = now
+
+    def _seconds_of(self, kind: type[Event]) -> float | None:
+        """Return the mean seconds of the events of a kind; None before the first one."""
+        return self._seconds[kind] / self._events[kind] if self._events[kind] else None
 
     def to_go(self, step: int = 0, steps: int = 0) -> float:
         """Return the expected seconds to the end of the run; `step` of `steps` are trained."""
@@ -251,10 +259,9 @@ class Schedule:
         if not plan.final:
             return max(0.0, plan.seconds - self.spent)
         left = 1 - step / steps if steps else 1.0
-        training = left * plan.training
-        if self._steps.number:
-            training = (steps - step) * self._steps.value
-        evaluation = self._evaluations.value if self._evaluations.number else plan.evaluation
+        of_step = self._seconds_of(Step)
+        training = left * plan.training if of_step is None else (steps - step) * of_step
+        evaluation = self._seconds_of(Evaluation) or plan.evaluation
         return training + math.ceil(left * plan.evaluations) * evaluation + plan.timing
 
     def save_now_and_then(self) -> None:
@@ -272,24 +279,10 @@ class Schedule:
             partial.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-@dataclass
-class Mean:
-    """A running mean."""
-
-    number: int = 0
-    value: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.number += 1
-        self.value += (value - self.value) / self.number
-
-
 def _read(path: Path) -> Plan | None:
     if not path.exists():
         return None
-    record = read_object(path)
-    try:
+    with naming_damage(path, "delete it"):
+        record = read_object(path)
         refuse_unknown_keys(record, list(Plan.__dataclass_fields__), "plan's key")
         return Plan(**record)  # type: ignore[arg-type]
-    except (TypeError, ValueError) as error:
-        raise DamagedFileError(f"{path} cannot be used: {error}; delete it") from error

@@ -80,12 +80,13 @@ class TrainingJob:
                 "or leave out --prompts"
             )
         soft_share = self.training.soft_share
-        if self.data is not None and self.labels == "target" and soft_share > 0:
+        continued = self.data is not None and self.labels == "target"
+        if continued and soft_share > 0:
             raise BadInputError(
                 f"soft_share is {soft_share}; the target's probabilities along its "
                 f"own continuations of given answers are not kept, so it must be 0"
             )
-        if self.data is not None and self.labels == "target" and self.drafter.form == "eagle":
+        if continued and self.drafter.form == "eagle":
             raise BadInputError(
                 "labels is 'target', and an EAGLE drafter is trained on given texts as they stand; "
                 "give --labels data"

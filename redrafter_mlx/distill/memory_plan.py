@@ -6,9 +6,10 @@ memory that the run may use.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
-from redrafter_mlx.distill.corpus.batch_cache import row_bytes
+from redrafter_mlx.distill.corpus.generation import row_bytes
 from redrafter_mlx.distill.corpus.hidden_states import host_size
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
@@ -23,7 +24,7 @@ _GPU_SHARE = 0.85
 _PROCESS = 200_000_000
 """Bytes of Python with its libraries, in addition to the target's weights."""
 
-_PROMPT_TOKENS = 64
+PROMPT_TOKENS = 64
 """Length of a usual prompt."""
 
 _TURNS_DRAWN = 1.5
@@ -63,22 +64,24 @@ def plan_memory(
     recipe: Recipe,
     target: Target,
     model_bytes: int,
-    workers: int,
+    workers: int | None = None,
     corpus_bytes: int | None = None,
 ) -> MemoryPlan:
     """Plan a run that fits into `job.memory`.
 
     Args:
-      workers: number of processes that could write; fewer do if memory is short, unless the job
-        sets their number
+      workers: number of processes that could write, None for one on a GPU and up to 8 on a CPU;
+        fewer do if memory is short, unless the job sets their number
       corpus_bytes: size of the corpus, if known; training never holds more than the whole corpus
     Raises BadInputError, naming the least memory that would do, if memory is too short.
     """
     machine = this_machine()
     memory = job.memory or default_memory(machine)
+    cores = min(os.cpu_count() or 1, 8) if machine.on_cpu else 1
+    workers = job.workers or workers or cores
     process = _PROCESS + model_bytes
     written = job.writing
-    columns = _PROMPT_TOKENS + max(written.openings) + written.max_answer_tokens
+    columns = PROMPT_TOKENS + max(written.openings) + written.max_answer_tokens
     row = row_bytes(target, columns)
     context_size = target.hidden_size * (len(recipe.context_layers) + 1)
     block = 2 * written.batch * columns * context_size * host_size(target.dtype)
@@ -108,6 +111,17 @@ def plan_memory(
     held = int(held / on_disk)
     writing = memory - room(workers) * workers + rows * row * workers
     return MemoryPlan(workers, room(workers), states, writing, fixed + held)
+
+
+def check_memory(memory: int | None, machine: Machine) -> None:
+    """Raise BadInputError for more memory than a GPU's working set, beyond which a Mac swaps.
+
+    memory: the user's limit; None, the default, is always within the working set
+    """
+    if memory is not None and not machine.on_cpu and memory > machine.working_set:
+        raise BadInputError(
+            f"memory is {memory} bytes, and models may take {machine.working_set} here (--memory)"
+        )
 
 
 def default_memory(machine: Machine) -> int:

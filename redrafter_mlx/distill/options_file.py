@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
@@ -86,11 +86,9 @@ def to_toml(job: TrainingJob) -> str:
 
 
 def _lines(options: object) -> list[str]:
-    assert is_dataclass(options)
-    held = {field.name: getattr(options, field.name) for field in fields(options)}
     return [
         f"{name} = {_to_toml(value)}"
-        for name, value in held.items()
+        for name, value in vars(options).items()
         if name not in _NOT_IN_FILE and value is not None and not is_dataclass(value)
     ]
 

@@ -16,7 +16,6 @@ from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.drafting.drafter_files import CONFIG
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.weights.files.names import WEIGHTS
-from redrafter_mlx.weights.fit.machine import Machine
 
 
 def check_output(folder: Path) -> None:
@@ -41,17 +40,6 @@ def check_output(folder: Path) -> None:
                     f"--output is {folder}, which holds a {name} that no training run wrote; "
                     f"give another folder"
                 )
-
-
-def check_memory(memory: int | None, machine: Machine) -> None:
-    """Raise BadInputError for more memory than a GPU's working set, beyond which a Mac swaps.
-
-    memory: the user's limit; None, the default, is always within the working set
-    """
-    if memory is not None and not machine.on_cpu and memory > machine.working_set:
-        raise BadInputError(
-            f"memory is {memory} bytes, and models may take {machine.working_set} here (--memory)"
-        )
 
 
 def least_blocks(source: Writer | Reader, files: Sequence[Path]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NoReturn, cast
+from typing import NoReturn
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -64,7 +64,9 @@ class Follower:
         hidden = None
         if command.word == "append":
             BLAS.use_all_cores()
-            hidden = self._target.append(arrays[fields["tokens"]], cache, fields["start"])
+            hidden = self._target.append(
+                arrays[fields["tokens"]], cache, fields["start"], fields["length"]
+            )
         elif command.word == "verify":
             tokens, depths, mask = (arrays[i] for i in fields["tree"])
             BLAS.prepare_for(tokens.size)
@@ -112,6 +114,7 @@ class Follower:
         if how == "join":
             return TreeCache.joined(of)
         if how == "share":
-            return of[0].shared()
+            return of[0].shared(origin["slots"])
         assert how == "trim"
-        return of[0].trimmed(cast(int, origin["slots"]))
+        of[0].trim(origin["slots"])
+        return of[0]

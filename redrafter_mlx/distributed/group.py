@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import cast
 
 import mlx.core as mx
 
-from redrafter_mlx.distributed.patience import patience
 from redrafter_mlx.distributed.watch import Door, Facts, FollowerConnection, LeaderConnections
 from redrafter_mlx.errors import RankError
 from redrafter_mlx.runtime.launched import LAUNCH, check_backend, launched_rank, rank_addresses
@@ -22,6 +25,20 @@ _REMEDY = "check the hostfile's addresses"
 
 _FREE_BYTES = "free bytes"
 """Name under which the other ranks send their free memory along with the facts."""
+
+_WATCH = """
+import os, select, signal, sys
+parent, seconds, why = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+try:
+    if select.select([sys.stdin], [], [], seconds)[0]:
+        sys.exit()
+    print(why, file=sys.stderr)
+except KeyboardInterrupt:
+    pass
+if os.getppid() == parent:
+    os.kill(parent, signal.SIGKILL)
+"""
+"""Program of the process that watches in `_patience`."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +102,7 @@ def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
         check_backend()
         return None
     lonely = f"rank {rank} met no other rank in {patience_seconds:g} seconds; {_REMEDY}"
-    with patience(patience_seconds, lonely):
+    with _patience(patience_seconds, lonely):
         try:
             group = mx.distributed.init(strict=True)
         except RuntimeError as error:
@@ -97,6 +114,18 @@ def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
         if rank and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         return Ranks(group, _connect(group))
+
+
+@contextmanager
+def _patience(seconds: float, why: str) -> Iterator[None]:
+    """Kill this process, after printing `why`, if the body takes longer; kill it at Ctrl-C too.
+
+    A separate process watches, because no Python thread can run while MLX connects.
+    """
+    given = (str(os.getpid()), str(seconds), f"error: {why}")
+    command = [sys.executable, "-IS", "-c", _WATCH, *given]
+    with subprocess.Popen(command, stdin=subprocess.PIPE):  # its input closes with the body
+        yield
 
 
 def _connect(group: mx.distributed.Group) -> LeaderConnections | FollowerConnection:

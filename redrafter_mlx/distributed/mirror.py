@@ -113,13 +113,12 @@ class MirroredCache(TreeCache):
         whole = TreeCache.joined(caches)  # flushes them
         return mine[0]._with(whole, Made("join", tuple(each.origin for each in mine)))
 
-    def shared(self) -> MirroredCache:
-        return self._with(super().shared(), Made("share", (self.origin,)))
+    def shared(self, slots: int) -> MirroredCache:
+        return self._with(super().shared(slots), Made("share", (self.origin,), slots=slots))
 
-    def trimmed(self, slots: int) -> MirroredCache:
-        kept = self._with(super().trimmed(slots), self.origin)
-        kept.origin = self._mirror.keep(Made("trim", (self.origin,), slots=slots))
-        return kept
+    def trim(self, slots: int) -> None:
+        super().trim(slots)  # flushes
+        self.origin = self._mirror.keep(Made("trim", (self.origin,), slots=slots))
 
     def snapshot(self) -> Snapshot:
         return _MirroredSnapshot(self.layer_buffers, self.pending, self.origin, self._mirror.last)
@@ -155,14 +154,15 @@ class MirroredTarget(Target):
     def new_cache(self) -> MirroredCache:
         return MirroredCache(self.n_layers, self._mirror, Made("new"))
 
-    def append(self, tokens: mx.array, cache: TreeCache, start: int) -> mx.array:
+    def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
         assert isinstance(cache, MirroredCache)
         writer = CommandWriter()
         origin = writer.origin(cache.origin)
         sent, stored = self._mirror.announce(
-            "append", writer, origin=origin, start=start, tokens=writer.array(tokens)
-        )
-        hidden = super().append(mx.depends(tokens, sent), cache, start)
+            "append", writer, origin=origin, start=start, length=length,
+            tokens=writer.array(tokens),
+        )  # fmt: skip
+        hidden = super().append(mx.depends(tokens, sent), cache, start, length)
         cache.called(hidden, stored)
         return hidden
 

@@ -72,7 +72,7 @@ class Door:
             if line.read() != {"token": self.token.hex()}:
                 return None
             return int(line.read()["rank"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, RecursionError):
             return None
 
 
@@ -94,10 +94,14 @@ class LeaderConnections:
         """
         others = {rank: theirs.result() for rank, theirs in self._facts.items()}
         for rank, theirs in others.items():
-            difference = _difference(rank, mine, theirs)
-            if difference is not None:
-                self._send({"refused": difference})
-                raise MismatchError(difference)
+            for fact, value in mine.items():
+                if theirs.get(fact) != value:
+                    why = (
+                        f"rank {rank} has another {fact} than rank 0: {theirs.get(fact)} and not "
+                        f"{value}; give every machine the same"
+                    )
+                    self._send({"refused": why})
+                    raise MismatchError(why)
         self._send({"agreed": "yes"})
         return [*others.values()]
 
@@ -209,17 +213,6 @@ def _keep_alive(connection: socket.socket) -> None:
                           ("TCP_KEEPCNT", 3)):  # fmt: skip
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
-
-
-def _difference(rank: int, mine: Facts, theirs: Facts) -> str | None:
-    """Return a line on the first fact that differs; None if none does."""
-    for fact, value in mine.items():
-        if theirs.get(fact) != value:
-            return (
-                f"rank {rank} has another {fact} than rank 0: {theirs.get(fact)} and not {value}; "
-                f"give every machine the same"
-            )
-    return None
 
 
 def _say(why: str) -> None:

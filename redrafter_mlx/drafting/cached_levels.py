@@ -11,7 +11,8 @@ from typing import TypeAlias, cast
 import mlx.core as mx
 
 from redrafter_mlx.drafting.interface import Memory
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target.kv_cache import TreeCache
 
 Pairs: TypeAlias = "tuple[tuple[mx.array, mx.array], ...]"

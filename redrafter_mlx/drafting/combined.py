@@ -12,7 +12,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Bindable, Drafter, Features, Memory, Seen
-from redrafter_mlx.speculation.tree import Beams, join_beams, likelier_candidate
+from redrafter_mlx.speculation.beams import Beams, join_beams, likelier_candidate
 from redrafter_mlx.target.model import Target
 
 

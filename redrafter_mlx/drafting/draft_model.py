@@ -83,7 +83,7 @@ class DraftModel(LevelDrafter):
         if seen.start is None:
             cache.plan_tree(chain(tokens), seen.position, seen.bound)
         else:
-            cache.plan_prompt(seen.start, tokens.shape[1])
+            cache.plan_prompt(seen.start, tokens.shape[1], seen.bound)
         self._model.hidden(tokens, cache.layers)
         return memory_of(cache)
 

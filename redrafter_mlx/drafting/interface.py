@@ -17,9 +17,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.rejection import SampledDrafts
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.speculation.tree import Beams
 from redrafter_mlx.target.model import Target
 
 Memory: TypeAlias = "tuple[mx.array | Memory, ...]"

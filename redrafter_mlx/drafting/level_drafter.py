@@ -19,9 +19,9 @@ from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import Levels, beam_search, check_width
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.static_tree import StaticTree, static_tree
-from redrafter_mlx.speculation.tree import Beams
 from redrafter_mlx.target.compiled import CompiledGraphs
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
@@ -194,7 +194,8 @@ class MemorylessDrafter(LevelDrafter):
         sizes = (shape.width, shape.length)
         paths = None if self.tree is None else self.tree.paths
         size = (seen.newest.shape, sizes, paths)
-        return Beams(*self._searches.call(size, seen.newest, seen.root, sizes, paths)), memory
+        found = self._searches.call(size, seen.newest, seen.root, sizes, paths)
+        return Beams(*found, distinct=True), memory
 
 
 class HeadsDrafter(MemorylessDrafter):

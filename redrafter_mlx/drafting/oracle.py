@@ -16,7 +16,7 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
-from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.speculation.beams import Beams
 
 _PERIOD = 1009
 """Number of positions after which the pattern of errors repeats; a prime, so that it drifts."""

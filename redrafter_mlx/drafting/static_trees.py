@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,11 +85,12 @@ def find_tree(name: str) -> StaticTree:
     if name in _PUBLISHED:
         paths = [tuple(map(int, path)) for path in _PUBLISHED[name].split()]
         return StaticTree(tuple(paths), name)
-    if not Path(name).is_file():
+    path = Path(os.path.expanduser(name))
+    if not path.is_file():
         raise BadInputError(
             f"there is no tree {name!r}; name one of {', '.join(_PUBLISHED)}, or a JSON file"
         )
-    return StaticTree(_read_paths(Path(name)), name)
+    return StaticTree(_read_paths(path), name)
 
 
 def _read_paths(path: Path) -> tuple[tuple[int, ...], ...]:

@@ -22,20 +22,15 @@ from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
 from redrafter_mlx.drafting.interface import Bindable
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.drafting.registry import find_drafting
-from redrafter_mlx.engine.listening import MakeJob, aresponses, responses
+from redrafter_mlx.engine.listening import aresponses, responses
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt import (
-    Prompt,
-    context_length_of,
-    continue_text,
-    prompt_tokens,
-)
+from redrafter_mlx.engine.prompt import Prompt, context_length_of, continue_text, prompt_tokens
 from redrafter_mlx.engine.request import Answer, Request, Tell
-from redrafter_mlx.engine.scheduler import Job, Model, Scheduler
+from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.engine.worker import EngineStatus, Worker
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, ContextLengthError
 from redrafter_mlx.response import Completion, Response
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.speculation.static_tree import StaticTree
@@ -102,15 +97,13 @@ class Redrafter:
         self.tuning: Tuner | None = None
         if self.drafting is not None and self._tree is None:
             self.tuning = Tuner(model, self.target, self.drafter)
-        parts = self._parts = Model(self.target, self.drafter, self.lookup, self.tuning)
         limits = engine or EngineOptions()
-        memory = MemoryBudget(self.target, limits)
-        self._worker = Worker(lambda: Scheduler(parts, limits, memory))
+        parts = self.target, self.tuning, limits, MemoryBudget(self.target, limits)
+        self._worker = Worker(lambda: Scheduler(*parts))
         weakref.finalize(self, self._worker.close)
 
     @property
     def status(self) -> EngineStatus:
-        """The engine's current state."""
         return self._worker.status
 
     def close(self) -> None:
@@ -149,7 +142,8 @@ class Redrafter:
         """Answer a prompt, one response per token.
 
         The request starts when the first response is requested. The answer ends with the finish
-        reason "length" at `max_tokens` or at the end of the model's context. Closing the generator
+        reason "length" at `max_tokens`, at the end of the model's context, or if memory runs out;
+        the log says so then. Closing the generator
         ends it at the next step, or at the next chunk of its prompt.
 
         Args:
@@ -162,8 +156,8 @@ class Redrafter:
             and their total number
         Raises:
           BadInputError: at once for unusable options or prompt; later if the constraint allows no
-            token
-          BusyError: with the first response, if the prompt does not fit into memory
+            token, or if the prompt can never fit into memory
+          BusyError: with the first response, if the prompt does not fit into memory now
           EngineFailedError: if the engine failed or was closed; a failed engine restarts with the
             next request
         """
@@ -241,7 +235,7 @@ class Redrafter:
             raise BadInputError("prompts is a string; give a list of prompts")
         chosen = self.chosen_options(options, overrides)
         requests = [self._request(prompt, chosen, raw) for prompt in prompts]
-        return responses(self._worker, [self._job(request) for request in requests])
+        return responses(self._worker, self._answer, requests)
 
     def session(self, system: str | None = None) -> Session:
         """Return a conversation that keeps its KV cache from turn to turn."""
@@ -257,9 +251,9 @@ class Redrafter:
         """
         ids = prompt_tokens(self.tokenizer, prompt, raw, self.target.vocab_size, thinking)
         if self.context_length is not None and len(ids) >= self.context_length:
-            raise BadInputError(
-                f"the prompt has {len(ids)} tokens, and prompt and answer together may have "
-                f"{self.context_length} with this model; shorten it or begin a new conversation"
+            raise ContextLengthError(
+                f"this model's maximum context length is {self.context_length} tokens, and the "
+                f"prompt has {len(ids)}; shorten it or begin a new conversation"
             )
         return ids
 
@@ -285,17 +279,25 @@ class Redrafter:
             raise BadInputError(
                 f"beam_length is {chosen.beam_length}; {self.drafting} drafts beams of up to {most}"
             )
+        if self._tree is not None and chosen.draft:
+            self._tree.shape_for(chosen)
         return chosen
 
     def respond(self, request: Request) -> Generator[Response, None, None]:
         """Yield the responses to one request."""
-        with contextlib.closing(responses(self._worker, [self._job(request)])) as answer:
+        with contextlib.closing(responses(self._worker, self._answer, [request])) as answer:
             for _, response in answer:
                 yield response
 
     def arespond(self, request: Request) -> AsyncGenerator[Response, None]:
         """`respond` for asyncio."""
-        return aresponses(self._worker, self._job(request))
+        return aresponses(self._worker, self._answer, request)
+
+    def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
+        """Return the decoding loop with this model's drafts; `shape` is the default shape."""
+        drafter, lookup = (self.drafter, self.lookup) if options.draft else (None, None)
+        sampling, prefixes, logprobs = options.sampling, options.prefixes, options.logprobs
+        return Decoder(self.target, drafter, shape, sampling, prefixes, logprobs, lookup)
 
     def _request(
         self,
@@ -309,21 +311,13 @@ class Redrafter:
         ids = self.encode(prompt, raw=raw, thinking=options.thinking)
         return Request(tuple(ids), options, constraint, on_prefill, continues=raw)
 
-    def _job(self, request: Request) -> MakeJob:
-        """Return a function that makes the engine's job for a request."""
-
-        def make(tell: Tell) -> Job:
-            options, length = request.options, len(request.prompt)
-            room = self.room_for(request.prompt, options.max_tokens)
-            detokenizer, eos = self.tokenizer.detokenizer, self.tokenizer.eos_token_ids
-            if request.continues:
-                continue_text(detokenizer, self.tokenizer)
-            text = AnswerText(detokenizer, eos, options.stop, room, request.constraint)
-            answer = Answer(request, text, tell, self.target.vocab_size)
-            return Job(answer, self.shape_of(options, length))
-
-        return make
-
-    def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
-        """Return the decoding loop with this model's drafts; `shape` is the default shape."""
-        return self._parts.decoder(options, shape)
+    def _answer(self, request: Request, tell: Tell) -> Answer:
+        """Return the answer to a request, not begun; `tell` sends its events to the caller."""
+        options, prompt = request.options, request.prompt
+        detokenizer, eos = self.tokenizer.detokenizer, self.tokenizer.eos_token_ids
+        if request.continues:
+            continue_text(detokenizer, self.tokenizer)
+        room = self.room_for(prompt, options.max_tokens)
+        shape = self.shape_of(options, len(prompt))
+        text = AnswerText(detokenizer, eos, options.stop, room, request.constraint)
+        return Answer(request, text, self.decoder(options, shape or PLAIN), shape, tell)

@@ -7,23 +7,22 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from queue import Empty, SimpleQueue
 
-from redrafter_mlx.engine.request import Answer, Event, Tell
-from redrafter_mlx.engine.scheduler import Job
+from redrafter_mlx.engine.request import Answer, Event, Request, Tell
 from redrafter_mlx.engine.worker import Worker
 from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.response import Response
 
-MakeJob = Callable[[Tell], Job]
-"""Makes a job, given the function that sends its events to the caller."""
+Make = Callable[[Request, Tell], Answer]
+"""Makes the answer to a request; the engine's own method, so that it stays alive meanwhile."""
 
 _CHECK_SECONDS = 1.0
 """Seconds without an event after which the caller checks that the engine's thread is alive."""
 
 
 def responses(
-    worker: Worker, jobs: Sequence[MakeJob]
+    worker: Worker, make: Make, requests: Sequence[Request]
 ) -> Generator[tuple[int, Response], None, None]:
-    """Yield the responses to all jobs, each with the job's index, as they come.
+    """Yield the responses to all requests, each with the request's index, as they come.
 
     Closing the generator ends the answers at their next step, and waits until they have ended. The
     first error ends all answers.
@@ -36,50 +35,47 @@ def responses(
         return lambda event: events.put((i, event))
 
     try:
-        for i, make in enumerate(jobs):
-            job = make(tell_of(i))
-            worker.submit(job)
-            answers.append(job.answer)
+        for i, request in enumerate(requests):
+            answer = make(request, tell_of(i))
+            worker.submit(answer)
+            answers.append(answer)
         while ended < len(answers):
             i, event = _next(events, worker)
-            if event.response is not None:
-                yield i, event.response
+            if isinstance(event, Response):
+                yield i, event
             else:
                 ended += 1
-                if event.error is not None:
-                    raise event.error
+                if event is not None:
+                    raise event
     finally:
         for answer in answers:
             answer.cancel()
         while ended < len(answers) and worker.alive and not worker.is_current:
-            ended += _next(events, worker)[1].response is None
+            ended += not isinstance(_next(events, worker)[1], Response)
 
 
-async def aresponses(worker: Worker, make: MakeJob) -> AsyncGenerator[Response, None]:
-    """Yield the responses to one job; cancelling it ends the answer at its next step."""
+async def aresponses(
+    worker: Worker, make: Make, request: Request
+) -> AsyncGenerator[Response, None]:
+    """Yield the responses to one request; cancelling it ends the answer at its next step."""
     loop, events = asyncio.get_running_loop(), asyncio.Queue[Event]()
 
     def tell(event: Event) -> None:
         loop.call_soon_threadsafe(events.put_nowait, event)
 
-    job = make(tell)
-    worker.submit(job)
-    last: Event | None = None
+    answer = make(request, tell)
+    worker.submit(answer)
     with _watched(worker, tell):
         try:
-            while last is None:
-                event = await events.get()
-                if event.response is not None:
-                    yield event.response
-                else:
-                    last = event
-        finally:
-            job.answer.cancel()
-            while last is None:
-                event = await events.get()
-                last = event if event.response is None else None
-    if last.error is not None:
-        raise last.error
+            while isinstance(event := await events.get(), Response):
+                yield event
+        except BaseException:  # cancelled or closed
+            answer.cancel()
+            while isinstance(await events.get(), Response):
+                pass
+            raise
+    if event is not None:
+        raise event
 
 
 @contextlib.contextmanager
@@ -93,7 +89,7 @@ def _watched(worker: Worker, tell: Tell) -> Iterator[None]:
         if worker.alive:
             timer = loop.call_later(_CHECK_SECONDS, check)
         else:
-            tell(Event(None, _gone()))  # after all that the thread has told
+            tell(_gone())  # after all that the thread has told
 
     timer = loop.call_later(_CHECK_SECONDS, check)
     try:

@@ -10,11 +10,10 @@ from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.request import Request
-from redrafter_mlx.errors import BusyError
+from redrafter_mlx.errors import BadInputError, BusyError
 from redrafter_mlx.runtime.device import memory_limit
-from redrafter_mlx.target.cache_slots import round_up
 from redrafter_mlx.target.fingerprint import nbytes_of
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache
+from redrafter_mlx.target.kv_cache import TreeCache, planned_capacity
 from redrafter_mlx.target.model import Target
 
 _EXPECTED = 256
@@ -23,8 +22,9 @@ _EXPECTED = 256
 _NODES = 32
 """Nodes assumed per tree; several copies of their logits are held while tokens are chosen."""
 
-_PREFIX_SHARE = 4
-"""One part in this many of the memory that the weights leave free is for the prefix cache."""
+_PREFIX_SHARE = 2
+"""One part in this many of the memory that the weights leave free is for the prefix cache, which
+shrinks when answers need it."""
 
 
 class MemoryBudget:
@@ -37,7 +37,8 @@ class MemoryBudget:
         given = options.memory_bytes
         self._limit = memory_limit() if given is None else given
         self._work = 8 * _NODES * target.vocab_size
-        free = max(self._limit - nbytes_of(target.model), 0)
+        self._weights = nbytes_of(target.model)
+        free = max(self._limit - self._weights, 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given
         self._slot = _slot_bytes(target)  # until an answer's cache, its drafter's too, was measured
@@ -46,44 +47,59 @@ class MemoryBudget:
         """Measure the bytes of a cache slot in one sequence's cache."""
         self._slot = cache.nbytes / max(cache.target.capacity, 1)
 
-    def has_room(
-        self, request: Request, others: Sequence[Request], unread: int, prefixes: PrefixCache
-    ) -> bool:
-        """Whether an answer can begin now; cached prefixes are dropped to make room.
+    def slots(self, request: Request, committed: int = 0) -> int:
+        """Return the cache slots to reserve for a request, of which `committed` tokens are read."""
+        expected = len(request.prompt) + min(request.options.max_tokens, _EXPECTED)
+        return planned_capacity(max(expected, committed), _NODES)
+
+    def needed(self, slots: int, others: Sequence[int] = (), unread: int = 0) -> int:
+        """Return the bytes that must be free for an answer of so many slots to begin.
 
         A batch is copied when a row joins it, and all its rows are as long as the longest.
 
         Args:
-          others: requests that run or whose prompts are being read
+          others: slots of the answers that run or whose prompts are being read
           unread: number of the last of these that hold nothing yet, or not all
         """
-        each = [self._slots(one) for one in (*others, request)]
-        joined = max(each) * len(each) if others else 0
-        slots = each[-1] + joined + sum(each[len(others) - unread : len(others)])
-        needed = int(self._slot * slots) + self._work * len(each)
-        return self.make_room(needed, prefixes)
+        joined = max(slots, *others) * (len(others) + 1) if others else 0
+        total = slots + joined + sum(others[len(others) - unread :])
+        return int(self._slot * total) + self._work * (len(others) + 1)
+
+    def excess(self, needed: int) -> int:
+        """Return how many bytes too few are free; 0 or less if `needed` bytes are free."""
+        return mx.get_active_memory() + needed - self._limit
 
     def make_room(self, needed: int, prefixes: PrefixCache) -> bool:
         """Drop cached prefixes until `needed` bytes are free; False if that is not enough."""
-        excess = mx.get_active_memory() + needed - self._limit
+        excess = self.excess(needed)
         if excess > 0 and prefixes.nbytes:
             prefixes.shrink(max(prefixes.nbytes - excess, 0))
-            excess = mx.get_active_memory() + needed - self._limit
+            excess = self.excess(needed)
         return excess <= 0
 
-    def too_large(self, request: Request) -> BusyError:
-        """Return the error for an answer that does not fit even if nothing else runs."""
-        needed, used = int(self._slot * self._slots(request)) + self._work, mx.get_active_memory()
+    def can_grow(self, slots: int, prefixes: PrefixCache) -> bool:
+        """Whether running answers can have so many more slots; drops prefixes like `make_room`."""
+        return self.make_room(int(self._slot * slots), prefixes)
+
+    def refusal(self, request: Request) -> BadInputError | None:
+        """Return the error for an answer that would not fit beside the weights alone, else None."""
+        needed = self.needed(self.slots(request))
+        if self._weights + needed <= self._limit:
+            return None
+        return BadInputError(
+            f"a prompt of {len(request.prompt)} tokens needs {needed / 1e9:.2f} GB and the weights "
+            f"{self._weights / 1e9:.2f}, but MLX may take {self._limit / 1e9:.2f} GB in this "
+            f"process; shorten it, or load a smaller model"
+        )
+
+    def busy(self, request: Request) -> BusyError:
+        """Return the error for an answer that does not fit now, though nothing else runs."""
+        needed, used = self.needed(self.slots(request)), mx.get_active_memory()
         return BusyError(
             f"a prompt of {len(request.prompt)} tokens needs {needed / 1e9:.2f} GB, and of the "
             f"{self._limit / 1e9:.2f} GB that MLX may take in this process {used / 1e9:.2f} are "
             f"taken; shorten it, or free memory"
         )
-
-    def _slots(self, request: Request) -> int:
-        """Return the number of cache slots to reserve for a request."""
-        tokens = len(request.prompt) + min(request.options.max_tokens, _EXPECTED) + _NODES
-        return round_up(tokens, CAPACITY_STEP)
 
 
 def _slot_bytes(target: Target) -> float:

@@ -14,7 +14,7 @@ class EngineOptions:
     max_batch:       maximum number of answers decoded at the same time; further ones wait
     prefill_seconds: maximum time that running answers wait while a prompt is read
     prefix_bytes:    limit of the cache of earlier texts, for prompts that share a prefix with one;
-                     None is a share of the memory
+                     a longer text is not kept; None is a share of the memory
     memory_bytes:    limit of all that MLX holds in this process, other models too; None is the
                      machine's own
     """
@@ -27,7 +27,7 @@ class EngineOptions:
     def __post_init__(self) -> None:
         check_int("max_batch", self.max_batch, 1, 256)
         check_number("prefill_seconds", self.prefill_seconds, low=0.0, low_excluded=True)
-        for name in ("prefix_bytes", "memory_bytes"):
-            value: int | None = getattr(self, name)
-            if value is not None:
-                check_int(name, value, int(name == "memory_bytes"), None)
+        if self.prefix_bytes is not None:
+            check_int("prefix_bytes", self.prefix_bytes, 0, None)
+        if self.memory_bytes is not None:
+            check_int("memory_bytes", self.memory_bytes, 1, None)

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.row import Row
-from redrafter_mlx.engine.group import Group
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS
@@ -34,8 +33,7 @@ class Reading:
     """
 
     answer: Answer
-    group: Group
-    decoder: Decoder
+    batch: Batch
     prefill: Prefill
     row: Row
     shape: BeamShape
@@ -56,20 +54,6 @@ class Reading:
             index.append(self.answer.request.prompt[start:end])
 
 
-@dataclass(frozen=True)
-class Chunks:
-    """The chunks submitted in one round.
-
-    read:   the answers whose prompts they are from
-    tokens: number of tokens in all of them
-    began:  start of the round on the host's clock
-    """
-
-    read: Sequence[Reading]
-    tokens: int
-    began: float
-
-
 class PromptReader:
     """Reads prompts, round by round.
 
@@ -82,38 +66,38 @@ class PromptReader:
         self._seconds = prefill_seconds
         self._speed = 0.0  # tokens per second, 0 until it was measured
         self._oldest_next = False
+        self._began, self._tokens = 0.0, 0  # start of this round, and tokens of its chunks
 
-    def read(self, alone: bool) -> Chunks:
-        """Submit a chunk of each prompt, up to the round's limit of tokens."""
-        began, room = time.perf_counter(), _MOST_TOKENS if alone else self._affordable
+    def read(self, alone: bool) -> list[Reading]:
+        """Submit a chunk of each prompt, up to the round's limit of tokens; return those read."""
+        self._began, self._tokens = time.perf_counter(), 0
+        room = _MOST_TOKENS if alone else self._affordable
         read: list[Reading] = []
-        tokens = 0
         if self.reading:
             BLAS.use_all_cores()
-        while tokens < room and (reading := self._next(read)) is not None:
-            size = min(room - tokens, reading.prefill.left)
+        while self._tokens < room and (reading := self._next(read)) is not None:
+            size = min(room - self._tokens, reading.prefill.left)
             try:
                 if size:
                     reading.prefill.read(size)
             except RedrafterError as error:
                 reading.answer.error = error
             reading.index_text()  # while the device computes
-            tokens += size
+            self._tokens += size
             read.append(reading)
-        return Chunks(read, tokens, began)
+        return read
 
-    def end_round(self, chunks: Chunks) -> list[Reading]:
+    def end_round(self, read: Sequence[Reading]) -> list[Reading]:
         """Measure a round and report its progress; return the answers whose prompts are done."""
-        sound = [reading for reading in chunks.read if reading.answer.error is None]
+        sound = [reading for reading in read if reading.answer.error is None]
         unfinished = [reading for reading in sound if reading.prefill.left]
         for reading in unfinished:
             reading.prefill.wait()
-        if unfinished and chunks.tokens >= _LEAST_TOKENS:
-            self._speed = chunks.tokens / (time.perf_counter() - chunks.began)
+        if unfinished and self._tokens >= _LEAST_TOKENS:
+            self._speed = self._tokens / (time.perf_counter() - self._began)
         ended = [reading for reading in sound if reading.done]
         for reading in [*unfinished, *ended]:
-            prompt = reading.answer.request.prompt
-            reading.answer.note_prefill(reading.prefill.position, len(prompt))
+            reading.answer.note_prefill(reading.prefill.position)
         self.reading = [reading for reading in self.reading if reading not in ended]
         return ended
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from redrafter_mlx.config import GenerationOptions
+from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint, Masks, check_forced, check_masks
+from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.response import Response, Tally
@@ -31,12 +32,8 @@ class Request:
     continues: bool = False
 
 
-class Event(NamedTuple):
-    """An event for the caller: a response, or without one, the end of the answer."""
-
-    response: Response | None
-    error: Exception | None = None
-
+Event = Response | Exception | None
+"""What the caller is told: a response; or the end of the answer, with the error that ended it."""
 
 Tell = Callable[[Event], None]
 
@@ -45,17 +42,26 @@ class Answer:
     """The answer to one request, in progress. Only the engine's thread uses it, except `cancel`.
 
     text:       text of the answer so far, and where it ends
+    decoder:    the decoding loop with the request's options
+    shape:      shape of the drafts in every step; None if it is chosen step by step
     constraint: the request's constraint; its errors end this answer and no other
     tally:      set once the prompt is being read
     error:      the error that ended it; None if there was none
     cancelled:  whether the caller has cancelled it
     """
 
-    def __init__(self, request: Request, text: AnswerText, tell: Tell, vocab_size: int) -> None:
-        self.request, self.text = request, text
+    def __init__(
+        self,
+        request: Request,
+        text: AnswerText,
+        decoder: Decoder,
+        shape: BeamShape | None,
+        tell: Tell,
+    ) -> None:
+        self.request, self.text, self.decoder, self.shape = request, text, decoder, shape
         self.constraint: Constraint | None = None
         if request.constraint is not None:
-            self.constraint = _Guarded(request.constraint, self, vocab_size)
+            self.constraint = _Guarded(request.constraint, self)
         self.tally: Tally | None = None
         self.error: Exception | None = None
         self.cancelled = False
@@ -71,40 +77,42 @@ class Answer:
         """Whether it is cancelled, failed or complete."""
         return self.cancelled or self.error is not None or self.text.finish_reason is not None
 
-    @property
-    def tokens(self) -> list[int]:
-        """The tokens whose keys and values are in its cache."""
-        return [*self.request.prompt, *self.text.tokens[:-1]]
-
     def read(self, result: StepResult) -> bool:
         """Send the caller a step's tokens, one by one; return whether the answer is over."""
         assert self.tally is not None, "its prompt was read"
         if self.over:
             return True
-        try:
+        with self.blamed():
             self.tally.count(result)
             for token in result.tokens:
                 text = self.text.add(token)
-                self._send(Event(self.tally.response(text, self.text.finish_reason)))
+                self._send(self.tally.response(text, self.text.finish_reason))
                 if self.text.finish_reason is not None:
                     break
-        except Exception as error:  # from a grammar or a tokenizer, which the caller may provide
-            self.error = error
         return self.over
 
-    def note_prefill(self, read: int, total: int) -> None:
-        """Report to the caller how much of the prompt was read."""
+    def note_prefill(self, read: int) -> None:
+        """Report to the caller how many tokens of the prompt were read."""
         if self.request.on_prefill is not None:
-            try:
-                self.request.on_prefill(read, total)
-            except Exception as error:
-                self.error = error
+            with self.blamed():
+                self.request.on_prefill(read, len(self.request.prompt))
 
     def end(self, error: Exception | None = None) -> None:
         """Tell the caller, once, that the answer has ended."""
         if not self._ended:
             self._ended = True
-            self._send(Event(None, error or self.error))
+            self._send(error or self.error)
+
+    @contextlib.contextmanager
+    def blamed(self) -> Iterator[None]:
+        """End this answer, and no other of its batch, with an error of the caller's own code.
+
+        That is a constraint, a callback, or a tokenizer.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.error = error
 
     def _send(self, event: Event) -> None:
         try:
@@ -119,26 +127,23 @@ class _Guarded:
     What it returns is checked too: a mask of a wrong shape would end the whole step.
     """
 
-    def __init__(self, constraint: Constraint, answer: Answer, vocab_size: int) -> None:
-        self._constraint, self._answer, self._vocab_size = constraint, answer, vocab_size
+    def __init__(self, constraint: Constraint, answer: Answer) -> None:
+        self._constraint, self._answer = constraint, answer
+        self._vocab_size = answer.decoder.target.vocab_size
 
     def masks(self, tokens: Sequence[int], parents: Sequence[int]) -> Masks | None:
-        try:
+        with self._answer.blamed():
             masks = self._constraint.masks(tokens, parents)
             check_masks(masks, len(tokens), self._vocab_size)
             return masks
-        except Exception as error:
-            self._answer.error = error
-            return None
+        return None
 
     def forced(self) -> Sequence[int]:
-        try:
+        with self._answer.blamed():
             forced = self._constraint.forced()
             check_forced(forced, self._vocab_size)
             return forced
-        except Exception as error:
-            self._answer.error = error
-            return ()
+        return ()
 
     def advance(self, token: int) -> None:
         self._constraint.advance(token)

@@ -7,21 +7,22 @@ of each batch's previous step.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
+import mlx.core as mx
+
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.tuner import Tuner
-from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
-from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.config import PLAIN, BeamShape, Prefixes, SamplingParams
+from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
-from redrafter_mlx.decoding.row import Row
+from redrafter_mlx.decoding.row import BatchShapes, FixedShape, Row
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.drafting.interface import Drafter
-from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
-from redrafter_mlx.engine.group import Group, GroupKey
+from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.engine.prompt_reader import PromptReader, Reading
@@ -34,47 +35,27 @@ from redrafter_mlx.speculation.penalties import changes_logits
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 
+LOG = logging.getLogger("redrafter_mlx.engine")
 
-@dataclass(frozen=True)
-class Model:
-    """The target and the parts that draft for it."""
-
-    target: Target
-    drafter: Drafter | None
-    lookup: Lookup | None
-    tuning: Tuner | None
-
-    def decoder(self, options: GenerationOptions, shape: BeamShape) -> Decoder:
-        """Return the decoding loop of answers with these options; `shape` is the default shape."""
-        return Decoder(
-            self.target,
-            self.drafter if options.draft else None,
-            shape,
-            options.sampling,
-            options.prefixes,
-            options.logprobs,
-            self.lookup if options.draft else None,
-        )
-
-
-@dataclass(frozen=True)
-class Job:
-    """An answer, and the shape of its drafts; None if the shape is chosen step by step."""
-
-    answer: Answer
-    shape: BeamShape | None
+BatchKey = tuple[BeamShape | None, bool, Prefixes, SamplingParams | None]
+"""What the answers of a batch have in common: `Answer.shape`, the options `draft` and `prefixes`,
+and the sampling parameters that drafts are drawn with for rejection; None if they are not drawn."""
 
 
 class Scheduler:
     """Schedules the answers of one model. Only the engine's thread uses it."""
 
-    def __init__(self, model: Model, options: EngineOptions, memory: MemoryBudget) -> None:
-        self._model, self._options, self._memory = model, options, memory
+    def __init__(
+        self, target: Target, tuning: Tuner | None, options: EngineOptions, memory: MemoryBudget
+    ) -> None:
+        self._target, self._tuning = target, tuning
+        self._options, self._memory = options, memory
         self._prefixes = PrefixCache(self._memory.prefix_bytes)
         self._open: set[Answer] = set()  # all that have not been told of their end
-        self._waiting: list[Job] = []
+        self._waiting: list[Answer] = []
         self._prompts = PromptReader(options.prefill_seconds)
-        self._groups: dict[GroupKey, Group] = {}
+        self._batches: dict[BatchKey, Batch] = {}
+        self._policies: dict[BatchKey, BatchPolicy] = {}  # of batches without a fixed shape
         self._answers: dict[Row, Answer] = {}
         self._wired: ExitStack | None = None
 
@@ -92,21 +73,22 @@ class Scheduler:
     def idle(self) -> bool:
         return not self._waiting and not self.running
 
-    def add(self, job: Job) -> None:
-        """Queue an answer; it begins when there is room."""
-        self._open.add(job.answer)
-        self._waiting.append(job)
+    def add(self, answer: Answer) -> None:
+        """Queue an answer; it begins when there is room, and is refused if there never can be."""
+        answer.error = self._memory.refusal(answer.request)
+        self._open.add(answer)
+        self._waiting.append(answer)
 
     def work(self) -> None:
         """Run one round, and tell the caller of every answer that it ended."""
         if self._wired is None:
             self._wired = ExitStack()
             self._wired.enter_context(WIRED_MEMORY.held())
-        with self._model.target.lock:
+        with self._target.lock:
             over = self._drop() + self._admit()
-            chunks = self._prompts.read(alone=not self._answers)
-            over += self._advance(paused=bool(chunks.read))
-            for reading in self._prompts.end_round(chunks):
+            read = self._prompts.read(alone=not self._answers)
+            over += self._advance(paused=bool(read))
+            for reading in self._prompts.end_round(read):
                 self._start(reading)
         self._close_round(over)
 
@@ -114,51 +96,68 @@ class Scheduler:
         """End every answer with an error; the scheduler cannot be used afterwards."""
         for answer in self._open:
             answer.end(error)
-        for group in self._groups.values():
-            group.abandon()
+        if self._tuning is not None:
+            self._tuning.abandon()
         if self._wired is not None:
             self._wired.close()
 
     def _drop(self) -> list[Answer]:
         """Drop and return the answers that ended before their first token."""
-        over = [job.answer for job in self._waiting if job.answer.over]
-        self._waiting = [job for job in self._waiting if not job.answer.over]
+        over = [answer for answer in self._waiting if answer.over]
+        self._waiting = [answer for answer in self._waiting if not answer.over]
         for reading in [reading for reading in self._prompts.reading if reading.answer.over]:
+            answer, prefill = reading.answer, reading.prefill
             self._prompts.reading.remove(reading)
-            over.append(reading.answer)
-            if reading.answer.error is None:
-                reading.prefill.wait()
-                self._keep(reading.answer, reading.decoder, reading.prefill.cache,
-                           reading.answer.request.prompt[: reading.prefill.position])  # fmt: skip
+            over.append(answer)
+            if answer.error is None:
+                prefill.wait()
+                self._keep(answer, prefill.cache, answer.request.prompt[: prefill.position])
         return over
 
     def _admit(self) -> list[Answer]:
         """Start the prefill of answers for which there is room; return those that are refused."""
         self._memory.make_room(0, self._prefixes)  # running answers have grown
+        refused = []
         while self._waiting and self.running < self._options.max_batch:
-            answer = self._waiting[0].answer
-            unread = [reading.answer.request for reading in self._prompts.reading]
-            others = [*(one.request for one in self._answers.values()), *unread]
-            if not self._memory.has_room(answer.request, others, len(unread), self._prefixes):
-                if self.running:
-                    break
-                answer.error = self._memory.too_large(answer.request)
-                self._waiting.pop(0)
-                return [answer]
-            self._begin(self._waiting.pop(0))
-        return []
+            answer = self._waiting[0]
+            if self._has_room(answer):
+                self._begin(self._waiting.pop(0))
+                continue
+            answer.error = self._memory.refusal(answer.request)  # the bytes of a slot are known now
+            if answer.error is None and self.running:
+                break
+            answer.error = answer.error or self._memory.busy(answer.request)
+            refused.append(self._waiting.pop(0))
+        return refused
 
-    def _begin(self, job: Job) -> None:
-        model, answer = self._model, job.answer
-        prompt, options = list(answer.request.prompt), answer.request.options
-        decoder = model.decoder(options, job.shape or PLAIN)
-        key = GroupKey.of(options, job.shape, model.drafter)
-        group = self._groups.get(key)
-        if group is None:
-            group = Group(decoder, job.shape, model.tuning, options.method)
-            self._groups[key] = group
-        else:
-            group.begin_answer()
+    def _has_room(self, answer: Answer) -> bool:
+        """Whether an answer can begin now; cached prefixes are dropped to make room.
+
+        None is dropped in vain, and the prefix that the answer needs only after all others.
+        """
+        memory, request = self._memory, answer.request
+        running = [memory.slots(one.request, row.committed) for row, one in self._answers.items()]
+        unread = [memory.slots(reading.answer.request) for reading in self._prompts.reading]
+        needed = memory.needed(memory.slots(request), [*running, *unread], len(unread))
+        excess = memory.excess(needed)
+        if self.running and excess > self._prefixes.nbytes:
+            return False
+        if excess > 0 and request.options.cache_prompt:
+            self._prefixes.touch(request.prompt, answer.decoder.drafter)
+        return memory.make_room(needed, self._prefixes)
+
+    def _begin(self, answer: Answer) -> None:
+        prompt, options, decoder = answer.request.prompt, answer.request.options, answer.decoder
+        drawn = decoder.sampling if decoder.draws else None
+        key = (answer.shape, options.draft, options.prefixes, drawn)
+        if key not in self._batches:
+            shapes: BatchShapes = FixedShape(decoder.shape)
+            if answer.shape is None and self._tuning is not None:
+                shapes = self._policies[key] = self._tuning.policy(options.method)
+            self._batches[key] = Batch(decoder, shapes)
+        elif key in self._policies:
+            self._policies[key].begin_answer()
+        batch = self._batches[key]
         row = Row(
             answer.read,
             len(prompt),
@@ -167,13 +166,14 @@ class Scheduler:
             learns=answer.constraint is None and not changes_logits(options),
         )
         others = min(self.running + len(self._waiting), self._options.max_batch - 1)
-        shape = group.batch.first_shape(row, 1 + others)
+        shape = batch.first_shape(row, 1 + others)
         found = self._prefixes.take(prompt, decoder.drafter) if options.cache_prompt else None
         cache, start = found or (decoder.new_cache(), 0)
-        parked = shape == PLAIN
-        prefill = Prefill(model.target, decoder.drafter, cache, start, [prompt], parked)
-        answer.tally = Tally(len(prompt), start, automatic=group.automatic)
-        self._prompts.reading.append(Reading(answer, group, decoder, prefill, row, shape))
+        prefill = Prefill(
+            self._target, decoder.drafter, cache, start, [prompt], parked=shape == PLAIN
+        )
+        answer.tally = Tally(len(prompt), start, automatic=answer.shape is None)
+        self._prompts.reading.append(Reading(answer, batch, prefill, row, shape))
 
     def _start(self, reading: Reading) -> None:
         """Choose the first token of an answer, and add the answer to its batch."""
@@ -181,62 +181,68 @@ class Scheduler:
         seed = secrets.randbits(63) if options.seed is None else options.seed
         keys, prompt = sequence_keys(seed), answer.request.prompt
         try:
-            state, output = reading.decoder.first(
+            state, output = answer.decoder.first(
                 reading.prefill, [prompt], keys, reading.shape, [answer.constraint]
             )
         except RedrafterError as error:
             answer.error = error
             self._prompts.reading.append(reading)  # to be dropped
             return
-        reading.group.batch.join(reading.row, state, output)
+        reading.batch.join(reading.row, state, output)
         self._answers[reading.row] = answer
         self._memory.learn(reading.prefill.cache)
 
     def _advance(self, paused: bool) -> list[Answer]:
         """Take a step of every batch; return the answers that are over."""
         over = []
-        groups = [group for group in self._groups.values() if group.batch.rows]
-        for group in groups:
-            for row in group.batch.rows:
+        batches = [batch for batch in self._batches.values() if batch.rows]
+        for batch in batches:
+            if (slots := batch.growth) and not self._memory.can_grow(slots, self._prefixes):
+                self._end_longest()
+        for batch in batches:
+            for row in batch.rows:
                 row.done = self._answers[row].over
-            advanced = group.advance()
-            if paused or len(groups) > 1:
-                group.batch.skip_timing()
+            advanced = batch.advance()
+            if paused or len(batches) > 1:
+                batch.skip_timing()
             for row, cache in advanced.ended:
                 answer = self._answers.pop(row)
                 over.append(answer)
-                if answer.error is None:
-                    self._keep(answer, group.decoder, cache, answer.tokens)
+                if answer.error is None:  # the last token was emitted, and never read
+                    self._keep(answer, cache, [*answer.request.prompt, *answer.text.tokens[:-1]])
         return over
 
-    def _keep(
-        self, answer: Answer, decoder: Decoder, cache: SequenceCache, tokens: Sequence[int]
-    ) -> None:
+    def _end_longest(self) -> None:
+        """End the longest running answer with its next token: no memory is left to grow."""
+        running = [row for row, answer in self._answers.items() if not answer.over]
+        if running:
+            row = max(running, key=lambda row: row.committed)
+            self._answers[row].text.end_soon()
+            LOG.warning("memory ran out; the longest answer ends at %d tokens", row.committed)
+
+    def _keep(self, answer: Answer, cache: SequenceCache, tokens: Sequence[int]) -> None:
         """Keep an answer's cache for prompts that share a prefix with it.
 
         A drafter that reads the target's features is given those that it missed, for they are not
         kept. Others read the tokens again if they draft for such a prompt.
         """
+        drafter = answer.decoder.drafter
         if answer.request.options.cache_prompt and tokens:
-            if decoder.drafter is not None and decoder.drafter.features.any:
-                cache.catch_up(decoder.drafter)
-            cache.flush()
-            self._prefixes.keep(cache, tokens, decoder.drafter)
+            if drafter is not None and drafter.features.any:
+                cache.catch_up(drafter)
+            self._prefixes.keep(cache, tokens, drafter, len(answer.request.prompt))
 
     def _close_round(self, over: Sequence[Answer]) -> None:
-        """Record and remove empty groups, and tell the callers of the answers that are over.
+        """Remove empty batches, and tell the callers of the answers that are over.
 
-        A measurement comes last, so that no caller waits for it.
+        What was learned is recorded and measured afterwards, so that no caller waits for it. An
+        idle engine returns unused memory to the system.
         """
-        used = {id(reading.group) for reading in self._prompts.reading}
-        empty = {
-            key: group
-            for key, group in self._groups.items()
-            if not group.batch.rows and id(group) not in used
-        }
-        for key, group in empty.items():
-            del self._groups[key]
-            group.record()
+        read = [reading.batch for reading in self._prompts.reading]
+        empty = [k for k, batch in self._batches.items() if not batch.rows and batch not in read]
+        for key in empty:
+            del self._batches[key]
+        ended = [self._policies.pop(key) for key in empty if key in self._policies]
         if self.idle and self._wired is not None:
             self._wired.close()
             self._wired = None
@@ -245,6 +251,10 @@ class Scheduler:
         for answer in over:
             answer.end()
             self._open.discard(answer)
+        if self._tuning is not None:
+            for policy in ended:
+                self._tuning.record(policy)
+            for policy in ended if self.idle else ():
+                self._tuning.measure_a_little(policy.seconds, policy.steps)
         if self.idle:
-            for group in empty.values():
-                group.measure()
+            mx.clear_cache()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Protocol
 
 from redrafter_mlx.config import GenerationOptions
@@ -41,7 +41,12 @@ class Session:
         self.messages: list[dict[str, str]] = []
 
     def stream(
-        self, text: str, *, options: GenerationOptions | None = None, **overrides: object
+        self,
+        text: str,
+        *,
+        options: GenerationOptions | None = None,
+        on_prefill: Callable[[int, int], None] | None = None,
+        **overrides: object,
     ) -> Generator[Response, None, None]:
         """Answer the next turn, one response per token.
 
@@ -50,6 +55,9 @@ class Session:
         answer is closed early or interrupted, the text so far joins; without any text, nothing
         joins.
 
+        Args:
+          on_prefill: called in the engine's thread with the number of prompt tokens read so far,
+            earlier turns included, and their total number
         Raises:
           BadInputError: at once for an unusable text or options; at the first response if another
             turn is being answered. The conversation stays as it was
@@ -61,7 +69,7 @@ class Session:
         chosen = self._engine.chosen_options(options, overrides)
         asked = {"role": "user", "content": text}
         self._prompt(asked, chosen)
-        return self._turn(asked, chosen)
+        return self._turn(asked, chosen, on_prefill)
 
     def clear(self) -> None:
         """Forget all turns; the system message stays."""
@@ -73,7 +81,10 @@ class Session:
         return self._engine.encode([*system, *self.messages, asked], thinking=options.thinking)
 
     def _turn(
-        self, asked: dict[str, str], options: GenerationOptions
+        self,
+        asked: dict[str, str],
+        options: GenerationOptions,
+        on_prefill: Callable[[int, int], None] | None,
     ) -> Generator[Response, None, None]:
         if not self._answering.acquire(blocking=False):
             raise BadInputError(
@@ -81,7 +92,8 @@ class Session:
             )
         try:
             turns, answer, ended = self.messages, "", False
-            request = Request(tuple(self._prompt(asked, options)), options)
+            prompt = tuple(self._prompt(asked, options))
+            request = Request(prompt, options, on_prefill=on_prefill)
             responses = self._engine.respond(request)
             try:
                 for response in responses:

@@ -10,10 +10,11 @@ from queue import SimpleQueue
 
 import mlx.core as mx
 
-from redrafter_mlx.engine.scheduler import Job, Scheduler
-from redrafter_mlx.errors import BadInputError, EngineFailedError
+from redrafter_mlx.engine.request import Answer
+from redrafter_mlx.engine.scheduler import Scheduler
+from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.process import MLX_PROCESS
+from redrafter_mlx.runtime.process import MLX_PROCESS, called_by_itself
 
 _JOIN_SECONDS = 5.0
 """Seconds that closing waits for the thread, which may be in the middle of a step."""
@@ -41,7 +42,7 @@ class Worker:
 
     def __init__(self, make_scheduler: Callable[[], Scheduler]) -> None:
         self._make_scheduler = make_scheduler
-        self._inbox: SimpleQueue[Job | None] = SimpleQueue()  # None closes
+        self._inbox: SimpleQueue[Answer | None] = SimpleQueue()  # None closes
         self._scheduler = make_scheduler()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -64,25 +65,22 @@ class Worker:
         """Whether the caller is the engine's own thread, which cannot wait for itself."""
         return self._thread is threading.current_thread()
 
-    def submit(self, job: Job) -> None:
-        """Queue a request.
+    def submit(self, answer: Answer) -> None:
+        """Queue the answer to a request.
 
         Raises ForkedProcessError in a fork of the engine's process, and BadInputError in the
         engine's own thread, which would wait for itself.
         """
         MLX_PROCESS.check()
         if self.is_current:
-            raise BadInputError(
-                "a callback or constraint of an answer called the model that computes the answer, "
-                "in the engine's own thread; call it from another thread, after the callback"
-            )
+            raise called_by_itself()
         with self._starting:
             if self._closed:
                 raise EngineFailedError("the model was closed; load it again")
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="engine", daemon=True)
                 self._thread.start()
-            self._inbox.put(job)
+            self._inbox.put(answer)
 
     def close(self) -> None:
         """Stop the thread; all answers end with an error. May be called again."""
@@ -109,11 +107,11 @@ class Worker:
     def _take_in(self) -> bool:
         """Hand new requests to the scheduler; False once the engine is closed."""
         while self._scheduler.idle or not self._inbox.empty():
-            job = self._inbox.get()
+            answer = self._inbox.get()
             self._progress = time.monotonic()
-            if job is None:
+            if answer is None:
                 return False
-            self._scheduler.add(job)
+            self._scheduler.add(answer)
         return True
 
     def _fail(self, why: str, cause: BaseException | None = None) -> None:

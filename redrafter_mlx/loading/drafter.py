@@ -27,7 +27,6 @@ from redrafter_mlx.errors import (
     DamagedFileError,
     MismatchError,
     ModelNotFoundError,
-    RedrafterError,
     UnsupportedModelError,
 )
 from redrafter_mlx.loading.target import LoadedTarget, load_target
@@ -212,19 +211,18 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
       several was taken
     Raises ModelNotFoundError if there is none and one is needed.
     """
-    source, target = loaded.source, _target(loaded)
-    folders, broken = find_drafters(source.fingerprint)
+    source, mirror = loaded.source, loaded.mirror
+    target = Target(loaded.model) if mirror is None else MirroredTarget(loaded.model, mirror)
+    folders, damaged = find_drafters(source.fingerprint)
+    broken = [str(error) for error in damaged]
     known = [drafter for drafter in known_drafters(source.name) if drafter.form in loadable_forms()]
     here = [drafter for drafter in known if wanted.auto and find_local(drafter.name)]
     for name in (*folders, *(drafter.name for drafter in here)):
         try:
             found = _open(str(name), wanted.bits, source, offline=True, progress=None)
             drafter = found.bind(target, loaded.tokenizer)
-        except (DamagedFileError, UnsupportedModelError) as error:
-            broken.append(error)
-            continue
-        except MismatchError as error:
-            broken.append(MismatchError(f"{name}: {error}"))
+        except (DamagedFileError, MismatchError, UnsupportedModelError) as error:
+            broken.append(f"{name}: {error}" if isinstance(error, MismatchError) else str(error))
             continue
         several = len(folders) > 1 or name not in folders
         taken = f"drafts with {name}, one of {len(folders) + len(here)} for {source.name}"
@@ -237,9 +235,7 @@ def _find_trained(loaded: LoadedTarget, wanted: NamedDrafter) -> tuple[Drafter |
     return None, f"no drafter for {source.name} yet, drafting by lookup; {remedy}"
 
 
-def _remedy(
-    model: str, known: KnownDrafter | None, broken: list[RedrafterError], fewer_bits: bool
-) -> str:
+def _remedy(model: str, known: KnownDrafter | None, broken: list[str], fewer_bits: bool) -> str:
     """Return how to get a drafter, and why those on this machine were passed over.
 
     fewer_bits: whether to quantise a published drafter, which has 16 bits, to 4 like its target
@@ -249,10 +245,3 @@ def _remedy(
         bits = "; draft with --drafter-bits 4" if fewer_bits else ""
         remedy = f"`redrafter-mlx pull {known.name}` fetches one ({known.form}{bits}), {remedy}"
     return remedy + "".join(f" (passed over: {error})" for error in broken)
-
-
-def _target(loaded: LoadedTarget) -> Target:
-    """Return the target that drafters bind to."""
-    if loaded.mirror is None:
-        return Target(loaded.model)
-    return MirroredTarget(loaded.model, loaded.mirror)

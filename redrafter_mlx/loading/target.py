@@ -120,7 +120,5 @@ def _load(
         licence=local.entry.licence if local.entry else raw.licence,
         context_length=raw.context_length,
     )
-    mirror = None
-    if ranks is not None and sharing is not None and ranks.leads:
-        mirror = Mirror(ranks, sharing)
+    mirror = Mirror(ranks, sharing) if ranks and sharing and ranks.leads else None
     return LoadedTarget(raw.model, raw.tokenizer, source, mirror)

@@ -28,12 +28,7 @@ _PACKAGED_LIBRARIES = {"mkl": "libmkl_rt.so", "cmeel-openblas": "libopenblas.so.
 
 _SYSTEM_LIBRARIES = ("libopenblas.so.0", "libblis.so.4", "libmkl_rt.so.3", "libmkl_rt.so.2")
 
-THREAD_VARIABLES = (
-    "MKL_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "BLIS_NUM_THREADS",
-    "OMP_NUM_THREADS",
-)
+THREAD_VARIABLES = tuple(f"{name}_NUM_THREADS" for name in ("MKL", "OPENBLAS", "BLIS", "OMP"))
 """If one of these is in the environment, its number of threads is always used."""
 
 _SETTERS = {
@@ -42,7 +37,6 @@ _SETTERS = {
     "bli_thread_set_num_threads": ctypes.c_int64,
 }
 """Each library's function that sets the number of threads; BLIS uses one until it is called."""
-
 
 _MAX_SLOWDOWN = 1.15
 """Maximum slowdown of two-row products with one core fewer, which leaves that core to the host."""

@@ -12,19 +12,8 @@ import numpy as np
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.response import Response
-from redrafter_mlx.server.admission import Places
+from redrafter_mlx.server.admission import Turn
 from redrafter_mlx.server.tasks import race, together
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """One answer that an API's request asks for.
-
-    alternatives: number of likeliest tokens to report with each emitted token
-    """
-
-    request: Request
-    alternatives: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +31,7 @@ class Emitted:
     answer:    its index among the request's answers
     responses: one per token, at least one
     logprobs:  one per token, if requested
+    drafted, accepted: number of draft tokens that the call verified, and accepted
     """
 
     answer: int
@@ -56,51 +46,53 @@ class Emitted:
     def text(self) -> str:
         return "".join(r.text for r in self.responses)
 
+    @property
+    def drafted(self) -> int:
+        return self.last.step.nodes - 1
 
-@dataclass(frozen=True)
-class Prefill:
-    """Prefill progress of an answer: prompt tokens read so far, and in total."""
-
-    answer: int
-    read: int
-    total: int
+    @property
+    def accepted(self) -> int:
+        return len(self.last.step.tokens) - 1
 
 
 Deliver = Callable[[Emitted], Awaitable[None]]
-Reading = Callable[[Prefill], Awaitable[None]]
+Reading = Callable[[int, int, int], Awaitable[None]]
+"""Takes an answer's index, and the numbers of its prompt tokens read so far and in total."""
 
 
 async def generate(
     model: Redrafter,
-    wanted: Sequence[Wanted],
-    places: Places,
+    requests: Sequence[Request],
+    alternatives: int,
+    turn: Turn,
     deliver: Deliver,
     reading: Reading | None = None,
 ) -> None:
-    """Generate all answers, each in its turn, and deliver what each step emits.
+    """Generate the answers to all requests, each in its turn, and deliver what each step emits.
 
     Only small records wait for a slow client: log-probabilities of the whole vocabulary are reduced
     as they come. Cancellation ends the answers at their next step. The first answer that fails ends
     the others.
 
-    reading: called with the progress of prefill
+    alternatives: number of likeliest tokens to report with each token that has log-probabilities
+    reading:      called with the progress of prefill
     """
-    loop, chunks = asyncio.get_running_loop(), asyncio.Queue[Prefill]()
+    loop, chunks = asyncio.get_running_loop(), asyncio.Queue[tuple[int, int, int]]()
 
-    async def run(number: int, one: Wanted) -> None:
+    async def run(number: int, request: Request) -> None:
         emitted = asyncio.Queue[Emitted | None]()
-        await together(take(number, one, emitted), hand_on(emitted))
+        await together(take(number, request, emitted), hand_on(emitted))
 
     async def hand_on(emitted: asyncio.Queue[Emitted | None]) -> None:
         while (step := await emitted.get()) is not None:
             await deliver(step)
 
-    async def take(number: int, one: Wanted, emitted: asyncio.Queue[Emitted | None]) -> None:
+    async def take(number: int, request: Request, emitted: asyncio.Queue[Emitted | None]) -> None:
         def on_prefill(read: int, total: int) -> None:
-            loop.call_soon_threadsafe(chunks.put_nowait, Prefill(number, read, total))
+            loop.call_soon_threadsafe(chunks.put_nowait, (number, read, total))
 
-        async with places.turn():
-            request = replace(one.request, on_prefill=None if reading is None else on_prefill)
+        async with turn():
+            request = replace(request, on_prefill=None if reading is None else on_prefill)
             async with contextlib.aclosing(model.arespond(request)) as responses:
                 step: list[Response] = []
                 async for response in responses:
@@ -109,7 +101,7 @@ async def generate(
                     if whole or response.finish_reason is not None:
                         logprobs = None
                         if request.options.logprobs:
-                            logprobs = await asyncio.to_thread(_read, step, one.alternatives)
+                            logprobs = await asyncio.to_thread(_read, step, alternatives)
                             step = [_without_logprobs(response) for response in step]
                         emitted.put_nowait(Emitted(number, step, logprobs))
                         step = []
@@ -117,10 +109,10 @@ async def generate(
 
     async def tell() -> None:
         while reading is not None:
-            await reading(await chunks.get())
+            await reading(*await chunks.get())
         await asyncio.Event().wait()
 
-    await race(together(*(run(number, one) for number, one in enumerate(wanted))), tell())
+    await race(together(*(run(*each) for each in enumerate(requests))), tell())
 
 
 def _without_logprobs(response: Response) -> Response:

@@ -6,18 +6,20 @@ import contextlib
 import logging
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from redrafter_mlx.errors import BadInputError, BusyError, RedrafterError
+from redrafter_mlx.errors import BadInputError, BusyError, ContextLengthError, RedrafterError
 
 _RETRY_SECONDS = 5
 
 LOG = logging.getLogger("redrafter_mlx.server")
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """A response other than 200.
 
@@ -26,23 +28,20 @@ class ApiError(Exception):
     code:   OpenAI's code for the error, if there is one
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code, self.headers = status, param, code, headers
+    status: int
+    message: str
+    _: KW_ONLY
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def body(self) -> dict[str, object]:
-        """`{"error": {...}}`"""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        error = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def response(self) -> Response:
@@ -52,11 +51,6 @@ class ApiError(Exception):
 def busy(message: str, seconds: int = _RETRY_SECONDS) -> ApiError:
     """Return a 503 that asks the client to retry after `seconds`."""
     return ApiError(503, message, code="overloaded", headers={"Retry-After": str(seconds)})
-
-
-def unsupported(param: str, instead: str) -> ApiError:
-    """Return a 400 for a parameter of OpenAI's that this server does not support."""
-    return ApiError(400, f"{param} is not supported; {instead}", param=param)
 
 
 @contextlib.contextmanager
@@ -69,7 +63,12 @@ def blamed_on(param: str) -> Iterator[None]:
         yield
     except BadInputError as error:
         named = re.match(r"([a-z_]+(?:\.\w+)*): ", str(error))
-        raise ApiError(400, str(error), param=named[1] if named else param) from error
+        raise _bad_input(error, named[1] if named else param) from error
+
+
+def _bad_input(error: BadInputError, param: str | None = None) -> ApiError:
+    code = "context_length_exceeded" if isinstance(error, ContextLengthError) else None
+    return ApiError(400, str(error), param=param, code=code)
 
 
 def as_api_error(error: Exception) -> ApiError:
@@ -77,7 +76,7 @@ def as_api_error(error: Exception) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, BadInputError):
-        return ApiError(400, str(error))
+        return _bad_input(error)
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, error.detail, headers=error.headers)
     if isinstance(error, BusyError):

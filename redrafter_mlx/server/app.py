@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 
 from starlette.applications import Starlette
@@ -14,11 +16,12 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.server.admission import Gate
 from redrafter_mlx.server.api_error import LOG, ApiError, respond_with_error
-from redrafter_mlx.server.hosting import Hosts, ModelHost
+from redrafter_mlx.server.hosting import ModelHost, find_host
 from redrafter_mlx.server.metrics import Metrics
 from redrafter_mlx.server.openai.chat_completions import ChatReply
 from redrafter_mlx.server.openai.completions import CompletionReply
@@ -41,16 +44,15 @@ def create_app(
     It answers 503 while models are loaded, and calls `failed` if a model's first loading fails.
     Once `ending` begins, answers end with an error.
     """
-    hosts = Hosts(models)
     gate = Gate(options.max_concurrency, options.max_queue)
     metrics = Metrics(lambda: gate.running, lambda: gate.waiting)
-    shared = (hosts, gate, metrics, options, ending or Ending())
-    information = Information(hosts, metrics, options.stall)
+    shared = (models, gate, metrics, options, ending or Ending())
+    information = Information(models, options.stall)
     chat = GenerationEndpoint(ChatRequest, ChatReply, *shared)
     completions = GenerationEndpoint(CompletionRequest, CompletionReply, *shared)
 
     async def load() -> None:
-        for host in hosts.all:
+        for host in models:
             try:
                 await host.start()
             except Exception as error:
@@ -67,42 +69,68 @@ def create_app(
             yield
         finally:
             loading.cancel()
-            for host in hosts.all:
+            for host in models:
                 host.close()
 
-    middleware = [Middleware(Guard, options=options)]
+    middleware = [Middleware(Guard, options=options), Middleware(_single_slashes)]
     if options.cors_origin:
         cors = Middleware(
             CORSMiddleware,
             allow_origins=options.cors_origin,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            allow_private_network=True,
         )
         middleware.insert(0, cors)
+    routes = [
+        Route("/", information.page),
+        Route("/health", information.health),
+        Route("/metrics", metrics.response),
+    ]
+    for prefix in ("/v1", ""):  # some clients leave out the prefix
+        routes += [
+            Route(f"{prefix}/models", information.models),
+            Route(f"{prefix}/models/{{name:path}}", information.model),
+            Route(f"{prefix}/chat/completions", chat, methods=["POST"]),
+            Route(f"{prefix}/completions", completions, methods=["POST"]),
+            Route(f"{prefix}/responses{{rest:path}}", _no_responses, methods=["GET", "POST"]),
+        ]
     return Starlette(
-        routes=[
-            Route("/", information.page),
-            Route("/health", information.health),
-            Route("/metrics", information.metrics),
-            Route("/v1/models", information.models),
-            Route("/v1/models/{name:path}", information.model),
-            Route("/v1/chat/completions", chat, methods=["POST"]),
-            Route("/v1/completions", completions, methods=["POST"]),
-        ],
+        routes=routes,
         middleware=middleware,
         exception_handlers=dict.fromkeys(_ANSWERED, respond_with_error),
         lifespan=lifespan,
     )
 
 
+async def _no_responses(_: Request) -> Response:
+    raise ApiError(
+        404,
+        "this server has chat completions and completions only; switch the Responses API off in "
+        "the client (docs/server.md names the settings)",
+    )
+
+
+def _single_slashes(app: ASGIApp) -> ASGIApp:
+    """Read `//` in paths as `/`: clients join a base URL that ends with one and a path."""
+
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope = {**scope, "path": re.sub("/+", "/", scope["path"])}
+        await app(scope, receive, send)
+
+    return call
+
+
 _ANSWERED = (ApiError, HTTPException, RedrafterError, Exception)
 
 
+@dataclass(frozen=True)
 class Information:
     """The endpoints that generate nothing."""
 
-    def __init__(self, hosts: Hosts, metrics: Metrics, stall_seconds: float) -> None:
-        self._hosts, self._metrics, self._stall_seconds = hosts, metrics, stall_seconds
+    hosts: Sequence[ModelHost]
+    stall_seconds: float
 
     async def page(self, _: Request) -> Response:
         """Return the page at /, which works without a model."""
@@ -116,20 +144,14 @@ class Information:
 
     async def health(self, _: Request) -> Response:
         """Return 200 if requests are answered, 503 while a model is first loaded or work stalls."""
-        if any(host.starting for host in self._hosts.all):
+        if any(host.starting for host in self.hosts):
             return JSONResponse({"status": "loading model"}, 503, {"Retry-After": "2"})
-        if any(host.stalled(self._stall_seconds) for host in self._hosts.all):
+        if any(host.stalled(self.stall_seconds) for host in self.hosts):
             return JSONResponse({"status": "work waits and nothing moves"}, 503)
         return JSONResponse({"status": "ok"})
 
-    async def metrics(self, _: Request) -> Response:
-        """Return Prometheus metrics."""
-        return self._metrics.response()
-
     async def models(self, _: Request) -> Response:
-        """List all models."""
-        return JSONResponse({"object": "list", "data": [host.entry for host in self._hosts.all]})
+        return JSONResponse({"object": "list", "data": [host.entry for host in self.hosts]})
 
     async def model(self, request: Request) -> Response:
-        """Describe one model."""
-        return JSONResponse(self._hosts.find(request.path_params["name"]).entry)
+        return JSONResponse(find_host(self.hosts, request.path_params["name"]).entry)

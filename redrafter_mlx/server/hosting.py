@@ -18,6 +18,9 @@ from redrafter_mlx.structured.grammar import Grammars
 
 _RETRY_SECONDS = 2
 
+_DEFAULT_NAME = "default_model"
+"""The name by which clients of mlx-lm's server ask for its model."""
+
 
 @dataclass(frozen=True)
 class Hosted:
@@ -31,7 +34,8 @@ class Hosted:
 class ModelHost:
     """One model under its name in requests.
 
-    loaded: None while the model is not in memory
+    loaded:   None while the model is not in memory
+    starting: whether the first loading has not finished yet
     """
 
     def __init__(
@@ -44,16 +48,11 @@ class ModelHost:
         self.loaded: Hosted | None = None
         self._facts: dict[str, object] = {"drafting": None, "dtype": None}
         self._context_length: int | None = None
-        self._started = False
+        self.starting = True
         self._created = int(time.time())
         self._loading: asyncio.Task[Hosted] | None = None
         self._users = 0
         self._idle: asyncio.TimerHandle | None = None
-
-    @property
-    def starting(self) -> bool:
-        """Whether the first loading has not finished yet."""
-        return not self._started
 
     @property
     def entry(self) -> dict[str, object]:
@@ -80,9 +79,9 @@ class ModelHost:
         try:
             await self._get()
         except Exception:  # cancelled, its thread still loads
-            self._started = True
+            self.starting = False
             raise
-        self._started = True
+        self.starting = False
         self._plan_unloading()
 
     @contextlib.asynccontextmanager
@@ -155,21 +154,15 @@ class ModelHost:
         mx.clear_cache()
 
 
-class Hosts:
-    """All models of one server, the default first."""
-
-    def __init__(self, hosts: Sequence[ModelHost]) -> None:
-        self.all = tuple(hosts)
-
-    def find(self, name: str | None) -> ModelHost:
-        """Return the model of this name, or the first for None; raises ApiError if unknown."""
-        for host in self.all:
-            if name in (None, host.name):
-                return host
-        there = ", ".join(host.name for host in self.all)
-        raise ApiError(
-            404,
-            f"there is no model {name!r:.200}; there are: {there}",
-            param="model",
-            code="model_not_found",
-        )
+def find_host(hosts: Sequence[ModelHost], name: str | None) -> ModelHost:
+    """Return the model of this name, or the first by default; raises ApiError if unknown."""
+    for host in hosts:
+        if name in (None, _DEFAULT_NAME, host.name):
+            return host
+    there = ", ".join(host.name for host in hosts)
+    raise ApiError(
+        404,
+        f"there is no model {name!r:.200}; there are: {there}",
+        param="model",
+        code="model_not_found",
+    )

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from starlette.requests import Request
 from starlette.responses import Response
 
 from redrafter_mlx.server.answering import Emitted
-from redrafter_mlx.server.record import Record, accepted_in, drafted_in
+from redrafter_mlx.server.record import Record
 
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
@@ -20,13 +21,16 @@ class Metrics:
     def __init__(self, running: Callable[[], int], waiting: Callable[[], int]) -> None:
         """Take functions that return the number of answers that run now, and that wait now."""
         self._registry = CollectorRegistry()
-        for name, now in (("requests_processing", running), ("requests_deferred", waiting)):
-            self._gauge(f"llamacpp:{name}", now)
-        for name, now in (("num_requests_running", running), ("num_requests_waiting", waiting)):
-            self._gauge(f"vllm:{name}", now)
+        for name, now in (
+            ("llamacpp:requests_processing", running), ("llamacpp:requests_deferred", waiting),
+            ("vllm:num_requests_running", running), ("vllm:num_requests_waiting", waiting),
+        ):  # fmt: skip
+            Gauge(name, name, registry=self._registry).set_function(now)
         self._prompt = self._counter("vllm:prompt_tokens")
         self._read = self._counter("llamacpp:prompt_tokens")  # without cached ones
-        self._predicted = self._twin("vllm:generation_tokens", "llamacpp:tokens_predicted")
+        self._predicted = [
+            self._counter(name) for name in ("vllm:generation_tokens", "llamacpp:tokens_predicted")
+        ]
         self._cached = self._counter("vllm:prompt_tokens_cached")
         self._prompt_seconds = self._counter("llamacpp:prompt_seconds")
         self._predicted_seconds = self._counter("llamacpp:tokens_predicted_seconds")
@@ -42,12 +46,11 @@ class Metrics:
 
     def step(self, model: str, emitted: Emitted) -> None:
         """Count what one step emitted."""
-        if drafted := drafted_in(emitted):
+        if emitted.drafted:
             self._drafts.labels(model).inc()
-            self._drafted.labels(model).inc(drafted)
-            accepted = accepted_in(emitted)
-            self._accepted.labels(model).inc(accepted)
-            for position in range(accepted):
+            self._drafted.labels(model).inc(emitted.drafted)
+            self._accepted.labels(model).inc(emitted.accepted)
+            for position in range(emitted.accepted):
                 self._by_position.labels(model, str(position)).inc()
         for counter in self._predicted:
             counter.labels(model).inc(len(emitted.responses))
@@ -64,18 +67,12 @@ class Metrics:
         self._first_token.labels(model).observe(record.first_token_seconds or 0.0)
         self._whole.labels(model).observe(record.seconds)
 
-    def response(self) -> Response:
-        """Return all metrics as text."""
+    async def response(self, _: Request) -> Response:
+        """Return all metrics as text: the endpoint."""
         return Response(generate_latest(self._registry), headers={"Content-Type": _TYPE})
-
-    def _gauge(self, name: str, now: Callable[[], int]) -> None:
-        Gauge(name, name, registry=self._registry).set_function(now)
 
     def _counter(self, name: str, *labels: str) -> Counter:
         return Counter(name, name, ["model_name", *labels], registry=self._registry)
-
-    def _twin(self, *names: str) -> list[Counter]:
-        return [self._counter(name) for name in names]
 
     def _histogram(self, name: str) -> Histogram:
         labels = ["model_name"]

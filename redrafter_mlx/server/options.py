@@ -18,6 +18,7 @@ class ServerOptions:
 
     host, port:      port 0 picks any free port
     api_key:         bearer token that clients must send; required to listen beyond this machine
+    allow_host:      further names of this server that requests may have in their Host header
     cors_origin:     allowed origins of web pages, such as "http://localhost:3000"; "*" allows all
     max_concurrency: maximum number of answers that are generated at once
     max_queue:       maximum number of answers that wait; further requests are refused
@@ -31,6 +32,7 @@ class ServerOptions:
     host: str = "127.0.0.1"
     port: int = 8080
     api_key: str | None = None
+    allow_host: tuple[str, ...] = ()
     cors_origin: tuple[str, ...] = ()
     max_concurrency: int = 8
     max_queue: int = 32

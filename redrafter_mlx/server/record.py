@@ -29,7 +29,6 @@ class Record:
 
     @property
     def last(self) -> Response:
-        """Response of the newest token."""
         assert self._last is not None, "nothing was emitted yet"
         return self._last
 
@@ -39,12 +38,11 @@ class Record:
         return time.perf_counter() - self._began
 
     def add(self, emitted: Emitted) -> None:
-        """Count one step."""
         if self.first_token_seconds is None:
             self.first_token_seconds = self.seconds
         self._last = emitted.last
-        self.drafted += drafted_in(emitted)
-        self.accepted += accepted_in(emitted)
+        self.drafted += emitted.drafted
+        self.accepted += emitted.accepted
 
     @property
     def timings(self) -> dict[str, float]:
@@ -74,18 +72,8 @@ def own_fields(emitted: Emitted) -> dict[str, Any]:
     return {
         "step": last.steps,
         "tokens": tokens,
-        "drafted": drafted_in(emitted),
-        "accepted": accepted_in(emitted),
+        "drafted": emitted.drafted,
+        "accepted": emitted.accepted,
         "tokens_per_step": round(last.tokens_per_step, 3),
         "tokens_per_second": round(last.generation_tps, 3),
     }
-
-
-def drafted_in(emitted: Emitted) -> int:
-    """Return the number of draft tokens that the step verified."""
-    return emitted.last.step.nodes - 1
-
-
-def accepted_in(emitted: Emitted) -> int:
-    """Return the number of draft tokens that the step accepted."""
-    return len(emitted.last.step.tokens) - 1

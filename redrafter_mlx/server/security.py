@@ -16,14 +16,18 @@ from redrafter_mlx.server.options import ServerOptions
 _OPEN = ("/", "/health")
 """Paths that need no key: they reveal nothing, and supervisors and browsers send none."""
 
+_LOCAL_DOMAINS = (".internal", ".localhost")
+"""Reserved names, which no site on the Internet has, such as Docker's host.docker.internal."""
+
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
 class Guard:
     """ASGI middleware that refuses requests not meant for this server.
 
-    - If the server is for this machine only, the Host header must name this machine. This refuses a
-      page of another site whose name was pointed at 127.0.0.1 (DNS rebinding).
+    - If the server is for this machine only, the Host header must name this machine, or be a
+      reserved or an allowed name. This refuses a page of another site whose name was pointed at
+      127.0.0.1 (DNS rebinding).
     - A browser's Origin header must be this server's own or an allowed one. Otherwise a page of
       another site could send a request, even without reading the answer.
     - With a key, everything except / and /health needs it.
@@ -33,9 +37,10 @@ class Guard:
         self._app = app
         self._hosts = None
         if options.this_machine_only:
-            self._hosts = {"localhost", "127.0.0.1", "[::1]", options.host.lower()}
+            names = (options.host, *options.allow_host)
+            self._hosts = {"localhost", "127.0.0.1", "[::1]", *(name.lower() for name in names)}
         self._origins = options.cors_origin
-        self._key = None if options.api_key is None else f"Bearer {options.api_key}".encode()
+        self._key = None if options.api_key is None else options.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or (refusal := self._refusal(scope)) is None:
@@ -46,8 +51,12 @@ class Guard:
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "").lower()
-        if self._hosts is not None and re.sub(r":\d+$", "", host) not in self._hosts:
-            return ApiError(403, f"the Host header is {host!r:.80}; ask this server as localhost")
+        if not self._knows(re.sub(r":\d+$", "", host)):
+            return ApiError(
+                403,
+                f"the Host header is {host!r:.80}; ask this server as localhost, or start it with "
+                f"--allow-host",
+            )
         origin = headers.get("origin")
         if origin is not None and not self._allows(origin, host):
             return ApiError(
@@ -55,8 +64,8 @@ class Guard:
             )
         if self._key is None or scope["path"] in _OPEN or scope["method"] == "OPTIONS":
             return None
-        given = headers.get("authorization", "").encode()
-        if secrets.compare_digest(given, self._key):
+        scheme, _, given = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and secrets.compare_digest(given.encode(), self._key):
             return None
         return ApiError(
             401,
@@ -64,6 +73,9 @@ class Guard:
             code="invalid_api_key",
             headers={"WWW-Authenticate": "Bearer"},
         )
+
+    def _knows(self, name: str) -> bool:
+        return self._hosts is None or name in self._hosts or name.endswith(_LOCAL_DOMAINS)
 
     def _allows(self, origin: str, host: str) -> bool:
         own = origin.lower() in (f"http://{host}", f"https://{host}")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
 
 
@@ -75,7 +76,7 @@ def accept_typical(
     p = mx.take_along_axis(probs.reshape(B, N * V), parent * V + tree.tokens, axis=1)
     right = p > mx.take_along_axis(threshold, parent, axis=1)
     accepted = _with_ancestors(tree, right)
-    last = mx.argmax(mx.where(accepted, tree.depths * N + N - 1 - mx.arange(N), -1), axis=1)
+    last = mx.argmax(mx.where(accepted, tree.depths * N + N - 1 - iota(N), -1), axis=1)
     bonus = mx.take_along_axis(choices, last[:, None], axis=1)[:, 0]
     return up_to(tree, last, bonus)
 
@@ -86,9 +87,9 @@ def up_to(tree: TokenTree, last: mx.array, bonus: mx.array) -> Acceptance:
     last = last.astype(mx.int32)
     n_accepted = mx.take_along_axis(tree.depths, last[:, None], axis=1)
     on_path = mx.take_along_axis(tree.mask, last[:, None, None], axis=1)  # [B, 1, N]
-    level = mx.arange(tree.max_depth + 1)
+    level = iota(tree.max_depth + 1)
     here = on_path & (tree.depths[:, None, :] == level[None, :, None])  # [B, L, N]
-    path = mx.sum(mx.where(here, mx.arange(N)[None, None], 0), axis=2)
+    path = mx.sum(mx.where(here, iota(N)[None, None], 0), axis=2)
     following = mx.concatenate([path[:, 1:], path[:, :1]], axis=1)
     drafts = mx.take_along_axis(tree.tokens, following, axis=1)
     return Acceptance(
@@ -102,7 +103,11 @@ def up_to(tree: TokenTree, last: mx.array, bonus: mx.array) -> Acceptance:
 
 def _accept_chain(tree: TokenTree, choices: mx.array) -> Acceptance:
     """`accept` for a chain: accept the drafts before the first that was not chosen."""
-    node = mx.arange(tree.tokens.shape[1])[None]
+    B, N = tree.tokens.shape
+    if N == 1:  # a plain step
+        nothing = mx.zeros((B,), mx.int32)
+        return Acceptance(nothing[:, None], nothing, nothing, choices, choices[:, 0])
+    node = iota(N)[None]
     right = (tree.tokens[:, 1:] == choices[:, :-1]) & (tree.parents[:, 1:] >= 0)
     n_accepted = mx.sum(mx.cumprod(right.astype(mx.int32), axis=1), axis=1)
     return Acceptance(
@@ -116,5 +121,5 @@ def _accept_chain(tree: TokenTree, choices: mx.array) -> Acceptance:
 
 def _with_ancestors(tree: TokenTree, right: mx.array) -> mx.array:
     """Whether each node [B, N] and all its ancestors are right; the root always is."""
-    right = right | (mx.arange(right.shape[1])[None] == 0)
+    right = right | (iota(right.shape[1])[None] == 0)
     return mx.all(mx.logical_not(tree.mask) | right[:, None, :], axis=2) & tree.valid

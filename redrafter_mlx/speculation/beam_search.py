@@ -8,8 +8,8 @@ import mlx.core as mx
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.beams import Beams, stacked
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.speculation.tree import Beams
 
 _MAX_ARGMAX_K = 4
 """Largest k for which `top_k` uses k argmax operations instead of a partition. On Metal a partition
@@ -72,7 +72,7 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
         tokens.append(levels.to_tokens(index % step.shape[-1]))
         scores.append(best)
         parents.append(index // step.shape[-1])
-    return Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, parents)))
+    return stacked(tokens, scores, parents)
 
 
 def draft_log_probs(logits: mx.array) -> mx.array:

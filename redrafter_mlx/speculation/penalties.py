@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import make_logits_processors
 
 from redrafter_mlx.config import SamplingParams
+from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
 
 
@@ -94,11 +95,11 @@ def path_windows(history: mx.array, tree: TokenTree) -> mx.array:
     """
     B, C = history.shape
     N, levels = tree.tokens.shape[1], tree.max_depth + 1
-    level = mx.arange(levels)[None, None, :, None]
+    level = iota(levels)[None, None, :, None]
     here = tree.mask[:, :, None, :] & (tree.depths[:, None, None, :] == level)  # [B, N, L, N]
     lineage = mx.sum(mx.where(here, tree.tokens[:, None, None, :], 0), axis=3)
     text = mx.concatenate([mx.broadcast_to(history[:, None], (B, N, C)), lineage], axis=2)
-    index = mx.arange(C)[None, None] + tree.depths[:, :, None] + 1
+    index = iota(C)[None, None] + tree.depths[:, :, None] + 1
     return mx.take_along_axis(text, index, axis=2)
 
 
@@ -111,7 +112,7 @@ def path_counts(counts: mx.array, tree: TokenTree) -> mx.array:
       [B, N, V] int32
     """
     (B, V), N = counts.shape, tree.tokens.shape[1]
-    row, node = mx.arange(B)[:, None, None], mx.arange(N)[None, :, None]
+    row, node = iota(B)[:, None, None], iota(N)[None, :, None]
     before = mx.broadcast_to(counts[:, None], (B, N, V))
     return before.at[row, node, tree.tokens[:, None]].add(tree.mask.astype(mx.int32))
 

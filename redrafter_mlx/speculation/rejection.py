@@ -23,6 +23,8 @@ import mlx.core as mx
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.speculation.accept import Acceptance, up_to
 from redrafter_mlx.speculation.beam_search import Levels, check_width, top_k
+from redrafter_mlx.speculation.beams import stacked
+from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.sampling import (
     CHOICE,
     DRAFT,
@@ -31,7 +33,7 @@ from redrafter_mlx.speculation.sampling import (
     sampled_log_probs,
     uniform_at,
 )
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_with_sources
+from redrafter_mlx.speculation.tree import TokenTree, pack_with_sources
 
 
 class SampledDrafts(NamedTuple):
@@ -86,7 +88,7 @@ def draw_drafts(
         tokens.append(levels.to_tokens(index % q.shape[-1]))
         scores.append(best)
         parents.append(index // q.shape[-1])
-    drawn = Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, parents)))
+    drawn = stacked(tokens, scores, parents)
     tree, sources = pack_with_sources(drawn, shape.nodes)
     return SampledDrafts(tree, levels.over_vocabulary(_at_nodes(distributions, sources)))
 
@@ -126,7 +128,7 @@ def accept_rejection(
             chosen = mx.where(accepted, child, chosen)
             refused = (tested & mx.logical_not(accepted))[:, None]
             p = mx.where(refused, _normalised(mx.maximum(p - q, 0), p), p)
-            without = mx.where(mx.arange(V)[None] == token, 0, q)
+            without = mx.where(iota(V)[None] == token, 0, q)
             q = mx.where(refused, _normalised(without, q), q)
         active = chosen >= 0
         node = mx.where(active, chosen, node)
@@ -167,7 +169,7 @@ def _at_nodes(levels: list[mx.array], sources: mx.array) -> mx.array:
 def _children(tree: TokenTree, width: int) -> mx.array:
     """Return the children [B, N, W] of each node in tree order, padded with -1."""
     N = tree.tokens.shape[1]
-    node = mx.arange(N)
+    node = iota(N)
     mine = tree.parents[:, None, :] == node[None, :, None]  # [B, N, N]
     order = mx.where(mine, node[None, None], N)
     first = mx.sort(order, axis=2)[:, :, : min(width, N)]

@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p
 
 from redrafter_mlx.config import SamplingParams
+from redrafter_mlx.speculation.constants import iota
 
 CHOICE, TRIAL, DRAFT = 0, 1, 2
 """Purposes of noise, independent of each other. Level l of drafting uses DRAFT + l."""
@@ -79,9 +80,9 @@ def choose(
         return mx.argmax(logits, axis=-1).astype(mx.int32)
     B, _, V = logits.shape
     levels = max_depth + 1
-    positions = position[:, None] + mx.arange(levels)[None]  # [B, levels]
+    positions = position[:, None] + iota(levels)[None]  # [B, levels]
     noise = gumbel_at(keys, positions, V, CHOICE).reshape(B * levels, V)
-    of_node = mx.arange(B)[:, None] * levels + depths
+    of_node = iota(B)[:, None] * levels + depths
     x = filtered_logits(logits, params) + noise[of_node]
     return mx.argmax(x, axis=-1).astype(mx.int32)
 

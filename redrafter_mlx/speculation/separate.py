@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import mlx.core as mx
 
-from redrafter_mlx.speculation.tree import Beams, TokenTree
+from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.constants import iota
+from redrafter_mlx.speculation.tree import TokenTree
 
 
 def pack_separately(beams: Beams) -> TokenTree:
@@ -24,7 +26,7 @@ def pack_separately(beams: Beams) -> TokenTree:
     B, W, L = beams.tokens.shape
     D, N = L - 1, W * (L - 1) + 1
     tokens, live = _candidates(beams)
-    node = mx.arange(N)
+    node = iota(N)
     branch, depth = (node - 1) // max(D, 1), mx.where(node > 0, (node - 1) % max(D, 1) + 1, 0)
     root = beams.tokens[:, 0, :1]
     flat = mx.concatenate([root, tokens.reshape(B, -1)], axis=1)  # [B, N]
@@ -56,7 +58,7 @@ def pack_separately(beams: Beams) -> TokenTree:
 def _candidates(beams: Beams) -> tuple[mx.array, mx.array]:
     """Return the drafts of each candidate and whether each exists: [B, W, L - 1] twice."""
     B, W, L = beams.tokens.shape
-    index = mx.broadcast_to(mx.arange(W)[None], (B, W))
+    index = mx.broadcast_to(iota(W)[None], (B, W))
     tokens, scores = [], []
     for level in range(L - 1, 0, -1):
         tokens.append(mx.take_along_axis(beams.tokens[:, :, level], index, axis=1))

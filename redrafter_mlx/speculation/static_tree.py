@@ -29,7 +29,7 @@ from redrafter_mlx.config import (
 )
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import Levels, draft_log_probs, top_k
-from redrafter_mlx.speculation.tree import Beams
+from redrafter_mlx.speculation.beams import Beams, stacked
 
 RankPath = tuple[int, ...]
 
@@ -134,7 +134,7 @@ def static_tree(levels: Levels, root: mx.array, tree: StaticTree) -> Beams:
         tokens.append(mx.pad(levels.to_tokens(index.reshape(B, -1)[:, chosen]), after))
         scores.append(mx.pad(total, after, constant_values=-mx.inf))
         parents.append(mx.pad(parent, after))
-    return Beams(*(mx.stack(each, axis=2) for each in (tokens, scores, parents)))
+    return stacked(tokens, scores, parents)
 
 
 def _indices(among: Sequence[RankPath], paths: Sequence[RankPath], batch: int) -> mx.array:

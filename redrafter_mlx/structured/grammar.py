@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 import threading
 from collections.abc import Collection, Mapping, Sequence
 
@@ -22,12 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.decoding.constraint import Masks, mask_words
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
-
-_WHITE_SPACE = r"\n? {0,20}"
-"""White space between JSON's tokens: bounded, as a small model may otherwise write nothing else."""
-
-_IN_SCHEMA = "failed to compile JSON schema: "
-"""What llguidance writes before the reason."""
+from redrafter_mlx.structured.json_schema import json_term, reason
 
 
 class GrammarConstraint:
@@ -95,7 +89,6 @@ class GrammarConstraint:
         return list(itertools.takewhile(lambda token: token < self._vocab_size, tokens))
 
     def advance(self, token: int) -> None:
-        """Consume an emitted token."""
         if not self._matcher.consume_token(token):
             raise self._stuck()
         self._text.append(token)
@@ -106,8 +99,8 @@ class GrammarConstraint:
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def _stuck(self) -> BadInputError:
-        reason = self._matcher.get_error() or "no token of this model can follow"
-        return BadInputError(f"the grammar cannot be continued: {_first_line(reason)}")
+        error = self._matcher.get_error() or "no token of this model can follow"
+        return BadInputError(f"the grammar cannot be continued: {reason(error)}")
 
 
 class Grammars:
@@ -122,7 +115,7 @@ class Grammars:
         self._preparing = threading.Lock()
 
     def json_schema(self, schema: Mapping[str, object]) -> GrammarConstraint:
-        """Return a constraint to JSON that matches a schema.
+        """Return a constraint to JSON that matches a schema, as `json_term` reads it.
 
         Raises BadInputError for a schema that is not supported, or that nothing matches.
         """
@@ -137,8 +130,7 @@ class Grammars:
             vocabulary = self._vocabulary
         matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(lark), log_level=0)
         if matcher.is_error():
-            reason = _first_line(matcher.get_error()).rpartition(_IN_SCHEMA)[2]
-            raise BadInputError(f"{what} cannot be used: {reason}")
+            raise BadInputError(f"{what} cannot be used: {reason(matcher.get_error())}")
         return GrammarConstraint(matcher, self._vocab_size, vocabulary)
 
     @property
@@ -170,21 +162,3 @@ class Grammars:
                 f"{type(fast).__name__}; ask for the format in a message"
             )
         return fast
-
-
-def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
-    """Return a Lark term for JSON that matches a schema.
-
-    `oneOf` is read as `anyOf`: the output may match two of its schemas. A rule that llguidance does
-    not support is an error; with `lenient` it is ignored, and the output may break it.
-    """
-    options = {"whitespace_pattern": _WHITE_SPACE, "coerce_one_of": True, "lenient": lenient}
-    try:
-        text = json.dumps({**schema, "x-guidance": options}, allow_nan=False)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise BadInputError(f"the JSON schema cannot be used: {error}") from error
-    return f"%json {text}"
-
-
-def _first_line(message: str) -> str:
-    return message.partition("\n")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -109,14 +109,10 @@ class OutputParser:
     called: whether there was a call
     """
 
-    def __init__(
-        self,
-        markup: Markup,
-        tools: Sequence[dict[str, Any]] = (),
-        names: Collection[str] = (),
-    ) -> None:
-        """`names` are those of the tools that may be called."""
-        self._markup, self._tools, self._names = markup, list(tools), names
+    def __init__(self, markup: Markup, tools: Sequence[dict[str, Any]]) -> None:
+        """`tools` are those that may be called, in OpenAI's format."""
+        self._markup, self._tools = markup, list(tools)
+        self._names = {tool["function"]["name"] for tool in tools}
         self._machine = make_text_state_machine(markup).make_state(markup.initial_state)
         self._state, self._call = markup.initial_state, ""
         self._trim = False

@@ -9,23 +9,19 @@ model's marks are usually single tokens. Free text is then every other token:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Sequence
 
-from redrafter_mlx.structured.grammar import json_term
+from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.markup import JSON_CALLS
 from redrafter_mlx.structured.tools import Tool
-
-TokenOf = Callable[[str], int | None]
-"""Returns the single token for a text; None if the text takes several tokens."""
 
 
 def answer_grammar(
     tools: Sequence[Tool],
     required: bool,
-    schema: Mapping[str, object] | None,
+    json_answer: str | None,
     reasoning_end: str | None,
-    token_of: TokenOf,
-    ends: Collection[int],
+    grammars: Grammars,
     *,
     several: bool = True,
 ) -> str | None:
@@ -34,45 +30,46 @@ def answer_grammar(
     Args:
       tools: tools that may be called, as JSON between tags
       required: whether the answer must be one call
-      schema: JSON schema of an answer that is not a call
+      json_answer: term for an answer that is not a call; None for free text
       reasoning_end: mark that ends the reasoning, if the prompt started it
-      ends: tokens that end an answer; reasoning cannot
       several: whether free text may hold several calls, or ends with the first
+    Raises:
+      BadInputError: a strict tool has a schema that cannot be used
     """
-    rules = [] if schema is None else [f"json: {json_term(schema)}"]
+    rules = [] if json_answer is None else [f"json: {json_answer}"]
     if tools:
-        rules += _call(tools, token_of)
+        rules += _call(tools, grammars)
     if required:
         rules.append("main: call")
-    elif schema is not None:
+    elif json_answer is not None:
         rules.append("main: call | json" if tools else "main: json")
     elif tools:
-        rules += _text_with_calls(token_of, several)
+        rules += _text_with_calls(grammars, several)
     else:
         return None
     if reasoning_end is None:
         return "\n".join(["start: main", *rules])
-    return "\n".join(["start: reasoning main", *_up_to(reasoning_end, token_of, ends), *rules])
+    return "\n".join(["start: reasoning main", _up_to(reasoning_end, grammars), *rules])
 
 
-def _call(tools: Sequence[Tool], token_of: TokenOf) -> list[str]:
+def _call(tools: Sequence[Tool], grammars: Grammars) -> list[str]:
     """Return the rules `call` and `body`, the latter without the mark at the start."""
-    end = _mark(JSON_CALLS.tool_call_end, token_of)
+    end = _mark(JSON_CALLS.tool_call_end, grammars)
     rules = [
-        f"call: {_mark(JSON_CALLS.tool_call_start, token_of)} body",
+        f"call: {_mark(JSON_CALLS.tool_call_start, grammars)} body",
         f'body: "\\n"? ({" | ".join(f"c{i}" for i in range(len(tools)))}) "\\n"? {end}',
     ]
     for i, tool in enumerate(tools):
         head = json.dumps(f'{{"name": "{tool.name}", "arguments": ')
         rules.append(f'c{i}: {head} a{i} "}}"')
-        rules.append(f"a{i}: {json_term(tool.schema, lenient=not tool.strict)}")
+        rules.append(f"a{i}: {tool.arguments_term()}")
     return rules
 
 
-def _text_with_calls(token_of: TokenOf, several: bool) -> list[str]:
+def _text_with_calls(grammars: Grammars, several: bool) -> list[str]:
     """Return the rules for `main`: text in which every start mark begins a call."""
     start = JSON_CALLS.tool_call_start
-    token = token_of(start)
+    token = grammars.token_of(start)
     if token is not None:
         free = f"<[^{token}]>*"
         return [f"main: ({free} call)* {free}" if several else f"main: {free} call?"]
@@ -83,16 +80,19 @@ def _text_with_calls(token_of: TokenOf, several: bool) -> list[str]:
     ]
 
 
-def _up_to(mark: str, token_of: TokenOf, ends: Collection[int]) -> list[str]:
-    """Return the rule `reasoning`: text up to and with a mark, and the white space after it."""
-    token = token_of(mark)
+def _up_to(mark: str, grammars: Grammars) -> str:
+    """Return the rule `reasoning`: text up to and with a mark, and the white space after it.
+
+    Tokens that end an answer do not end its reasoning.
+    """
+    token = grammars.token_of(mark)
     if token is None:
-        return [f"reasoning[lazy]: /(.|\\n)*/ {json.dumps(mark)}"]
-    others = ",".join(str(i) for i in sorted({token, *ends}))
-    return [f'reasoning: <[^{others}]>* <[{token}]> "\\n"? "\\n"?']
+        return f"reasoning[lazy]: /(.|\\n)*/ {json.dumps(mark)}"
+    others = ",".join(str(i) for i in sorted({token, *grammars.ends}))
+    return f'reasoning: <[^{others}]>* <[{token}]> "\\n"? "\\n"?'
 
 
-def _mark(text: str, token_of: TokenOf) -> str:
+def _mark(text: str, grammars: Grammars) -> str:
     """Return a mark as a term: if it is one token, that token, which text cannot match."""
-    token = token_of(text)
+    token = grammars.token_of(text)
     return json.dumps(text) if token is None else f"<[{token}]>"

@@ -12,6 +12,7 @@ from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.structured.grammar import Grammars
+from redrafter_mlx.structured.json_schema import json_term
 from redrafter_mlx.structured.markup import JSON_CALLS, Markup, OutputParser, markup_of
 from redrafter_mlx.structured.output_grammar import answer_grammar
 from redrafter_mlx.structured.tools import Tool, read_choice, read_tools, spelled_out
@@ -45,9 +46,7 @@ class OutputPlan:
         return self.grammars.compile(self.grammar, f"{what}: a schema")
 
     def parser(self) -> OutputParser:
-        """Return a parser for one answer's text."""
-        given = [dict(tool.given) for tool in self.tools]
-        return OutputParser(self.markup, given, [tool.name for tool in self.tools])
+        return OutputParser(self.markup, [dict(tool.given) for tool in self.tools])
 
 
 def plan_output(
@@ -75,12 +74,12 @@ def plan_output(
     """
     known = read_tools(tools)
     choice = read_choice(tool_choice, known)
-    schema = read_format(response_format)
+    json_answer = read_format(response_format)
     shown = () if choice.mode == "none" else known
     prompt = model.encode(_prompt(model.tokenizer, messages, shown, thinking))
     markup = markup_of(model.tokenizer, prompt)
     usable = tuple(tool for tool in shown if choice.name in (None, tool.name))
-    own_form = shows_tools(model.tokenizer) and choice.mode == "auto" and schema is None
+    own_form = shows_tools(model.tokenizer) and choice.mode == "auto" and json_answer is None
     if not usable:
         markup = replace(markup, tool_parser=None)
     elif not own_form:
@@ -90,10 +89,9 @@ def plan_output(
         grammar = answer_grammar(
             in_json,
             choice.mode == "required",
-            schema,
+            json_answer,
             markup.think_end if markup.initial_state == "reasoning" else None,
-            grammars.token_of,
-            grammars.ends,
+            grammars,
             several=parallel_tool_calls,
         )
         if grammar is not None:
@@ -103,16 +101,16 @@ def plan_output(
     return OutputPlan(tuple(prompt), grammar, markup, usable, grammars)
 
 
-def read_format(given: Mapping[str, object] | None) -> Mapping[str, object] | None:
-    """Return the JSON schema that OpenAI's `response_format` asks for; None for text.
+def read_format(given: Mapping[str, object] | None) -> str | None:
+    """Return the Lark term for the JSON that OpenAI's `response_format` asks for; None for text.
 
     Raises BadInputError naming the wrong field.
     """
-    kind = "text" if given is None else given.get("type")
+    kind = given.get("type") if given else "text"
     if kind == "text":
         return None
     if kind == "json_object":
-        return {"type": "object"}
+        return json_term({"type": "object"})
     if kind != "json_schema":
         raise BadInputError(
             f"response_format.type: {kind!r:.40}; choose text, json_object or json_schema"
@@ -120,9 +118,9 @@ def read_format(given: Mapping[str, object] | None) -> Mapping[str, object] | No
     assert given is not None
     named = given.get("json_schema")
     schema = named.get("schema") if isinstance(named, Mapping) else None
-    if not isinstance(schema, Mapping):
+    if not isinstance(named, Mapping) or not isinstance(schema, Mapping):
         raise BadInputError("response_format.json_schema.schema: missing; give a JSON schema")
-    return schema
+    return json_term(schema, lenient=named.get("strict") is not True)
 
 
 def shows_tools(tokenizer: TokenizerWrapper) -> bool:

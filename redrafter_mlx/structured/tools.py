@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.structured.json_schema import fault_of, json_term
 
-_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
+_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
 _GUIDE = """\
 You can call functions. Each of these lines describes one, with the JSON schema of its arguments:
@@ -31,12 +32,25 @@ class Tool:
     schema: JSON schema of its arguments, an object
     strict: whether a part of the schema that grammars do not support is an error
     given:  the tool as in the request, for the chat template
+    path:   of its function in the request, such as "tools.0.function"
     """
 
     name: str
     schema: Mapping[str, object]
     strict: bool
     given: Mapping[str, Any]
+    path: str
+
+    def arguments_term(self) -> str:
+        """Return the Lark term for its arguments: any object if its schema cannot be used.
+
+        Raises BadInputError if it is strict and its schema cannot be used.
+        """
+        term = json_term(self.schema, lenient=not self.strict)
+        fault = fault_of(term)
+        if fault is not None and self.strict:
+            raise BadInputError(f"{self.path}.parameters: the schema cannot be used: {fault}")
+        return term if fault is None else json_term({"type": "object"})
 
 
 @dataclass(frozen=True)
@@ -63,14 +77,21 @@ def read_tools(given: Sequence[Mapping[str, Any]]) -> tuple[Tool, ...]:
         where += ".function"
         name, schema = function.get("name"), function.get("parameters") or {}
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            raise BadInputError(f"{where}.name: {name!r:.80}; give 1 to 64 letters, digits, _-.")
+            raise BadInputError(f"{where}.name: {name!r:.80}; give 1 to 128 letters, digits, _-.")
         if any(name == known.name for known in tools):
             raise BadInputError(f"{where}.name: {name!r} is there twice")
-        if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
+        if not isinstance(schema, Mapping) or not _allows_objects(schema):
             raise BadInputError(f"{where}.parameters: give the JSON schema of an object")
         strict = function.get("strict") is True
-        tools.append(Tool(name, {"type": "object", **schema}, strict, tool))
+        tools.append(Tool(name, {**schema, "type": "object"}, strict, tool, where))
     return tuple(tools)
+
+
+def _allows_objects(schema: Mapping[str, object]) -> bool:
+    """Whether a schema may match objects; some clients write "OBJECT", "any" or a list of types."""
+    kinds = schema.get("type") or "object"
+    names = [str(kind).lower() for kind in (kinds if isinstance(kinds, list) else [kinds])]
+    return "object" in names or "any" in names
 
 
 def read_choice(given: object, tools: Sequence[Tool]) -> ToolChoice:
@@ -112,7 +133,9 @@ def spelled_out(
             if answered:
                 parts.insert(0, rendered.pop()["content"])
         answered = message["role"] == "tool"
-        rendered.append({"role": role, "content": "\n".join(part for part in parts if part)})
+        others = {k: v for k, v in message.items() if k not in ("tool_calls", "tool_call_id")}
+        content = "\n".join(part for part in parts if part)
+        rendered.append({**others, "role": role, "content": content})
     if tools:
         guide = _GUIDE.format(
             tools="\n".join(json.dumps(tool.given, ensure_ascii=False) for tool in tools)

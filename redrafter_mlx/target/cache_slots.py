@@ -1,4 +1,4 @@
-"""Gathers, writes and allocates the slots of key and value buffers."""
+"""Writes and allocates the slots of key and value buffers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 
-def gather_slots(buffer: mx.array, index: mx.array) -> mx.array:
-    """Gather slots `index` [B, R] of [B, K, M, head size], giving [B, K, R, head size]."""
-    if buffer.shape[0] == 1:
-        return mx.take(buffer, index[0], axis=2)
-    B, K, _, size = buffer.shape
-    full = mx.broadcast_to(index[:, None, :, None], (B, K, index.shape[1], size))
-    return mx.take_along_axis(buffer, full, axis=2)
+def write_slots(buffer: mx.array, new: mx.array, slots: mx.array) -> mx.array:
+    """Write `new` [B, K, R, head size] to the slots [B, R] of `buffer` [B, K, T, head size].
 
-
-def write_slots(buffer: mx.array, new: mx.array, start: mx.array) -> mx.array:
-    """Write `new` [B, K, R, head size] to `buffer` [B, K, T, head size] from slot `start` [B]."""
-    if buffer.shape[0] == 1:
-        return mx.slice_update(buffer, new, start, axes=(2,))
-    slots = start[:, None] + mx.arange(new.shape[2])[None]
+    In place, if nothing else refers to the buffer: one kernel, where `mx.slice_update` at an array
+    start needs two.
+    """
     index = mx.broadcast_to(slots[:, None, :, None], new.shape)
     return mx.put_along_axis(buffer, index, new, axis=2)
 
@@ -30,10 +22,12 @@ def with_capacity(buffer: mx.array | None, new: mx.array, capacity: int) -> mx.a
     B, K, _, size = new.shape
     if buffer is None:
         return mx.zeros((B, K, capacity, size), new.dtype)
-    missing = capacity - buffer.shape[2]
-    if missing <= 0:
+    known = buffer.shape[2]
+    if known >= capacity:
         return buffer
-    return mx.concatenate([buffer, mx.zeros((B, K, missing, size), new.dtype)], axis=2)
+    grown = mx.zeros((B, K, capacity, size), new.dtype)
+    grown[:, :, :known] = buffer  # in place; a concatenation would hold the new zeros twice
+    return grown
 
 
 def round_up(n: int, step: int) -> int:

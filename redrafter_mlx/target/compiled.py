@@ -11,7 +11,6 @@ holds its weights until the thread ends.
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Generic, ParamSpec, TypeAlias, TypeVar
@@ -78,18 +77,18 @@ class TreeCall:
             inputs: Inputs,
             offset: mx.array,
             mask: mx.array,
-            write_at: mx.array,
-            gather: mx.array | None,
+            slots: mx.array,
+            moves: mx.array | None,
             sizes: tuple[int, int, bool],
             buffers: Sequence[LayerBuffers],
         ) -> tuple[mx.array, mx.array, Sequence[LayerBuffers]]:
-            cache = TreeCache.of(buffers, TreePlan(offset, mask, write_at, gather, *sizes))
+            cache = TreeCache.of(buffers, TreePlan(offset, mask, slots, moves, *sizes))
             hidden = backbone(inputs, cache=cache.layers)
             return hidden, head(hidden), cache.layer_buffers
 
         self.graphs = CompiledGraphs(build)
         self._backbone, self._head = backbone, head
-        self._uses: Counter[Hashable] = Counter()  # of sizes that are not compiled yet
+        self._uses: dict[Hashable, int] = {}  # of sizes not compiled yet, the latest last
 
     def __call__(
         self, inputs: Inputs, cache: TreeCache, compiled: bool = True
@@ -102,16 +101,18 @@ class TreeCall:
         assert isinstance(plan, TreePlan)
         buffers, sizes = cache.layer_buffers, (plan.extent, plan.capacity, plan.keep)
         tokens = inputs if isinstance(inputs, mx.array) else inputs[0]
-        shapes = [None if a is None else a.shape for a in (plan.gather, *buffers[0])]
+        shapes = [None if a is None else a.shape for a in (plan.moves, *buffers[0])]
         size = (tokens.shape, plan.offset.shape, plan.mask.shape, *sizes, *shapes)
         if not compiled and size not in self.graphs:
-            self._uses[size] += 1
-            if self._uses[size] <= _CALLS_BEFORE_COMPILING:
+            uses = self._uses.pop(size, 0)
+            if uses < _CALLS_BEFORE_COMPILING:
+                self._uses[size] = uses + 1
+                if len(self._uses) > MOST_GRAPHS:
+                    del self._uses[next(iter(self._uses))]
                 hidden = self._backbone(inputs, cache=cache.layers)
                 return hidden, self._head(hidden)
-            del self._uses[size]
         hidden, logits, cache.layer_buffers = self.graphs.call(
-            size, inputs, plan.offset, plan.mask, plan.write_at, plan.gather, sizes, buffers
+            size, inputs, plan.offset, plan.mask, plan.slots, plan.moves, sizes, buffers
         )
         return hidden, logits
 

@@ -1,10 +1,9 @@
 """The KV cache: it holds a tree of drafts during verification, and commits one path of the tree.
 
 Every array operation here is lazy: lengths live on the device, and the host knows only an upper
-bound of them. A step writes each buffer once, before attention reads it. One slice update holds the
-path that the previous step accepted, followed by the new tree. MLX updates a buffer in place only
-if nothing in flight still reads it. A second write in the same step, to move the path to its slots
-at once, would copy every buffer in full.
+bound of them. A step writes each buffer before attention reads it: the path that the previous step
+accepted, then the new tree. MLX updates a buffer in place only if nothing in flight still reads it.
+A write after attention, to move the path to its slots at once, would copy every buffer in full.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.cache_slots import concatenate_padded, round_up
 from redrafter_mlx.target.layer_cache import (
@@ -81,22 +81,24 @@ class TreeCache:
         """Sizes of the sliding windows that calls asked masks for."""
         return self._call.windows
 
-    def plan_prompt(self, start: int, count: int) -> None:
-        """Plan a call that appends `count` prompt tokens at slot `start`."""
+    def plan_prompt(self, start: int, count: int, length: int = 0) -> None:
+        """Plan a call that appends `count` prompt tokens at slot `start`.
+
+        length: of the whole prompt; its first call grows the buffers for all of it, and for the
+                first token after it
+        """
         assert self.pending is None, "flush() first"
-        self.plan = PromptSpan(start, count, round_up(start + count, CAPACITY_STEP))
+        capacity = planned_capacity(max(length, start + count), 1)
+        self.plan = PromptSpan(start, count, capacity)
 
     def plan_tree(self, tree: TokenTree, length: mx.array, bound: int) -> None:
         """Plan a call that verifies `tree` after the committed `length` [B], at most `bound`."""
         N = tree.tokens.shape[1]
         extent = _extent(bound + N)
-        slack = 0 if self.pending is None else self.pending.path.shape[1]
-        capacity = round_up(extent + slack, CAPACITY_STEP)
         offset = length if tree.is_chain else length[:, None] + tree.depths
-        write_at, gather = length, None
+        moves = None
         if self.pending is not None:
-            write_at = self.pending.length
-            gather = _gather_index(self.pending, _tree_size(self.layers[0]), N)
+            moves = self.pending.moves(_tree_size(self.layers[0]))
         if tree.is_chain:
             mask = chain_mask(length, N, extent)
         else:
@@ -104,7 +106,13 @@ class TreeCache:
         if mask.shape[0] == 1:
             mask = mask[0, 0]  # all mlx-lm attention broadcasts a mask without batch axes
         self.plan = TreePlan(
-            offset, mask, write_at, gather, extent, capacity, keep=not tree.is_chain
+            offset,
+            mask,
+            length[:, None] + iota(N),
+            moves,
+            extent,
+            planned_capacity(bound, N),
+            keep=not tree.is_chain,
         )
 
     def plan_level(self, mask: mx.array, depth: int, length: mx.array, bound: int) -> None:
@@ -120,7 +128,7 @@ class TreeCache:
         self.plan = TreePlan(
             mx.broadcast_to(length[:, None] + depth, (mask.shape[0], W)),
             attended[0, 0] if attended.shape[0] == 1 else attended,
-            length + (M - W),
+            length[:, None] + iota(W) + (M - W),
             None,
             extent,
             round_up(extent, CAPACITY_STEP),
@@ -143,11 +151,11 @@ class TreeCache:
         assert self.pending is None, "flush() first"
         N = positions.shape[0]
         extent = length + (ahead + 1) * N
-        column = mx.arange(extent)[None]
-        own = (column - length) % N == mx.arange(N)[:, None]
+        column = iota(extent)[None]
+        own = (column - length) % N == iota(N)[:, None]
         mask = mx.where(column < length, column < positions[:, None], own)
         self.plan = TreePlan(
-            (positions + ahead)[None], mask, mx.array([length + ahead * N]), None, extent,
+            (positions + ahead)[None], mask, (length + ahead * N + iota(N))[None], None, extent,
             round_up(extent, CAPACITY_STEP), keep=False,
         )  # fmt: skip
 
@@ -168,8 +176,6 @@ class TreeCache:
             for layer in self.layers:
                 layer.flush(self.pending)
         self.pending = None
-        for layer in self.layers:
-            layer.tree_keys = layer.tree_values = None
 
     def take(self, index: mx.array) -> TreeCache:
         """Return a copy of the cache with the batch rows at `index`."""
@@ -194,21 +200,35 @@ class TreeCache:
             )
         return whole
 
-    def shared(self) -> TreeCache:
-        """Return a flushed cache that shares the buffers; the first write to either copies them."""
+    def shared(self, slots: int) -> TreeCache:
+        """Return the first slots of a flushed cache; the first write copies them, and no others."""
         assert self.pending is None, "flush() first"
         cache = TreeCache(len(self.layers))
-        cache.layer_buffers = self.layer_buffers
+        for layer, mine in zip(cache.layers, self.layers, strict=True):
+            if mine.keys is not None and mine.values is not None:
+                layer.keys, layer.values = mine.keys[:, :, :slots], mine.values[:, :, :slots]
         return cache
 
-    def trimmed(self, slots: int) -> TreeCache:
-        """Return the first slots of a flushed cache, with little spare capacity after them."""
-        cache, most = self.shared(), round_up(slots, EXTENT_STEP)
-        for layer in cache.layers:
+    def trim(self, slots: int) -> None:
+        """Flush, and keep only the first slots, computed, with little spare capacity after them.
+
+        Layer by layer: the buffers of one are freed before those of the next are copied. Buffers
+        of the right size are not copied.
+        """
+        self.flush()
+        most = round_up(slots, EXTENT_STEP)
+        for layer in self.layers:
             if layer.keys is not None and layer.values is not None:
                 layer.keys = mx.contiguous(layer.keys[:, :, :most])
                 layer.values = mx.contiguous(layer.values[:, :, :most])
-        return cache
+                mx.eval(layer.keys, layer.values)
+                mx.clear_cache()  # MLX would hold on to the freed buffers
+
+    def trimmed_size(self, slots: int) -> tuple[int, int]:
+        """Return the bytes and the number of the buffers that `trim` leaves; computes nothing."""
+        most = round_up(slots, EXTENT_STEP)
+        kept = [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]
+        return sum(a.nbytes // a.shape[2] * min(a.shape[2], most) for a in kept), len(kept)
 
     def snapshot(self) -> Snapshot:
         """Return the state to restore if a step is built but not submitted.
@@ -237,21 +257,13 @@ class TreeCache:
         return sum(a.nbytes for a in self.buffers)
 
 
+def planned_capacity(length: int, nodes: int) -> int:
+    """Return the capacity that a tree of `nodes` nodes after `length` positions needs."""
+    return round_up(_extent(length + nodes), CAPACITY_STEP)
+
+
 def _extent(slots: int) -> int:
     return round_up(slots, max(EXTENT_STEP, (1 << slots.bit_length()) >> 4))
-
-
-def _gather_index(pending: Pending, n_old: int, n_new: int) -> mx.array:
-    """Return the node for each slot: the accepted path, then directly the new tree.
-
-    With path 0-2, one draft accepted, 3 old and 2 new nodes: [0, 2, 3, 4, ...].
-    """
-    L = pending.path.shape[1]
-    accepted = 1 + pending.n_accepted[:, None]
-    i = mx.arange(L + n_new)[None, :]
-    path = mx.pad(pending.path, [(0, 0), (0, n_new)])
-    new = mx.minimum(n_old + i - accepted, n_old + n_new - 1)
-    return mx.where(i < accepted, path, new)
 
 
 def _tree_size(layer: LayerCache) -> int:

@@ -8,7 +8,8 @@ from typing import Protocol
 import mlx.core as mx
 from mlx_lm.models.base import create_causal_mask
 
-from redrafter_mlx.target.cache_slots import gather_slots, with_capacity, write_slots
+from redrafter_mlx.speculation.constants import iota
+from redrafter_mlx.target.cache_slots import with_capacity, write_slots
 from redrafter_mlx.target.masks import windowed
 
 
@@ -42,16 +43,17 @@ class TreePlan:
     Shapes:
       offset:   [B] for a chain, else [B, N] int32: rotary positions
       mask:     [B, 1, N, extent] bool, [N, extent] if B = 1; True = may attend
-      write_at: [B] int32, first slot written
-      gather:   [B, R] int32 over (previous tree's nodes, this tree's nodes), or None if the
-                previous path is already in its slots
-      keep:     whether the next step may have to move this tree's path to its slots
+      slots:    [B, N] int32, the slot of each node
+      moves:    [B, M] int32, the slot of each node of the previous tree; None if the accepted ones
+                are already in their slots
+
+    keep: whether the next step may have to move this tree's path to its slots
     """
 
     offset: mx.array
     mask: mx.array
-    write_at: mx.array
-    gather: mx.array | None
+    slots: mx.array
+    moves: mx.array | None
     extent: int
     capacity: int
     keep: bool
@@ -70,6 +72,19 @@ class Pending:
     path: mx.array
     n_accepted: mx.array
     length: mx.array
+
+    def moves(self, nodes: int) -> mx.array:
+        """Return the slot [B, M] of each of the tree's M nodes, after the committed text.
+
+        With path 0-2, one draft accepted, of 4 nodes, after 5 positions: [5, 7, 6, 7]. Nodes that
+        were not accepted go to the next root's slot, which the root is written to after them.
+        """
+        depth = iota(self.path.shape[1])[:, None]
+        accepted = depth <= self.n_accepted[:, None, None]
+        here = (self.path[:, :, None] == iota(nodes)) & accepted  # [B, L, M]
+        after = 1 + self.n_accepted[:, None]
+        depths = mx.min(mx.where(here, depth, after[:, :, None]), axis=1)
+        return self.length[:, None] + depths
 
 
 LayerBuffers = tuple[mx.array | None, mx.array | None, mx.array | None, mx.array | None]
@@ -140,28 +155,27 @@ class LayerCache:
             return self._append(plan, keys, values)
         self.keys = with_capacity(self.keys, keys, plan.capacity)
         self.values = with_capacity(self.values, values, plan.capacity)
-        new_keys, new_values = keys, values
-        if plan.gather is not None:
-            assert self.tree_keys is not None
-            assert self.tree_values is not None
-            keys = gather_slots(mx.concatenate([self.tree_keys, keys], axis=2), plan.gather)
-            values = gather_slots(mx.concatenate([self.tree_values, values], axis=2), plan.gather)
-        self.tree_keys, self.tree_values = (new_keys, new_values) if plan.keep else (None, None)
-        self.keys = write_slots(self.keys, keys, plan.write_at)
-        self.values = write_slots(self.values, values, plan.write_at)
+        if plan.moves is not None:
+            self._move(plan.moves)
+        self.tree_keys, self.tree_values = (keys, values) if plan.keep else (None, None)
+        self.keys = write_slots(self.keys, keys, plan.slots)
+        self.values = write_slots(self.values, values, plan.slots)
         return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
 
     def flush(self, pending: Pending) -> None:
         """Move the pending path to its slots."""
-        if self.keys is None or self.values is None or self.tree_keys is None:
-            return
+        if self.tree_keys is not None:
+            self._move(pending.moves(self.tree_keys.shape[2]))
+        self.tree_keys = self.tree_values = None
+
+    def _move(self, slots: mx.array) -> None:
+        """Write the last tree's nodes to their slots [B, M]."""
+        assert self.keys is not None
+        assert self.values is not None
+        assert self.tree_keys is not None
         assert self.tree_values is not None
-        self.keys = write_slots(
-            self.keys, gather_slots(self.tree_keys, pending.path), pending.length
-        )
-        self.values = write_slots(
-            self.values, gather_slots(self.tree_values, pending.path), pending.length
-        )
+        self.keys = write_slots(self.keys, self.tree_keys, slots)
+        self.values = write_slots(self.values, self.tree_values, slots)
 
     def _append(
         self, plan: PromptSpan, keys: mx.array, values: mx.array

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from redrafter_mlx.speculation.constants import iota
+
 
 def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.array:
     """Return what each node may attend to: all committed slots, and its own path in the tree.
@@ -23,7 +25,7 @@ def attention_mask(tree_mask: mx.array, length: mx.array, extent: int) -> mx.arr
       [B, 1, N, extent] bool, True = may attend
     """
     B, N, M = tree_mask.shape
-    column = mx.arange(extent)[None, :] - length[:, None]  # [B, extent], 0 = the root's slot
+    column = iota(extent)[None, :] - length[:, None]  # [B, extent], 0 = the root's slot
     inside = (column >= 0) & (column < M)
     index = mx.broadcast_to(mx.clip(column, 0, M - 1)[:, None, :], (B, N, extent))
     in_tree = mx.take_along_axis(tree_mask, index, axis=2)
@@ -48,5 +50,5 @@ def windowed(mask: mx.array, size: int) -> mx.array:
 
 def chain_mask(length: mx.array, nodes: int, extent: int) -> mx.array:
     """Return `attention_mask` [B, 1, N, extent] of a chain: slots up to each node's own."""
-    own = length[:, None] + mx.arange(nodes)[None]
-    return (mx.arange(extent)[None, None] <= own[:, :, None])[:, None]
+    own = length[:, None] + iota(nodes)[None]
+    return (iota(extent)[None, None] <= own[:, :, None])[:, None]

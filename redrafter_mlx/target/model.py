@@ -137,9 +137,12 @@ class Target:
     def new_cache(self) -> TreeCache:
         return TreeCache(self.n_layers)
 
-    def append(self, tokens: mx.array, cache: TreeCache, start: int) -> mx.array:
-        """Append prompt tokens [B, P] at position `start`; return hidden states [B, P, C]."""
-        cache.plan_prompt(start, tokens.shape[1])
+    def append(self, tokens: mx.array, cache: TreeCache, start: int, length: int = 0) -> mx.array:
+        """Append prompt tokens [B, P] at position `start`; return hidden states [B, P, C].
+
+        length: of the whole prompt, of which these are a part
+        """
+        cache.plan_prompt(start, tokens.shape[1], length)
         return self.hidden(tokens, cache.layers)
 
     def verify(

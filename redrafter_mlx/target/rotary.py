@@ -17,6 +17,7 @@ import mlx.nn as nn
 from mlx_lm.models.rope_utils import Llama3RoPE
 
 from redrafter_mlx.runtime.device import backend
+from redrafter_mlx.speculation.constants import iota
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -121,7 +122,7 @@ class NodeRope:
 def _cos_sin_of(rope: NodeRope, x: mx.array, offset: int | mx.array) -> _CosSin:
     """Return cosines and sines for x [B, H, N, size]: the embedding of the vector (1, 0)."""
     rows = offset.shape[0] if isinstance(offset, mx.array) and offset.ndim else 1
-    index = mx.arange(rope.dims)
+    index = iota(rope.dims)
     first = index % 2 == 0 if rope.traditional else index < rope.dims // 2
     unit = mx.broadcast_to(first.astype(x.dtype), (rows, 1, x.shape[2], rope.dims))
     return _CosSin(offset, *_pairs(rope.rotate_alone(unit, offset), rope.dims, rope.traditional))

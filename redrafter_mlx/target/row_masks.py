@@ -52,8 +52,9 @@ def with_grouped_masks(read: Backbone) -> Backbone:
 def takes_row_masks(read: Backbone, n_layers: int) -> bool:
     """Return whether the backbone takes a mask for each batch row. Nothing is computed."""
     cache = TreeCache(n_layers)
-    zeros, mask = mx.zeros((_ROWS,), mx.int32), mx.ones((_ROWS, 1, 2, 4), mx.bool_)
-    cache.plan = TreePlan(zeros, mask, zeros, None, extent=4, capacity=4, keep=False)
+    offset, slots = mx.zeros((_ROWS,), mx.int32), mx.zeros((_ROWS, 2), mx.int32)
+    mask = mx.ones((_ROWS, 1, 2, 4), mx.bool_)
+    cache.plan = TreePlan(offset, mask, slots, None, extent=4, capacity=4, keep=False)
     try:
         read(mx.zeros((_ROWS, 2), mx.int32), cache=cache.layers)
     except ValueError:  # MLX cannot broadcast the mask to the scores

@@ -9,8 +9,9 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import log_softmax
-from redrafter_mlx.speculation.tree import Beams, TokenTree, pack_beam
+from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target.adapter import unsupported, unsupported_if_failing
 from redrafter_mlx.target.model import Target
 

@@ -23,10 +23,9 @@ from redrafter_mlx.errors import (
     UnsupportedModelError,
 )
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.weights.files.names import shards
+from redrafter_mlx.weights.files.names import WEIGHTS, shards
 from redrafter_mlx.weights.gguf.header import read_header
 
-_INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "*.tiktoken", "merges.txt",
                     "spiece.model", "vocab.txt")  # fmt: skip
 
@@ -73,7 +72,7 @@ def read_config(folder: Path) -> dict[str, object]:
 def read_headers(folder: Path) -> dict[Path, SafetensorsHeader]:
     """Read the headers of all weight files; every file that the index names must exist."""
     files = sorted(folder.glob("model*.safetensors"))
-    index = folder / _INDEX
+    index = folder / f"{WEIGHTS}.index.json"
     if index.exists():
         shards(index)
     if not files:

@@ -11,11 +11,9 @@ from redrafter_mlx.runtime.json_file import read_object
 
 WEIGHTS = "model.safetensors"
 
-_PYTORCH = "pytorch_model.bin"
-
 _PATTERNS = (
     (WEIGHTS, "model*.safetensors"), ("", "*.safetensors"),
-    (_PYTORCH, "pytorch_model*.bin"), ("", "*.bin"), ("", "*.pt"),
+    ("pytorch_model.bin", "pytorch_model*.bin"), ("", "*.bin"), ("", "*.pt"),
 )  # fmt: skip
 """Name of a single file with all weights, and pattern of shards or other names; best first."""
 
@@ -39,6 +37,19 @@ def weight_names(names: Collection[str]) -> list[str]:
         if found:
             return [index, *found] if index in names else found
     return []
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Return the files that hold a folder's weights, all of which exist.
+
+    Raises DamagedFileError if there is none, or one that an index names is missing.
+    """
+    found = weight_names([path.name for path in folder.iterdir() if path.is_file()])
+    if not found:
+        raise DamagedFileError(f"{folder / WEIGHTS} is missing; a drafter's folder holds {WEIGHTS}")
+    if found[0].endswith(".json"):
+        return shards(folder / found[0])
+    return [folder / name for name in found]
 
 
 def shards(index: Path) -> list[Path]:

@@ -53,7 +53,31 @@ def open_torch_file(path: Path) -> TorchFile:
     Raises DamagedFileError, naming the file, for anything but tensors in a PyTorch archive.
     """
     with _archive(path) as archive:
-        return _open(path, archive)
+        members = {info.filename: info for info in archive.infolist()}
+        pickles = [name for name in members if name.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            raise RefusedError("it is no file of PyTorch's (it holds no NAME/data.pkl, or several)")
+        folder = pickles[0].removesuffix("data.pkl")
+        if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
+            raise RefusedError("it is compressed, which PyTorch never does")
+        if sum(info.file_size for info in members.values()) > path.stat().st_size:
+            raise RefusedError("it is truncated, or its members lie over one another")
+        if f"{folder}byteorder" in members and archive.read(f"{folder}byteorder") != b"little":
+            raise RefusedError("its numbers are not in little-endian order")
+        if members[pickles[0]].file_size > MAX_BYTES:
+            raise RefusedError(f"{pickles[0]!r:.80} in it is larger than {MAX_BYTES} bytes")
+        views = read_views(archive.read(pickles[0]))
+        for storage in {view.storage for view in views.values()}:
+            member = members.get(f"{folder}data/{storage.key}")
+            if member is None:
+                raise RefusedError(f"storage {storage.key!r:.80} is missing")
+            wanted = storage.size * np.dtype(STORAGES[storage.kind]).itemsize
+            if wanted != member.file_size:
+                raise RefusedError(
+                    f"storage {storage.key!r:.80} has {member.file_size} bytes, not {wanted}"
+                )
+            archive.open(member).close()  # checks the member's position
+        return TorchFile(path, folder, views)
 
 
 @contextmanager
@@ -74,34 +98,6 @@ def _archive(path: Path) -> Iterator[zipfile.ZipFile]:
             raise DamagedFileError(
                 f"{path} is refused: its zip archive is damaged or truncated ({error!s:.80})"
             ) from None
-
-
-def _open(path: Path, archive: zipfile.ZipFile) -> TorchFile:
-    members = {info.filename: info for info in archive.infolist()}
-    pickles = [name for name in members if name.endswith("/data.pkl")]
-    if len(pickles) != 1:
-        raise RefusedError("it is no file of PyTorch's (it holds no NAME/data.pkl, or several)")
-    folder = pickles[0].removesuffix("data.pkl")
-    if any(info.compress_type != zipfile.ZIP_STORED for info in members.values()):
-        raise RefusedError("it is compressed, which PyTorch never does")
-    if sum(info.file_size for info in members.values()) > path.stat().st_size:
-        raise RefusedError("it is truncated, or its members lie over one another")
-    if f"{folder}byteorder" in members and archive.read(f"{folder}byteorder") != b"little":
-        raise RefusedError("its numbers are not in little-endian order")
-    if members[pickles[0]].file_size > MAX_BYTES:
-        raise RefusedError(f"{pickles[0]!r:.80} in it is larger than {MAX_BYTES} bytes")
-    views = read_views(archive.read(pickles[0]))
-    for storage in {view.storage for view in views.values()}:
-        member = members.get(f"{folder}data/{storage.key}")
-        if member is None:
-            raise RefusedError(f"storage {storage.key!r:.80} is missing")
-        wanted = storage.size * np.dtype(STORAGES[storage.kind]).itemsize
-        if wanted != member.file_size:
-            raise RefusedError(
-                f"storage {storage.key!r:.80} has {member.file_size} bytes, not {wanted}"
-            )
-        archive.open(member).close()  # checks the member's position
-    return TorchFile(path, folder, views)
 
 
 def _array(content: bytes, view: TensorView) -> mx.array:

@@ -164,7 +164,9 @@ def _run(data: bytes) -> object:
                 items = since_mark()
                 stack.append(_with_items(*take(1), *items))
             case "GLOBAL":
-                stack.append(_admit(argument))
+                if argument not in _GLOBALS:
+                    raise RefusedError(f"it asks for {_dotted(argument)!r}, which no tensor needs")
+                stack.append(_Global(str(argument)))
             case "REDUCE":
                 stack.append(_call(*take(2)))
             case "BINPERSID":
@@ -178,11 +180,8 @@ def _run(data: bytes) -> object:
     raise RefusedError("its list of tensors has no end")
 
 
-def _admit(name: object) -> _Global:
-    if name not in _GLOBALS:
-        shown = str(name).replace(" ", ".")
-        raise RefusedError(f"it asks for {shown[:80]!r}, which no tensor needs")
-    return _Global(str(name))
+def _dotted(name: object) -> str:
+    return str(name).replace(" ", ".")[:80]
 
 
 def _call(function: object, arguments: object) -> object:
@@ -191,20 +190,14 @@ def _call(function: object, arguments: object) -> object:
     if name == _DICTIONARY and not given:
         return {}
     if name != _TENSOR or len(given) not in (6, 7):
-        raise RefusedError(f"it calls {name.replace(' ', '.')} with other arguments than PyTorch")
-    storage, offset, shape, strides = given[:4]
-    return _view(_typed(storage, Storage), _count(offset), _counts(shape), _counts(strides))
-
-
-def _view(
-    storage: Storage, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
-) -> TensorView:
-    if len(shape) != len(strides):
+        raise RefusedError(f"it calls {_dotted(name)} with other arguments than PyTorch")
+    storage, offset = _typed(given[0], Storage), _count(given[1])
+    view = TensorView(storage, offset, shape=_counts(given[2]), strides=_counts(given[3]))
+    if len(view.shape) != len(view.strides):
         raise RefusedError("a tensor has other strides than dimensions")
-    view = TensorView(storage, offset, shape, strides)
     if offset + view.span > storage.size:
         raise RefusedError("a tensor reaches beyond its storage")
-    if prod(shape) > view.span:
+    if prod(view.shape) > view.span:
         raise RefusedError("a tensor has elements that lie over one another")
     return view
 
@@ -215,7 +208,7 @@ def _storage(persistent_id: object) -> Storage:
         raise RefusedError("it refers to something that is no storage")
     kind = _typed(given[1], _Global).name
     if kind not in STORAGES:
-        raise RefusedError(f"a storage is of type {kind.replace(' ', '.')}")
+        raise RefusedError(f"a storage is of type {_dotted(kind)}")
     return Storage(kind, _typed(given[2], str), _count(given[4]))
 
 

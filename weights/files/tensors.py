@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from redrafter_mlx.errors import DamagedFileError
 from redrafter_mlx.weights.files.folder import read_safetensors_header
-from redrafter_mlx.weights.files.names import WEIGHTS, shards, weight_names
+from redrafter_mlx.weights.files.names import weight_files
 from redrafter_mlx.weights.files.pickles import open_torch_file
 
 
@@ -45,21 +45,11 @@ def open_tensors(folder: Path) -> StoredTensors:
     holds a tensor that another one holds too.
     """
     try:
-        files = _weight_files(folder)
+        files = weight_files(folder)
         path = files[0] if len(files) == 1 else folder
         return StoredTensors(path, tuple(files), _all_shapes(files))
     except OSError as error:
         raise DamagedFileError(f"{folder} cannot be read: {error.strerror or error}") from error
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    names = [path.name for path in folder.iterdir() if path.is_file()]
-    found = weight_names(names)
-    if not found:
-        raise DamagedFileError(f"{folder / WEIGHTS} is missing; a drafter's folder holds {WEIGHTS}")
-    if found[0].endswith(".json"):
-        return shards(folder / found[0])
-    return [folder / name for name in found]
 
 
 def _all_shapes(files: list[Path]) -> dict[str, tuple[int, ...]]:

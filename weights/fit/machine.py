@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import constants
 
 from redrafter_mlx.runtime.device import backend, memory_limit
-from redrafter_mlx.runtime.paths import existing_part
+from redrafter_mlx.runtime.paths import free_disk
 
 
 @dataclass(frozen=True)
@@ -19,7 +18,7 @@ class Machine:
 
     memory:      of the whole machine
     working_set: part of the memory that models and their caches may take
-    free_disk:   free space where the Hub's files are kept
+    free_disk:   free space for downloads from the Hub
     on_cpu:      weights are dequantised to float32 unless `quantize` keeps them, see precision.py
     """
 
@@ -34,6 +33,6 @@ def this_machine() -> Machine:
     return Machine(
         memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         working_set=memory_limit(),
-        free_disk=shutil.disk_usage(existing_part(Path(constants.HF_HUB_CACHE))).free,
+        free_disk=free_disk(Path(constants.HF_HUB_CACHE)),
         on_cpu=backend() == "cpu",
     )

@@ -10,7 +10,7 @@ from math import prod
 from redrafter_mlx.weights.gguf.header import GGUFHeader
 from redrafter_mlx.weights.gguf.tensors import BITS
 
-_GROUP = 64
+GROUP_SIZE = 64
 """Number of weights that share a scale and a bias, under `quantize` and in most repositories."""
 
 _DRAFT_VOCAB = 32_000
@@ -54,7 +54,7 @@ class ModelSize:
 
         float_bytes: size of a float, or of a scale and of a bias
         """
-        each = 8 * float_bytes if bits is None else bits + 2 * 8 * float_bytes / _GROUP
+        each = 8 * float_bytes if bits is None else bits + 2 * 8 * float_bytes / GROUP_SIZE
         return round(self.parameters * each / 8)
 
     def cache_bytes(self, tokens: int, float_bytes: int = 2) -> int:

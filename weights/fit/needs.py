@@ -87,23 +87,21 @@ def check_download(name: str, stored: StoredModel, machine: Machine) -> str | No
     Raises TooLargeError, with the model to take instead, if not even its weights fit.
     """
     ways = needs(stored, machine)
-    if ways[0].fits(machine):
+    fitting = [way for way in ways if way.fits(machine)]
+    if ways[0] in fitting:
         return None
     room = (
         f"{name} takes {human_size(ways[0].total)} with a context of {CONTEXT} tokens, and models "
         f"may take {human_size(machine.working_set)} here"
     )
-    fitting = [way for way in ways if way.fits(machine)]
-    short = [way for way in needs(stored, machine, context=0, drafter=0) if way.fits(machine)]
     if fitting:
         here = f"load it with {fitting[0].option} ({human_size(fitting[0].total)})"
-    elif short:
-        smallest = short[-1]
-        room_left = machine.working_set - smallest.total
-        tokens = room_left * CONTEXT // max(1, ways[-1].cache)
-        here = f"{smallest.option} there is room for {tokens} tokens without a drafter"
     else:
-        raise TooLargeError(f"{room}; {_instead(name, machine, any_model=True) or _SMALLER}")
+        short = [way for way in needs(stored, machine, context=0, drafter=0) if way.fits(machine)]
+        if not short:
+            raise TooLargeError(f"{room}; {_instead(name, machine, any_model=True) or _SMALLER}")
+        tokens = (machine.working_set - short[-1].total) * CONTEXT // max(1, ways[-1].cache)
+        here = f"{short[-1].option} there is room for {tokens} tokens without a drafter"
     instead = _instead(name, machine, any_model=not fitting)
     return f"{room}; {here}" + (f", or {instead}" if instead else "")
 

@@ -158,14 +158,14 @@ class _Reader:
             return self.scalar(_SCALARS[kind])
         if kind == _STRING:
             return self.string()
-        if kind != _ARRAY:
-            raise DamagedFileError(f"{self._path}: unknown metadata type {kind} at {self.at}")
-        of, n = self.scalar("I"), self.count("values")
-        if of in _SCALARS:
-            return list(self._values(_SCALARS[of], n))
-        if of == _STRING:
-            return self._strings(n)
-        return [self._value(of) for _ in range(n)]
+        if kind == _ARRAY:
+            kind, n = self.scalar("I"), self.count("values")
+            if kind in _SCALARS:
+                return list(self._values(_SCALARS[kind], n))
+            if kind == _STRING:
+                return self._strings(n)
+        # An array of arrays is refused too: no model has one, and many would exhaust the stack.
+        raise DamagedFileError(f"{self._path}: unknown metadata type {kind} at {self.at}")
 
     def _strings(self, n: int) -> list[str]:
         """Read `n` consecutive strings in one fast loop: a vocabulary has one for each token."""

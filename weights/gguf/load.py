@@ -85,10 +85,7 @@ def _model_args(header: GGUFHeader) -> llama.ModelArgs:
     architecture = header.get("general.architecture", str)
     if architecture != "llama" or header.get("llama.expert_count", int, 0):
         kind = architecture if architecture != "llama" else "mixture-of-experts llama"
-        raise UnsupportedModelError(
-            f"{header.path}: GGUF files of architecture {kind} are not read, only dense llama; "
-            f"give the model's safetensors folder or Hub repository instead"
-        )
+        raise _unsupported(header, f"GGUF of architecture {kind} is not read, only dense llama")
     hidden = header.get("llama.embedding_length", int)
     heads = header.get("llama.attention.head_count", int)
     if hidden <= 0 or heads <= 0:
@@ -96,9 +93,8 @@ def _model_args(header: GGUFHeader) -> llama.ModelArgs:
     head_dim = header.get("llama.attention.key_length", int, hidden // heads)
     rotary = header.get("llama.rope.dimension_count", int, head_dim)
     if rotary != head_dim:
-        raise UnsupportedModelError(
-            f"{header.path}: rotary embedding of {rotary} of {head_dim} dimensions is not read"
-        )
+        what = f"rotary embedding of {rotary} of {head_dim} dimensions is not read"
+        raise _unsupported(header, what)
     layers = header.get("llama.block_count", int)
     if not 0 < layers <= len(header.tensors):
         raise DamagedFileError(f"{header.path}: {layers} layers, but {len(header.tensors)} tensors")
@@ -128,10 +124,7 @@ def _rope_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, float
     """Return the scaling; as in llama.cpp, a file that only names a factor is scaled linearly."""
     kind = header.get("llama.rope.scaling.type", str, "linear")
     if kind not in ("none", "linear"):
-        raise UnsupportedModelError(
-            f"{header.path}: GGUF files with {kind} rope scaling are not read; give the model's "
-            f"safetensors folder or Hub repository instead"
-        )
+        raise _unsupported(header, f"GGUF with {kind} rope scaling is not read")
     old = header.get("llama.rope.scale_linear", float, 0.0)
     factor = header.get("llama.rope.scaling.factor", float, old)
     if kind == "linear" and factor not in (0, 1):
@@ -152,11 +145,14 @@ def _llama3_scaling(header: GGUFHeader, dims: int, base: float) -> dict[str, flo
     scaled = Llama3RoPE(dims, base=base, scaling_config=scaling)._freqs
     wanted = base ** (mx.arange(0, dims, 2) / dims) * factors
     if not mx.allclose(scaled, wanted, rtol=1e-3, atol=0).item():
-        raise UnsupportedModelError(
-            f"{header.path}: the factors in {_FREQUENCIES} are not Llama 3's; give the model's "
-            f"safetensors folder or Hub repository instead"
-        )
+        raise _unsupported(header, f"the factors in {_FREQUENCIES} are not Llama 3's")
     return scaling
+
+
+def _unsupported(header: GGUFHeader, what: str) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        f"{header.path}: {what}; give the model's safetensors folder or Hub repository instead"
+    )
 
 
 def _check_types(header: GGUFHeader) -> None:

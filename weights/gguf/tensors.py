@@ -56,7 +56,8 @@ def read_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, mx.
     """
     arrays: dict[str, mx.array] = {}
     for name, tensor in tensors.items():
-        blocks = _read_blocks(path, tensor)
+        layout = _BLOCKS[tensor.type]
+        blocks = np.fromfile(path, layout, tensor.nbytes // layout.itemsize, offset=tensor.start)
         if tensor.type in BITS:
             codes, *scaling = _quantised(blocks, tensor.type)
             parts = (_pack(codes, BITS[tensor.type]), *scaling)
@@ -66,11 +67,6 @@ def read_tensors(path: Path, tensors: Mapping[str, TensorInfo]) -> dict[str, mx.
         else:
             arrays[name] = _numbers(blocks, tensor.type).reshape(tensor.shape)
     return arrays
-
-
-def _read_blocks(path: Path, tensor: TensorInfo) -> _Blocks:
-    block = _BLOCKS[tensor.type]
-    return np.fromfile(path, block, tensor.nbytes // block.itemsize, offset=tensor.start)
 
 
 def _pack(codes: mx.array, bits: int) -> mx.array:

@@ -10,21 +10,11 @@ from __future__ import annotations
 import re
 
 from mlx_lm.tokenizer_utils import BPEStreamingDetokenizer, TokenizerWrapper
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.weights.gguf.header import GGUFHeader
-from redrafter_mlx.weights.spm import CONTROL, USER_DEFINED, Pieces, spm_tokenizer
+from redrafter_mlx.weights.spm import CONTROL, USER_DEFINED, Pieces, fast_tokenizer, spm_tokenizer
 
 _ENDS = (
     "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|end|>",
@@ -98,47 +88,31 @@ def _byte_level(header: GGUFHeader, tokens: list[str], types: list[int]) -> Toke
             f"{header.path}: how its tokenizer cuts text into words, {pre!r}, is not known here; "
             f"known are {', '.join(_PRE_TOKENIZERS)}"
         )
-    backend = Tokenizer(_byte_level_model(header, tokens, ignore_merges=pre.startswith("llama")))
+    pairs = [merge.partition(" ")[::2] for merge in header.items("tokenizer.ggml.merges", str)]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    try:
+        merges = models.BPE(vocabulary, pairs, ignore_merges=pre.startswith("llama"))
+    except Exception as error:  # the binding raises Exception itself
+        raise DamagedFileError(f"{header.path}: its tokenizer's merges: {error}") from error
+    backend = Tokenizer(merges)
     if _PRE_TOKENIZERS[pre] is _QWEN2:
         backend.normalizer = normalizers.NFC()
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]
     backend.decoder = decoders.ByteLevel()
-    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
-        found = [t for t, k in zip(tokens, types, strict=True) if k == kind]
-        added = [AddedToken(t, normalized=False, special=special) for t in found]
-        backend.add_special_tokens(added) if special else backend.add_tokens(added)
-    bos = _token(header, tokens, "bos")
-    if bos is not None and header.get(
-        "tokenizer.ggml.add_bos_token", bool, pre.startswith("llama")
-    ):
-        backend.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", special_tokens=[(bos, tokens.index(bos))]
-        )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token=bos,
+    return fast_tokenizer(
+        backend,
+        BPEStreamingDetokenizer,
+        tokens,
+        types,
+        add_bos=header.get("tokenizer.ggml.add_bos_token", bool, pre.startswith("llama")),
+        eos_token_ids=_ends(header, tokens, types),
+        max_length=header.get("llama.context_length", int),
+        bos_token=_token(header, tokens, "bos"),
         eos_token=_token(header, tokens, "eos"),
         pad_token=_token(header, tokens, "padding"),
         unk_token=_token(header, tokens, "unknown"),
-        clean_up_tokenization_spaces=False,
         chat_template=_chat_template(header),
-        model_max_length=header.get("llama.context_length", int),
     )
-    return TokenizerWrapper(
-        tokenizer, BPEStreamingDetokenizer, eos_token_ids=_ends(header, tokens, types)
-    )
-
-
-def _byte_level_model(header: GGUFHeader, tokens: list[str], ignore_merges: bool) -> models.BPE:
-    merges = []
-    for merge in header.items("tokenizer.ggml.merges", str):
-        left, _, right = merge.partition(" ")
-        merges.append((left, right))
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    try:
-        return models.BPE(vocabulary, merges, ignore_merges=ignore_merges)
-    except Exception as error:  # the binding raises Exception itself
-        raise DamagedFileError(f"{header.path}: its tokenizer's merges: {error}") from error
 
 
 def _sentencepiece(header: GGUFHeader, tokens: list[str], types: list[int]) -> TokenizerWrapper:

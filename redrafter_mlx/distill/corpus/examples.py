@@ -13,6 +13,7 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import Text, answer_lengths, load_shard
+from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.errors import BadInputError
 
 _HELD_OUT_POSITIONS = 6_000
@@ -42,11 +43,8 @@ class Batch(NamedTuple):
 class Positions:
     """Texts laid end to end; a position is one answer token, after which drafts start.
 
-    Shapes:
-      states: [M, C], roots: [M] int32, labels: [M, T] int32, valid: [M, T] bool
-      hard:   [M] bool, whether the labels are the target's tokens; see Text
-      text:   [M] int32, which text a position is in
-      root_at: [M] int32, the root's index in that text, prompt included
+    Shapes: as in `Batch`, for all M positions, and
+      root_at: [M] int32, the root's index in its text, prompt included
     """
 
     states: np.ndarray
@@ -54,7 +52,6 @@ class Positions:
     labels: np.ndarray
     valid: np.ndarray
     hard: np.ndarray
-    text: np.ndarray
     root_at: np.ndarray
 
     def __len__(self) -> int:
@@ -86,26 +83,22 @@ def lay_out(texts: Sequence[Text], length: int) -> Positions:
         fine   <end> -
         <end>  -     -
     """
-    roots, labels, valid = [], [], []
+    drafts, valid = [], []  # the root and its labels; whether a label is within the text
     for text in texts:
-        if text.labels is not None:
-            roots.append(text.labels[:, 0])
-            labels.append(text.labels[:, 1 : length + 1])
-            valid.append(np.ones((len(text.labels), length), bool))
-            continue
         A = len(text.answer)
-        ahead = np.arange(A)[:, None] + np.arange(1, length + 1)[None]
-        roots.append(text.answer)
-        labels.append(text.answer[np.minimum(ahead, A - 1)])
-        valid.append(ahead < A)
-    answers = [len(text.answer) for text in texts]
+        ahead = np.arange(A)[:, None] + np.arange(length + 1)
+        if text.labels is None:
+            drafts.append(text.answer[np.minimum(ahead, A - 1)])
+        else:
+            drafts.append(text.labels[:, : length + 1])
+        valid.append((ahead[:, 1:] < A) | (text.labels is not None))
+    tokens = np.concatenate(drafts).astype(np.int32)
     return Positions(
         _states(texts),
-        np.concatenate(roots),
-        np.concatenate(labels).astype(np.int32),
+        tokens[:, 0],
+        tokens[:, 1:],
         np.concatenate(valid),
-        np.repeat([text.hard_labels for text in texts], answers),
-        np.repeat(np.arange(len(texts), dtype=np.int32), answers),
+        np.repeat([text.hard_labels for text in texts], [len(text.answer) for text in texts]),
         np.concatenate([len(t.prompt) + np.arange(len(t.answer)) for t in texts]).astype(np.int32),
     )
 
@@ -115,61 +108,54 @@ def _states(texts: Sequence[Text]) -> np.ndarray:
 
     The states are copied text by text, because they take nearly all of the memory.
     """
-    wide = sum(part.shape[1] for part in _parts(texts[0]))
+    wide = sum(part.shape[1] for part in texts[0].parts)
     whole = np.empty((sum(len(text.states) for text in texts), wide), texts[0].states.dtype)
     at = 0
     for text in texts:
         end = at + len(text.states)
-        np.concatenate(_parts(text), axis=1, out=whole[at:end])
+        np.concatenate(text.parts, axis=1, out=whole[at:end])
         at = end
     return whole
-
-
-def _parts(text: Text) -> list[np.ndarray]:
-    return [text.states] if text.layer_inputs is None else [text.layer_inputs, text.states]
 
 
 @dataclass(frozen=True)
 class Examples:
     """The shards that are trained on, read a few at a time.
 
-    extras: data that is loaded with the shards
-    length: T, number of labels after each root
-    size:   P, number of positions in a batch
-    memory: bytes of hidden states held at once: the texts as read, and their copy laid end to end
+    extras:  data that is loaded with the shards
+    options: seed, positions in a batch, and labels after each root
+    memory:  bytes of hidden states held at once: the texts as read, and their copy laid end to end
     """
 
     shards: tuple[Path, ...]
     extras: Extras
-    length: int
-    size: int
+    options: TrainOptions
     memory: int
-    seed: int
 
     def epoch(self, number: int, skip: int = 0) -> Iterator[Batch]:
         """Yield the batches of one pass, in another order each time, without the first `skip`."""
-        at = 0
+        at, size = 0, self.options.batch
         for texts in self.texts(number):
-            laid = lay_out(texts, self.length)
+            laid = lay_out(texts, self.options.draft_length)
             texts.clear()
-            for start in range(0, len(laid) - self.size + 1, self.size):
+            for start in range(0, len(laid) - size + 1, size):
                 at += 1
                 if at > skip:
-                    yield laid.batch(start, self.size)
+                    yield laid.batch(start, size)
             del laid
 
     def texts(self, number: int) -> Iterator[list[Text]]:
         """Yield the texts of one pass in its order, as many together as memory allows."""
         for group, paths in enumerate(self._groups(number)):
             texts = [text for path in paths for text in self.extras.load(path)]
-            random.Random(f"{self.seed} {number} {group}").shuffle(texts)
+            random.Random(f"{self.options.seed} {number} {group}").shuffle(texts)
             if texts:
                 yield texts
 
     def _groups(self, number: int) -> list[list[Path]]:
         """Return the shards in this pass's order, grouped, as many together as memory allows."""
         order = list(self.shards)
-        random.Random(f"{self.seed} {number}").shuffle(order)
+        random.Random(f"{self.options.seed} {number}").shuffle(order)
         groups: list[list[Path]] = [[]]
         room = share = self.memory // 2  # the other half is for the copy laid end to end
         for path in order:
@@ -219,12 +205,5 @@ def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
 
 
 def choose_vocabulary(counts: np.ndarray, size: int) -> np.ndarray:
-    """Return the `size` most frequent tokens, in order of their ids.
-
-    Raises BadInputError if the vocabulary has fewer tokens.
-    """
-    if size > len(counts):
-        raise BadInputError(
-            f"--draft-vocab is {size}; the target's vocabulary has {len(counts)} tokens"
-        )
+    """Return the `size` most frequent tokens, in order of their ids."""
     return np.sort(np.argsort(-counts, kind="stable")[:size]).astype(np.int32)

@@ -14,9 +14,10 @@ another pass of the target over them:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -27,9 +28,9 @@ from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import (
     Shard,
     Text,
-    damaged,
     load_arrays,
     load_shard,
+    naming_damage,
     save_shard,
 )
 from redrafter_mlx.runtime.atomic_write import atomic_write
@@ -53,8 +54,7 @@ class Extras:
 
     def files(self, shard: Path) -> list[Path]:
         """Return the paths of this data for a shard."""
-        own = [layer_inputs_path(shard, self.context)] if self.context else []
-        own += [prompt_states_path(shard, self.context)] if self.whole else []
+        own = [self._path(kind, shard) for kind in self._kinds]
         return own + [
             file for path in self.read_shards(shard) for file in (path, *self.each.files(path))
         ]
@@ -84,16 +84,11 @@ class Extras:
             return
         texts = load_shard(shard).texts if texts is None else texts
         target = target.reading(self.context)
-        path = layer_inputs_path(shard, self.context)
-        if self.context and not path.exists():
-            texts = with_layer_inputs(target, texts)
-            inputs = [text.layer_inputs for text in texts if text.layer_inputs is not None]
-            save_states(inputs, path, target.dtype)
-        path = prompt_states_path(shard, self.context)
-        if self.whole and not path.exists():
-            texts = with_prompt_states(target, texts)
-            prompts = [text.prompt_states for text in texts if text.prompt_states is not None]
-            save_states(prompts, path, target.dtype)
+        for kind in self._kinds:
+            path = self._path(kind, shard)
+            if not path.exists():
+                texts = kind.added(target, texts)
+                save_states([getattr(text, kind.field) for text in texts], path, target.dtype)
         for read in self.read:
             path, found = read.path(shard), None
             if not path.exists():
@@ -108,66 +103,27 @@ class Extras:
         Raises DamagedFileError, naming the file, if a file is damaged.
         """
         texts = load_shard(shard).texts
-        if self.context:
-            answers = [len(text.answer) for text in texts]
-            saved = load_states(layer_inputs_path(shard, self.context), answers)
-            texts = [replace(t, layer_inputs=own) for t, own in zip(texts, saved, strict=True)]
-        if self.whole:
-            saved = load_states(
-                prompt_states_path(shard, self.context), [len(text.prompt) - 1 for text in texts]
-            )
-            texts = [replace(t, prompt_states=own) for t, own in zip(texts, saved, strict=True)]
+        for kind in self._kinds:
+            texts = kind.load(self._path(kind, shard), texts)
         return texts
 
-    def compute(self, target: Target, texts: Sequence[Text]) -> list[Text]:
+    def compute(self, target: Target, texts: Sequence[Text]) -> Sequence[Text]:
         """Compute the same data for texts that are in no corpus."""
-        target = target.reading(self.context)
-        if self.context:
-            texts = with_layer_inputs(target, texts)
-        if self.whole:
-            texts = with_prompt_states(target, texts)
-        return list(texts)
+        for kind in self._kinds:
+            texts = kind.added(target.reading(self.context), texts)
+        return texts
 
     @property
     def each(self) -> Extras:
         """The data stored for every shard, including the shards of texts that are only read."""
         return replace(self, read=())
 
+    @property
+    def _kinds(self) -> list[_States]:
+        return [_LAYER_INPUTS] * bool(self.context) + [_PROMPT_STATES] * self.whole
 
-def layer_inputs_path(shard: Path, layers: Sequence[int]) -> Path:
-    """Return the path of the layer inputs of a shard."""
-    return shard.parent / f"states-{'-'.join(map(str, layers))}" / shard.name
-
-
-def prompt_states_path(shard: Path, layers: Sequence[int]) -> Path:
-    """Return the path of the states of a shard's prompts."""
-    return shard.parent / "-".join(["whole", *map(str, layers)]) / shard.name
-
-
-def with_layer_inputs(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
-    """Return the texts with the inputs [A, C - D] of the context layers along their answers."""
-    if all(text.layer_inputs is not None for text in texts):
-        return texts
-    whole = ((text.prompt + text.answer.tolist(), len(text.prompt)) for text in texts)
-    found = teacher_forced_states(target, whole)
-    return [
-        replace(text, layer_inputs=states[:, : -target.hidden_size])
-        for text, states in zip(texts, found, strict=True)
-    ]
-
-
-def with_prompt_states(target: Target, texts: Sequence[Text]) -> Sequence[Text]:
-    """Return the texts with the states [len(prompt) - 1, C] along their prompts."""
-    width = target.context_size
-    if all(t.prompt_states is not None and t.prompt_states.shape[1] == width for t in texts):
-        return texts
-    longer = [text.prompt for text in texts if len(text.prompt) > 1]
-    found = teacher_forced_states(target, ((prompt, 1) for prompt in longer))
-    nothing = to_host(mx.zeros((0, width), target.dtype))
-    return [
-        replace(text, prompt_states=next(found) if len(text.prompt) > 1 else nothing)
-        for text in texts
-    ]
+    def _path(self, kind: _States, shard: Path) -> Path:
+        return shard.parent / "-".join([kind.folder, *map(str, self.context)]) / shard.name
 
 
 def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None = None) -> None:
@@ -181,20 +137,47 @@ def save_states(states: Sequence[np.ndarray], path: Path, dtype: mx.Dtype | None
         mx.save_safetensors(str(partial), {"states": mx.array(together, dtype)}, {"format": FORMAT})
 
 
-def load_states(path: Path, counts: Sequence[int]) -> list[np.ndarray]:
-    """Return the states of each text of a shard; text i has `counts[i]` of them.
+@dataclass(frozen=True)
+class _States:
+    """A kind of states: its folder, and its field of a text.
 
-    Raises DamagedFileError, naming the file, if it is damaged or belongs to other texts.
+    read:  returns tokens of a text, and the index of the first one whose state is kept
+    whole: whether the last hidden states are kept together with the layer inputs
     """
-    try:
-        arrays, metadata = load_arrays(path)
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-        together = to_host(arrays["states"])
-        ends = np.cumsum(counts, dtype=np.int64)
-        wanted = int(ends[-1]) if counts else 0
-        if len(together) != wanted:
-            raise ValueError(f"it holds {len(together)} positions, its shard's texts have {wanted}")
-        return np.split(together, ends[:-1]) if counts else []
-    except (RuntimeError, ValueError, KeyError) as error:
-        raise damaged(path, error) from None
+
+    folder: str
+    field: str
+    read: Callable[[Text], tuple[list[int], int]]
+    whole: bool
+
+    def load(self, path: Path, texts: Sequence[Text]) -> list[Text]:
+        """Return the texts with their states in a file.
+
+        Raises DamagedFileError, naming the file, if it is damaged or belongs to other texts.
+        """
+        counts = [len(tokens) - first for tokens, first in map(self.read, texts)]
+        with naming_damage(path):
+            together = to_host(load_arrays(path, FORMAT)[0]["states"])
+            held, wanted = len(together), sum(counts)
+            if held != wanted:
+                raise ValueError(f"it holds {held} positions, its shard's texts have {wanted}")
+        return self._with(texts, np.split(together, np.cumsum(counts, dtype=np.int64))[:-1])
+
+    def _with(self, texts: Sequence[Text], states: Iterable[np.ndarray]) -> list[Text]:
+        changes: list[dict[str, Any]] = [{self.field: own} for own in states]
+        return [replace(text, **own) for text, own in zip(texts, changes, strict=True)]
+
+    def added(self, target: Target, texts: Sequence[Text]) -> Sequence[Text]:
+        """Return the texts with these states, computed in one pass unless all of them have some."""
+        width = target.context_size - (0 if self.whole else target.hidden_size)
+        held = [getattr(text, self.field) for text in texts]
+        if all(states is not None and states.shape[1] == width for states in held):
+            return texts
+        found = teacher_forced_states(target, map(self.read, texts))
+        return self._with(texts, (states[:, :width] for states in found))
+
+
+_LAYER_INPUTS = _States(
+    "states", "layer_inputs", lambda t: (t.prompt + t.answer.tolist(), len(t.prompt)), whole=False
+)
+_PROMPT_STATES = _States("whole", "prompt_states", lambda t: (t.prompt, 1), whole=True)

@@ -29,6 +29,9 @@ WORDS = 13
 EXCLUDED = "excluded"
 """The reason under which texts that match an exclusion are counted."""
 
+REFUSED = "prompt refused by the chat template"
+"""The reason under which prompts are counted that a chat template cannot render."""
+
 
 def loop_start(tokens: Sequence[int], window: int = LOOP_WINDOW) -> int | None:
     """Return the start of the first run of `window` tokens that occurred before, or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -13,7 +14,7 @@ from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.filters import NOTHING, Exclusions
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.reader import Reader
-from redrafter_mlx.distill.corpus.shards import ShardSummary, summarise_shard
+from redrafter_mlx.distill.corpus.shards import summarise_shard
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.errors import BadInputError
@@ -102,13 +103,23 @@ class CorpusGoal:
             return True
         return size.blocks > 0 and size.answer_tokens >= self.least_tokens and self.stop()
 
+    def check_enough(self, size: CorpusSize, data: Path | None) -> None:
+        """Raise BadInputError for a whole corpus of fewer than `least_tokens`, read from `data`."""
+        if size.answer_tokens < self.least_tokens:
+            full = size.bytes >= self.max_bytes
+            raise BadInputError(
+                f"the corpus holds {size.answer_tokens} answer tokens in {size.bytes} bytes, too "
+                f"few to train on; "
+                + ("raise cache_bytes" if full else f"{data} has no more of use")
+            )
+
 
 class CorpusGauge:
     """Measures a corpus on disk while it grows; every shard is read only once."""
 
     def __init__(self, job: CorpusJob, goal: CorpusGoal) -> None:
         self._job, self._goal = job, goal
-        self._counted: dict[Path, ShardSummary] = {}
+        self._summary = cache(summarise_shard)
 
     def enough(self) -> bool:
         """Whether the corpus is large enough."""
@@ -132,8 +143,3 @@ class CorpusGauge:
         files = [path for block in there for path in job.files(block)]
         on_disk = sum(path.stat().st_size for path in files if path.exists())
         return CorpusSize(blocks, tokens, read, texts, on_disk, left_out)
-
-    def _summary(self, shard: Path) -> ShardSummary:
-        if shard not in self._counted:
-            self._counted[shard] = summarise_shard(shard)
-        return self._counted[shard]

@@ -7,16 +7,13 @@ is kept with it, so that no second pass has to compute it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 import numpy as np
-from mlx_lm.models.cache import BatchKVCache
+from mlx_lm.models.cache import BatchKVCache, KVCache
 
-from redrafter_mlx.distill.corpus.batch_cache import batch_cache, row_bytes
 from redrafter_mlx.distill.corpus.filters import loop_start
 from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
 from redrafter_mlx.distill.corpus.shards import Text
@@ -30,6 +27,9 @@ _LEAVE_SHARE = 0.2
 
 _CHECK_EVERY = 10
 """Number of tokens between checks whether an answer has fallen into a loop and can stop."""
+
+_CACHE_STEP = 256
+"""Number of cache slots by which mlx-lm's batched cache grows."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,14 @@ class Written:
         )
 
 
+def row_bytes(target: Target, columns: int) -> int:
+    """Return the bytes of a text of `columns` tokens: keys and values, and next-token logits."""
+    cache = [KVCache() for _ in range(target.n_layers)]
+    mx.eval(target.hidden(mx.array([[0]]), cache))
+    of_token = sum(a[..., :1, :].nbytes for layer in cache for a in (layer.keys, layer.values))
+    return of_token * -(-columns // _CACHE_STEP) * _CACHE_STEP + 12 * target.vocab_size
+
+
 def write_answers(
     target: Target,
     prompts: Sequence[list[int]],
@@ -72,7 +80,7 @@ def write_answers(
     stop_at_loops: bool = True,
     room: int | None = None,
 ) -> list[Written]:
-    """Write answers to each prompt, one for each of `openings`.
+    """Write the first prompt's answers, one for each of `openings`, then the second's, ...
 
     Args:
       eos: token ids that end an answer
@@ -82,29 +90,29 @@ def write_answers(
       stop_at_loops: whether to end an answer that repeats itself; see filters
       room: bytes for the rows of a batch, None for all rows at once. The answers do not depend on
         it, except for rounding
-    Returns:
-      the first prompt's answers, then the second's, ...
     """
-    of_row = [i for i in range(len(prompts)) for _ in openings]
-    drawn = list(openings) * len(prompts)
-    keys = mx.random.split(mx.random.key(0) if key is None else key, len(of_row))
+    written = _write(
+        target,
+        prompts,
+        [_Row(i, n, n + max_tokens) for i in range(len(prompts)) for n in openings],
+        eos,
+        temperature,
+        mx.random.key(0) if key is None else key,
+        room,
+        stop_at_loops,
+    )
     answers = []
-    for begin, some in _batches(
-        target, prompts, of_row, max_tokens + max(openings), room, keep_states=True
-    ):
-        n_drawn = drawn[some]
-        limits = [n + max_tokens for n in n_drawn]
-        rows = _write(begin(), eos, limits, n_drawn, temperature, keys[some], stop_at_loops)
-        for i, row, n in zip(of_row[some], rows, n_drawn, strict=True):
-            answers.append(
-                Written(
-                    prompts[i] + row.tokens[:n],
-                    np.array(row.tokens[n:], np.int32),
-                    check_finite(row.states[n:], target),
-                    bool(row.tokens) and row.tokens[-1] in eos,
-                    check_finite(np.concatenate([row.before, row.states[:n]]), target),
-                )
+    for row in written:
+        n, states = row.drawn, np.stack(row.states)
+        answers.append(
+            Written(
+                prompts[row.prompt] + row.tokens[:n],
+                np.array(row.tokens[n:], np.int32),
+                check_finite(states[n:], target),
+                row.tokens[-1] in eos,
+                check_finite(np.concatenate([row.before, states[:n]]), target),
             )
+        )
     return answers
 
 
@@ -118,170 +126,140 @@ def write_turns(
     key: mx.array,
     room: int | None = None,
 ) -> list[list[list[int]]]:
-    """Draw `counts[i]` texts after prefix i, as a user would write them there.
-
-    room: as in `write_answers`
+    """Draw `counts[i]` texts after prefix i, as a user would write them there; see `write_answers`.
 
     Returns:
       for each prefix, the token ids of its texts without the token that ended the text; a text
       that did not end is left out
     """
-    of_row = [i for i, count in enumerate(counts) for _ in range(count)]
-    keys = mx.random.split(key, len(of_row))
+    rows = [
+        _Row(i, max_tokens, max_tokens, keep_states=False)
+        for i, count in enumerate(counts)
+        for _ in range(count)
+    ]
     grouped: list[list[list[int]]] = [[] for _ in prefixes]
-    for begin, some in _batches(target, prefixes, of_row, max_tokens, room, keep_states=False):
-        total = [max_tokens] * len(of_row[some])
-        rows = _write(begin(), eos, total, total, temperature, keys[some], stop_at_loops=True)
-        for i, row in zip(of_row[some], rows, strict=True):
-            if len(row.tokens) > 1 and row.tokens[-1] in eos:
-                grouped[i].append(row.tokens[:-1])
+    for row in _write(target, prefixes, rows, eos, temperature, key, room, stop_at_loops=True):
+        if len(row.tokens) > 1 and row.tokens[-1] in eos:
+            grouped[row.prompt].append(row.tokens[:-1])
     return grouped
 
 
-def _batches(
+@dataclass
+class _Row:
+    """What is written after a prompt: tokens drawn at random, then greedy ones up to a limit.
+
+    prompt: number of the prompt
+    drawn:  number of tokens drawn at random
+    states: the states [C] that chose the tokens
+    before: [len(prompt) - 1, C], the states that chose the prompt's tokens
+    """
+
+    prompt: int
+    drawn: int
+    limit: int
+    keep_states: bool = True
+    tokens: list[int] = field(default_factory=list)
+    states: list[np.ndarray] = field(default_factory=list)
+    before: np.ndarray = field(default_factory=lambda: np.zeros(0))
+    open: bool = True
+
+
+def _write(
     target: Target,
     prompts: Sequence[list[int]],
-    of_row: Sequence[int],
-    tokens: int,
+    rows: list[_Row],
+    eos: Collection[int],
+    temperature: float,
+    key: mx.array,
     room: int | None,
-    *,
-    keep_states: bool,
-) -> Iterator[tuple[Callable[[], _Batch], slice]]:
-    """Yield batches of the rows that continue the prompts `of_row` (ascending) by `tokens` tokens.
+    stop_at_loops: bool,
+) -> Iterator[_Row]:
+    """Write the rows, of which those after one prompt are neighbours, in batches; yield each row.
 
-    Each batch is a function that prefills it, and the rows that it holds, as many as `room` allows.
-    A prompt is read once for all its rows in a batch. The caller must drop a batch before it
-    prefills the next one: two of them would not fit.
+    A model that takes no mask for each row of a batch writes them one at a time. No name refers to
+    a batch, so that it is freed before the next one: two would not fit.
     """
-    kind, size = batch_cache(target), len(of_row)
-    if kind is None:
-        kind, size = BatchKVCache, 1
+    keys, size = mx.random.split(key, len(rows)), len(rows)
+    if not target.row_masks:
+        size = 1
     elif room is not None:
-        size = max(1, room // row_bytes(target, max(map(len, prompts)) + tokens))
-    for at in range(0, len(of_row), size):
-        rows = of_row[at : at + size]
-        own = sorted(set(rows))
-        read, index = [prompts[i] for i in own], [own.index(i) for i in rows]
-        yield (
-            partial(_Batch, target, kind, read, index, keep_states=keep_states),
-            slice(at, at + size),
-        )
-
-
-class _Row(NamedTuple):
-    """A row that was written: its tokens and, if states are kept, the states that chose them [A, C]
-    and its prompt's tokens [P - 1, C]."""
-
-    tokens: list[int]
-    states: np.ndarray
-    before: np.ndarray
+        columns = max(map(len, prompts)) + max(row.limit for row in rows)
+        size = max(1, room // row_bytes(target, columns))
+    while rows:
+        some, rows = rows[:size], rows[size:]
+        _Batch(target, prompts, some, keys[:size]).write(eos, temperature, stop_at_loops)
+        keys = keys[size:]
+        yield from some
 
 
 class _Batch:
-    """Rows being written: their cache, each row's last state, and their prompts' states."""
+    """Rows being written, with their cache, their last states [B, C] and their keys [B, 2]."""
 
     def __init__(
-        self,
-        target: Target,
-        kind: type[BatchKVCache],
-        prompts: Sequence[list[int]],
-        rows: list[int],
-        *,
-        keep_states: bool,
+        self, target: Target, prompts: Sequence[list[int]], rows: Sequence[_Row], keys: mx.array
     ) -> None:
-        """Prefill the prompts; row i of the batch continues prompt rows[i]."""
-        self.target = target
-        self.keep_states = keep_states
-        width = max(map(len, prompts))
-        padding = [width - len(prompt) for prompt in prompts]
-        self.cache = [kind(padding) for _ in range(target.n_layers)]
-        padded = mx.array([[0] * n + p for n, p in zip(padding, prompts, strict=True)])
-        columns = max(1, _PREFILL_TOKENS // len(prompts))
+        """Prefill the prompts, each of them once for all its rows."""
+        self.target, self.rows, self.keys = target, list(rows), keys
+        own = sorted({row.prompt for row in rows})
+        width = max(len(prompts[i]) for i in own)
+        padding = [width - len(prompts[i]) for i in own]
+        many = target.row_masks  # one row has no padding, so it needs no mask of its own
+        self.cache = [BatchKVCache(padding) if many else KVCache() for _ in range(target.n_layers)]
+        padded = mx.array([[0] * n + prompts[i] for n, i in zip(padding, own, strict=True)])
+        columns = max(1, _PREFILL_TOKENS // len(own))
         seen = []
         for at in range(0, width, columns):
             hidden = target.hidden(padded[:, at : at + columns], self.cache)
-            self.hidden = hidden[:, -1]  # [B, C]
+            self.hidden = hidden[:, -1]
             mx.eval(self.hidden, [c.state[:2] for c in self.cache])
-            if keep_states:
+            if rows[0].keep_states:
                 seen.append(to_host(hidden))
-        if rows != list(range(len(prompts))):
-            self.keep(rows)
-        # For each row, the states that chose its prompt's tokens.
-        self.before = [np.zeros(0)] * len(rows)
-        if keep_states:
+        slots = [own.index(row.prompt) for row in rows]
+        if slots != list(range(len(own))):
+            self._take(slots)
+        if seen:
             read = np.concatenate(seen, axis=1)
-            self.before = [read[row, padding[row] : -1] for row in rows]
+            for row, slot in zip(rows, slots, strict=True):
+                row.before = read[slot, padding[slot] : -1]
 
-    def keep(self, rows: list[int]) -> None:
-        """Keep only these rows of the batch; a row may be named several times."""
-        index = mx.array(rows)
+    def _take(self, slots: list[int]) -> None:
+        """Keep only these slots of the cache; a slot may be named several times."""
+        index = mx.array(slots)
         for layer in self.cache:
             layer.filter(index)
         self.hidden = self.hidden[index]
 
-    def logits(self) -> mx.array:
-        """Return the logits [B, V] of the next token."""
-        return self.target.logits(self.hidden[:, None])[:, 0]
-
-    def append(self, chosen: mx.array) -> tuple[list[int], np.ndarray | None]:
-        """Append the next token [B] of every row; return it, and the states that chose it."""
-        before = self.hidden
-        self.hidden = self.target.hidden(chosen[:, None], self.cache)[:, 0]
-        mx.async_eval(self.hidden)
-        tokens: list[int] = chosen.tolist()  # type: ignore[assignment]
-        return tokens, to_host(before) if self.keep_states else None
-
-
-def _write(
-    batch: _Batch,
-    eos: Collection[int],
-    limits: list[int],
-    drawn: list[int],
-    temperature: float,
-    keys: mx.array,
-    stop_at_loops: bool,
-) -> list[_Row]:
-    """Write each row until it ends, reaches its limit or loops.
-
-    The first `drawn` tokens of a row are drawn at random with the row's key of `keys` [B, 2]; the
-    others are greedy.
-    """
-    tokens: list[list[int]] = [[] for _ in limits]
-    states: list[list[np.ndarray]] = [[] for _ in limits]
-    rows = list(range(len(limits)))  # the row in each slot of the batch
-    open_rows = set(rows)
-    for at in range(max(limits)):
-        logits = batch.logits()
-        chosen = mx.argmax(logits, axis=-1)
-        if any(at < drawn[row] for row in rows):
-            keys, noise = mx.vmap(mx.random.split)(keys).swapaxes(0, 1)
-            random = mx.vmap(_draw)(logits * (1 / temperature), noise)
-            chosen = mx.where(mx.array([at < drawn[row] for row in rows]), random, chosen)
-        took, kept = batch.append(chosen.astype(mx.int32))
-        for slot, row in enumerate(rows):
-            if row in open_rows:
-                tokens[row].append(took[slot])
-                if kept is not None:
-                    states[row].append(kept[slot])
-                n = len(tokens[row])
-                check = stop_at_loops and n % _CHECK_EVERY == 0
-                looping = check and loop_start(tokens[row]) is not None
-                if took[slot] in eos or n == limits[row] or looping:
-                    open_rows.discard(row)
-        if not open_rows:
-            break
-        if len(open_rows) <= (1 - _LEAVE_SHARE) * len(rows):
-            slots = [slot for slot, row in enumerate(rows) if row in open_rows]
-            batch.keep(slots)
-            keys = keys[mx.array(slots)]
-            rows = [rows[slot] for slot in slots]
-    nothing = to_host(mx.zeros((0, batch.target.context_size), batch.target.dtype))
-    return [
-        _Row(own, np.stack(kept) if kept else nothing, before)
-        for own, kept, before in zip(tokens, states, batch.before, strict=True)
-    ]
+    def write(self, eos: Collection[int], temperature: float, stop_at_loops: bool) -> None:
+        """Write each row until it ends, reaches its limit or loops."""
+        for at in range(max(row.limit for row in self.rows)):
+            logits = self.target.logits(self.hidden[:, None])[:, 0]
+            chosen, drawn = mx.argmax(logits, axis=-1), [at < row.drawn for row in self.rows]
+            if any(drawn):
+                self.keys, noise = mx.vmap(mx.random.split)(self.keys).swapaxes(0, 1)
+                random = mx.vmap(_draw)(logits * (1 / temperature), noise)
+                chosen = mx.where(mx.array(drawn), random, chosen)
+            before, chosen = self.hidden, chosen.astype(mx.int32)
+            self.hidden = self.target.hidden(chosen[:, None], self.cache)[:, 0]
+            mx.async_eval(self.hidden)
+            tokens: list[int] = chosen.tolist()  # type: ignore[assignment]
+            states = to_host(before) if self.rows[0].keep_states else None
+            for slot, row in enumerate(self.rows):
+                if row.open:
+                    row.tokens.append(tokens[slot])
+                    if states is not None:
+                        row.states.append(states[slot])
+                    n = len(row.tokens)
+                    check = stop_at_loops and n % _CHECK_EVERY == 0
+                    looping = check and loop_start(row.tokens) is not None
+                    row.open = not (tokens[slot] in eos or n == row.limit or looping)
+            going_on = [slot for slot, row in enumerate(self.rows) if row.open]
+            if not going_on:
+                break
+            if len(going_on) <= (1 - _LEAVE_SHARE) * len(self.rows):
+                self._take(going_on)
+                self.keys = self.keys[mx.array(going_on)]
+                self.rows = [self.rows[slot] for slot in going_on]
 
 
 def _draw(logits: mx.array, key: mx.array) -> mx.array:
-    """Draw a token from one row's logits [V]."""
     return mx.random.categorical(logits, key=key)

@@ -20,17 +20,17 @@ from redrafter_mlx.target.model import Target
 def teacher_forced_states(
     target: Target, texts: Iterable[tuple[Sequence[int], int]]
 ) -> Iterator[np.ndarray]:
-    """Yield the hidden states that chose each text's tokens from an index (1 or later) on.
+    """Yield the states [tokens - index, C] that chose each text's tokens from an index >= 1 on.
 
     A prefix that a text shares with the previous text is not computed again.
-
-    Yields:
-      [tokens - index, C] for each text
     """
     cache = [KVCache() for _ in range(target.n_layers)]
     before: Sequence[int] = []
     for text, index in texts:
         tokens = text[:-1]  # nothing follows the last one
+        if not tokens:
+            yield to_host(mx.zeros((0, target.context_size), target.dtype))
+            continue
         start = min(common_prefix(before, tokens), index - 1)
         for layer in cache:
             layer.trim(layer.offset - start)
@@ -70,10 +70,3 @@ def check_finite(states: np.ndarray, target: Target) -> np.ndarray:
             f"no drafter can be trained on; {remedy}"
         )
     return states
-
-
-def host_number(scalar: mx.array) -> float:
-    """Read a scalar on the host."""
-    value = scalar.item()
-    assert isinstance(value, float)
-    return value

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -27,6 +27,7 @@ from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
 from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.shards import Text
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
@@ -54,12 +55,12 @@ class ReadTexts:
     ) -> list[Text]:
         """Return the texts that are read with a block; `asked` are those with its new prompts."""
         if self.texts is None:
-            whole = [_Read(t.prompt, t.prompt + t.answer.tolist(), t.prompt_states) for t in asked]
-        else:
-            some = self.texts[block * self.per_block : (block + 1) * self.per_block]
-            tokens = [_tokens(text, tokenizer)[:_MAX_TOKENS] for text in some]
-            whole = [_Read(each, each) for each in tokens]
-        return _new_parts(target, whole)
+            return _new_parts(target, asked)
+        read, nothing = list[Text](), np.zeros(0, np.int32)
+        for text in self.texts[block * self.per_block : (block + 1) * self.per_block]:
+            with suppress(BadInputError):  # the chat template refuses it
+                read.append(Text(_tokens(text, tokenizer)[:_MAX_TOKENS], nothing, nothing))
+        return _new_parts(target, read)
 
     def sample(self, target: Target, tokenizer: TokenizerWrapper, texts: int) -> list[Text]:
         """Read a sample of `texts` texts, evenly spread, to measure how long reading takes."""
@@ -77,46 +78,28 @@ class ReadTexts:
 
 
 def _tokens(text: Conversation, tokenizer: TokenizerWrapper) -> list[int]:
-    last = len(text.turns) - 1
-    messages = text.messages(last, text.answers)
-    if len(text.answers) > last:
-        messages.append({"role": "assistant", "content": text.answers[last]})
+    messages = text.messages(len(text.turns) - 1, answered=True)
     return render_chat(tokenizer, messages, add_generation_prompt=False)
 
 
-class _Read(NamedTuple):
-    """A text that the target reads.
+def _new_parts(target: Target, read: Sequence[Text]) -> list[Text]:
+    """Return the prompts of texts, without the prefixes that they share with earlier texts.
 
-    whole:  its tokens and any answer after them, which has separate labels
-    states: [tokens - 1, C], the states that chose its tokens from the second on; None if not
-            computed yet
-    """
-
-    tokens: list[int]
-    whole: list[int]
-    states: np.ndarray | None = None
-
-
-def _new_parts(target: Target, read: Sequence[_Read]) -> list[Text]:
-    """Return the texts, without the prefixes that they share with earlier ones.
-
-    Returns:
-      texts whose `prompt` is the shared prefix (at least one token) and whose `answer` is the new
-      part
+    A prefix (at least one token) is the `prompt` of a text that is returned, the rest its `answer`.
     """
     known: list[list[int]] = []
-    found: list[tuple[_Read, int]] = []
+    found: list[tuple[Text, int]] = []
     for text in read:
-        new = max([1, *(common_prefix(other, text.tokens) for other in known)])
-        if len(text.tokens) - new >= MIN_ANSWER:
+        new = max([1, *(common_prefix(other, text.prompt) for other in known)])
+        if len(text.prompt) - new >= MIN_ANSWER:
             found.append((text, new))
-        known.append(text.whole)
+        known.append(text.prompt + text.answer.tolist())
     computed = teacher_forced_states(
-        target, ((text.tokens, new) for text, new in found if text.states is None)
+        target, ((text.prompt, new) for text, new in found if text.prompt_states is None)
     )
     texts = []
     for text, new in found:
-        states = next(computed) if text.states is None else text.states[new - 1 :]
-        answer = np.array(text.tokens[new:], np.int32)
-        texts.append(Text.of(target, text.tokens[:new], answer, states, hard_labels=False))
+        states = next(computed) if text.prompt_states is None else text.prompt_states[new - 1 :]
+        answer = np.array(text.prompt[new:], np.int32)
+        texts.append(Text.of(target, text.prompt[:new], answer, states, hard_labels=False))
     return texts

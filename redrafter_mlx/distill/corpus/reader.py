@@ -16,11 +16,12 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.filters import MIN_ANSWER
-from redrafter_mlx.distill.corpus.hidden_states import check_finite, to_host
+from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, REFUSED
+from redrafter_mlx.distill.corpus.hidden_states import teacher_forced_states
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.options import Labels
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
@@ -85,7 +86,11 @@ class Reader:
         """Yield prompt and answer of each text that can be trained on; count the others."""
         for conversation in conversations:
             for turn in range(len(conversation.answers)):
-                prompt, answer = self._split(conversation, turn)
+                try:
+                    prompt, answer = self._split(conversation, turn)
+                except BadInputError:
+                    left_out[REFUSED] += 1
+                    continue
                 if answer is None:
                     left_out["template shows an answer otherwise"] += 1
                 elif len(answer) < MIN_ANSWER:
@@ -100,10 +105,9 @@ class Reader:
 
         The answer is None if the template renders the turns before it differently with it.
         """
-        before = conversation.messages(turn, conversation.answers)
-        prompt = render_chat(self.tokenizer, before)
-        messages = [*before, {"role": "assistant", "content": conversation.answers[turn]}]
-        whole = render_chat(self.tokenizer, messages, add_generation_prompt=False)
+        prompt = render_chat(self.tokenizer, conversation.messages(turn))
+        answered = conversation.messages(turn, answered=True)
+        whole = render_chat(self.tokenizer, answered, add_generation_prompt=False)
         if whole[: len(prompt)] != prompt:
             return prompt, None
         answer = whole[len(prompt) :]
@@ -111,38 +115,27 @@ class Reader:
         return prompt, answer[: ends[0] + 1] if ends else answer
 
     def _read(self, prompt: list[int], answer: list[int]) -> Text:
-        tokens = prompt + answer
-        first = len(prompt)
-        hidden = self.target.hidden(mx.array([tokens[:-1]]), [None] * self.target.n_layers)
-        states = hidden[0, first - 1 :]
-        checked = check_finite(to_host(hidden[0]), self.target)
-        labels = None
+        tokens, first, labels = prompt + answer, len(prompt), None
+        (states,) = teacher_forced_states(self.target, [(tokens, 1)])
         if self.labels == "target":
-            labels = continuations(self.target, tokens, states, first, self.length)
+            labels = continuations(self.target, tokens, first, self.length)
         return Text.of(
             self.target,
             prompt,
             np.array(answer, np.int32),
-            checked[first - 1 :],
+            states[first - 1 :],
             labels,
-            prompt_states=checked[: first - 1],
+            prompt_states=states[: first - 1],
         )
 
 
-def continuations(
-    target: Target, tokens: list[int], states: mx.array, first: int, length: int
-) -> np.ndarray:
-    """Generate the target's next token and `length` more at each position of a text.
+def continuations(target: Target, tokens: list[int], first: int, length: int) -> np.ndarray:
+    """Return [A, length + 1] int32: the target's next tokens at each position from `first` on.
 
     The continuations are forks of one text, whose keys and values are in memory once.
-
-    Shapes:
-      states: [A, C], the hidden states that chose the tokens from index `first` on
-    Returns:
-      [A, length + 1] int32
     """
     cache, read = target.new_cache(), len(tokens) - 1
-    target.append(mx.array([tokens[:-1]]), cache, 0)
+    states = target.append(mx.array([tokens[:-1]]), cache, 0)[0, first - 1 :]
     found = []
     for at in range(0, states.shape[0], _FORKS):
         some = states[at : at + _FORKS]

@@ -19,8 +19,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -60,12 +62,13 @@ class Text:
 
     def copied(self) -> Text:
         """Return a copy that keeps no other text of its shard in memory."""
-        arrays = {
-            field.name: value.copy()
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), np.ndarray)
-        }
-        return replace(self, **arrays)
+        held: dict[str, Any] = vars(self)
+        return replace(self, **{k: v.copy() for k, v in held.items() if isinstance(v, np.ndarray)})
+
+    @property
+    def parts(self) -> list[np.ndarray]:
+        """The states [A, C] in parts: the inputs of context layers, if any, and the last states."""
+        return [self.states] if self.layer_inputs is None else [self.layer_inputs, self.states]
 
     @property
     def whole_states(self) -> np.ndarray:
@@ -74,8 +77,7 @@ class Text:
         The text must have the states of its prompt.
         """
         assert self.prompt_states is not None, "the corpus keeps them for drafters that remember"
-        parts = [self.states] if self.layer_inputs is None else [self.layer_inputs, self.states]
-        return np.concatenate([self.prompt_states, np.concatenate(parts, axis=1)])
+        return np.concatenate([self.prompt_states, np.concatenate(self.parts, axis=1)])
 
     @classmethod
     def of(
@@ -102,10 +104,6 @@ class Shard:
     texts: list[Text]
     left_out: Mapping[str, int]
 
-    @property
-    def answer_tokens(self) -> int:
-        return sum(len(text.answer) for text in self.texts)
-
 
 def save_shard(
     shard: Shard, path: Path, made: Mapping[str, str], dtype: mx.Dtype | None = None
@@ -115,16 +113,15 @@ def save_shard(
     dtype: type of the states in the file; None is the arrays' type
     """
     texts = shard.texts
-    arrays = {
-        "prompts": _join([np.array(t.prompt, np.int32) for t in texts], np.zeros(0, np.int32)),
-        "answers": _join([t.answer for t in texts], np.zeros(0, np.int32)),
-        "lengths": np.array([[len(t.prompt), len(t.answer)] for t in texts], np.int32).reshape(
-            -1, 2
-        ),
-        "states": _join([t.states for t in texts], np.zeros((0, 1))),
-    }
     if not all(text.hard_labels == texts[0].hard_labels for text in texts):
         raise ValueError("a shard holds texts of one kind")
+    lengths = [(len(text.prompt), len(text.answer)) for text in texts]
+    arrays = {
+        "prompts": np.array([token for text in texts for token in text.prompt], np.int32),
+        "answers": np.concatenate([np.zeros(0, np.int32), *(text.answer for text in texts)]),
+        "lengths": np.array(lengths, np.int32).reshape(-1, 2),
+        "states": np.concatenate([t.states for t in texts]) if texts else np.zeros((0, 1)),
+    }
     labels = [t.labels for t in texts if t.labels is not None]
     if labels:
         arrays["labels"] = np.concatenate(labels)
@@ -132,7 +129,7 @@ def save_shard(
         **made,
         "format": FORMAT,
         "texts": str(len(texts)),
-        "answer_tokens": str(shard.answer_tokens),
+        "answer_tokens": str(sum(len(text.answer) for text in texts)),
         "left_out": json.dumps(dict(shard.left_out)),
         "own": "yes" if not texts or texts[0].hard_labels else "no",
     }
@@ -152,73 +149,69 @@ class ShardSummary:
 
 def summarise_shard(path: Path) -> ShardSummary:
     """Read a shard's header; raises DamagedFileError, naming the file, if it is damaged."""
-    try:
+    with naming_damage(path):
         metadata = read_safetensors_header(path).metadata
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-        return ShardSummary(
-            int(metadata["answer_tokens"]),
-            int(metadata["texts"]),
-            json.loads(metadata["left_out"]),
-        )
-    except (ValueError, KeyError) as error:
-        raise damaged(path, error) from None
+        _check_format(metadata, FORMAT)
+        left_out = json.loads(metadata["left_out"])
+        return ShardSummary(int(metadata["answer_tokens"]), int(metadata["texts"]), left_out)
 
 
 def answer_lengths(path: Path) -> list[int]:
     """Read the number of answer tokens of each text, and nothing else; raises as `load_shard`."""
-    try:
-        lengths: list[int] = load_arrays(path)[0]["lengths"][:, 1].tolist()  # type: ignore[assignment]
-    except (RuntimeError, KeyError) as error:
-        raise damaged(path, error) from None
-    return lengths
+    with naming_damage(path):
+        return cast("list[int]", load_arrays(path, FORMAT)[0]["lengths"][:, 1].tolist())
 
 
 def load_shard(path: Path) -> Shard:
     """Read a shard; raises DamagedFileError, naming the file, if it is damaged."""
-    try:
-        arrays, metadata = load_arrays(path)
+    with naming_damage(path):
+        arrays, metadata = load_arrays(path, FORMAT)
         parts = {name: to_host(array) for name, array in arrays.items()}
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
-        texts = list(_split(parts, hard_labels=metadata.get("own") != "no"))
+        texts = _split(parts, hard_labels=metadata.get("own") != "no")
         return Shard(texts, json.loads(metadata["left_out"]))
-    except (RuntimeError, ValueError, KeyError, IndexError) as error:
-        raise damaged(path, error) from None
 
 
-def load_arrays(path: Path) -> tuple[dict[str, mx.array], dict[str, str]]:
-    """Return a safetensors file's arrays, which are read lazily, and its metadata."""
+@contextmanager
+def naming_damage(path: Path, remedy: str = "delete it and run the same command") -> Iterator[None]:
+    """Turn an error about a file's contents into DamagedFileError, which names the file."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise DamagedFileError(f"{path} cannot be used: {error}; {remedy}") from None
+
+
+def load_arrays(path: Path, wanted: str) -> tuple[dict[str, mx.array], dict[str, str]]:
+    """Return a safetensors file's arrays, which are read lazily, and its metadata.
+
+    Raises ValueError unless they name the `wanted` format, and RuntimeError for a damaged file.
+    """
     loaded = mx.load(str(path), return_metadata=True)
-    assert isinstance(loaded, tuple)
-    arrays, metadata = loaded
-    assert isinstance(arrays, dict)
-    assert isinstance(metadata, dict)
+    arrays, metadata = cast("tuple[dict[str, mx.array], dict[str, str]]", loaded)
+    _check_format(metadata, wanted)
     return arrays, metadata
 
 
-def _split(parts: Mapping[str, np.ndarray], *, hard_labels: bool) -> Iterator[Text]:
-    at_prompt = at_answer = 0
-    labels = parts.get("labels")
-    for n_prompt, n_answer in parts["lengths"].tolist():
-        prompt = slice(at_prompt, at_prompt + n_prompt)
-        answer = slice(at_answer, at_answer + n_answer)
-        yield Text(
-            parts["prompts"][prompt].tolist(),
-            parts["answers"][answer],
-            parts["states"][answer],
-            None if labels is None else labels[answer],
-            hard_labels=hard_labels,
-        )
-        at_prompt, at_answer = prompt.stop, answer.stop
-    if at_prompt != len(parts["prompts"]) or at_answer != len(parts["states"]):
+def _check_format(metadata: Mapping[str, str], wanted: str) -> None:
+    if metadata.get("format") != wanted:
+        raise ValueError(f"its format is {metadata.get('format')!r}, not {wanted!r}")
+
+
+def _split(parts: Mapping[str, np.ndarray], *, hard_labels: bool) -> list[Text]:
+    """Return a shard's texts, which share its arrays."""
+    prompts, answers = parts["lengths"].T
+    if prompts.sum() != len(parts["prompts"]) or answers.sum() != len(parts["states"]):
         raise ValueError("its lengths do not add up")
-
-
-def _join(parts: Sequence[np.ndarray], nothing: np.ndarray) -> np.ndarray:
-    return np.concatenate(parts) if parts else nothing
-
-
-def damaged(path: Path, why: Exception) -> DamagedFileError:
-    """Return a one-line error for a damaged file of a corpus."""
-    return DamagedFileError(f"{path} cannot be used: {why}; delete it and run the same command")
+    cuts = np.cumsum(answers)
+    labels: Sequence[np.ndarray | None] = [None] * len(answers)
+    if "labels" in parts:
+        labels = np.split(parts["labels"], cuts)[:-1]
+    columns = (
+        np.split(parts["prompts"], np.cumsum(prompts))[:-1],
+        np.split(parts["answers"], cuts)[:-1],
+        np.split(parts["states"], cuts)[:-1],
+        labels,
+    )
+    return [
+        Text(prompt.tolist(), answer, states, own, hard_labels=hard_labels)
+        for prompt, answer, states, own in zip(*columns, strict=True)
+    ]

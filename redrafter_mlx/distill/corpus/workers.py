@@ -1,29 +1,36 @@
-"""Writing a corpus into a folder, block after block, by one process or several.
+"""Writing a corpus into a folder, block after block, by one process, several, or several ranks.
 
 MLX computes element-wise operations on one core, and only matrix products on all. So on a CPU
 several processes with one core each write more than one process with all cores.
+
+A block depends only on its number, so ranks write the corpus that a single process writes. Rank 0
+collects their blocks in its folder. Blocks that it has already, from an earlier run or because the
+folder is shared, are neither written nor sent.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
+import numpy as np
 
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
-from redrafter_mlx.distill.corpus.gathering import write_together
 from redrafter_mlx.distill.corpus.shards import save_shard
 from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.loading.target import LoadedTarget, load_target
-from redrafter_mlx.runtime.atomic_write import remove_abandoned
+from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.blas import THREAD_VARIABLES
 from redrafter_mlx.runtime.child_process import start_child
 from redrafter_mlx.target.model import Target
@@ -52,54 +59,39 @@ def write_corpus(
     job.folder.mkdir(parents=True, exist_ok=True)
     remove_abandoned(job.folder.rglob(".*.block-*"))
     gauge = CorpusGauge(job, goal)
-    now = gauge.size()
-    progress(now)
-    if ranks is not None and loaded is not None:
-        blocks = BlockWriter(job, loaded)
-        with _reported(progress, gauge):
-            write_together(ranks, job.files, blocks.write, blocks.source.blocks, gauge.enough)
-    elif goal.reached(now):
-        return now
-    elif workers == 1 and loaded is not None:
-        with _reported(progress, gauge):
-            for _ in BlockWriter(job, loaded).every(0, 1):
-                if gauge.enough():
-                    break
-    else:
-        _write_in_processes(job, goal, workers, gauge, progress)
+    progress(gauge.size())
+    if ranks is None and gauge.enough():
+        return gauge.size()
+    with _reported(progress, gauge):
+        if loaded is None or (ranks is None and workers > 1):
+            _write_in_processes(job, workers, gauge)
+        elif ranks is None:
+            BlockWriter(job, loaded).write_every(0, 1, gauge.enough)
+        else:
+            _write_together(ranks, job, BlockWriter(job, loaded), gauge)
     return gauge.size()
 
 
-def _write_in_processes(
-    job: CorpusJob,
-    goal: CorpusGoal,
-    workers: int,
-    gauge: CorpusGauge,
-    progress: Callable[[CorpusSize], None],
-) -> None:
+def _write_in_processes(job: CorpusJob, workers: int, gauge: CorpusGauge) -> None:
     """Let worker processes write until there is enough, or all of them have ended.
 
     Raises RedrafterError if one of them fails.
     """
     with _started(job, workers) as processes:
-        now = gauge.size()
-        while not goal.reached(now) and any(process.exitcode != 0 for process in processes):
+        while not gauge.enough() and any(process.exitcode != 0 for process in processes):
             time.sleep(_POLL)
             if any(process.exitcode not in (None, 0) for process in processes):
                 raise RedrafterError(
                     "a writing process ended early; its message is above, and the same "
                     "command resumes where it stopped"
                 )
-            now = gauge.size()
-            progress(now)
 
 
 def work(job: CorpusJob, worker: int, workers: int) -> None:
     """Write the blocks of one worker until they are all written or this process is ended."""
     wanted = job.job
     loaded = load_target(wanted.model, dtype=wanted.dtype, quantize=wanted.quantize, offline=True)
-    for _ in BlockWriter(job, loaded).every(worker, workers):
-        pass
+    BlockWriter(job, loaded).write_every(worker, workers, lambda: False)
 
 
 class BlockWriter:
@@ -124,13 +116,58 @@ class BlockWriter:
             save_shard(written, path, {**self._made, "block": str(block)}, self._target.dtype)
         mx.clear_cache()
 
-    def every(self, first: int, step: int) -> Iterator[int]:
-        """Write every `step`th block in order, from `first` to the last, and yield its number."""
-        block = first
-        while self.source.blocks is None or block < self.source.blocks:
+    def write_every(self, first: int, step: int, enough: Callable[[], bool]) -> None:
+        """Write every `step`th block from `first` on, until there are `enough` or no more."""
+        last = self.source.blocks
+        blocks: Iterable[int] = itertools.count(first, step)
+        for block in blocks if last is None else range(first, last, step):
             self.write(block)
-            yield block
-            block += step
+            if enough():
+                break
+
+
+def _write_together(ranks: Ranks, job: CorpusJob, writer: BlockWriter, gauge: CorpusGauge) -> None:
+    """Write a block on each rank, round after round, until rank 0 has enough or there are no more.
+
+    Rank 0 collects the blocks of a round.
+    """
+    last = writer.source.blocks
+    for first in itertools.count(0, ranks.size):
+        if _from_rank_0(ranks, [gauge.enough() or (last is not None and first >= last)])[0]:
+            return
+        blocks = range(first, first + ranks.size)
+        missing = [
+            (last is None or block < last) and not all(path.exists() for path in job.files(block))
+            for block in blocks
+        ]
+        wanted = _from_rank_0(ranks, missing)
+        if wanted[ranks.rank]:
+            writer.write(blocks[ranks.rank])
+        for rank in range(1, ranks.size):
+            if wanted[rank]:
+                _collect(ranks, rank, job.files(blocks[rank]))
+
+
+def _from_rank_0(ranks: Ranks, mine: Sequence[bool]) -> list[bool]:
+    """Return rank 0's values on all ranks."""
+    given = mx.array([*mine]) if ranks.leads else mx.zeros((len(mine),), mx.bool_)
+    return cast("list[bool]", ranks.broadcast(given.astype(mx.int32)).astype(mx.bool_).tolist())
+
+
+def _collect(ranks: Ranks, writer: int, files: Sequence[Path]) -> None:
+    """Copy one block's files from the rank that wrote them to rank 0."""
+    mine = ranks.rank == writer
+    data = [path.read_bytes() if mine else b"" for path in files]
+    sizes = ranks.broadcast(mx.array([len(each) for each in data], mx.int64))
+    for path, each, size in zip(files, data, cast("list[int]", sizes.tolist()), strict=True):
+        words = mx.zeros((-(-size // 4),), mx.int32)
+        if mine:
+            words = mx.array(np.frombuffer(each.ljust(words.nbytes, b"\0"), np.int32))
+        received = np.array(ranks.broadcast(words)).tobytes()[:size]
+        if ranks.leads and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(path) as partial:
+                partial.write_bytes(received)
 
 
 @contextmanager

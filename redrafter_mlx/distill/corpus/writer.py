@@ -10,18 +10,25 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar
 
 import mlx.core as mx
 import numpy as np
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.distill.corpus.filters import MIN_ANSWER, NOTHING, Exclusions, loop_start
+from redrafter_mlx.distill.corpus.filters import (
+    MIN_ANSWER,
+    NOTHING,
+    REFUSED,
+    Exclusions,
+    loop_start,
+)
 from redrafter_mlx.distill.corpus.generation import Written, write_answers
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation
 from redrafter_mlx.distill.corpus.prompts.prompt_starters import draw_starters
-from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, draw_user_turns
+from redrafter_mlx.distill.corpus.prompts.user_turns import TurnPrefix, UserTurns
 from redrafter_mlx.distill.corpus.shards import HELD_OUT_EVERY, Shard, Text
 from redrafter_mlx.distill.options import WritingOptions
 from redrafter_mlx.errors import BadInputError
@@ -59,20 +66,14 @@ class Writer:
     exclude: Exclusions = NOTHING
     room: int | None = None
 
-    @property
-    def blocks(self) -> None:
-        """None, since there is no last block."""
-        return None
+    blocks: ClassVar[None] = None  # there is no last block
 
     def write(self, block: int) -> Shard:
         """Return the texts of one block, filtered, and counts of what was left out."""
         left_out: Counter[str] = Counter()
         key = mx.random.key(self.options.seed * 1_000_003 + block)
-        if self._is_own(block):
-            texts = self._write_own(block, key, left_out)
-        else:
-            texts = self._write_given(block, key, left_out)
-        return Shard(texts, left_out)
+        write = self._write_own if self._is_own(block) else self._write_given
+        return Shard(write(block, key, left_out), left_out)
 
     def held_out(self, block: int) -> bool:
         """Whether a block is for evaluation, never for training: one in HELD_OUT_EVERY.
@@ -107,7 +108,7 @@ class Writer:
 
     @property
     def _part_size(self) -> int:
-        """Number of the user's prompts in a block."""
+        """Number of prompts in a block."""
         return self.options.batch // len(self.options.openings)
 
     @property
@@ -119,34 +120,33 @@ class Writer:
         """Write answers to the next of the user's prompts, with other openings in each round."""
         opt, size = self.options, self._part_size
         round_, part = self._round_and_part(block)
-        order = list(range(len(self.prompts)))
+        order = list(self.prompts)
         random.Random(opt.seed).shuffle(order)
         group, within = divmod(part, _SORTED_BLOCKS)
         span = order[group * _SORTED_BLOCKS * size : (group + 1) * _SORTED_BLOCKS * size]
-        span.sort(key=lambda i: sum(map(len, self.prompts[i].turns)))
+        span.sort(key=lambda conversation: sum(map(len, conversation.turns)))
         blocks = [span[at : at + size] for at in range(0, len(span), size)]
         random.Random(f"{opt.seed} {group}").shuffle(blocks)  # held-out ones are not the shortest
-        chosen = [self.prompts[i] for i in blocks[within]]
         openings = tuple(n + 3 * round_ for n in opt.openings)
-        return self._converse(chosen, openings, key, left_out)
+        return self._converse(blocks[within], openings, key, left_out)
 
     def _write_own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
         """Write the target's own prompts, after the opening of its chat template, and answers."""
         opt = self.options
-        wanted = opt.batch // len(opt.openings)
-        earlier = self._own_before(block)
+        wanted, earlier = self._part_size, self._own_before(block)
         kind = earlier + earlier // HELD_OUT_EVERY  # so that held-out blocks are of all kinds
         message = _SYSTEM_MESSAGES[kind // 8 % len(_SYSTEM_MESSAGES)]
         system = message if kind % 8 == 5 and self._takes_system else None
+        start = Conversation((), system=system)
         for_prompts, for_answers, for_more = mx.random.split(key, 3)
         if _in_share(kind, opt.starter_share):
             starters = draw_starters(wanted * 5 // 4, f"{opt.seed} {block}")
-            prefixes = [TurnPrefix([], system, n, starter) for starter, n in starters.items()]
+            prefixes = [TurnPrefix(start, n, starter) for starter, n in starters.items()]
             temperature = opt.starter_temperature
         else:
-            prefixes = [TurnPrefix([], system, wanted * 3 // 2)]
+            prefixes = [TurnPrefix(start, wanted * 3 // 2)]
             temperature = opt.temperature
-        turns = self._turns(prefixes, temperature, for_prompts, left_out)
+        turns = self._user.draw(prefixes, temperature, for_prompts, left_out)
         firsts = [Conversation((turn,), system=system) for some in turns for turn in some][:wanted]
         if not firsts:
             return []
@@ -163,29 +163,19 @@ class Writer:
     ) -> list[Text]:
         """Write conversations of two user turns, both written by the target."""
         opt = self.options
-        prompts = [self._render(c.messages(0, [])) for c in firsts]
-        written = write_answers(
-            self.target, prompts, self._eos,
-            opt.max_answer_tokens, openings=opt.openings,
-            temperature=opt.opening_temperature, key=for_answers, room=self.room,
-        )  # fmt: skip
-        answered = [
-            (c, self._spoken(w, len(prompt)))
-            for c, prompt, w in zip(firsts, prompts, written[:: len(opt.openings)], strict=True)
-            if w.ended
-        ]
-        texts = self._filtered(written, left_out)
+        asked = [(first, self._render(first.messages(0))) for first in firsts]
+        texts, answered = self._answer(asked, opt.openings, for_answers, left_out)
         if not answered:
             return texts
         for_turns, for_second = mx.random.split(for_more)
-        prefixes = [TurnPrefix([c.turns[0], answer], c.system) for c, answer in answered]
-        more = self._turns(prefixes, opt.temperature, for_turns, left_out)
+        prefixes = [TurnPrefix(conversation) for conversation in answered]
+        more = self._user.draw(prefixes, opt.temperature, for_turns, left_out)
         seconds = [
-            (Conversation((*c.turns, turn[0]), (answer,), c.system))
-            for (c, answer), turn in zip(answered, more, strict=True)
-            if turn
+            replace(first, turns=(*first.turns, turns[0]))
+            for first, turns in zip(answered, more, strict=True)
+            if turns
         ]
-        return texts + self._converse(seconds, self.options.openings, for_second, left_out)
+        return texts + self._converse(seconds, opt.openings, for_second, left_out)
 
     def _converse(
         self,
@@ -195,64 +185,60 @@ class Writer:
         left_out: Counter[str],
     ) -> list[Text]:
         """Write answers to the user turns of conversations, from the first unanswered one on."""
-        opt = self.options
-        answers = [list(c.answers) for c in conversations]
         texts: list[Text] = []
-        live = list(range(len(conversations)))
-        while live:
-            prompts: dict[int, list[int]] = {}
-            for i in live:
-                messages = conversations[i].messages(len(answers[i]), answers[i])
+        while conversations:
+            asked: list[tuple[Conversation, list[int]]] = []
+            for conversation in conversations:
                 try:
-                    ids = self._render(messages)
+                    prompt = self._render(conversation.messages(len(conversation.answers)))
                 except BadInputError:
-                    left_out["prompt refused by the chat template"] += 1
+                    left_out[REFUSED] += 1
                     continue
-                if len(ids) > opt.max_prompt_tokens:
+                if len(prompt) > self.options.max_prompt_tokens:
                     left_out["prompt too long"] += 1
                 else:
-                    prompts[i] = ids
-            if not prompts:
+                    asked.append((conversation, prompt))
+            if not asked:
                 break
             key, noise = mx.random.split(key)
-            written = write_answers(
-                self.target, list(prompts.values()), self._eos, opt.max_answer_tokens,
-                openings=openings, temperature=opt.opening_temperature, key=noise,
-                room=self.room,
-            )  # fmt: skip
-            texts += self._filtered(written, left_out)
-            live = []
-            for n, i in enumerate(prompts):
-                first = written[n * len(openings)]
-                answers[i].append(self._spoken(first, len(prompts[i])))
-                if first.ended and len(answers[i]) < len(conversations[i].turns):
-                    live.append(i)
+            more, answered = self._answer(asked, openings, noise, left_out)
+            texts += more
+            conversations = [c for c in answered if len(c.answers) < len(c.turns)]
         return texts
 
-    def _spoken(self, written: Written, prompt: int) -> str:
-        """Return an answer's text with its opening, which follows `prompt` tokens of the prompt."""
-        tokens = [*written.prompt[prompt:], *written.answer.tolist()]
-        text: str = self.tokenizer.decode(tokens[:-1] if written.ended else tokens)
-        return text
-
-    def _turns(
+    def _answer(
         self,
-        prefixes: Sequence[TurnPrefix],
-        temperature: float,
+        asked: Sequence[tuple[Conversation, list[int]]],
+        openings: tuple[int, ...],
         key: mx.array,
         left_out: Counter[str],
-    ) -> list[list[str]]:
-        """Draw the target's own user turns after each of `prefixes`."""
-        return draw_user_turns(
+    ) -> tuple[list[Text], list[Conversation]]:
+        """Write answers to conversations, given with their tokens, one for each of `openings`.
+
+        Returns:
+          the texts worth training on; and the conversations whose first answer ended, with it
+        """
+        written = write_answers(
             self.target,
-            self.tokenizer,
-            prefixes,
-            temperature,
-            self.exclude,
-            key,
-            left_out,
-            self.room,
+            [prompt for _, prompt in asked],
+            set(self.tokenizer.eos_token_ids),
+            self.options.max_answer_tokens,
+            openings=openings,
+            temperature=self.options.opening_temperature,
+            key=key,
+            room=self.room,
         )
+        answered = []
+        for (conversation, prompt), first in zip(asked, written[:: len(openings)], strict=True):
+            if first.ended:
+                tokens = [*first.prompt[len(prompt) :], *first.answer[:-1].tolist()]
+                answers = (*conversation.answers, self.tokenizer.decode(tokens))
+                answered.append(replace(conversation, answers=answers))
+        return self._filtered(written, left_out), answered
+
+    @property
+    def _user(self) -> UserTurns:
+        return UserTurns(self.target, self.tokenizer, self.exclude, self.room)
 
     def _filtered(self, written: Sequence[Written], left_out: Counter[str]) -> list[Text]:
         """Return the texts worth training on; an answer is cut where it begins to loop."""
@@ -279,26 +265,11 @@ class Writer:
     @cached_property
     def _takes_system(self) -> bool:
         """Whether the chat template accepts a system message."""
-        messages = Conversation(("?",), system=_SYSTEM_MESSAGES[0]).messages(0, [])
         try:
-            self._render(messages)
+            self._render(Conversation(("?",), system=_SYSTEM_MESSAGES[0]).messages(0))
         except BadInputError:
             return False
         return True
-
-    @property
-    def _eos(self) -> set[int]:
-        return set(self.tokenizer.eos_token_ids)
-
-
-def told_to_think(tokenizer: TokenizerWrapper, options: WritingOptions) -> bool | None:
-    """Return `options.thinking`, or None if a chat template renders the same without it."""
-    asked = [{"role": "user", "content": "?"}]
-    try:
-        told = render_chat(tokenizer, asked, thinking=options.thinking)
-        return None if told == render_chat(tokenizer, asked) else options.thinking
-    except BadInputError:  # the texts are left out, with this reason
-        return None
 
 
 def _count_in_share(block: int, share: float) -> int:

@@ -17,8 +17,7 @@ from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.shards import Text
-from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.distill.evaluation.roots import Roots, roots_along
+from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality, roots_along
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
@@ -58,8 +57,7 @@ def answer_questions(
         written = write_answers(
             target, [prompts[i] for i in some], eos, max_tokens, stop_at_loops=False
         )
-        for i, answer in zip(some, written, strict=True):
-            texts[i] = answer.text(target)
+        texts |= {i: answer.text(target) for i, answer in zip(some, written, strict=True)}
     return [texts[i] for i in range(len(prompts))]
 
 
@@ -75,7 +73,8 @@ def quality_on(
         read = _extras(drafter).compute(target, answers)
         drafts = max(shape.length for shape in shapes) - 1
         quality = measure_quality(drafter, read, drafts, shapes)
-        yield DrafterQuality(name, _parameters(drafter), quality, timed)
+        parameters = 0 if drafter.module is None else trainable_size(drafter.module)
+        yield DrafterQuality(name, parameters, quality, timed)
 
 
 def draft_seconds(
@@ -86,7 +85,10 @@ def draft_seconds(
     It is the median of several interleaved rounds, so that a slowdown of the machine affects all
     drafters alike.
     """
-    ready = [_first_root(drafter, target, answer) for drafter in drafters]
+    first, ready = replace(answer, answer=answer.answer[:1], states=answer.states[:1]), []
+    for drafter in drafters:
+        read = _extras(drafter).compute(target, [first])
+        ready.append(next(roots_along(drafter, read, 1, target.dtype)))
     times: list[dict[int, list[float]]] = [{s.width: [] for s in shapes} for _ in ready]
     for _ in range(_TIMED):
         for drafter, root, mine in zip(drafters, ready, times, strict=True):
@@ -97,17 +99,6 @@ def draft_seconds(
     return [{width: median(taken) for width, taken in mine.items()} for mine in times]
 
 
-def _parameters(drafter: LevelDrafter) -> int:
-    return 0 if drafter.module is None else trainable_size(drafter.module)
-
-
 def _extras(drafter: LevelDrafter) -> Extras:
     """Return the data of a text that the drafter reads."""
     return Extras(drafter.features.layers, whole=drafter.features.every_position)
-
-
-def _first_root(drafter: LevelDrafter, target: Target, text: Text) -> Roots:
-    """Return a drafter's input in the first step of an answer."""
-    one = replace(text, answer=text.answer[:1], states=text.states[:1])
-    (read,) = _extras(drafter).compute(target, [one])
-    return next(roots_along(drafter, [read], 1, target.dtype))

@@ -12,9 +12,11 @@ from redrafter_mlx.engine.engine import Redrafter
 TIMED_TOKENS = 96
 """Maximum number of tokens per timed answer."""
 
+_LEAST_TOKENS = 16
+"""Minimum number of tokens of an answer whose speed is measured."""
+
 SCATTER = 0.02
 """Noise of a short measurement: a speedup this close to 1 is treated as 1."""
-
 
 _BEYOND = 1.15
 """A speedup above this multiple of tokens/step comes from the machine, not from the drafts. (It is
@@ -46,7 +48,6 @@ def measure_speed(
     redrafter: Redrafter,
     prompts: Sequence[Sequence[int]],
     shapes: Sequence[BeamShape],
-    max_tokens: int = TIMED_TOKENS,
     done: Callable[[int], None] = lambda _: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> list[MeasuredRow]:
@@ -60,35 +61,25 @@ def measure_speed(
     plain: list[float] = []
     drafted: dict[BeamShape, list[tuple[float, float]]] = {shape: [] for shape in shapes}
     for i, prompt in enumerate(prompts):
-        alone = redrafter.generate(prompt, max_tokens=max_tokens, draft=False)
-        if len(alone.token_ids) >= min(16, max_tokens):
+        alone = redrafter.generate(prompt, max_tokens=TIMED_TOKENS, draft=False)
+        if len(alone.token_ids) >= _LEAST_TOKENS:
             plain.append(alone.generation_tps)
-            for shape in shapes:
+            for shape, rows in drafted.items():
+                width, length = shape.width, shape.length
                 answer = redrafter.generate(
-                    prompt,
-                    max_tokens=max_tokens,
-                    beam_width=shape.width,
-                    beam_length=shape.length,
-                    max_nodes=shape.max_nodes,
+                    prompt, max_tokens=TIMED_TOKENS, beam_width=width, beam_length=length
                 )
-                drafted[shape].append((answer.generation_tps, answer.tokens_per_step))
+                rows.append((answer.generation_tps / alone.generation_tps, answer.tokens_per_step))
         done(i + 1)
         if stop():
             break
     if not plain:
         return []
-    base = statistics.median(plain)
-    found = []
+    base, found = statistics.median(plain), []
     for shape, rows in drafted.items():
-        speedup = statistics.median(
-            tps / alone for (tps, _), alone in zip(rows, plain, strict=True)
-        )
-        per_step = statistics.median(per_step for _, per_step in rows)
-        found.append(
-            MeasuredRow(
-                shape.width, shape.length, shape.nodes, per_step, speedup * base, base, len(plain)
-            )
-        )
+        speedup, per_step = map(statistics.median, zip(*rows, strict=True))
+        size = shape.width, shape.length, shape.nodes
+        found.append(MeasuredRow(*size, per_step, speedup * base, base, len(plain)))
     return found
 
 

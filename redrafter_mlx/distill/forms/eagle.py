@@ -1,10 +1,10 @@
-"""EAGLE-3, trained on whole texts: see eagle_unrolled.py, and drafting/published/eagle.py."""
+"""EAGLE-3, trained on whole texts: see eagle_sequences.py, and drafting/published/eagle.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import mlx.core as mx
@@ -17,23 +17,26 @@ from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import EagleForm
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality, measure_quality
-from redrafter_mlx.distill.forms.eagle_sequences import PADDED, grouped, pad_together
-from redrafter_mlx.distill.forms.eagle_unrolled import Sequences, unrolled_logits
-from redrafter_mlx.distill.forms.eagle_weights import fresh_network
-from redrafter_mlx.distill.forms.form import (
-    BatchLoss,
-    Recipe,
-    Student,
-    check_same_form,
-    chosen_layers,
-    open_start,
+from redrafter_mlx.distill.forms.eagle_sequences import (
+    PADDED,
+    Sequences,
+    grouped,
+    pad_together,
+    unrolled_logits,
 )
-from redrafter_mlx.distill.forms.loss import distillation_loss
-from redrafter_mlx.distill.forms.positions import logits_bytes, ready_to_train
+from redrafter_mlx.distill.forms.form import BatchLoss, Recipe, Student, chosen_layers
+from redrafter_mlx.distill.forms.fresh_weights import (
+    SPREAD,
+    context_rms,
+    draw_matrices,
+    last_part,
+    logit_rms,
+    output_matrix,
+)
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
-from redrafter_mlx.drafting.drafter_files import check_trained_for, open_files
-from redrafter_mlx.drafting.published.eagle import EAGLE3, EagleDrafter, load_eagle_three
+from redrafter_mlx.drafting.drafter_files import DrafterFiles
+from redrafter_mlx.drafting.published.eagle import EAGLE3, EagleDrafter
 from redrafter_mlx.drafting.published.eagle_config import ROPE_BASE, EagleConfig
 from redrafter_mlx.drafting.published.eagle_files import (
     LAYER_CONFIG,
@@ -41,7 +44,6 @@ from redrafter_mlx.drafting.published.eagle_files import (
     speculators_config,
 )
 from redrafter_mlx.drafting.published.eagle_network import EagleNetwork, EagleThreeNetwork
-from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.raw_model import context_length
 
@@ -52,32 +54,20 @@ _POSITIONS = 2048
 """Maximum number of positions of a drafter whose target names no limit."""
 
 
-@dataclass(frozen=True)
 class EagleRecipe(Recipe):
-    """The recipe for EAGLE-3 drafters of one configuration.
-
-    target, fingerprint: name and fingerprint of the target
-    draft_length:        number of successive drafts
-    """
+    """The recipe for EAGLE-3 drafters."""
 
     config: EagleConfig
-    target: str
-    fingerprint: str
-    draft_length: int
-
     title = "A decoder layer"
     method = "EAGLE-3 ([arXiv 2503.01840](https://arxiv.org/abs/2503.01840))"
+    published = EAGLE3
 
     @classmethod
-    def of(
-        cls, form: EagleForm, target: Target, name: str, fingerprint: str, draft_length: int
-    ) -> EagleRecipe:
-        """Return the recipe for a target called `name` and `draft_length` successive drafts.
-
-        Raises BadInputError for layers that the target does not have.
-        """
+    def of(cls, form: EagleForm, target: Target, name: str, fingerprint: str) -> EagleRecipe:
         D, V, size = target.hidden_size, target.vocab_size, form.draft_vocab
-        layers = _context_layers(form, target.n_layers)
+        layers = chosen_layers(form.context_layers, target.n_layers)
+        if form.context_layers == "auto" and layers[0] == 1:
+            layers = (0, *layers)  # see EagleForm
         heads = next(n for n in range(max(1, D // _HEAD_SIZE), 0, -1) if D % n == 0)
         args = getattr(target.model, "args", None)
         longest = None if args is None else context_length(vars(args))
@@ -101,7 +91,7 @@ class EagleRecipe(Recipe):
             max_positions=longest or _POSITIONS,
             fc_norm=True,
         )
-        return cls(config, name, fingerprint, draft_length)
+        return cls(config, name, fingerprint)
 
     @property
     def record(self) -> dict[str, object]:
@@ -121,130 +111,84 @@ class EagleRecipe(Recipe):
     def context_layers(self) -> tuple[int, ...]:
         return self.config.layers
 
-    @property
-    def parameters(self) -> int:
-        return trainable_size(EagleThreeNetwork(self.config))
-
     def step_bytes(self, options: TrainOptions) -> int:
-        return PADDED * logits_bytes(options, self.config.output_size)
+        return PADDED * super().step_bytes(options)
 
     def extras(self, read: Sequence[ReadTexts]) -> Extras:
         """Read prompts together with their answers, as whole texts."""
         others = tuple(texts for texts in read if texts.texts is not None)
         return Extras(self.context_layers, others, whole=True)
 
-    def check_start(self, folder: Path) -> None:
-        given = open_start(folder, EAGLE3).config
-        check_trained_for(given, folder, self.target, self.fingerprint)
-        check_same_form(folder, _flat(given), _flat(speculators_config(self.config)))
+    def network(self) -> EagleThreeNetwork:
+        return EagleThreeNetwork(self.config)
 
-    def blank(self, target: Target, options: TrainOptions) -> Student:
+    def bind(
+        self, network: EagleNetwork, target: Target, tokens: mx.array | None = None
+    ) -> EagleDrafter:
         V, size = self.config.vocab_size, self.config.output_size
-        vocabulary = DraftVocabulary(size, V, mx.arange(size) if size < V else None)
-        return EagleStudent(self, EagleThreeNetwork(self.config), vocabulary, target, options)
+        if tokens is None and size < V:
+            tokens = mx.arange(size)
+        return EagleDrafter(EAGLE3.name, network, target, DraftVocabulary(size, V, tokens))
 
     def fresh(
-        self, target: Target, options: TrainOptions, counts: np.ndarray, texts: Sequence[Text]
-    ) -> Student:
-        V, size = self.config.vocab_size, self.config.output_size
-        tokens = mx.array(choose_vocabulary(counts, size)) if size < V else None
-        network = fresh_network(self.config, target, tokens, texts, options.seed)
-        ready_to_train(network)
-        return EagleStudent(self, network, DraftVocabulary(size, V, tokens), target, options)
+        self, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
+    ) -> EagleDrafter:
+        """Return an untrained drafter.
 
-    def start(self, folder: Path, target: Target, options: TrainOptions) -> Student:
-        drafter = load_eagle_three(open_files(folder), target)
-        ready_to_train(drafter.module)
-        return EagleStudent(self, drafter.module, drafter.vocabulary, target, options)
+        Its context starts as the last of the layers that it reads, each coordinate scaled to unit
+        size: a target's hidden states have a few coordinates far larger than the rest, which would
+        drown the others. Its output layer starts as the target's.
+        """
+        config, network = self.config, self.network()
+        D, size = config.hidden_size, config.output_size
+        tokens = mx.array(choose_vocabulary(counts, size)) if size < config.vocab_size else None
+        draw_matrices(network, seed, lambda shape: shape[1] ** -0.5)
+        network.fc.weight = last_part(config.context_size, D)
+        inputs = np.concatenate([text.whole_states for text in texts])[:, : config.context_size]
+        parts = np.split(inputs, len(config.layers), axis=1)
+        for norm, part in zip(network.fc_norm, parts, strict=True):
+            norm.weight = 1 / mx.maximum(context_rms(part, normed=True), 1e-6)
+        network.lm_head.weight = output_matrix(target, tokens)
+        network.norm.weight = mx.full((D,), SPREAD / logit_rms(target, tokens))
+        return self.bind(network, target, tokens)
+
+    def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:
+        return _flat(files.config), _flat(speculators_config(self.config))
+
+    def student(self, drafter: EagleDrafter, target: Target, options: TrainOptions) -> EagleStudent:
+        return EagleStudent(self, drafter, target, options)
+
+    def by_adamw(self, name: str) -> bool:
+        return name == "lm_head.weight"
+
+    def save(self, student: Student, folder: Path) -> None:
+        length, network = student.options.draft_length, student.network
+        save_eagle(network, student.vocabulary, folder, length, self.target_keys)
 
 
 class EagleStudent(Student):
     """An EAGLE network in training."""
 
-    def __init__(
-        self,
-        recipe: EagleRecipe,
-        network: EagleNetwork,
-        vocabulary: DraftVocabulary,
-        target: Target,
-        options: TrainOptions,
-    ) -> None:
-        self._recipe, self._network, self.vocabulary = recipe, network, vocabulary
-        self._target, self._options = target, options
-        self._outputs = vocabulary.index()
-        self._soft = options.soft_share > 0
-        self._logits = target.logits_of(vocabulary.tokens)
-
-    @property
-    def network(self) -> EagleNetwork:
-        return self._network
-
-    def by_adamw(self, name: str) -> bool:
-        return name == "lm_head.weight"
-
     def losses(self, examples: Examples, epoch: int, skip: int) -> Iterator[BatchLoss]:
-        at = 0
-        for n, texts in enumerate(examples.texts(epoch)):
-            for group in grouped(texts, examples.size, f"{examples.seed} {epoch} {n}"):
-                at += 1
-                if at > skip:
-                    yield partial(self.loss, self._padded(group))
-
-    def trial(self) -> BatchLoss:
-        size, rng = self._options.batch, np.random.default_rng(0)
-        answer, prompt, wide = min(size, 128), 32, self._target.context_size
-        tokens = rng.integers(0, self._target.vocab_size, prompt + answer, np.int32)
-        states = rng.normal(size=(prompt + answer - 1, wide)).astype(np.float32)
-        text = Text.of(
-            self._target,
-            tokens[:prompt].tolist(),
-            tokens[prompt:],
-            states[prompt - 1 :],
-            prompt_states=states[: prompt - 1],
+        groups = (
+            group
+            for n, texts in enumerate(examples.texts(epoch))
+            for group in grouped(texts, self.options.batch, f"{self.options.seed} {epoch} {n}")
         )
-        return partial(self.loss, self._padded([text] * (size // answer)))
+        for group in islice(groups, skip, None):
+            yield partial(self.loss, self.batch(group))
+
+    def batch(self, texts: Sequence[Text]) -> Sequences:
+        T, D = self.options.draft_length, self._target.hidden_size
+        return pad_together(texts, T, D, prompts=self.options.soft_share > 0)
 
     def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
-        drafter = EagleDrafter(EAGLE3.name, self._network, self._target, self.vocabulary)
-        return measure_quality(drafter, held_out, self._options.draft_length, shapes)
+        drafter = EagleDrafter(EAGLE3.name, self.network, self._target, self.vocabulary)
+        return measure_quality(drafter, held_out, self.options.draft_length, shapes)
 
-    def save(self, folder: Path) -> None:
-        recipe = self._recipe
-        keys = {"target": recipe.target, "target_fingerprint": recipe.fingerprint}
-        save_eagle(self._network, self.vocabulary, folder, recipe.draft_length, keys)
-
-    def loss(self, batch: Sequences) -> mx.array:
-        """Return the distillation loss of a batch."""
-        options = self._options
-        logits = unrolled_logits(
-            self._network, self._target.embedding, self._network.lm_head, batch
-        )
-        return distillation_loss(
-            logits,
-            batch,
-            self._outputs,
-            self.teacher(batch) if self._soft else None,
-            options.depth_weights,
-            options.soft_share,
-        )
-
-    def teacher(self, batch: Sequences) -> mx.array:
-        """Return the soft labels [M + T, V']: target probabilities after each trained position."""
-        states = batch.states.reshape(-1, batch.states.shape[-1])
-        rows = mx.pad(batch.rows, (0, batch.labels.shape[1]))
-        logits = self._logits(states[rows][None].astype(self._target.dtype))[0]
-        return mx.softmax(logits.astype(mx.float32), axis=-1)
-
-    def _padded(self, texts: Sequence[Text]) -> Sequences:
-        T, D = self._options.draft_length, self._target.hidden_size
-        return pad_together(texts, T, D, prompts=self._soft)
-
-
-def _context_layers(form: EagleForm, n_layers: int) -> tuple[int, ...]:
-    """Return the layers to read; raises BadInputError for a layer that the target does not have."""
-    layers = chosen_layers(form.context_layers, n_layers)
-    automatic = form.context_layers == "auto"
-    return (0, *layers) if automatic and layers[0] == 1 else layers  # see EagleForm
+    def drafts(self, batch: Sequences) -> Iterator[mx.array]:
+        network = self.network
+        return unrolled_logits(network, self._target.embedding, network.lm_head, batch)
 
 
 def _flat(config: Mapping[str, object]) -> dict[str, object]:

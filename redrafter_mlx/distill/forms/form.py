@@ -1,8 +1,8 @@
 """The one interface that every trainable form of drafter implements.
 
-A form has a record of its options in `drafter_forms.py`, and a file here with a `Recipe` and a
-`Student`. `registry.py` maps the record to the recipe. No other part of training asks which form
-it is.
+A form has a record of its options in `drafter_forms.py`, and a `Recipe` in a file here. One that
+has a memory has a `Student` too; see positions.py for the others. `registry.py` maps the record to
+the recipe. No other part of training asks which form it is.
 """
 
 from __future__ import annotations
@@ -10,73 +10,126 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Examples
+from redrafter_mlx.distill.corpus.examples import Batch, Examples
 from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
+from redrafter_mlx.distill.forms.eagle_sequences import Sequences
+from redrafter_mlx.distill.forms.loss import distillation_loss
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, open_files
+from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, check_trained_for, open_files
 from redrafter_mlx.drafting.forms import find_form
-from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
+from redrafter_mlx.errors import BadInputError, MismatchError
+from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
-from redrafter_mlx.weights.files.names import WEIGHTS
 
 BatchLoss: TypeAlias = Callable[[], mx.array]
 """A function that computes the loss of one batch at the network's current weights."""
 
 
 class Student(ABC):
-    """A drafter in training, with the parts of the target that it uses."""
+    """A drafter in training, with the parts of the target that it uses.
 
-    @property
-    @abstractmethod
-    def network(self) -> nn.Module:
-        """The network whose trainable parameters are trained; none of them is the target's."""
+    network: the network whose trainable parameters are trained; none of them is the target's
+    """
+
+    def __init__(
+        self, recipe: Recipe, drafter: LevelDrafter, target: Target, options: TrainOptions
+    ) -> None:
+        """Train the network of `drafter`, which is converted to float32."""
+        self.recipe, self.vocabulary = recipe, drafter.vocabulary
+        network = drafter.module
+        assert network is not None, "every form that is trained has one"
+        network.set_dtype(mx.float32)
+        network.train()
+        mx.eval(network.parameters())
+        self.network: Any = network
+        self._target, self.options = target, options
+        self._outputs = self.vocabulary.index()
+        self._logits = target.logits_of(self.vocabulary.tokens)
 
     @abstractmethod
     def losses(self, examples: Examples, epoch: int, skip: int) -> Iterator[BatchLoss]:
         """Yield the loss of each batch of one pass over the corpus, without the first `skip`."""
 
     @abstractmethod
-    def trial(self) -> BatchLoss:
-        """Return the loss of a batch of random numbers, for timing."""
+    def batch(self, texts: Sequence[Text]) -> Batch | Sequences:
+        """Return a batch of texts, which fit in one."""
 
     @abstractmethod
     def evaluate(self, held_out: Sequence[Text], shapes: Sequence[BeamShape]) -> DraftQuality:
         """Measure its quality on texts that it was not trained on."""
 
     @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the drafter in its published layout, each file atomically, the weights first."""
+    def drafts(self, batch: Any) -> Iterator[mx.array]:
+        """Yield logits [P, V'] float32 of each draft after a batch's roots, fed with the labels."""
 
-    def by_adamw(self, name: str) -> bool:
-        """Whether AdamW trains a matrix (embeddings, output layers) and Muon the others."""
-        del name
-        return False
+    def trial(self) -> BatchLoss:
+        """Return the loss of a batch of random numbers, for timing."""
+        size, rng, target = self.options.batch, np.random.default_rng(0), self._target
+        answer, prompt = min(size, 128), 32
+        tokens = rng.integers(0, target.vocab_size, prompt + answer, np.int32)
+        states = rng.normal(size=(prompt + answer - 1, target.context_size)).astype(np.float32)
+        text = Text.of(
+            target,
+            tokens[:prompt].tolist(),
+            tokens[prompt:],
+            states[prompt - 1 :],
+            prompt_states=states[: prompt - 1],
+        )
+        return partial(self.loss, self.batch([text] * (size // answer)))
+
+    def loss(self, batch: Batch | Sequences) -> mx.array:
+        """Return the distillation loss of a batch."""
+        options = self.options
+        teacher = self.teacher(batch.states) if options.soft_share > 0 else None
+        return distillation_loss(
+            self.drafts(batch),
+            batch,
+            self._outputs,
+            teacher,
+            options.depth_weights,
+            options.soft_share,
+        )
+
+    def teacher(self, states: mx.array) -> mx.array:
+        """Return the soft labels [N, V']: the target's probabilities after its states [N, C]."""
+        logits = self._logits(states[None].astype(self._target.dtype))[0]
+        return mx.softmax(logits.astype(mx.float32), axis=-1)
 
 
+@dataclass(frozen=True)
 class Recipe(ABC):
-    """How drafters of one form are made for one target, before any weights exist.
+    """How drafters of one form and one configuration are made for one target.
 
     title, method: the model card's name of the drafter, and of the method with its paper
+    published:     the form of the files
+    target, fingerprint: name and fingerprint of the target
     """
 
     title: ClassVar[str]
     method: ClassVar[str]
+    published: ClassVar[Form]
+    config: Any
+    target: str | None
+    fingerprint: str | None
 
     @property
     @abstractmethod
     def record(self) -> dict[str, object]:
-        """A record for JSON; it must be equal to resume a run or to train a drafter further."""
+        """A record for JSON; it must be equal to resume a run."""
 
     @property
     @abstractmethod
@@ -89,44 +142,92 @@ class Recipe(ABC):
         return ()
 
     @property
-    @abstractmethod
+    def output_size(self) -> int:
+        """V', the number of tokens that it can draft."""
+        return int(self.config.output_size)
+
+    @property
     def parameters(self) -> int:
         """Number of trained parameters."""
+        return trainable_size(self.network())
 
-    @abstractmethod
     def step_bytes(self, options: TrainOptions) -> int:
-        """Return the maximum memory of one batch, in bytes."""
+        """Return the maximum memory of a batch: logits, their gradients, and soft labels."""
+        return 12 * options.batch * options.draft_length * self.output_size
 
     def extras(self, read: Sequence[ReadTexts]) -> Extras:
         """Return what it reads in addition to the shards; `read` are texts that are only read."""
         return Extras(self.context_layers, tuple(read))
 
     @abstractmethod
-    def check_start(self, folder: Path) -> None:
-        """Check that training by this recipe can start from a folder; reads no weights.
-
-        Raises:
-          ModelNotFoundError, DamagedFileError: if the folder holds no drafter
-          MismatchError: naming a key that differs, or the target that the drafter was trained for
-        """
+    def network(self) -> nn.Module:
+        """Return a network with arbitrary weights."""
 
     @abstractmethod
-    def blank(self, target: Target, options: TrainOptions) -> Student:
-        """Return a student with arbitrary weights, for timing."""
+    def bind(self, network: Any, target: Target) -> LevelDrafter:
+        """Return a network of this form as a drafter for the target."""
 
     @abstractmethod
     def fresh(
-        self, target: Target, options: TrainOptions, counts: np.ndarray, texts: Sequence[Text]
-    ) -> Student:
-        """Return an untrained student.
+        self, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
+    ) -> LevelDrafter:
+        """Return an untrained drafter, whose weights are drawn from `seed` alone.
 
         counts: [V], how often each token is a label
         texts:  some texts of the corpus
         """
 
+    @property
+    def target_keys(self) -> dict[str, str | None]:
+        """Keys of config.json that name the target."""
+        return {"target": self.target, "target_fingerprint": self.fingerprint}
+
+    def start(self, folder: Path, target: Target) -> LevelDrafter:
+        """Return the drafter in a folder, which has passed `check_start`."""
+        return self.published.load(open_files(folder), target)
+
+    def check_start(self, folder: Path) -> str:
+        """Check that training can start from the drafter in a folder; return its weights' SHA-256.
+
+        Raises:
+          ModelNotFoundError, DamagedFileError: if the folder holds no drafter
+          MismatchError: naming a key that differs, or the target that the drafter was trained for
+        """
+        files = open_files(folder)
+        found = find_form(files)
+        if found is not self.published:
+            raise MismatchError(
+                f"{folder} is a {found.name} drafter, and {self.published.name} is asked for; a "
+                f"drafter is trained further in its own form (--form)"
+            )
+        check_trained_for(files.config, folder, self.target, self.fingerprint)
+        given, wanted = self.compared(files)
+        for key, value in wanted.items():
+            if given.get(key) != value:
+                raise MismatchError(
+                    f"{folder} has {key} {given.get(key)}, and {value} is asked for; a drafter is "
+                    f"trained further in its own form"
+                )
+        digest = hashlib.sha256()
+        for file in files.tensors.files:
+            digest.update(file.read_bytes())
+        return digest.hexdigest()
+
     @abstractmethod
-    def start(self, folder: Path, target: Target, options: TrainOptions) -> Student:
-        """Return the drafter in a folder, which has passed `check_start`, as a student."""
+    def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:
+        """Return the keys of a drafter's files, and those that training from it asks for."""
+
+    @abstractmethod
+    def student(self, drafter: Any, target: Target, options: TrainOptions) -> Student:
+        """Return a drafter of this recipe as a student."""
+
+    @abstractmethod
+    def by_adamw(self, name: str) -> bool:
+        """Whether AdamW trains a matrix (embeddings, output layers) and Muon the others."""
+
+    @abstractmethod
+    def save(self, student: Student, folder: Path) -> None:
+        """Write a drafter in its published layout, each file atomically, the weights first."""
 
 
 def chosen_layers(layers: tuple[int, ...] | Literal["auto"], n_layers: int) -> tuple[int, ...]:
@@ -142,35 +243,3 @@ def chosen_layers(layers: tuple[int, ...] | Literal["auto"], n_layers: int) -> t
             f"the target has {n_layers}, counted from 0"
         )
     return layers
-
-
-def open_start(folder: Path, form: Form) -> DrafterFiles:
-    """Open a drafter of the given form to start training from; errors as in `check_start`."""
-    files = open_files(folder)
-    found = find_form(files)
-    if found is not form:
-        raise MismatchError(
-            f"{folder} is a {found.name} drafter, and {form.name} is asked for; a drafter is "
-            f"trained further in its own form (--form)"
-        )
-    return files
-
-
-def check_same_form(
-    folder: Path, given: Mapping[str, object], wanted: Mapping[str, object]
-) -> None:
-    """Raise MismatchError naming the first key of `wanted` that differs in `given`."""
-    for key, value in wanted.items():
-        if given.get(key) != value:
-            raise MismatchError(
-                f"{folder} has {key} {given.get(key)}, and {value} is asked for; a drafter is "
-                f"trained further in its own form"
-            )
-
-
-def weights_digest(folder: Path) -> str:
-    """Return the SHA-256 of a drafter's weights; raises DamagedFileError if there are none."""
-    weights = folder / WEIGHTS
-    if not weights.is_file():
-        raise DamagedFileError(f"{weights} is missing; a drafter's folder holds {WEIGHTS}")
-    return hashlib.sha256(weights.read_bytes()).hexdigest()

@@ -13,7 +13,7 @@ from typing import cast
 import mlx.core as mx
 
 from redrafter_mlx.distill.corpus.examples import Batch
-from redrafter_mlx.distill.forms.eagle_unrolled import Sequences
+from redrafter_mlx.distill.forms.eagle_sequences import Sequences
 
 
 def distillation_loss(
@@ -39,7 +39,7 @@ def distillation_loss(
     total = mx.zeros(())
     P = batch.labels.shape[0]
     for depth, logits in enumerate(draft_logits):
-        normaliser = log_sum_exp(logits)
+        normaliser, _ = cast(tuple[mx.array, mx.array], _normalised(logits))
         label = outputs[batch.labels[:, depth]]
         valid = batch.valid[:, depth]
         at_label = mx.take_along_axis(logits, mx.maximum(label, 0)[:, None], axis=1)[:, 0]
@@ -54,16 +54,12 @@ def distillation_loss(
     return total / sum(depth_weights)
 
 
-def log_sum_exp(logits: mx.array) -> mx.array:
-    """Return log sum exp over the last axis, with only one exponential per logit.
+def _log_sum_exp(logits: mx.array) -> tuple[mx.array, mx.array]:
+    """Return log sum exp over the last axis, with only one exponential per logit, and the softmax.
 
-    The gradient reuses the softmax from which the result was computed. Over a vocabulary,
-    exponentials are most of the cost of a loss on a CPU.
+    The gradient reuses the softmax. Over a vocabulary, exponentials are most of the cost of a loss
+    on a CPU.
     """
-    return cast(tuple[mx.array, mx.array], _normalised(logits))[0]
-
-
-def _normalise(logits: mx.array) -> tuple[mx.array, mx.array]:
     softmax = mx.softmax(logits, axis=-1)
     return mx.max(logits, axis=-1) - mx.log(mx.max(softmax, axis=-1)), softmax
 
@@ -74,5 +70,5 @@ def _gradient(
     return results[1] * cotangents[0][..., None]
 
 
-_normalised = mx.custom_function(_normalise)
+_normalised = mx.custom_function(_log_sum_exp)
 _normalised.vjp(_gradient)

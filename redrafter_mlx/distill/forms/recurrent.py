@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 
+from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.drafter_forms import RecurrentForm
-from redrafter_mlx.distill.forms.form import (
-    Recipe,
-    Student,
-    check_same_form,
-    chosen_layers,
-    open_start,
+from redrafter_mlx.distill.forms.form import Student, chosen_layers
+from redrafter_mlx.distill.forms.fresh_weights import (
+    context_rms,
+    embedding_rms,
+    logit_rms,
+    scale_recurrent,
 )
-from redrafter_mlx.distill.forms.positions import PositionStudent, logits_bytes, ready_to_train
-from redrafter_mlx.distill.forms.recurrent_weights import fresh_drafter
-from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.checkpoint import RECURRENT, load_recurrent, read_config, save_drafter
-from redrafter_mlx.drafting.drafter_files import check_trained_for, open_files
-from redrafter_mlx.drafting.recurrent import RecurrentNetwork
+from redrafter_mlx.distill.forms.positions import PositionRecipe
+from redrafter_mlx.drafting.checkpoint import RECURRENT, read_config, save_drafter
+from redrafter_mlx.drafting.drafter_files import DrafterFiles
+from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
-from redrafter_mlx.target.fingerprint import trainable_size
 from redrafter_mlx.target.model import Target
 
 _NOT_FORM = {"target", "target_fingerprint", "draft_length"}
 """Config keys in which a drafter may differ from the drafter that its training starts from."""
 
 
-@dataclass(frozen=True)
-class RecurrentRecipe(Recipe):
-    """The recipe for recurrent drafters of one configuration."""
+class RecurrentRecipe(PositionRecipe):
+    """The recipe for recurrent drafters, whose configuration names their target."""
 
     config: DrafterConfig
-
     title = "A small recurrent head"
     method = "ReDrafter ([arXiv 2403.09919](https://arxiv.org/abs/2403.09919))"
+    published = RECURRENT
+
+    def __init__(self, config: DrafterConfig) -> None:
+        super().__init__(config, config.target, config.target_fingerprint)
 
     @classmethod
     def of(
         cls, form: RecurrentForm, target: Target, name: str, fingerprint: str, draft_length: int
     ) -> RecurrentRecipe:
-        """Return the recipe for a target called `name` and `draft_length` successive drafts."""
         D, V, size = target.hidden_size, target.vocab_size, form.draft_vocab
         return cls(
             DrafterConfig(
@@ -87,48 +85,29 @@ class RecurrentRecipe(Recipe):
     def context_layers(self) -> tuple[int, ...]:
         return self.config.context_layers
 
-    @property
-    def parameters(self) -> int:
-        return trainable_size(RecurrentNetwork(self.config))
+    def network(self) -> RecurrentNetwork:
+        return RecurrentNetwork(self.config)
 
-    def step_bytes(self, options: TrainOptions) -> int:
-        return logits_bytes(options, self.config.output_size)
-
-    def check_start(self, folder: Path) -> None:
-        open_start(folder, RECURRENT)
-        given, wanted = read_config(folder), self.config
-        check_trained_for(given.to_dict(), folder, wanted.target, wanted.target_fingerprint)
-        form = {key: value for key, value in vars(wanted).items() if key not in _NOT_FORM}
-        check_same_form(folder, vars(given), form)
-
-    def blank(self, target: Target, options: TrainOptions) -> Student:
-        return RecurrentStudent(RecurrentNetwork(self.config), target, options)
+    def bind(self, network: RecurrentNetwork, target: Target) -> RecurrentDrafter:
+        return network.bind(target)
 
     def fresh(
-        self, target: Target, options: TrainOptions, counts: np.ndarray, texts: Sequence[Text]
-    ) -> Student:
-        network = fresh_drafter(self.config, target, counts, texts, options.seed)
-        return RecurrentStudent(network, target, options)
+        self, target: Target, counts: np.ndarray, texts: Sequence[Text], seed: int
+    ) -> RecurrentDrafter:
+        network, tokens = RecurrentNetwork.fresh(self.config, seed), None
+        if self.config.draft_vocab_size is not None:
+            tokens = mx.array(choose_vocabulary(counts, self.config.draft_vocab_size))
+            network.draft_vocab = tokens
+        read = context_rms(lay_out(texts, 1).states)
+        scale_recurrent(network, read, embedding_rms(target, counts), logit_rms(target, tokens))
+        return network.bind(target)
 
-    def start(self, folder: Path, target: Target, options: TrainOptions) -> Student:
-        network = load_recurrent(open_files(folder), target)
-        ready_to_train(network)
-        return RecurrentStudent(network, target, options)
-
-
-class RecurrentStudent(PositionStudent):
-    """A recurrent head in training."""
-
-    def __init__(self, network: RecurrentNetwork, target: Target, options: TrainOptions) -> None:
-        super().__init__(network.bind(target), target, options)
-        self._network = network
-
-    @property
-    def network(self) -> RecurrentNetwork:
-        return self._network
+    def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:
+        wanted = {key: value for key, value in vars(self.config).items() if key not in _NOT_FORM}
+        return vars(read_config(files.folder)), wanted
 
     def by_adamw(self, name: str) -> bool:
-        return name == f"lm_head.{self._network.config.num_draft_layers}.weight"
+        return name == f"lm_head.{self.config.num_draft_layers}.weight"
 
-    def save(self, folder: Path) -> None:
-        save_drafter(self._network, folder, dtype=mx.float16)
+    def save(self, student: Student, folder: Path) -> None:
+        save_drafter(student.network, folder, dtype=mx.float16)

@@ -20,9 +20,7 @@ from redrafter_mlx.target.model import Target
 def recipe_for(
     form: DrafterForm, target: Target, name: str, fingerprint: str, draft_length: int
 ) -> Recipe:
-    """Return the recipe for a drafter of this form with `draft_length` successive drafts.
-
-    name, fingerprint: name and fingerprint of the target
+    """Return the recipe for a drafter of this form for a target of this name and fingerprint.
 
     Raises BadInputError for a form that this target's drafter cannot have.
     """
@@ -34,4 +32,4 @@ def recipe_for(
         case SpeculatorForm():
             return SpeculatorRecipe.of(form, target, name, fingerprint, draft_length)
         case EagleForm():
-            return EagleRecipe.of(form, target, name, fingerprint, draft_length)
+            return EagleRecipe.of(form, target, name, fingerprint)

@@ -29,7 +29,8 @@ class TrainingReport:
 
     versions: by package
     machine:  chip and system on which the drafter was trained and measured
-    seconds:  time of training, without writing the corpus
+    seconds:  time of training, without writing the corpus; None if the log was removed
+    quality:  on held-out texts, None if the log was removed
     started_from: digest of the weights that training started from, None for a fresh drafter
     """
 
@@ -39,8 +40,8 @@ class TrainingReport:
     machine: str
     corpus: CorpusSize
     recipe: Recipe
-    seconds: float
-    quality: DraftQuality
+    seconds: float | None
+    quality: DraftQuality | None
     measured: Sequence[MeasuredRow]
     started_from: str | None = None
 
@@ -129,8 +130,10 @@ def _measured(report: TrainingReport) -> str:
     )
 
 
-def _held_out(quality: DraftQuality) -> str:
+def _held_out(quality: DraftQuality | None) -> str:
     """Return the section on the drafter's quality on held-out texts."""
+    if quality is None:
+        return "## How good its guesses are\n\nThe log of its training was removed."
     guesses = [
         (str(position), f"{first:.1%}", f"{five:.1%}")
         for position, (first, five) in enumerate(zip(quality.top1, quality.top5, strict=True), 1)
@@ -170,7 +173,7 @@ def _made(report: TrainingReport) -> str:
         ("left out", left_out or "nothing"),
         ("drafter", report.recipe.description),
         ("started from", start),
-        ("training time", _duration(report.seconds)),
+        ("training time", "unknown" if report.seconds is None else _duration(report.seconds)),
         ("versions", ", ".join(f"{plain(k)} {plain(v)}" for k, v in report.versions.items())),
         ("machine", plain(report.machine)),
     ]

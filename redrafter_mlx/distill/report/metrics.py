@@ -50,13 +50,11 @@ class MetricsLog:
 
     def append(self, event: Event) -> None:
         """Write one event."""
-        if isinstance(event, Step):
-            loss = event.loss if math.isfinite(event.loss) else None
-            record = {"event": "step", **asdict(event), "loss": loss}
-        else:
-            quality = asdict(event.quality)
-            record = {"event": "evaluation", "step": event.step, **quality, "best": event.best}
-            record["training_top1"] = event.training_top1
+        kind = "step" if isinstance(event, Step) else "evaluation"
+        record: dict[str, Any] = {"event": kind, **asdict(event)}
+        record |= record.pop("quality", {})
+        if not math.isfinite(record.get("loss", 0)):
+            record["loss"] = None
         record["seconds"] = round(time.monotonic() - self._began, 3)
         rest = memoryview(_to_line(record).encode())
         with name_in_errors(self.path):
@@ -102,9 +100,11 @@ def training_seconds(folder: Path) -> float | None:
     return float(log[-1]["seconds"]) if log else None
 
 
-def best_quality(log: list[dict[str, Any]]) -> DraftQuality:
-    """Return the quality of the saved drafter, from the last evaluation marked best."""
-    best = next(record for record in reversed(log) if record.get("best"))
+def best_quality(folder: Path) -> DraftQuality | None:
+    """Return the quality of the drafter in a folder; None if its log does not hold it."""
+    best = next((record for record in reversed(read_metrics(folder)) if record.get("best")), None)
+    if best is None:
+        return None
     return DraftQuality(
         top1=tuple(best["top1"]),
         top5=tuple(best["top5"]),

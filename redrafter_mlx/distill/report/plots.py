@@ -30,21 +30,18 @@ _WINDOWS = 50
 def draw_plots(folder: Path) -> str | None:
     """Plot the events that the log in `folder` holds so far; empty plots are left out.
 
-    Returns:
-      None, or one line that states why there are no plots: a run does not fail without them
+    Returns one line if there are no plots, on why: a run does not fail without them.
     """
     try:
         import matplotlib  # noqa: F401
     except ImportError:
         return _NOTE
     log = read_metrics(folder)
-    steps = [record for record in log if record["event"] == "step"]
-    evaluations = [record for record in log if record["event"] == "evaluation"]
     try:
-        if steps:
-            _save(_loss(steps), folder / LOSS)
-        if evaluations:
-            _save(_accuracy(evaluations), folder / ACCURACY)
+        for kind, draw, name in (("step", _loss, LOSS), ("evaluation", _accuracy, ACCURACY)):
+            if events := [record for record in log if record["event"] == kind]:
+                with atomic_write(folder / name) as partial:
+                    draw(events).savefig(partial, dpi=120)
     except OSError as error:
         return f"no pictures of the training: {folder}: {error.strerror or error}"
     return None
@@ -55,16 +52,10 @@ def running_mean(values: Sequence[float] | np.ndarray, window: int) -> np.ndarra
 
     Values that are not numbers are left out of the mean.
     """
-    given = np.asarray(values, np.float64)
-    known = np.isfinite(given)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, given, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    last = np.arange(1, len(given) + 1)
-    first = np.maximum(last - window, 0)
-    number = counts[last] - counts[first]
-    mean: np.ndarray = np.where(number > 0, sums[last] - sums[first], np.nan) / np.maximum(
-        number, 1
-    )
+    known, ones = np.isfinite(values), np.ones(window)
+    sums = np.convolve(np.where(known, values, 0.0), ones)[: len(values)]
+    numbers = np.convolve(known, ones)[: len(values)]
+    mean: np.ndarray = np.where(numbers > 0, sums, np.nan) / np.maximum(numbers, 1)
     return mean
 
 
@@ -120,8 +111,3 @@ def _label(axes: Axes, name: str, title: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-
-
-def _save(figure: Figure, path: Path) -> None:
-    with atomic_write(path) as partial:
-        figure.savefig(partial, dpi=120)

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import mlx.core as mx
+from mlx.utils import tree_flatten, tree_unflatten
 
-from redrafter_mlx.distill.corpus.shards import load_arrays
-from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.distill.corpus.shards import load_arrays, naming_damage
+from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -36,59 +37,45 @@ class Progress:
 class Checkpoint:
     """A run's state.
 
-    drafter, optimizer: parameters by dotted name
+    drafter, optimizer: trees of parameters
     made_by: what identifies the run, compared before it resumes
     """
 
-    drafter: Mapping[str, mx.array]
-    optimizer: Mapping[str, mx.array]
+    drafter: Mapping[str, object]
+    optimizer: Mapping[str, object]
     made_by: Mapping[str, object]
     progress: Progress
 
 
 def save_checkpoint(state: Checkpoint, folder: Path) -> None:
     """Write the checkpoint to one file, atomically, even if the machine stops."""
-    arrays = {
-        **{f"drafter.{name}": array for name, array in state.drafter.items()},
-        **{f"optimizer.{name}": array for name, array in state.optimizer.items()},
-    }
+    arrays = dict(tree_flatten({"drafter": state.drafter, "optimizer": state.optimizer}))
     record = json.dumps({"made_by": state.made_by, **asdict(state.progress)})
     with atomic_write(folder / CHECKPOINT) as partial:
         mx.save_safetensors(str(partial), arrays, {"format": FORMAT, "state": record})
 
 
-def load_checkpoint(folder: Path) -> Checkpoint | None:
+def load_checkpoint(folder: Path, made_by: Mapping[str, object]) -> Checkpoint | None:
     """Return the checkpoint of the run in a folder, None if there is none.
 
-    Raises DamagedFileError, naming the file, if it is not a checkpoint.
+    Raises:
+      DamagedFileError: naming the file, if it is not a checkpoint
+      BadInputError: naming a key of `made_by`, if the run was made by another value of it
     """
     path = folder / CHECKPOINT
     remove_abandoned(folder.glob(f".*.{CHECKPOINT}"))
     if not path.exists():
         return None
-    try:
-        arrays, metadata = load_arrays(path)
-        if metadata.get("format") != FORMAT:
-            raise ValueError(f"its format is {metadata.get('format')!r}, not {FORMAT!r}")
+    with naming_damage(path, "delete it to train from the start"):
+        arrays, metadata = load_arrays(path, FORMAT)
         mx.eval(arrays)
         record = json.loads(metadata["state"])
-        parts: dict[str, dict[str, mx.array]] = {"drafter": {}, "optimizer": {}}
-        for name, array in arrays.items():
-            part, rest = name.split(".", 1)
-            parts[part][rest] = array
-        made_by = record.pop("made_by")
-        return Checkpoint(parts["drafter"], parts["optimizer"], made_by, Progress(**record))
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:
-        raise DamagedFileError(
-            f"{path} cannot be used: {error}; delete it to train from the start"
-        ) from None
-
-
-def check_same_run(found: Checkpoint, made_by: Mapping[str, object], folder: Path) -> None:
-    """Raise BadInputError, naming a key, unless the run in a folder has the same options."""
+        trees, found = dict(tree_unflatten(arrays)), record.pop("made_by")
+        progress = Progress(**record)
     for key, wanted in made_by.items():
-        if found.made_by.get(key) != wanted:
+        if found.get(key) != wanted:
             raise BadInputError(
-                f"{folder} holds a run with {key} {found.made_by.get(key)!r}, not {wanted!r}; "
+                f"{folder} holds a run with {key} {found.get(key)!r}, not {wanted!r}; "
                 f"give another --output, or the same options to resume"
             )
+    return Checkpoint(trees.get("drafter", {}), trees.get("optimizer", {}), found, progress)

@@ -5,23 +5,20 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
-from mlx.utils import tree_flatten, tree_unflatten
+from mlx.utils import tree_map
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.forms.form import BatchLoss, Student
-from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.training.checkpoint import (
     Checkpoint,
     Progress,
-    check_same_run,
     load_checkpoint,
     save_checkpoint,
 )
@@ -70,7 +67,6 @@ class Trainer:
         student: Student,
         examples: Examples,
         held_out: Sequence[Text],
-        options: TrainOptions,
         steps: int,
         shapes: Sequence[BeamShape],
         folder: Path,
@@ -81,29 +77,32 @@ class Trainer:
 
         Raises BadInputError if the folder holds another run.
         """
-        self.seen = seen
-        self.student, self.options = student, options
-        self.examples, self.held_out, self.shapes = examples, held_out, shapes
+        self.student, self.options, self.examples = student, student.options, examples
+        self.held_out, self.shapes, self.seen = held_out, shapes, seen
         self.steps, self.folder, self.made_by = steps, folder, made_by
-        self.learner = Learner(student, options, steps)
-        self._start = self._weights() if options.keep_start else {}
+        self.network, self.learner = student.network, Learner(student, steps)
+        self._start = self.network.trainable_parameters() if self.options.keep_start else {}
         self._at = Progress()
-        self._resume()
+        found = load_checkpoint(folder, made_by)
+        if found is not None:
+            self.network.update(found.drafter, strict=False)
+            self.learner.optimizer.state = dict(found.optimizer)
+            self._at = found.progress
 
     @property
     def steps_made(self) -> int:
         """Number of optimiser steps so far, including earlier sessions of the run."""
         return self._at.step
 
-    def trial(self, steps: int, most_seconds: float) -> tuple[float, float]:
+    def trial(self, most_seconds: float) -> tuple[float, float]:
         """Return the seconds of one step and of one evaluation.
 
-        One to `steps` steps are timed: more than one if they fit in `most_seconds`. They train the
+        One to three steps are timed: more than one if they fit in `most_seconds`. They train the
         drafter, which must not be kept.
         """
         batches = self._batches()
         times: list[float] = []
-        while len(times) < 2 or (len(times) <= steps and sum(times) < most_seconds):
+        while len(times) < 2 or (len(times) <= 3 and sum(times) < most_seconds):
             began = time.monotonic()
             self.learner.step([next(batches) for _ in range(self.options.accumulate)])
             times.append(time.monotonic() - began)
@@ -137,22 +136,8 @@ class Trainer:
 
     def save(self) -> None:
         """Write the run's state, from which the same command resumes."""
-        optimizer = dict(tree_flatten(self.learner.optimizer.state))
-        state = Checkpoint(self._weights(), optimizer, self.made_by, self._at)
-        save_checkpoint(state, self.folder)
-
-    def _weights(self) -> dict[str, mx.array]:
-        """Return the trainable weights by dotted name."""
-        return dict(tree_flatten(self.student.network.trainable_parameters()))
-
-    def _resume(self) -> None:
-        found = load_checkpoint(self.folder)
-        if found is None:
-            return
-        check_same_run(found, self.made_by, self.folder)
-        self.student.network.load_weights(list(found.drafter.items()), strict=False)
-        self.learner.optimizer.state = tree_unflatten(list(found.optimizer.items()))
-        self._at = found.progress
+        weights, optimizer = self.network.trainable_parameters(), self.learner.optimizer
+        save_checkpoint(Checkpoint(weights, optimizer.state, self.made_by, self._at), self.folder)
 
     def _batches(self) -> Iterator[BatchLoss]:
         """Yield batch after batch, pass after pass, from the run's current position on."""
@@ -167,33 +152,20 @@ class Trainer:
             self._at.epoch, self._at.batch = self._at.epoch + 1, 0
 
     def _evaluate(self) -> Evaluation:
-        """Evaluate the drafter, and save it if it is the best so far."""
-        with self._with_start():
-            quality = self.student.evaluate(self.held_out, self.shapes)
-            mean = sum(quality.tokens_per_step.values()) / len(quality.tokens_per_step)
-            best = mean > self._at.best
-            if best:
-                self._at.best = mean
-                self.student.save(self.folder)
-            training = self._training_accuracy()
+        """Evaluate the drafter, interpolated with its start, and save it if it is the best yet."""
+        trained, share = self.network.trainable_parameters(), self.options.keep_start
+        if share:
+            mixed = tree_map(lambda s, end: share * s + (1 - share) * end, self._start, trained)
+            self.network.update(mixed)
+        quality = self.student.evaluate(self.held_out, self.shapes)
+        mean = sum(quality.tokens_per_step.values()) / len(quality.tokens_per_step)
+        best = mean > self._at.best
+        if best:
+            self._at.best = mean
+            self.student.recipe.save(self.student, self.folder)
+        training = self._training_accuracy()
+        self.network.update(trained)
         return Evaluation(self._at.step, quality, best, training)
 
     def _training_accuracy(self) -> tuple[float, ...]:
         return self.student.evaluate(self.seen, ()).top1 if self.seen else ()
-
-    @contextmanager
-    def _with_start(self) -> Iterator[None]:
-        """Within, interpolate the drafter's weights with those that it started from."""
-        share = self.options.keep_start
-        if not share:
-            yield
-            return
-        trained = self._weights()
-        mixed = [
-            (name, share * self._start[name] + (1 - share) * trained[name]) for name in trained
-        ]
-        self.student.network.load_weights(mixed, strict=False)
-        try:
-            yield
-        finally:
-            self.student.network.load_weights(list(trained.items()), strict=False)

@@ -133,7 +133,7 @@ class EagleDrafter(LevelDrafter):
         if seen.start is None:
             cache.plan_tree(chain(seen.tokens[:, 1:]), seen.position, seen.bound)
         else:
-            cache.plan_prompt(seen.start, seen.tokens.shape[1] - 1)
+            cache.plan_prompt(seen.start, seen.tokens.shape[1] - 1, seen.bound)
         self.rows.run((seen.tokens[:, 1:], self.rows.context(seen)), cache.layers)
         return memory_of(cache)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from redrafter_mlx.server.answering import Emitted, TokenLogprob, Wanted
+from redrafter_mlx.engine.request import Request
+from redrafter_mlx.server.answering import Emitted, TokenLogprob
 from redrafter_mlx.server.api_error import ApiError, blamed_on
-from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.openai.reply import Reply
 from redrafter_mlx.server.openai.schemas import ChatRequest
 from redrafter_mlx.server.sse import Json
@@ -26,19 +26,15 @@ class Parts:
     logprobs: list[Json] = field(default_factory=list)
 
 
-class ChatReply(Reply):
+class ChatReply(Reply[ChatRequest]):
     """The reply to one chat request."""
 
     object_name = "chat.completion"
     chunk_name = "chat.completion.chunk"
     id_prefix = "chatcmpl"
 
-    def __init__(self, asked: ChatRequest, hosted: Hosted) -> None:
-        self._chat = asked
-        super().__init__(asked, hosted)
-
-    def _plan(self) -> list[Wanted]:
-        asked, hosted = self._chat, self._hosted
+    def _plan(self) -> list[Request]:
+        asked, hosted = self._asked, self._hosted
         if asked.top_logprobs and not asked.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
         with blamed_on("messages"):
@@ -53,9 +49,8 @@ class ChatReply(Reply):
                 thinking=asked.thinking,
             )
             most = asked.max_completion_tokens or asked.max_tokens
-            alternatives = asked.top_logprobs if asked.logprobs else None
             self._parts = [Parts(plan.parser()) for _ in range(asked.n)]
-            return self._wanted(plan.prompt, most, alternatives, plan.constraint)
+            return self._requests(plan.prompt, most, plan.constraint)
 
     def finish_reason(self, answer: int) -> str | None:
         reason = super().finish_reason(answer)
@@ -63,8 +58,8 @@ class ChatReply(Reply):
         return "tool_calls" if called else reason
 
     def opening(self) -> Iterable[Json]:
-        for answer in range(len(self.wanted)):
-            yield self._chunk(_choice(answer, {"role": "assistant", "content": ""}))
+        for answer in range(len(self.requests)):
+            yield self._chunk(self._choice(answer, {"role": "assistant", "content": ""}))
 
     def _choices(self, emitted: Emitted) -> list[Json]:
         answer = emitted.answer
@@ -72,12 +67,12 @@ class ChatReply(Reply):
         deltas = parts.parser.feed(emitted.text)
         if emitted.last.finish_reason is not None:
             deltas += parts.parser.finish()
-        choices = [_choice(answer, self._take(parts, delta)) for delta in deltas]
+        choices = [self._choice(answer, self._take(parts, delta)) for delta in deltas]
         if emitted.logprobs is not None:
             pairs = zip(emitted.responses, emitted.logprobs, strict=True)
             entries = [self._entry(response.token, read) for response, read in pairs]
             parts.logprobs += entries
-            choices = choices or [self._empty_choice(answer)]
+            choices = choices or [self._choice(answer)]
             choices[0]["logprobs"] = {"content": entries, "refusal": None}
         return choices
 
@@ -95,11 +90,8 @@ class ChatReply(Reply):
             shown["tool_calls"] = [{"index": delta.tool_call.index, **parts.calls[-1]}]
         return shown
 
-    def _closing_choice(self, answer: int, finish_reason: str) -> Json:
-        return {**_choice(answer, {}), "finish_reason": finish_reason}
-
-    def _empty_choice(self, answer: int) -> Json:
-        return _choice(answer, {})
+    def _choice(self, answer: int, delta: Json | None = None) -> Json:
+        return {"index": answer, "delta": delta or {}, "logprobs": None, "finish_reason": None}
 
     def _whole_choice(self, answer: int) -> Json:
         parts = self._parts[answer]
@@ -112,7 +104,7 @@ class ChatReply(Reply):
         return {
             "index": answer,
             "message": message,
-            "logprobs": logprobs if self._chat.logprobs else None,
+            "logprobs": logprobs if self._asked.logprobs else None,
             "finish_reason": self.finish_reason(answer),
         }
 
@@ -125,10 +117,6 @@ class ChatReply(Reply):
         # A token that is only part of a character has no text.
         raw = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
         return {"token": text, "logprob": max(value, -9999.0), "bytes": raw}
-
-
-def _choice(answer: int, delta: Json) -> Json:
-    return {"index": answer, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def _call(call: ToolCall) -> Json:

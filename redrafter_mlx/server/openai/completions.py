@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from redrafter_mlx.server.answering import Emitted, Wanted
+from redrafter_mlx.engine.request import Request
+from redrafter_mlx.server.answering import Emitted
 from redrafter_mlx.server.api_error import ApiError, blamed_on
-from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.openai.reply import Reply
 from redrafter_mlx.server.openai.schemas import CompletionRequest
 from redrafter_mlx.server.sse import Json
@@ -15,39 +15,34 @@ _MAX_TOKENS = 16
 """OpenAI's default for this endpoint."""
 
 
-class CompletionReply(Reply):
+class CompletionReply(Reply[CompletionRequest]):
     """The reply to one completion request: `n` answers to each of its prompts."""
 
     object_name = "text_completion"
     chunk_name = "text_completion"
     id_prefix = "cmpl"
 
-    def __init__(self, asked: CompletionRequest, hosted: Hosted) -> None:
-        self._completion = asked
-        super().__init__(asked, hosted)
-        self._texts = [""] * len(self.wanted)
-        self._logprobs = [_no_logprobs() for _ in self.wanted]
-
-    def _plan(self) -> list[Wanted]:
-        asked = self._completion
+    def _plan(self) -> list[Request]:
+        asked = self._asked
         if asked.echo and asked.logprobs is not None:
             raise ApiError(400, "echo with logprobs is not supported; leave one out", param="echo")
-        most = asked.max_tokens or _MAX_TOKENS
-        wanted: list[Wanted] = []
+        most, requests = asked.max_tokens or _MAX_TOKENS, list[Request]()
         for prompt in asked.prompt:
             with blamed_on("prompt"):
                 ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
-            wanted += self._wanted(ids, most, asked.logprobs, first=len(wanted), continues=True)
-        return wanted
+            requests += self._requests(ids, most, first=len(requests), continues=True)
+        self._texts = [""] * len(requests)
+        self._logprobs = [_no_logprobs() for _ in requests]
+        return requests
 
     def opening(self) -> Iterable[Json]:
-        for answer in range(len(self.wanted)):
+        for answer in range(len(self.requests)):
             if echo := self._echo(answer):
-                yield self._chunk(_choice(answer, echo))
+                yield self._chunk(self._choice(answer, echo))
 
     def _choices(self, emitted: Emitted) -> list[Json]:
         answer, text = emitted.answer, emitted.text
-        choice = _choice(answer, text)
+        choice = self._choice(answer, text)
         if emitted.logprobs is not None:
             choice["logprobs"] = entries = self._read(emitted)
             for name, values in self._logprobs[answer].items():
@@ -55,14 +50,11 @@ class CompletionReply(Reply):
         self._texts[answer] += text
         return [choice] if text or emitted.logprobs else []
 
-    def _closing_choice(self, answer: int, finish_reason: str) -> Json:
-        return {**_choice(answer, ""), "finish_reason": finish_reason}
-
-    def _empty_choice(self, answer: int) -> Json:
-        return _choice(answer, "")
+    def _choice(self, answer: int, text: str = "") -> Json:
+        return {"index": answer, "text": text, "logprobs": None, "finish_reason": None}
 
     def _whole_choice(self, answer: int) -> Json:
-        asked = self._completion.logprobs is not None
+        asked = self._asked.logprobs is not None
         return {
             "index": answer,
             "text": self._echo(answer) + self._texts[answer],
@@ -72,9 +64,9 @@ class CompletionReply(Reply):
 
     def _echo(self, answer: int) -> str:
         """Return the prompt's text if the request wants it repeated, else an empty string."""
-        if not self._completion.echo:
+        if not self._asked.echo:
             return ""
-        prompt = self._completion.prompt[answer // self._completion.n]
+        prompt = self._asked.prompt[answer // self._asked.n]
         if isinstance(prompt, str):
             return prompt
         text: str = self._hosted.model.tokenizer.decode(prompt)
@@ -94,10 +86,6 @@ class CompletionReply(Reply):
             entries["text_offset"].append(offset)
             offset += len(response.text)
         return entries
-
-
-def _choice(answer: int, text: str) -> Json:
-    return {"index": answer, "text": text, "logprobs": None, "finish_reason": None}
 
 
 def _no_logprobs() -> dict[str, list[object]]:

@@ -4,30 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from typing import Generic, TypeVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from redrafter_mlx.server.admission import Gate, Places
-from redrafter_mlx.server.answering import Emitted, Prefill, generate
+from redrafter_mlx.server.admission import Gate, Turn
+from redrafter_mlx.server.answering import Emitted, generate
 from redrafter_mlx.server.api_error import LOG, ApiError
-from redrafter_mlx.server.hosting import Hosted, Hosts
+from redrafter_mlx.server.hosting import Hosted, ModelHost, find_host
 from redrafter_mlx.server.metrics import Metrics
-from redrafter_mlx.server.openai.reply import Reply
-from redrafter_mlx.server.openai.schemas import GenerationRequest
+from redrafter_mlx.server.openai.reply import R, Reply
 from redrafter_mlx.server.options import ServerOptions
 from redrafter_mlx.server.sse import Emit, EventStream
 from redrafter_mlx.server.tasks import ClientGoneError, Ending, client_gone, race
-
-R = TypeVar("R", bound=GenerationRequest)
 
 _MEGABYTE = 2**20
 _MAX_DISCARDED = 200 * _MEGABYTE
 
 
+@dataclass(frozen=True, eq=False)
 class GenerationEndpoint(Generic[R]):
     """An ASGI application for one path.
 
@@ -35,19 +34,13 @@ class GenerationEndpoint(Generic[R]):
     reply:  makes the reply to a request, from the request and the model
     """
 
-    def __init__(
-        self,
-        schema: type[R],
-        reply: Callable[[R, Hosted], Reply],
-        hosts: Hosts,
-        gate: Gate,
-        metrics: Metrics,
-        options: ServerOptions,
-        ending: Ending,
-    ) -> None:
-        self._schema, self._reply = schema, reply
-        self._hosts, self._gate, self._metrics = hosts, gate, metrics
-        self._options, self._ending = options, ending
+    schema: type[R]
+    reply: Callable[[R, Hosted], Reply[R]]
+    hosts: Sequence[ModelHost]
+    gate: Gate
+    metrics: Metrics
+    options: ServerOptions
+    ending: Ending
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         # Cancelled only when the server is shutting down and does not wait any longer.
@@ -55,68 +48,65 @@ class GenerationEndpoint(Generic[R]):
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = await _read_body(Request(scope, receive), self._options.max_body * _MEGABYTE)
-        asked = self._schema.parse(body)
-        host = self._hosts.find(asked.model)
+        body = await _read_body(Request(scope, receive), self.options.max_body * _MEGABYTE)
+        asked = self.schema.parse(body)
+        host = find_host(self.hosts, asked.model)
         if ignored := asked.check_fields():
             LOG.info("%s: ignored %s", scope["path"], ", ".join(ignored))
-        with self._gate.admitted(asked.answers) as places:
+        with self.gate.admitted(asked.answers) as turn:
             async with host.held() as hosted:
-                reply = await asyncio.to_thread(self._reply, asked, hosted)
+                reply = await asyncio.to_thread(self.reply, asked, hosted)
                 try:
                     if asked.stream:
-                        await self._stream(hosted, reply, places)(scope, receive, send)
+                        await self._stream(hosted, reply, turn)(scope, receive, send)
                         return
-                    work = self._whole(hosted, reply, places)
-                    await race(work, client_gone(receive), self._ending.reached())
+                    await race(self._generate(hosted, reply, turn, _drop), client_gone(receive))
                 finally:
                     for record in reply.records:
                         if record.incomplete:
-                            self._metrics.end(hosted.name, record)
+                            self.metrics.end(hosted.name, record)
         await JSONResponse(reply.whole())(scope, receive, send)
 
-    def _stream(self, hosted: Hosted, reply: Reply, places: Places) -> EventStream:
+    def _stream(self, hosted: Hosted, reply: Reply[R], turn: Turn) -> EventStream:
         async def produce(emit: Emit) -> None:
-            async def deliver(emitted: Emitted) -> None:
-                for chunk in self._count(reply, hosted.name, emitted):
-                    await emit(chunk)
-
-            async def reading(chunk: Prefill) -> None:
-                await emit(reply.reading(chunk))
-
             for chunk in reply.opening():
                 await emit(chunk)
-            on_prefill = reading if reply.shows_own_fields else None
-            work = generate(hosted.model, reply.wanted, places, deliver, on_prefill)
-            await race(work, self._ending.reached())
+            await self._generate(hosted, reply, turn, emit)
             for chunk in reply.closing():
                 await emit(chunk)
 
-        return EventStream(produce, reply.silence(), self._options.heartbeat)
+        return EventStream(produce, reply.silence(), self.options.heartbeat)
 
-    async def _whole(self, hosted: Hosted, reply: Reply, places: Places) -> None:
+    async def _generate(self, hosted: Hosted, reply: Reply[R], turn: Turn, emit: Emit) -> None:
+        """Generate the answers, add them to the reply and the metrics, and emit its chunks."""
+
         async def deliver(emitted: Emitted) -> None:
-            self._count(reply, hosted.name, emitted)
+            chunks, last = reply.add(emitted), emitted.last
+            self.metrics.step(hosted.name, emitted)
+            if last.finish_reason is not None:
+                self.metrics.end(hosted.name, reply.records[emitted.answer])
+                LOG.info(
+                    "%s: %d + %d tokens, %.1f tok/s, %.2f tokens/step, %s",
+                    hosted.name,
+                    last.prompt_tokens,
+                    last.generation_tokens,
+                    last.generation_tps,
+                    last.tokens_per_step,
+                    last.finish_reason,
+                )
+            for chunk in chunks:
+                await emit(chunk)
 
-        await generate(hosted.model, reply.wanted, places, deliver)
+        async def reading(answer: int, read: int, total: int) -> None:
+            await emit(reply.reading(answer, read, total))
 
-    def _count(self, reply: Reply, name: str, emitted: Emitted) -> list[dict[str, object]]:
-        """Add what was emitted to the reply and the metrics; return the reply's chunks."""
-        chunks = reply.add(emitted)
-        self._metrics.step(name, emitted)
-        last = emitted.last
-        if last.finish_reason is not None:
-            self._metrics.end(name, reply.records[emitted.answer])
-            LOG.info(
-                "%s: %d + %d tokens, %.1f tok/s, %.2f tokens/step, %s",
-                name,
-                last.prompt_tokens,
-                last.generation_tokens,
-                last.generation_tps,
-                last.tokens_per_step,
-                last.finish_reason,
-            )
-        return chunks
+        on_prefill = reading if reply.shows_own_fields else None
+        work = generate(hosted.model, reply.requests, reply.alternatives, turn, deliver, on_prefill)
+        await race(work, self.ending.reached())
+
+
+async def _drop(_: object) -> None:
+    """Emit nothing: a whole reply is sent at its end."""
 
 
 async def _read_body(request: Request, most: int) -> bytes:

@@ -6,40 +6,44 @@ import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.engine.prompt import visible_token
 from redrafter_mlx.engine.request import Request
-from redrafter_mlx.server.answering import Emitted, Prefill, Wanted
+from redrafter_mlx.server.answering import Emitted
 from redrafter_mlx.server.api_error import blamed_on
 from redrafter_mlx.server.hosting import Hosted
 from redrafter_mlx.server.openai.schemas import GenerationRequest
 from redrafter_mlx.server.record import Record, own_fields
 from redrafter_mlx.server.sse import Json
 
+R = TypeVar("R", bound=GenerationRequest)
+
 _UNLIMITED = 4096
 """Maximum number of tokens of an answer if neither the request nor the model sets a limit."""
 
 
-class Reply(ABC):
+class Reply(ABC, Generic[R]):
     """The reply to one request: it takes what steps emit and returns chunks, or the whole reply.
 
-    wanted:  answers to generate
-    records: records of these answers, in the same order
+    requests: of the answers to generate
+    records:  of these answers, in the same order
+    alternatives: number of likeliest tokens to report with each token, if any are reported
     """
 
     object_name: ClassVar[str]
     chunk_name: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, asked: GenerationRequest, hosted: Hosted) -> None:
+    def __init__(self, asked: R, hosted: Hosted) -> None:
         """Raises ApiError if the model cannot do what the request asks."""
         self._asked, self._hosted = asked, hosted
         self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self.wanted = self._plan()
-        self.records = [Record() for _ in self.wanted]
+        self.requests = self._plan()
+        self.records = [Record() for _ in self.requests]
+        self.alternatives = asked.alternatives or 0
 
     @property
     def shows_own_fields(self) -> bool:
@@ -47,20 +51,16 @@ class Reply(ABC):
         return self._asked.x_redrafter is not None
 
     @abstractmethod
-    def _plan(self) -> list[Wanted]:
-        """Return the answers to generate."""
+    def _plan(self) -> list[Request]:
+        """Return the requests of the answers to generate."""
 
     @abstractmethod
     def _choices(self, emitted: Emitted) -> list[Json]:
         """Take what a step emitted; return the entries of `choices` that a stream shows for it."""
 
     @abstractmethod
-    def _closing_choice(self, answer: int, finish_reason: str) -> Json:
-        """Return the entry that ends an answer in a stream."""
-
-    @abstractmethod
-    def _empty_choice(self, answer: int) -> Json:
-        """Return an entry without content."""
+    def _choice(self, answer: int) -> Json:
+        """Return an entry of `choices` without content."""
 
     @abstractmethod
     def _whole_choice(self, answer: int) -> Json:
@@ -76,22 +76,20 @@ class Reply(ABC):
         record.add(emitted)
         chunks = [self._chunk(choice) for choice in self._choices(emitted)]
         if self.shows_own_fields:
-            chunks = chunks or [self._chunk(self._empty_choice(emitted.answer))]
+            chunks = chunks or [self._chunk(self._choice(emitted.answer))]
             chunks[0]["x_redrafter"] = own_fields(emitted)
         if (reason := self.finish_reason(emitted.answer)) is not None:
-            chunks.append(self._chunk(self._closing_choice(emitted.answer, reason)))
-            chunks[-1]["timings"] = record.timings
+            choice = {**self._choice(emitted.answer), "finish_reason": reason}
+            chunks.append({**self._chunk(choice), "timings": record.timings})
         return chunks
 
-    def reading(self, chunk: Prefill) -> Json:
-        """Return a chunk with the prefill progress of a prompt."""
-        shown = {"read": chunk.read, "total": chunk.total}
-        choice = self._empty_choice(chunk.answer)
-        return {**self._chunk(choice), "x_redrafter": {"prefill": shown}}
+    def reading(self, answer: int, read: int, total: int) -> Json:
+        """Return a chunk with the prefill progress of an answer's prompt."""
+        own = {"prefill": {"read": read, "total": total}}
+        return {**self._chunk(self._choice(answer)), "x_redrafter": own}
 
     def silence(self) -> Json:
-        """Return a chunk without content."""
-        return self._chunk(self._empty_choice(0))
+        return self._chunk(self._choice(0))
 
     def closing(self) -> Iterable[Json]:
         """Yield the chunks to send after all answers have ended."""
@@ -99,7 +97,6 @@ class Reply(ABC):
             yield {**self._chunk(None), "usage": self._usage}
 
     def whole(self) -> Json:
-        """Return the whole reply."""
         return {
             **self._head(self.object_name),
             "choices": [self._whole_choice(i) for i in range(len(self.records))],
@@ -122,8 +119,8 @@ class Reply(ABC):
     @property
     def _usage(self) -> Json:
         # A prompt counts once, however many answers it has; for the second answer it is cached.
-        pairs = list(zip(self.wanted, self.records, strict=True))
-        first = {one.request.prompt: record.last for one, record in reversed(pairs)}
+        pairs = list(zip(self.requests, self.records, strict=True))
+        first = {request.prompt: record.last for request, record in reversed(pairs)}
         completion = sum(record.last.generation_tokens for record in self.records)
         prompt = sum(map(len, first))
         return {
@@ -139,36 +136,30 @@ class Reply(ABC):
         """Return why an answer ended, in the API's terms; None if it has not ended."""
         return self.records[answer].last.finish_reason
 
-    def _wanted(
+    def _requests(
         self,
         prompt: tuple[int, ...],
         max_tokens: int | None,
-        alternatives: int | None,
         constraint: Callable[[], Constraint | None] = lambda: None,
         first: int = 0,
         continues: bool = False,
-    ) -> list[Wanted]:
-        """Return the `n` answers to generate for one prompt.
+    ) -> list[Request]:
+        """Return the requests of the `n` answers to one prompt.
 
         Args:
-          alternatives: number of likeliest tokens to report; None without log-probabilities
           constraint: called once per answer, for its constraint
           first: index of the first of these answers
           continues: whether they continue the prompt's text
         """
         model, asked = self._hosted.model, self._asked
-        limit = model.context_length
-        room = _UNLIMITED if limit is None else limit - len(prompt)
-        if max_tokens is not None:
-            room = max_tokens if limit is None else min(max_tokens, room)
-        wanted = []
+        most = model.room_for(prompt, max_tokens or model.context_length or _UNLIMITED)
+        requests = []
         for number in range(first, first + asked.n):
-            options = asked.options(number, room, alternatives is not None)
+            options = asked.options(number, most)
             with blamed_on("logit_bias"):  # other options were checked with the request
                 options = model.chosen_options(options, {})
-            request = Request(prompt, options, constraint(), continues=continues)
-            wanted.append(Wanted(request, alternatives or 0))
-        return wanted
+            requests.append(Request(prompt, options, constraint(), continues=continues))
+        return requests
 
     def _token_text(self, token: int) -> str:
         """Return a token's text within a longer text; alone, decoders drop its leading space."""

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from redrafter_mlx.config import LEAST_TEMPERATURE, GenerationOptions
-from redrafter_mlx.server.api_error import ApiError, unsupported
+from redrafter_mlx.server.api_error import ApiError
 
 _SEEDS = 2**64
 
@@ -20,6 +20,25 @@ _SAMPLING = (
     "presence_penalty",
 )  # fmt: skip
 """Sampling parameters that `GenerationOptions` has under the same names."""
+
+
+def _as_int(given: object) -> object:
+    """Return a float without a fraction as an integer: some clients send 4.0."""
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+def _as_limit(given: object) -> object:
+    """Return None for -1, with which some clients ask for no limit."""
+    return None if given == -1 else _as_int(given)
+
+
+def _as_top_k(given: object) -> object:
+    """Return 0 for -1, which vLLM's clients send to switch it off."""
+    return 0 if given == -1 else _as_int(given)
+
+
+_Int = Annotated[int, BeforeValidator(_as_int)]
+_Limit = Annotated[int | None, Field(ge=1), BeforeValidator(_as_limit)]
 
 _Parsed = TypeVar("_Parsed", bound="Schema")
 
@@ -95,6 +114,7 @@ class Message(Schema):
     content: Annotated[str, BeforeValidator(_as_text)] = ""
     tool_calls: list[dict[str, Any]] = []
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the message in the form that a chat template takes."""
@@ -103,6 +123,8 @@ class Message(Schema):
             given["role"] = "system"
         if self.tool_call_id is not None:
             given["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            given["reasoning_content"] = self.reasoning_content
         return {**given, "tool_calls": self.tool_calls} if self.tool_calls else given
 
 
@@ -112,22 +134,25 @@ class GenerationRequest(Schema):
     refused: ClassVar[Mapping[str, str]] = {}
     """Unsupported fields that would change the answer, and what to do instead."""
 
+    harmless: ClassVar[Mapping[str, object]] = {}
+    """Values of these fields that change nothing, and are accepted."""
+
     model: str | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-    n: int = Field(1, ge=1, le=128)
-    seed: int | None = Field(None, ge=-(2**63), lt=_SEEDS)
+    n: _Int = Field(1, ge=1, le=128)
+    seed: _Int | None = Field(None, ge=-(2**63), lt=_SEEDS)
     stop: Annotated[list[str], BeforeValidator(_as_list)] = []
     temperature: float = Field(0.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
+    top_k: Annotated[int, BeforeValidator(_as_top_k)] = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
                      Annotated[float, Field(ge=-100, le=100)]] = {}  # fmt: skip
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: _Limit = None
     x_redrafter: Annotated[OwnOptions, BeforeValidator(_as_options)] | None = None
 
     @property
@@ -135,15 +160,20 @@ class GenerationRequest(Schema):
         """Number of requested answers."""
         return self.n
 
+    @property
+    def alternatives(self) -> int | None:
+        """Number of likeliest tokens to report with each token; None without log-probabilities."""
+        raise NotImplementedError
+
     def check_fields(self) -> list[str]:
         """Return the fields that were sent and ignored; raises ApiError for one that is refused."""
         extra = self.model_extra or {}
         for name, instead in self.refused.items():
-            if name in extra:
-                raise unsupported(name, instead)
+            if name in extra and extra[name] != self.harmless.get(name):
+                raise ApiError(400, f"{name} is not supported; {instead}", param=name)
         return sorted(extra)
 
-    def options(self, number: int, max_tokens: int, logprobs: bool) -> GenerationOptions:
+    def options(self, number: int, max_tokens: int) -> GenerationOptions:
         """Return the options of one of the `n` answers; each answer has a different seed."""
         if 0 < self.temperature < LEAST_TEMPERATURE:
             message = f"temperature is {self.temperature:g}; it must be 0 or at least"
@@ -155,7 +185,7 @@ class GenerationRequest(Schema):
             **{name: getattr(self, name) for name in _SAMPLING},
             logit_bias=tuple((int(token), bias) for token, bias in self.logit_bias.items()),
             draft=self.x_redrafter is None or self.x_redrafter.draft,
-            logprobs=logprobs,
+            logprobs=self.alternatives is not None,
         )
 
 
@@ -168,11 +198,12 @@ class ChatRequest(GenerationRequest):
         "function_call": "give tools",
         "web_search_options": "give the text that was found as a message",
     }
+    harmless = {"functions": [], "function_call": "none"}
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: _Limit = None
     logprobs: bool = False
-    top_logprobs: int = Field(0, ge=0, le=20)
+    top_logprobs: _Int = Field(0, ge=0, le=20)
     response_format: dict[str, Any] | None = None
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] | None = None
@@ -180,6 +211,10 @@ class ChatRequest(GenerationRequest):
     modalities: list[Literal["text"]] = ["text"]
     reasoning_effort: str | None = None
     chat_template_kwargs: TemplateOptions = TemplateOptions()
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.top_logprobs if self.logprobs else None
 
     @property
     def thinking(self) -> bool | None:
@@ -203,13 +238,18 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
     refused = {"suffix": "put it into the prompt", "best_of": "ask for n answers and choose"}
+    harmless = {"suffix": "", "best_of": 1}
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)] = Field(
         min_length=1, max_length=128
     )
-    logprobs: int | None = Field(None, ge=0, le=5)
+    logprobs: _Int | None = Field(None, ge=0, le=5)
     echo: bool = False
 
     @property
     def answers(self) -> int:
         return self.n * len(self.prompt)
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs

@@ -33,15 +33,15 @@ class Conversation:
     answers: tuple[str, ...] = ()
     system: str | None = None
 
-    def messages(self, turn: int, answers: Sequence[str]) -> list[dict[str, str]]:
-        """Return the conversation up to user turn `turn`, with `answers` to the turns before it."""
-        messages = [{"role": "system", "content": self.system}] if self.system else []
-        for user, answer in zip(self.turns[:turn], answers, strict=False):
-            messages += [
-                {"role": "user", "content": user},
-                {"role": "assistant", "content": answer},
-            ]
-        return [*messages, {"role": "user", "content": self.turns[turn]}]
+    def messages(self, turn: int, *, answered: bool = False) -> list[dict[str, str]]:
+        """Return the conversation up to user turn `turn`, and its answer if there is one."""
+        said = [("system", self.system)] if self.system else []
+        for user, answer in zip(self.turns[:turn], self.answers, strict=False):
+            said += [("user", user), ("assistant", answer)]
+        said.append(("user", self.turns[turn]))
+        if answered:
+            said += [("assistant", answer) for answer in self.answers[turn : turn + 1]]
+        return [{"role": role, "content": content} for role, content in said]
 
 
 def read_conversations(path: str | Path) -> list[Conversation]:

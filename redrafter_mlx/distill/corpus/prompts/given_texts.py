@@ -7,12 +7,15 @@ import json
 import random
 from dataclasses import asdict, dataclass, replace
 
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
 from redrafter_mlx.distill.corpus.filters import Exclusions
 from redrafter_mlx.distill.corpus.prompts.conversations import Conversation, read_conversations
+from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.shards import FORMAT
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.options import Labels, WritingOptions
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.weights.chat import render_chat
 
 
 @dataclass(frozen=True)
@@ -21,13 +24,14 @@ class Given:
 
     conversations: prompts, without the answers that a file may have for them; or, from `data`,
                    conversations with finished answers
-    read:          texts that are only read, in random order; None without any
+    read:          texts that are only read: the prompts, if they are trained on, and those of files
+                   in random order
     exclude:       questions to exclude from training
     left_out:      number of conversations and texts that were excluded
     """
 
     conversations: tuple[Conversation, ...]
-    read: tuple[Conversation, ...] | None
+    read: tuple[ReadTexts, ...]
     exclude: Exclusions
     left_out: int
 
@@ -36,13 +40,13 @@ def read_given(job: TrainingJob) -> Given:
     """Read a job's files; raises BadInputError, in one line, for a file that cannot be used."""
     files = job.prompts if job.data is None else (job.data,)
     asked = [conversation for file in files for conversation in read_conversations(file)]
-    if job.data is not None and not any(c.answers for c in asked):
+    if job.data is None:
+        asked = [replace(conversation, answers=()) for conversation in asked]
+    elif not any(conversation.answers for conversation in asked):
         raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
     read = [text for file in job.read for text in read_conversations(file)]
     random.Random(job.writing.seed).shuffle(read)  # each block reads some of every file
     exclude = Exclusions.read(job.exclude)
-    if job.data is None:
-        asked = [replace(conversation, answers=()) for conversation in asked]
     conversations, texts = exclude.filter(asked), exclude.filter(read)
     for given, kept in ((asked, conversations), (read, texts)):
         if given and not kept:
@@ -50,35 +54,39 @@ def read_given(job: TrainingJob) -> Given:
                 "nothing is left to train on: all that was given is in the files to exclude"
             )
     left_out = len(asked) + len(read) - len(conversations) - len(texts)
-    only_read = tuple(texts) if job.read else None
-    return Given(tuple(conversations), only_read, exclude, left_out)
+    only_read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
+    only_read += [ReadTexts(tuple(texts))] if job.read else []
+    return Given(tuple(conversations), tuple(only_read), exclude, left_out)
 
 
 def corpus_key(
-    contents: str,
-    dtype: str,
-    writing: WritingOptions,
-    given: Given,
-    labels: tuple[Labels, int] | None,
-    thinking: bool | None = None,
+    contents: str, dtype: str, job: TrainingJob, given: Given, tokenizer: TokenizerWrapper
 ) -> str:
     """Return a key for the corpus that these would make.
 
-    contents: as of `contents_of`
-    thinking: as of `told_to_think`; the key depends on it only where the texts do
+    contents, dtype: as of `contents_of`, and the arithmetic of the target
     """
-    options = asdict(writing)
-    del options["thinking"]
+    writing = asdict(job.writing)
+    del writing["thinking"]
     key: dict[str, object] = {
         "format": FORMAT,
         "target": contents,
         "dtype": dtype,
-        "writing": options,
+        "writing": writing,
         "conversations": [asdict(conversation) for conversation in given.conversations],
-        "labels": labels,
+        "labels": (job.labels, job.training.draft_length) if job.data else None,
     }
-    if thinking is not None:
-        key["thinking"] = thinking
+    if job.data is None and _heeds_thinking(tokenizer, thinking=job.writing.thinking):
+        key["thinking"] = job.writing.thinking
     if given.exclude.runs:  # they change the prompts that the target writes
         key["reserved"] = sorted(given.exclude.runs)
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _heeds_thinking(tokenizer: TokenizerWrapper, *, thinking: bool) -> bool:
+    """Whether the chat template renders a prompt otherwise if it is told `thinking`."""
+    asked = [{"role": "user", "content": "?"}]
+    try:
+        return render_chat(tokenizer, asked, thinking=thinking) != render_chat(tokenizer, asked)
+    except BadInputError:  # the texts are left out, with this reason
+        return False

@@ -1,0 +1,162 @@
+"""Beams: the prefixes that a search found, of each length, before they are merged into a tree."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import mlx.core as mx
+
+from redrafter_mlx.speculation.constants import iota
+
+
+class Beams(NamedTuple):
+    """W prefixes of each length up to L, all starting with the same root.
+
+    Shapes:
+      tokens:    [B, W, L] int32, tokens[b, w, l] is the last token of prefix w of l + 1 tokens; the
+                 root at l = 0
+      log_probs: [B, W, L] float32, of those prefixes; 0 at the root and never above the parent's;
+                 -inf where there is no prefix: its token is undefined
+      parents:   [B, W, L] int32, the parent's index among the prefixes that are one token shorter;
+                 undefined at l = 0; None if every parent has index w too, so that tokens[b, w] is a
+                 candidate
+
+    distinct: static; no two prefixes of a length, but for the root, have the same tokens, as in one
+              drafter's search
+    """
+
+    tokens: mx.array
+    log_probs: mx.array
+    parents: mx.array | None = None
+    distinct: bool = False
+
+    def take(self, rows: mx.array) -> Beams:
+        """Return the beams of some batch rows."""
+        parents = None if self.parents is None else self.parents[rows]
+        return Beams(self.tokens[rows], self.log_probs[rows], parents, self.distinct)
+
+    @property
+    def parent_indices(self) -> mx.array:
+        """[B, W, L] int32: `parents`, or index w everywhere if it is None."""
+        if self.parents is not None:
+            return self.parents
+        return mx.broadcast_to(iota(self.tokens.shape[1])[None, :, None], self.tokens.shape)
+
+
+def stacked(tokens: list[mx.array], log_probs: list[mx.array], parents: list[mx.array]) -> Beams:
+    """Stack the levels [B, W] of one search, in which all prefixes differ."""
+    return Beams(
+        mx.stack(tokens, axis=2), mx.stack(log_probs, axis=2), mx.stack(parents, axis=2), True
+    )
+
+
+def join_beams(first: Beams, second: Beams) -> Beams:
+    """Join the prefixes of two drafters; a prefix that both propose gets the better score.
+
+    So a parent is never less likely than its child, even if the drafters disagree on both.
+    """
+    first, second = _equally_long(first, second)
+    W = first.tokens.shape[1]
+    both = Beams(
+        mx.concatenate([first.tokens, second.tokens], axis=1),
+        mx.concatenate([first.log_probs, second.log_probs], axis=1),
+        mx.concatenate([first.parent_indices, second.parent_indices + W], axis=1),
+    )
+    owner = owners(lineages(both))
+    shared = owner[:, :, None] == owner[:, None]  # [B, W, W, L]
+    return both._replace(
+        log_probs=mx.max(mx.where(shared, both.log_probs[:, None], -mx.inf), axis=2)
+    )
+
+
+def likelier_candidate(first: Beams, second: Beams) -> Beams:
+    """Return, per batch row, the beam [B, 1, L] with more drafts expected to be accepted."""
+    first, second = _equally_long(first, second)
+    expected = [mx.sum(mx.exp(beams.log_probs[:, :, 1:]), axis=2) for beams in (first, second)]
+    better = (expected[1] > expected[0])[:, :, None]
+    return Beams(
+        mx.where(better, second.tokens, first.tokens),
+        mx.where(better, second.log_probs, first.log_probs),
+    )
+
+
+def _equally_long(first: Beams, second: Beams) -> tuple[Beams, Beams]:
+    """Pad the shorter of two beams to the length of the other."""
+    length = max(first.tokens.shape[2], second.tokens.shape[2])
+    return _lengthened(first, length), _lengthened(second, length)
+
+
+def _lengthened(beams: Beams, length: int) -> Beams:
+    B, W, L = beams.tokens.shape
+    after = [(0, 0), (0, 0), (0, length - L)]
+    itself = mx.broadcast_to(iota(W)[None, :, None], (B, W, length - L))
+    return Beams(
+        mx.pad(beams.tokens, after),
+        mx.pad(beams.log_probs, after, constant_values=-mx.inf),
+        mx.concatenate([beams.parent_indices, itself], axis=2),
+        beams.distinct,
+    )
+
+
+def final_candidates(beams: Beams) -> Beams:
+    """Keep only the prefixes of candidates of full length, as in the paper.
+
+        search, W = 2            all its prefixes           of the final candidates
+        length 2    length 3
+        is          is a         root -+- is -+- a          root --- is -+- a
+        red         is dark            |      `- dark                    `- dark
+                                       `- red
+
+    `red` was among the two likeliest of its length, but no candidate extends it. The number of
+    nodes after merging these beams depends on the data; with every prefix it is W (L - 1) + 1 at
+    each step. A candidate that ended early is treated as one of full length if it is its own parent
+    at the later lengths.
+
+    Returns:
+      the same tokens and parents; log_probs is -inf for all other prefixes
+    """
+    B, W, L = beams.tokens.shape
+    index, every = iota(W), mx.ones((B, W), mx.bool_)
+    extended = every  # [B, W], which prefixes of a length belong to a final candidate
+    levels = [extended]
+    for level in range(L - 1, 1, -1):
+        is_parent = beams.parent_indices[:, :, level, None] == index  # [B, W, W]
+        extended = mx.any(is_parent & extended[:, :, None], axis=1)
+        levels.append(extended)
+    if L > 1:
+        levels.append(every)  # the root
+    of_final = mx.stack(levels[::-1], axis=2)
+    return beams._replace(log_probs=mx.where(of_final, beams.log_probs, -mx.inf))
+
+
+def lineages(beams: Beams) -> mx.array:
+    """Return the path to each prefix, as the first index of the same tokens at each length.
+
+    Returns:
+      [B, W, L, L] int32; [b, w, l, k] is the least v whose prefix of k + 1 tokens starts prefix w
+      of l + 1 tokens, for k <= l; 0 for k > l
+    """
+    B, W, L = beams.tokens.shape
+    index = iota(W)
+    # Where there is no prefix, use a token that equals no other.
+    tokens = mx.where(beams.log_probs > -mx.inf, beams.tokens, -1 - index[None, :, None])
+    parents = beams.parent_indices
+    path = mx.zeros((B, W, 1), mx.int32)
+    paths = [path]
+    for level in range(1, L):
+        before = mx.take_along_axis(path, parents[:, :, level, None], axis=1)
+        first = mx.broadcast_to(index, (B, W))
+        if not beams.distinct:
+            token, parent = tokens[:, :, level], before[:, :, -1]
+            same = (token[:, :, None] == token[:, None]) & (parent[:, :, None] == parent[:, None])
+            first = mx.min(mx.where(same, index, W), axis=2).astype(mx.int32)
+        path = mx.concatenate([before, first[:, :, None]], axis=2)
+        paths.append(path)
+    return mx.stack([mx.pad(p, [(0, 0), (0, 0), (0, L - p.shape[2])]) for p in paths], axis=2)
+
+
+def owners(paths: mx.array) -> mx.array:
+    """Return [B, W, L]: for each prefix, the first index that has the same tokens."""
+    L = paths.shape[2]
+    last = mx.broadcast_to(iota(L)[None, None, :, None], (*paths.shape[:3], 1))
+    return mx.take_along_axis(paths, last, axis=3)[..., 0]

@@ -1,0 +1,113 @@
+"""JSON schemas as clients write them, as terms of llguidance's Lark."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from llguidance import LLMatcher
+
+from redrafter_mlx.errors import BadInputError
+
+Json = dict[str, Any]
+
+_WHITE_SPACE = r"\n? {0,20}"
+"""White space between JSON's tokens: bounded, as a small model may otherwise write nothing else."""
+
+_OF_NAMES = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+"""Keywords whose value is an object of schemas, by names that are no keywords."""
+
+_OF_VALUES = ("const", "default", "enum", "example", "examples")
+"""Keywords whose value is JSON, not a schema."""
+
+_OF_PARTS = ("$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf")
+"""Keywords that describe one object in several parts."""
+
+_IN_SCHEMA = "failed to compile JSON schema: "
+"""What llguidance writes before the reason."""
+
+
+def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
+    """Return a Lark term for JSON that matches a schema.
+
+    - `oneOf` is read as `anyOf`: the output may match two of its schemas.
+    - An object has only its `properties`, unless `additionalProperties` is given or the schema
+      describes an object in several parts, which may each have properties of their own.
+    - An unknown `format` is ignored, and so is a keyword whose value is null.
+    - Another rule that llguidance does not support is an error; with `lenient` it is ignored, and
+      the output may break it.
+    """
+    options = {"whitespace_pattern": _WHITE_SPACE, "coerce_one_of": True, "lenient": lenient}
+    try:
+        copied = json.loads(json.dumps(schema, allow_nan=False))
+        schemas = list(_schemas_in(copied))
+        for one in schemas:
+            _drop_ignored(one, lenient)
+        if not any(map(_has_parts, schemas)):
+            for one in schemas:
+                if isinstance(one.get("properties"), dict):
+                    one.setdefault("additionalProperties", False)
+        text = json.dumps({**copied, "x-guidance": options})
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadInputError(f"the JSON schema cannot be used: {error}") from error
+    return f"%json {text}"
+
+
+def fault_of(term: str) -> str | None:
+    """Return why a grammar with this term cannot be used; None if it can."""
+    error = LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(f"start: {term}"))
+    return reason(error) or None
+
+
+def reason(error: str) -> str:
+    """Return the reason in an error of llguidance, in one line."""
+    return error.partition("\n")[0].rpartition(_IN_SCHEMA)[2]
+
+
+def _schemas_in(schema: object) -> Iterator[Json]:
+    """Yield a schema and all schemas in it."""
+    pending = [schema]
+    while pending:
+        one = pending.pop()
+        if isinstance(one, list):
+            pending += one
+        elif isinstance(one, dict):
+            yield one
+            for key, value in one.items():
+                if key in _OF_NAMES and isinstance(value, dict):
+                    pending += value.values()
+                elif key not in _OF_VALUES:
+                    pending.append(value)
+
+
+def _drop_ignored(schema: Json, lenient: bool) -> None:
+    """Remove the keywords of a schema, not of those in it, that do not restrict the output."""
+    for key, value in list(schema.items()):
+        if (
+            key == "$schema"
+            or (value is None and key not in _OF_VALUES)
+            or (key == "propertyNames" and value == {"type": "string"})
+            or (key == "format" and not _supports(key, value))
+            or (key == "pattern" and lenient and not _supports(key, value))
+        ):
+            del schema[key]
+
+
+@functools.lru_cache(1024)
+def _supports_text(keyword: str, value: str) -> bool:
+    return fault_of(f"%json {json.dumps({'type': 'string', keyword: value})}") is None
+
+
+def _supports(keyword: str, value: object) -> bool:
+    """Whether llguidance supports this value of a keyword for strings."""
+    return isinstance(value, str) and _supports_text(keyword, value)
+
+
+def _has_parts(schema: Json) -> bool:
+    """Whether a schema describes an object in several parts."""
+    parts = schema.get("allOf")
+    if isinstance(parts, list) and len(parts) > 1:
+        return True
+    return "properties" in schema and not schema.keys().isdisjoint(_OF_PARTS)
