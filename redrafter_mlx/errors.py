@@ -46,7 +46,7 @@ class ServerError(RedrafterError):
 
 
 class BusyError(RedrafterError):
-    """A request for which there is not enough memory."""
+    """A request for which there is not enough memory now; another time there may be."""
 
 
 class EngineFailedError(RedrafterError):

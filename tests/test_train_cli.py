@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from mlx_lm.utils import save_model
@@ -24,6 +24,7 @@ from waiting import wait_for
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.cli.train_screen import _fit, shortfall
+from redrafter_mlx.distill import estimate
 from redrafter_mlx.distill import run as run_module
 from redrafter_mlx.distill.corpus.folder import CorpusSize
 from redrafter_mlx.distill.corpus.shards import load_shard
@@ -39,6 +40,7 @@ from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.drafting.installed import drafter_folder
 from redrafter_mlx.loading.load import load
+from redrafter_mlx.runtime.blas import BLAS, BlasStatus
 
 Keys = dict[str, dict[str, object]]
 
@@ -736,6 +738,29 @@ def test_a_trial_plans_no_larger_corpus_than_the_disk_holds(
     guess = run.estimate()
     assert guess.most_bytes == 5000 < job.cache_bytes
     assert guess.corpus_bytes > 5000
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 6), (2, 3), (6, 1), (8, 1)])
+def test_a_trial_writes_with_the_threads_that_each_process_will_have(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    workers: int, threads: int,
+) -> None:  # fmt: skip
+    keys = read_options(options_file(tmp_path / "keys.toml", {}))
+    given = {"model": str(model), "prompts": [str(prompts)], "workers": workers}
+    run = TrainingRun(make_job({**keys, **given}, tmp_path / "out"))
+    used, writing = [6], []
+    monkeypatch.setitem(vars(BLAS), "_cores", 6)
+    monkeypatch.setattr(BlasStatus, "_use", lambda _, threads: used.append(threads))
+    write = estimate.write_answers
+
+    def watched(*asked: Any, **named: Any) -> object:
+        writing.append(used[-1])
+        return write(*asked, **named)
+
+    monkeypatch.setattr(estimate, "write_answers", watched)
+    run.estimate()
+    assert set(writing) == {threads}
+    assert used[-1] == 6
 
 
 class PressedTwice:

@@ -21,6 +21,7 @@ from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.memory_plan import PROMPT_TOKENS, MemoryPlan
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.runtime.paths import NoRoomError, bytes_below, check_free_disk, free_disk
 from redrafter_mlx.target.model import Target
 
@@ -83,24 +84,25 @@ def estimate(
     Raises BadInputError, naming the file, if given conversations have no usable answer.
     """
     job, source = corpus.job, corpus.source(target, tokenizer)
-    if isinstance(source, Writer):
-        answers = job.answer_tokens
-        seconds = largest_trial(
-            lambda texts: _writing_seconds(job, texts, corpus.room, target),
-            max(_FEW_TEXTS, len(job.writing.openings)),
-            job.writing.batch,
-            most_seconds / 2,
-        )
-    else:
-        answers, (seconds, _) = source.count_tokens(job.answer_tokens), _trial(source.sample)
-        if not answers:
-            raise BadInputError(f"{job.data} holds no answer that can be trained on")
-    seconds, read = seconds * answers, 0
-    for texts in corpus.extras.read:
-        if texts.texts:
-            of_token, tokens = _trial(partial(texts.sample, target, tokenizer))
-            read = round(min(answers, tokens * len(texts.texts)))
-            seconds += read * of_token
+    with BLAS.shared_by(plan(0).workers):
+        if isinstance(source, Writer):
+            answers = job.answer_tokens
+            seconds = largest_trial(
+                lambda texts: _writing_seconds(job, texts, corpus.room, target),
+                max(_FEW_TEXTS, len(job.writing.openings)),
+                job.writing.batch,
+                most_seconds / 2,
+            )
+        else:
+            answers, (seconds, _) = source.count_tokens(job.answer_tokens), _trial(source.sample)
+            if not answers:
+                raise BadInputError(f"{job.data} holds no answer that can be trained on")
+        seconds, read = seconds * answers, 0
+        for texts in corpus.extras.read:
+            if texts.texts:
+                of_token, tokens = _trial(partial(texts.sample, target, tokenizer))
+                read = round(min(answers, tokens * len(texts.texts)))
+                seconds += read * of_token
     positions, parameters = positions_of(corpus, answers, read), recipe.parameters
     stored = stored_bytes(corpus, target, answers, read)
     most = min(job.cache_bytes, bytes_below(corpus.folder) + free_disk(corpus.folder))

@@ -65,6 +65,15 @@ class BlasStatus:
         finally:
             self.use_all_cores()
 
+    @contextmanager
+    def shared_by(self, processes: int) -> Iterator[None]:
+        """Context in which this process uses as many threads as each of several busy ones has."""
+        self._use(max(1, self._cores // processes))
+        try:
+            yield
+        finally:
+            self.use_all_cores()
+
     def prepare_for(self, rows: int) -> None:
         """Set the number of threads that suits products of `rows` query rows.
 
