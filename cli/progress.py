@@ -61,6 +61,11 @@ def progress_bars(
         yield report
 
 
+def describe_percent(done: int, _: int) -> str:
+    """Describe work that is counted in percent."""
+    return f"{done}%"
+
+
 def describe_count(done: int, total: int) -> str:
     """Return text such as `3 of 16`."""
     return f"{done} of {total}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.options import Flag
-from redrafter_mlx.cli.progress import progress_bars
+from redrafter_mlx.cli.progress import describe_percent, progress_bars
 from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
 from redrafter_mlx.errors import BadInputError, RedrafterError
@@ -72,7 +72,7 @@ def command(
     if fastest is not None and fastest != BLAS.library:
         restart_with(fastest)
     loaded = opt.load_model(loading)
-    with progress_bars("measuring this machine", lambda done, _: f"{done}%") as progress:
+    with progress_bars("measuring this machine", describe_percent) as progress:
         tuning, promises = measure(loaded, again and fastest is None, progress)
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
 

@@ -66,24 +66,21 @@ def test_setting_what_a_recipe_fixes_is_refused_and_names_both(
     assert all(name in err for name in named)
 
 
-def test_a_key_of_the_options_file_is_named_with_its_file(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[drafter]\nexit_dim = 64\n", "drafter.exit_dim in {file}"),
+        ("training = 3\n", "training is 3; it must be a table"),
+    ],
+)
+def test_what_a_recipe_cannot_take_from_the_options_file_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, named: str
 ) -> None:
     file = tmp_path / "own.toml"
-    file.write_text("[drafter]\nexit_dim = 64\n")
+    file.write_text(text)
     line = ["train", "-o", str(tmp_path / "out"), "--recipe", "paper", "--config", str(file)]
     assert main.run(line) == 1
-    assert f"drafter.exit_dim in {file}" in capsys.readouterr().err
-
-
-def test_a_table_that_is_none_is_refused_with_a_recipe_too(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    file = tmp_path / "own.toml"
-    file.write_text("training = 3\n")
-    line = ["train", "-o", str(tmp_path / "out"), "--recipe", "paper", "--config", str(file)]
-    assert main.run(line) == 1
-    assert "training is 3; it must be a table" in capsys.readouterr().err
+    assert named.format(file=file) in capsys.readouterr().err
 
 
 def test_the_first_step_of_pytorchs_adamw_is_the_learning_rate_in_every_entry() -> None:

@@ -19,7 +19,7 @@ from redrafter_mlx.bench.measure.plan import measure
 from redrafter_mlx.bench.show.tables import shape_words
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.bench.options import BenchOptions, Loading
-from redrafter_mlx.cli.progress import describe_count, progress_bars
+from redrafter_mlx.cli.progress import describe_count, describe_percent, progress_bars
 from redrafter_mlx.cli.terminal import INTERRUPTED
 from redrafter_mlx.distributed.collectives import seconds_of_exchange
 from redrafter_mlx.engine.engine import Redrafter
@@ -191,7 +191,7 @@ def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
     tuning = redrafter.tuning
     if tuning is None or (tuning.measured_for(batch) if batch > 1 else tuning.measured):
         return
-    with progress_bars("measuring this machine", lambda done, _: f"{done}%") as progress:
+    with progress_bars("measuring this machine", describe_percent) as progress:
         tuning.measure(lambda share: progress("calls", int(100 * share), 100), batch)
 
 

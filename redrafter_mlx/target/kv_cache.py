@@ -131,7 +131,7 @@ class TreeCache:
             length[:, None] + iota(W) + (M - W),
             None,
             extent,
-            round_up(extent, CAPACITY_STEP),
+            planned_capacity(bound, M),
             keep=False,
         )
 
