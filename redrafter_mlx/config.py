@@ -148,7 +148,8 @@ class GenerationOptions(SamplingParams):
     the same text for the same drafter and shape; if no shape is given, one is chosen that does not
     depend on measured times. All of this is exact in float32. In float16, bfloat16 and with
     quantised weights it holds up to near-ties, which a call with another number of query rows may
-    round the other way; a fixed shape makes those repeatable as well.
+    round the other way. A fixed shape, `cache_prompt=False` and no other answer at the same time
+    make those repeatable as well.
     """
 
     max_tokens: int = 256

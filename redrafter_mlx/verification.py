@@ -178,7 +178,7 @@ def _margin_and_noise(
 ) -> tuple[float, float]:
     """Measure the target's margin after `text`, and the noise of N-row calls against one-row calls.
 
-    Both use mlx-lm's own model and cache. The prompt, up to `start`, is read as mlx-lm reads it.
+    Both use mlx-lm's own model and cache, see `sequential_log_probs`; the prompt ends at `start`.
     """
     single = sequential_log_probs(model, text, start, 1)
     several = sequential_log_probs(model, text, start, max(rows, 2))

@@ -23,7 +23,13 @@ from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.accept import accept_typical
-from redrafter_mlx.speculation.penalties import first_window, path_counts, path_windows
+from redrafter_mlx.speculation.penalties import (
+    Past,
+    first_window,
+    path_counts,
+    path_windows,
+    penalised,
+)
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 
@@ -141,6 +147,19 @@ def test_penalised_tokens_equal_mlx_lms_own_loop(penalty: dict, prompt: list[int
         got, results = run(Decoder(target, oracle, shape, params), prompt, 40)
         assert got == want[:40], shape
         assert shape.length == 1 or max(len(r.tokens) for r in results) > 1
+
+
+@pytest.mark.parametrize("dtype", [mx.float16, mx.bfloat16])
+def test_penalties_and_biases_of_16_bit_logits_neither_vanish_nor_erase_the_order(
+    dtype: mx.Dtype,
+) -> None:
+    logits, once = mx.array([[[34.0, 33.75]]], dtype), Past(None, mx.array([[[1, 0]]]))
+    for penalty in ({"presence_penalty": 0.1}, {"frequency_penalty": 0.1}):
+        first, second = penalised(logits, once, SamplingParams(**penalty))[0, 0].tolist()
+        assert (first, second) == (pytest.approx(33.9), 33.75)
+    both = SamplingParams(logit_bias=((0, 100.0), (1, 100.0)))
+    assert penalised(logits, None, both)[0, 0].tolist() == [134.0, 133.75]
+    assert penalised(logits, None, SamplingParams()).dtype == dtype, "nothing to compute"
 
 
 @pytest.mark.parametrize("accept", ["rejection", "typical", "sample"])

@@ -15,6 +15,7 @@ from redrafter_mlx.cli.bench import session as bench_session
 from redrafter_mlx.drafting.checkpoint import save_drafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.options import EngineOptions
+from redrafter_mlx.loading.drafter import parse_drafter
 from redrafter_mlx.loading.target import LoadedTarget
 
 QUICK = ["bench", "--categories", "writing", "--max-tokens", "6", "-r", "1", "--warmup", "0"]
@@ -370,6 +371,16 @@ def test_a_picture_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     picture = tmp_path / "a.png"
     result(capsys, *SHAPES, "--plot", str(picture))
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_further_drafters_have_the_memory_that_all_ranks_agreed_on() -> None:
+    limits = EngineOptions(max_batch=3, memory_bytes=123_456_789)
+    drafter = random_drafter(seed=1, vocab_size=258)
+    first = Redrafter(byte_model(), byte_tokenizer(), drafter, source=SOURCE, engine=limits)
+    untrained = bench_session._untrained(first)
+    assert untrained is not None
+    for further in (untrained, bench_session._again(first, parse_drafter("lookup"), True)):
+        assert further.limits == limits
 
 
 def test_help_names_what_it_measures_against(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,8 @@ from redrafter_mlx.distill.corpus.prompts.conversations import read_conversation
 from redrafter_mlx.drafting.recurrent import RecurrentNetwork
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.target import kv_cache
+from redrafter_mlx.speculation.sampling import log_softmax
+from redrafter_mlx.target import kv_cache, sequential
 from redrafter_mlx.verification import Difference, verify
 
 PROMPTS = [[i, 2 * i + 1, 7, i % 5] for i in range(1, 9)]
@@ -184,3 +185,33 @@ def test_our_own_questions_cover_mt_benchs_categories_twice() -> None:
     categories = [q.category for q in OWN_QUESTIONS]
     assert len(set(categories)) == 8
     assert all(categories.count(c) == 2 for c in categories)
+
+
+def test_rounding_of_products_of_many_rows_is_explained_from_the_first_token_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with quantised weights on Metal: one row and few rows round alike, a prompt does not."""
+    honest = nn.Linear.__call__
+
+    def coarse(self: nn.Linear, x: mx.array) -> mx.array:
+        product = honest(self, x)
+        return product if x.size // x.shape[-1] < 6 else mx.round(product * 64) / 64
+
+    monkeypatch.setattr(nn.Linear, "__call__", coarse)
+    prompts = [[i, 2 * i + 1, 7, i % 5, 3, 9, i + 2, 11] for i in range(1, 25)]
+    report = verify(make(), prompts, max_tokens=20, shape=BeamShape(1, 4))
+    assert report.differences
+    assert report.explained
+    assert min(difference.position for difference in report.differences) == 0
+
+
+def test_a_text_is_read_alike_in_one_row_and_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sequential, "_CHUNK", 4)
+    monkeypatch.setattr(sequential, "_LAST", 3)
+    model, text = byte_model(seed=1), [(7 * i) % 250 for i in range(30)]
+    whole = log_softmax(model(mx.array([text]))[0])
+    for start in (1, 2, 3, 5, 20, 30):
+        for rows in (1, 2, 7):
+            got = sequential.sequential_log_probs(model, text, start, rows)
+            assert got.shape == (30 - start + 1, 258)
+            assert mx.allclose(got, whole[start - 1 :], atol=1e-5)

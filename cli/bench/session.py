@@ -120,13 +120,12 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
         engine,
     )
     by_name = {first: loaded} | {
-        name: _again(loaded, other, offline, engine) for name, other in named.items()
+        name: _again(loaded, other, offline) for name, other in named.items()
     }
     if RANDOM in options.drafters:
-        untrained = next(filter(None, (_untrained(r, engine) for r in by_name.values())), None)
+        untrained = next(filter(None, map(_untrained, by_name.values())), None)
         if untrained is None:
-            trained = _again(loaded, parse_drafter("trained", bits), offline, engine)
-            untrained = _untrained(trained, engine)
+            untrained = _untrained(_again(loaded, parse_drafter("trained", bits), offline))
         assert untrained is not None, "every form that is trained has weights"
         by_name[RANDOM] = untrained
     found: dict[str | None, Redrafter] = {name: by_name[name] for name in options.drafters}
@@ -255,24 +254,22 @@ def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> LoadedTarget 
     return draft
 
 
-def _again(
-    loaded: Redrafter, drafter: NamedDrafter, offline: bool, engine: EngineOptions
-) -> Redrafter:
+def _again(loaded: Redrafter, drafter: NamedDrafter, offline: bool) -> Redrafter:
     """Return the same target with another drafter, which is downloaded unless `offline`."""
     assert loaded.source is not None, "was loaded by name"
     again = LoadedTarget(loaded.model, loaded.tokenizer, loaded.source, loaded.mirror)
     with progress_bars("loading another drafter") as progress:
-        return draft_with(drafter, again, offline=offline, progress=progress, engine=engine)
+        return draft_with(drafter, again, offline=offline, progress=progress, engine=loaded.limits)
 
 
-def _untrained(loaded: Redrafter, engine: EngineOptions) -> Redrafter | None:
+def _untrained(loaded: Redrafter) -> Redrafter | None:
     """Return the same target with the drafter untrained; None if it has no untrained form."""
     drafter = None if loaded.drafter is None else loaded.drafter.untrained()
     if drafter is None:
         return None
     redrafter = Redrafter(
         loaded.model, loaded.tokenizer, drafter, source=loaded.source, mirror=loaded.mirror,
-        engine=engine,
+        engine=loaded.limits,
     )  # fmt: skip
     redrafter.warm_up()
     return redrafter

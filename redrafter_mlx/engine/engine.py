@@ -97,8 +97,8 @@ class Redrafter:
         self.tuning: Tuner | None = None
         if self.drafting is not None and self._tree is None:
             self.tuning = Tuner(model, self.target, self.drafter)
-        limits = engine or EngineOptions()
-        parts = self.target, self.tuning, limits, MemoryBudget(self.target, limits)
+        self.limits = engine or EngineOptions()
+        parts = self.target, self.tuning, self.limits, MemoryBudget(self.target, self.limits)
         self._worker = Worker(lambda: Scheduler(*parts))
         weakref.finalize(self, self._worker.close)
 

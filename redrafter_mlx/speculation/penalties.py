@@ -68,13 +68,19 @@ def past_after(nodes: Past, last: mx.array) -> list[Past]:
 
 
 def penalised(logits: mx.array, nodes: Past | None, params: SamplingParams) -> mx.array:
-    """Apply biases and penalties to logits [B, N, V], each node with its own history."""
+    """Apply biases and penalties to logits [B, N, V], each node with its own history.
+
+    In float32: in 16 bits a small penalty changes no logit, and a large bias makes unequal ones
+    equal.
+    """
+    if changes_logits(params):
+        logits = logits.astype(mx.float32)
     logits = _processed(logits, None if nodes is None else nodes.window, params)
     if nodes is None or nodes.counts is None:
         return logits
     frequency = params.frequency_penalty * nodes.counts
     presence = params.presence_penalty * (nodes.counts > 0)
-    return logits - (frequency + presence).astype(logits.dtype)
+    return logits - (frequency + presence)
 
 
 def changes_logits(params: SamplingParams) -> bool:

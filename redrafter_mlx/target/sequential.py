@@ -8,19 +8,37 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.speculation.sampling import log_softmax
 
+_CHUNK = 2048
+"""Number of prompt tokens in one call, as in mlx-lm's loop. Of these calls only the cache is
+computed, no logits."""
+
+_LAST = 64
+"""Maximum number of prompt tokens in the call that ends a prompt; it computes logits for each."""
+
 
 def sequential_log_probs(model: nn.Module, text: list[int], start: int, rows: int) -> mx.array:
     """Return log-probabilities [P, V] after each token of `text` from `start` - 1 on.
 
-    The tokens before are read in one call, these P tokens in calls of `rows` query rows. The
-    difference between row counts is the noise of the arithmetic: kernels for one query row and for
-    several round differently.
+    With one row, the calls are those of mlx-lm's loop: the prompt, which ends before `start`,
+    without its last token, then one token at a time. With several, they are like those of our loop:
+    the whole prompt, then `rows` tokens at a time. The difference is the noise of the arithmetic:
+    kernels for one query row and for several round differently.
     """
     cache = make_prompt_cache(model)
-    if start > 1:
-        mx.eval(model(mx.array([text[: start - 1]]), cache=cache))
+
+    def call(begin: int, end: int) -> mx.array:
+        logits: mx.array = model(mx.array([text[begin:end]]), cache=cache)
+        return logits
+
+    read = start - 1 if rows == 1 else max(0, start - _LAST)
+    for at in range(0, read, _CHUNK):
+        call(at, min(at + _CHUNK, read))
+        mx.eval([layer.state for layer in cache])
     found = []
-    for at in range(start - 1, len(text), rows):
-        found.append(log_softmax(model(mx.array([text[at : at + rows]]), cache=cache)[0]))
+    if rows > 1:
+        found.append(log_softmax(call(read, start)[0, -1:]))
+        mx.eval(found)
+    for at in range(start - 1 + len(found), len(text), rows):
+        found.append(log_softmax(call(at, at + rows)[0]))
         mx.eval(found[-1])
     return mx.concatenate(found, axis=0)
