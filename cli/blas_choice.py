@@ -66,8 +66,12 @@ def compare_libraries(
     if not rates:
         return None
     fastest = max(rates, key=lambda library: rates[library])
-    prefer_library(fastest)
-    note(f"the BLAS from now on is {fastest}")
+    try:
+        prefer_library(fastest)
+    except OSError as error:
+        note(f"the fastest BLAS is {fastest}; not kept: {error.filename}: {error.strerror}")
+    else:
+        note(f"the BLAS from now on is {fastest}")
     return fastest
 
 

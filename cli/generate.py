@@ -76,7 +76,7 @@ def read_prompt(prompt: str, system: str | None, raw: bool) -> Prompt:
     text = prompt
     if prompt == "-":
         try:
-            text = sys.stdin.buffer.read().decode("utf-8")
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise BadInputError(
                 f"standard input is not UTF-8 text (at byte {error.start}); convert it first"

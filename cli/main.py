@@ -104,6 +104,7 @@ def run(arguments: list[str]) -> int:
             check_text("an argument", argument)
         with rank_0_speaks():
             status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
+            sys.stdout.flush()  # so that a full disk or a closed pipe is reported here
         return status if isinstance(status, int) else 0
     except RedrafterError as error:
         if isinstance(error, EngineFailedError):
@@ -114,6 +115,8 @@ def run(arguments: list[str]) -> int:
     except OSError as error:
         if error.errno == errno.EPIPE:
             return _reader_left()
+        if error.errno == errno.ENOSPC and error.filename is None:
+            _reader_left()
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
     except MemoryError:

@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 CONTEXT_IS_FULL = "ended where the model's context does"
 
-_BIDI = "\u200e\u200f\u061c\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+_BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _VISIBLE = {
     code: f"^{chr(code ^ 0x40)}" for code in (*range(0x20), 0x7F) if chr(code) not in "\n\t"
 }

@@ -6,7 +6,8 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 import typer
 from rich.console import Console
@@ -31,6 +32,8 @@ from redrafter_mlx.distill.run import TrainingRun
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
 from redrafter_mlx.distributed.group import join_ranks
 from redrafter_mlx.drafting.installed import own_shelf
+from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.paths import cache_dir, free_disk, human_size
 
 Update = Callable[..., None]
@@ -65,6 +68,12 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
             guess = run.estimate()
         _print_estimate(guess, run.job)
         return
+    with _alone_in(run.job.output):
+        _train(run, console, schedule)
+
+
+def _train(run: TrainingRun, console: Console, schedule: Schedule | None) -> None:
+    """Run all stages from the corpus on."""
     with _timed(schedule):
         try:
             corpus = _write(run, console, schedule)
@@ -87,6 +96,25 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
     if note := run.finish(rows):
         console.print(note)
     _print_verdict(run, rows)
+
+
+@contextmanager
+def _alone_in(output: Path) -> Iterator[None]:
+    """Keep other runs from training in a folder; raises BadInputError if one does so already."""
+    made = not output.exists()
+    output.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(locked(output))
+        except BlockingIOError:
+            raise BadInputError(
+                f"another run is training in {output}; wait for it, or give another --output"
+            ) from None
+        try:
+            yield
+        finally:
+            if made and not any(output.iterdir()):  # it wrote nothing
+                output.rmdir()
 
 
 def _say_goodbye(console: Console, kept: str) -> None:
@@ -218,7 +246,7 @@ def _print_verdict(run: TrainingRun, rows: list[MeasuredRow]) -> None:
     console.print(verdict(rows))
     chat, output = ["redrafter-mlx", "chat", "--model", run.job.model], run.job.output
     if output.resolve().parent != own_shelf().resolve():  # where it needs no name
-        chat += ["--drafter", str(output)]
+        chat += ["--drafter", str(output.absolute())]  # `-o trained` is no name of a drafter
     console.print(f"use it: {shlex.join(chat)}")
 
 

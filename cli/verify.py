@@ -67,7 +67,8 @@ def describe(report: VerificationReport, decode: Callable[[list[int]], str]) -> 
         expected, got = (one_line(repr(decode([token]))) for token in (d.expected, d.got))
         why = "explained by rounding" if d.explained else "NOT explained by rounding"
         lines.append(
-            f"question {d.question + 1}, token {d.position + 1}: {expected} became {got}; margin "
+            f"question {d.question + 1}, token {d.position + 1}: {expected} ({d.expected}) became "
+            f"{got} ({d.got}); margin "
             f"{d.margin:.2g} nats, rounding moves {d.noise:.2g}: {why}"
         )
     if report.exact:

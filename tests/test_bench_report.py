@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shlex
 from pathlib import Path
@@ -95,3 +96,33 @@ def test_answers_in_the_reports_folder_stay_and_are_resumed(tmp_path: Path) -> N
     assert main.run(asked) == 0
     assert (folder / "answers.jsonl").read_text() == lines != ""
     assert (folder / "result.json").is_file()
+
+
+def test_a_report_on_another_disk_replaces_the_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Renaming a file into another folder's disk fails; the folder is a mount, or a link to one."""
+    folder, asked = tmp_path / "r", [*QUICK, *SHAPES, "--report", str(tmp_path / "r")]
+    assert main.run(asked) == 0
+    (folder / "profile-7.png").write_text("of the older report")
+    before, replace = sorted(path.name for path in folder.iterdir()), Path.replace
+
+    def on_one_disk(self: Path, target: Path) -> Path:
+        if not self.is_relative_to(folder):
+            raise OSError(errno.EXDEV, "Invalid cross-device link")
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", on_one_disk)
+    monkeypatch.setattr(Path, "rename", on_one_disk)
+    assert main.run(asked) == 0
+    assert sorted(path.name for path in folder.iterdir()) == [
+        name for name in before if name != "profile-7.png"
+    ]
+
+
+def test_a_folder_that_takes_no_files_is_refused_before_anything_is_measured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if not Path("/proc").is_dir():
+        pytest.skip("needs /proc")
+    assert "nothing can be written" in refusal(capsys, "--report", "/proc/report")

@@ -111,3 +111,11 @@ def test_a_library_of_several_names_is_listed_once() -> None:
         "print(len({ctypes.CDLL(x)._handle for x in here()}) == len(here()) >= 1)"
     )
     assert python(code) == "True"
+
+
+def test_the_fastest_is_used_where_the_choice_cannot_be_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file"))
+    assert compared("slow.so", "fast.so")[0] == "fast.so"

@@ -320,6 +320,13 @@ def test_a_loaded_conversation_is_the_saved_one(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == [file.name]
 
 
+def test_a_saved_conversation_can_be_read_in_any_language(tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    before = piped("/system \u4f60\u597d", "one", f"/save {file}").chat
+    assert "\u4f60\u597d" in file.read_text(encoding="utf-8")
+    assert piped(f"/load {file}").chat.session.system == before.session.system
+
+
 def test_save_replaces_a_chat_and_nothing_else(tmp_path: Path) -> None:
     chat, other = tmp_path / "chat.json", tmp_path / "notes.txt"
     other.write_text("dear diary")
@@ -381,6 +388,7 @@ def test_the_size_of_a_file_is_in_tokens_where_they_can_be_counted(tmp_path: Pat
         (b" \n", "empty"),
         (b"GIF89a\x00\x01", "not a text"),
         (b"caf\xe9", "at byte 3"),
+        ("text".encode("utf-16"), "convert it to UTF-8"),
         (b"x" * 4_000_001, "more than 4 MB"),
     ],
 )

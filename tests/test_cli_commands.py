@@ -378,6 +378,7 @@ def test_list_and_show_need_no_network_and_name_the_remedy(
         ("\r\x00\x7f", "^M^@^?"),
         ("\x9b31m\x85", "\ufffd31m\ufffd"),
         ("\u202eabc\u2066", "\ufffdabc\ufffd"),
+        ("\u05e9\u200f! \u061c\u200e", "\u05e9\u200f! \u061c\u200e"),  # marks that reorder nothing
         ("\ud800", "\ufffd"),
     ],
 )

@@ -67,3 +67,11 @@ def test_no_file_is_opened_under_the_number_of_a_closed_stream() -> None:
     )
     line = f'exec "{sys.executable}" -c "{code}" <&- >&- 2>&-'
     assert subprocess.run(["sh", "-c", line], timeout=60, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_written_is_one_line_and_a_closed_pipe_none() -> None:
+    full = run("--version >/dev/full", PYTHONUNBUFFERED="")
+    assert (full.returncode, full.stderr) == (1, "error: No space left on device\n")
+    closed = run("list | true", PYTHONUNBUFFERED="")
+    assert closed.stderr == ""

@@ -125,3 +125,28 @@ def test_an_excluded_question_that_the_target_writes_itself_is_not_asked(
     (found,) = user.draw([prefix], 1.0, mx.random.key(0), left_out)
     assert found == [written[0], written[3]]
     assert left_out[EXCLUDED] == 2
+
+
+@pytest.mark.parametrize(
+    ("question", "around", "other"),
+    [
+        (
+            "请用简单的话解释为什么天是蓝色的",
+            "你好\u3002{}\uff0c谢谢",
+            "请用简单的话解释这个故事的意思",
+        ),
+        (
+            "क्या आप मुझे बता",
+            "{}",
+            # with other vowels
+            "क्यी आप मुझो बती",
+        ),
+    ],
+)
+def test_questions_in_other_scripts_are_found_in_longer_texts_and_told_from_others(
+    tmp_path: Path, question: str, around: str, other: str
+) -> None:
+    (tmp_path / "q.txt").write_text(question + "\n", encoding="utf-8")
+    excluded = Exclusions.read([tmp_path / "q.txt"])
+    assert excluded.match(around.format(question))
+    assert not excluded.match(other)

@@ -162,6 +162,15 @@ def test_saving_and_loading_gives_the_same_drafter(tmp_path: Path, changes: dict
         assert mx.array_equal(a, b), name
 
 
+def test_a_save_that_was_killed_leaves_nothing_to_publish_after_the_next_one(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".saving-killed").mkdir()
+    (tmp_path / ".saving-killed" / "model.safetensors").write_bytes(b"half")
+    save_drafter(random_drafter(), tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+
+
 def test_a_quantised_drafter_survives_saving(tmp_path: Path) -> None:
     drafter = random_drafter(exit_dim=64, hidden_size=64, bits=4, group_size=32)
     nn.quantize(drafter, group_size=32, bits=4)

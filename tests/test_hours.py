@@ -24,7 +24,7 @@ from redrafter_mlx.distill.estimate import Estimate, largest_trial
 from redrafter_mlx.distill.hours import HOURS, BlockSize, Pace, Schedule, final_plan, first_plan
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.training.trainer import Evaluation, Step
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.awake import kept_awake
 
 TRIAL = Estimate(
@@ -343,3 +343,19 @@ def test_a_mac_is_kept_awake_for_as_long_as_it_works(
     monkeypatch.setenv("PATH", "/nowhere")
     with kept_awake():
         assert len(ended) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("spent", None), ("spent", "12"), ("writing", float("nan")), ("answer_tokens", None),
+     ("hours", "8"), ("final", 1), ("rows", 0)],
+)  # fmt: skip
+def test_a_plan_with_a_wrong_type_is_damage_that_names_the_file_and_the_key(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    plan = {"hours": 8.0, "answer_tokens": 100_000, "writing": 900.0}
+    (tmp_path / "hours.json").write_text(json.dumps(plan))
+    assert Schedule(tmp_path, 8.0).plan is not None
+    (tmp_path / "hours.json").write_text(json.dumps({**plan, key: value}))
+    with pytest.raises(DamagedFileError, match=rf"hours.json cannot be used: {key} is"):
+        Schedule(tmp_path, 8.0)

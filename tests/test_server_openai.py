@@ -239,6 +239,26 @@ def test_log_probabilities_are_those_of_the_emitted_tokens(
     assert len(text.logprobs.tokens or []) == len(text.logprobs.top_logprobs or []) == 16
 
 
+def test_log_probabilities_give_the_bytes_of_parts_of_characters(
+    client: openai.OpenAI, model: Redrafter
+) -> None:
+    first, second = model.encode("\u00e4", raw=True)  # C3 A4 in UTF-8
+    given = {"model": "tiny", "max_tokens": 2, "logit_bias": {str(first): 100, str(second): 50}}
+    chat = client.chat.completions.create(
+        **given, messages=ASKED, logprobs=True, top_logprobs=2
+    ).choices[0]
+    assert chat.logprobs is not None
+    (entry, *_) = chat.logprobs.content or []
+    assert [(e.token, e.bytes) for e in entry.top_logprobs] == [
+        ("\ufffd", [0xC3]),
+        ("\ufffd", [0xA4]),
+    ]
+    text = client.completions.create(**given, prompt="ab", logprobs=2).choices[0]
+    assert text.logprobs is not None
+    assert text.logprobs.tokens == [r"bytes:\xc3"] * 2
+    assert [*(text.logprobs.top_logprobs or [{}])[0]] == [r"bytes:\xc3", r"bytes:\xa4"]
+
+
 def test_values_that_change_nothing_are_accepted(client: openai.OpenAI, model: Redrafter) -> None:
     want = plain_text(model, model.encode(ASKED), 5)
     for changes in (

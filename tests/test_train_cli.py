@@ -40,6 +40,7 @@ from redrafter_mlx.distributed.group import Ranks
 from redrafter_mlx.drafting.checkpoint import read_config
 from redrafter_mlx.drafting.installed import drafter_folder
 from redrafter_mlx.loading.load import load
+from redrafter_mlx.runtime.atomic_write import locked
 from redrafter_mlx.runtime.blas import BLAS, BlasStatus
 
 Keys = dict[str, dict[str, object]]
@@ -785,3 +786,24 @@ def test_ctrl_c_says_what_happens_and_another_one_waits_for_the_save(
     assert not _fit(cast(TrainingRun, run), Console(stderr=True))
     assert run.saved
     assert capfd.readouterr().err.count("stopping after this step and saving") == 1
+
+
+def test_a_second_run_in_the_same_folder_is_refused_and_writes_nothing(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    with locked(output):
+        assert main.run(arguments(model, prompts, output)) == 1
+    assert f"another run is training in {output}" in unwrapped(capsys.readouterr().err)
+    assert list(output.iterdir()) == []
+    with locked(output):
+        pass
+
+
+def test_an_output_that_is_a_link_to_nothing_is_refused_before_anything_is_loaded(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").symlink_to(tmp_path / "gone")
+    assert main.run(arguments(model, prompts, tmp_path / "out")) == 1
+    assert "gone, which is not there" in unwrapped(capsys.readouterr().err)

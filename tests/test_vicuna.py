@@ -106,6 +106,18 @@ def test_tokens_are_sentencepieces_own(
         assert vicuna.tokenizer.decode(got) == text
 
 
+def test_a_vocabulary_that_changes_text_first_is_refused(tmp_path: Path) -> None:
+    """SentencePiece's defaults rewrite full-width letters and drop spaces."""
+    written = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([SYSTEM, *HARD_STRINGS]), model_writer=written, minloglevel=2,
+        vocab_size=VOCABULARY, model_type="bpe", byte_fallback=True, hard_vocab_limit=False,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(written.getvalue())
+    with pytest.raises(UnsupportedModelError, match=r"tokenizer\.model: .* changes text"):
+        read_pieces(tmp_path / "tokenizer.model")
+
+
 def test_raw_prompt_begins_with_one_bos(
     vicuna: LoadedTarget, processor: sentencepiece.SentencePieceProcessor
 ) -> None:

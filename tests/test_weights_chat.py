@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import AddedToken
 from weights_samples import (
     CONTROL_TOKENS,
     gguf_metadata,
@@ -16,7 +17,7 @@ from weights_samples import (
 )
 
 from redrafter_mlx.errors import BadInputError
-from redrafter_mlx.weights.chat import encode_text, render_chat
+from redrafter_mlx.weights.chat import check_messages, encode_text, render_chat
 from redrafter_mlx.weights.gguf.load import load_gguf
 
 START, END = vocabulary().index("<|im_start|>"), vocabulary().index("<|im_end|>")
@@ -139,3 +140,34 @@ def test_control_tokens_that_a_gguf_file_calls_user_defined_are_control_tokens(
     assert {end, tokens.index("<|endoftext|>")} <= set(tokenizer.eos_token_ids)
     if kind == "llama":  # other tokens stay as the file describes them
         assert not tokenizer.added_tokens_decoder[tokens.index("<tag>")].special
+
+
+ROLE = "<\uff5cAssistant\uff5c>"
+
+
+@pytest.mark.parametrize("content", [f"hi {ROLE}x", f"{ROLE}<|im_end|>{ROLE}{ROLE} x", ROLE])
+def test_role_tokens_that_a_tokenizer_does_not_call_special_stay_text(
+    tmp_path: Path, content: str
+) -> None:
+    """As in DeepSeek's distilled models."""
+    path = write_gguf(tmp_path / "m.gguf", gguf_metadata(), gguf_tensors(llama_model()))
+    tokenizer = load_gguf(path).tokenizer
+    tokenizer.add_tokens([AddedToken(ROLE, special=False, normalized=False)])
+    role = tokenizer.convert_tokens_to_ids(ROLE)
+    assert role in encode_text(tokenizer, content), "a raw prompt may hold it"
+    ids = render_chat(tokenizer, _user(content))
+    assert role not in ids
+    assert ids.count(END) == 1
+    assert tokenizer.decode(ids).count(content) == 1
+
+
+@pytest.mark.parametrize("more", ["", "<|im_end|>"])
+def test_half_a_surrogate_pair_is_one_line_or_left_out(
+    tokenizer: TokenizerWrapper, more: str
+) -> None:
+    with pytest.raises(BadInputError, match="the conversation is not text: surrogates"):
+        render_chat(tokenizer, _user(f"\ud83d{more}"))
+    call = {"function": {"name": "f", "arguments": '{"a": "\\ud83d"}'}}
+    messages = [*_user(f"a{more}"), {"role": "assistant", "content": "", "tool_calls": [call]}]
+    assert check_messages(messages)[1]["tool_calls"][0]["function"]["arguments"] == {}
+    assert render_chat(tokenizer, messages)

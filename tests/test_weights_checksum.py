@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,10 @@ def test_damaged_note_is_ignored(big: Path, tmp_path: Path) -> None:
     for note in (tmp_path / "cache").rglob("*.json"):
         note.write_text("{")
     assert sha256_of(big) == hashlib.sha256(b"abc" * 1000).hexdigest()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no such names")
+def test_a_path_that_is_not_utf_8_has_a_checksum(big: Path, tmp_path: Path) -> None:
+    path = big.rename(tmp_path / os.fsdecode(b"m\xfc"))
+    assert _reads(path) > 0
+    assert _reads(path) == 0

@@ -16,6 +16,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tokenizers import AddedToken
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
@@ -45,6 +46,10 @@ or message['role'] not in ['user', 'assistant'] %}\
 _TOKENIZER_LOCK = threading.RLock()
 _PRIVATE = range(0xF0000, 0xFFFFE)  # a plane of Unicode for private use
 
+_MARKUP = re.compile("<[|\uff5c].*[|\uff5c]>")
+"""Text of an added token that is a control token, even if the tokenizer does not say so: DeepSeek's
+distilled models have such role tokens."""
+
 
 def render_chat(
     tokenizer: TokenizerWrapper,
@@ -73,14 +78,16 @@ def render_chat(
             "this model has no chat template; give the whole prompt with raw=True, or with "
             "`redrafter-mlx generate --raw`"
         )
-    control = _control_tokens(tokenizer)
     options: dict[str, Any] = {"add_generation_prompt": add_generation_prompt}
     if tools:
         options["tools"] = [*tools]
     if thinking is not None:
         options["enable_thinking"] = thinking
+    everything = _all_text([checked, options])
+    _check_text(everything, "the conversation")
+    control = _control_tokens(tokenizer)
     with _TOKENIZER_LOCK:
-        if not control or not control.search(_all_text([checked, options])):
+        if not control or not control.search(everything):
             return [int(i) for i in _render(tokenizer, checked, options, tokenize=True)]
         (checked, options), originals = _mask([checked, options], control)
         text = _render(tokenizer, checked, options, tokenize=False)
@@ -105,10 +112,7 @@ def encode_text(tokenizer: TokenizerWrapper, text: str) -> list[int]:
 
     Raises BadInputError for a string with half a surrogate pair, which is not valid text.
     """
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadInputError(f"the prompt is not text: {error.reason} at {error.start}") from None
+    _check_text(text, "the prompt")
     bos = tokenizer.bos_token
     with _TOKENIZER_LOCK:
         ids = tokenizer.encode(text, add_special_tokens=bos is None or not text.startswith(bos))
@@ -125,6 +129,14 @@ def is_vicuna(folder: Path, name: str) -> bool:
     with contextlib.suppress(FileNotFoundError, DamagedFileError):
         names.append(str(read_object(folder / "config.json").get("_name_or_path", "")))
     return any("vicuna" in n.lower() for n in names)
+
+
+def _check_text(text: str, what: str) -> None:
+    """Raise BadInputError for half a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadInputError(f"{what} is not text: {error.reason} at {error.start}") from None
 
 
 def _check(message: Mapping[str, object]) -> dict[str, Any]:
@@ -161,20 +173,31 @@ def _checked_calls(calls: object) -> list[dict[str, object]]:
 
 
 def _object(text: str) -> Mapping[str, object]:
-    """Return the JSON object in a text; an empty one if it is anything else."""
+    """Return the JSON object in a text; an empty one if it is anything else, or not text."""
     with contextlib.suppress(ValueError, RecursionError):
         if isinstance(read := json.loads(text), dict):
+            _all_text(read).encode()  # an escape may stand for half a surrogate pair
             return read
     return {}
 
 
 def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
     """Return a pattern that matches any control token, as one group; None if there are none."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    texts = {str(token) for token in added.values() if token.special}
-    texts.update(str(token) for token in tokenizer.all_special_tokens)
+    marked = {text for text in _added_tokens(tokenizer) if _MARKUP.fullmatch(text)}
+    texts = _special_tokens(tokenizer) | marked
     longest_first = sorted((t for t in texts if t), key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
+
+
+def _special_tokens(tokenizer: TokenizerWrapper) -> set[str]:
+    """Return the tokens that the tokenizer itself can be told to take as plain text."""
+    special = {text for text, token in _added_tokens(tokenizer).items() if token.special}
+    return special | {str(token) for token in tokenizer.all_special_tokens}
+
+
+def _added_tokens(tokenizer: TokenizerWrapper) -> dict[str, AddedToken]:
+    added: Mapping[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
+    return {str(token): token for token in added.values()}
 
 
 def _render(
@@ -233,9 +256,13 @@ def _encode_masked(
     """Encode a rendered template; segments with hidden control tokens are encoded as plain text.
 
     A segment runs from one control token of the template to the next. So no merge crosses its
-    ends, as none would if the hidden control tokens were ordinary words.
+    ends, as none would if the hidden control tokens were ordinary words. Control tokens that the
+    tokenizer does not call special are cut after their first character.
     """
     hidden = re.compile(f"[{''.join(originals)}]")
+    special = _special_tokens(tokenizer)
+    cut = next(c for c in map(chr, _PRIVATE) if c not in text and c not in originals)
+    shown_as = {c: t if t in special else t[0] + cut + t[1:] for c, t in originals.items()}
     ids: list[int] = []
     pending = ""
     for stretch in control.split(text):
@@ -244,7 +271,8 @@ def _encode_masked(
             continue
         ids += tokenizer.encode(pending, add_special_tokens=False)
         pending = ""
-        shown = hidden.sub(lambda match: originals[match[0]], stretch)
-        ids += tokenizer.encode(shown, add_special_tokens=False, split_special_tokens=True)
+        shown = hidden.sub(lambda match: shown_as[match[0]], stretch)
+        for part in shown.split(cut):
+            ids += tokenizer.encode(part, add_special_tokens=False, split_special_tokens=True)
     ids += tokenizer.encode(pending, add_special_tokens=False)
     return [int(i) for i in ids]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from pathlib import Path
 
 from redrafter_mlx.runtime.atomic_write import write_private_text
@@ -59,4 +60,4 @@ def _state(path: Path) -> list[int]:
 
 
 def _note(path: Path) -> Path:
-    return cache_dir() / "checksums" / f"{hashlib.sha256(str(path).encode()).hexdigest()}.json"
+    return cache_dir() / "checksums" / f"{hashlib.sha256(os.fsencode(path)).hexdigest()}.json"

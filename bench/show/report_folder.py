@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,7 @@ from redrafter_mlx.distill.report.markdown import block, plain, table
 from redrafter_mlx.errors import BadInputError
 
 REPORT, HEATMAP = "report.md", "heatmap.png"
+_PARTIAL = ".partial"
 
 _FILES = (REPORT, RESULT, HEATMAP, "profile*.png")
 """Patterns of the names of a report's files."""
@@ -32,7 +34,8 @@ def check_report(folder: str | Path, answers: str | None = None) -> None:
     folder = Path(folder)
     if not str(folder).strip() or folder.is_file():
         raise BadInputError(f"--report is {str(folder)!r}, which is a file; give a folder")
-    there = {path.absolute() for path in folder.glob("*")} - {Path(answers or "").absolute()}
+    kept = {Path(answers or "").absolute(), folder.absolute() / _PARTIAL}
+    there = {path.absolute() for path in folder.glob("*")} - kept
     ours = _files_in(folder.absolute()) if (folder / RESULT).is_file() else ()
     if others := sorted(there.difference(ours)):
         raise BadInputError(
@@ -40,6 +43,13 @@ def check_report(folder: str | Path, answers: str | None = None) -> None:
         )
     if not folder.absolute().parent.is_dir():
         raise BadInputError(f"--report is {folder}; there is no folder {folder.parent}")
+    try:
+        with tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.absolute().parent):
+            pass
+    except OSError as error:
+        raise BadInputError(
+            f"--report is {folder}, where nothing can be written: {error.strerror}"
+        ) from None
 
 
 def write_report(
@@ -54,25 +64,27 @@ def write_report(
     Raises BadInputError if it cannot be written.
     """
     folder = Path(folder).absolute()
-    partial = folder.with_name(f".{folder.name}.partial")
+    partial = folder / _PARTIAL  # inside, since the folder may be on another disk than its parent
+    made = not folder.exists()
     try:
+        folder.mkdir(exist_ok=True)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         pictures = _draw(partial, result, profiles)
         text = _in_markdown(result, profiles, command, pictures)
         (partial / REPORT).write_text(text, encoding="utf-8")
         (partial / RESULT).write_text(json.dumps(result.to_dict()) + "\n", encoding="utf-8")
-        folder.mkdir(exist_ok=True)
-        for old in _files_in(folder):
+        written = {new.replace(folder / new.name) for new in sorted(partial.iterdir())}
+        for old in set(_files_in(folder)) - written:
             old.unlink()
-        for new in partial.iterdir():
-            new.rename(folder / new.name)
     except OSError as error:
         raise BadInputError(
             f"--report is {folder}, which cannot be written: {error.strerror or error}"
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+        if made and folder.is_dir() and not any(folder.iterdir()):  # nothing could be written
+            folder.rmdir()
     return folder
 
 

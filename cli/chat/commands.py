@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import difflib
 import json
@@ -128,10 +129,20 @@ def _save(chat: Chat, rest: str) -> None:
     try:
         if path.exists():
             _read_chat(path)  # refuses to replace any other file
-        write_private_text(path.resolve(), json.dumps(content, indent=2) + "\n")
+        write_private_text(path.resolve(), _json(content) + "\n")
     except OSError as error:
         raise BadInputError(f"cannot write {path}: {error.strerror or error}") from None
     chat.terminal.say(f"saved {_turns(chat)} to {path}")
+
+
+def _json(content: object) -> str:
+    """Return JSON that people can read in any language."""
+    text = json.dumps(content, indent=2, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half a surrogate pair, from another server
+        return json.dumps(content, indent=2)
+    return text
 
 
 def _load(chat: Chat, rest: str) -> None:
@@ -169,6 +180,8 @@ def _read_text(path: Path) -> str:
         raise BadInputError(f"it has more than {human_size(_MOST_BYTES)}")
     if not content.strip():
         raise BadInputError("it is empty")
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise BadInputError("it is UTF-16 text; convert it to UTF-8")
     if b"\0" in content:
         raise BadInputError("it is not a text")
     try:

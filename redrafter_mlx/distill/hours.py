@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from redrafter_mlx.config import refuse_unknown_keys
+from redrafter_mlx.config import check_int, check_number, refuse_unknown_keys
 from redrafter_mlx.distill.corpus.shards import naming_damage
 from redrafter_mlx.distill.estimate import Estimate
 from redrafter_mlx.distill.job import TrainingJob
@@ -122,6 +122,18 @@ class Plan:
     evaluation: float = 0.0
     timing: float = 0.0
     spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Raise BadInputError for a value of another type, or out of range."""
+        check_number("hours", self.hours, low=0.0, low_excluded=True)
+        for name in ("writing", "epochs", "training", "evaluation", "timing", "spent"):
+            check_number(name, getattr(self, name), low=0.0)
+        for name in ("answer_tokens", "evaluations", "timed_questions"):
+            check_int(name, getattr(self, name), 0, None)
+        if self.rows is not None:
+            check_int("rows", self.rows, 1, None)
+        if not isinstance(self.final, bool):
+            raise BadInputError(f"final is {self.final!r:.80}; it must be true or false")
 
     @property
     def seconds(self) -> float:
@@ -285,4 +297,7 @@ def _read(path: Path) -> Plan | None:
     with naming_damage(path, "delete it"):
         record = read_object(path)
         refuse_unknown_keys(record, list(Plan.__dataclass_fields__), "plan's key")
-        return Plan(**record)  # type: ignore[arg-type]
+        try:
+            return Plan(**record)  # type: ignore[arg-type]
+        except BadInputError as error:
+            raise ValueError(str(error)) from None

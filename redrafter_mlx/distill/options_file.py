@@ -44,7 +44,7 @@ def read_options(path: Path) -> dict[str, object]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInputError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # not UTF-8, or not TOML
+    except (ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         raise BadInputError(f"{path} is not a TOML file: {error}") from None
 
 
@@ -129,7 +129,7 @@ def _typed(name: str, value: object, hint: object) -> object:
         if get_origin(kind) is tuple and isinstance(value, list):
             return tuple(_typed(name, held, get_args(kind)[0]) for held in value)
         if kind is Path and isinstance(value, str):
-            return Path(value)
+            return Path(value).expanduser()
         if type(value) is kind or (kind is float and type(value) is int):
             return value
         if get_origin(kind) is Literal and value in get_args(kind):

@@ -23,6 +23,10 @@ def check_output(folder: Path) -> None:
 
     Raises BadInputError if it cannot, or if it would overwrite files that no run wrote.
     """
+    if folder.is_symlink() and not folder.exists():
+        raise BadInputError(
+            f"--output is {folder}, a link to {folder.readlink()}, which is not there"
+        )
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir():
         raise BadInputError(f"--output is {folder}, and {there} is a file; give a folder")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from mlx.utils import tree_flatten
 from redrafter_mlx.config import shown
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
-from redrafter_mlx.runtime.atomic_write import name_in_errors
+from redrafter_mlx.runtime.atomic_write import flush_to_disk, name_in_errors
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS
@@ -30,6 +31,7 @@ from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
 from redrafter_mlx.weights.precision import quantize_layers
 
 CONFIG = "config.json"
+_SAVING = ".saving-"
 
 
 @dataclass(frozen=True)
@@ -164,11 +166,14 @@ def write_drafter(
     text = json.dumps(config, indent=2, sort_keys=True)
     with name_in_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".saving-") as partial:
+        for abandoned in folder.glob(f"{_SAVING}*"):  # by a process that was killed
+            shutil.rmtree(abandoned, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_SAVING) as partial:
             part = Path(partial)
             mx.save_safetensors(str(part / weights), stored, {"format": "mlx"})
             (part / CONFIG).write_text(text + "\n", encoding="utf-8")
             for name in (weights, CONFIG):
+                flush_to_disk(part / name)
                 os.replace(part / name, folder / name)
 
 

@@ -27,19 +27,39 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         with name_in_errors(path):
             yield partial
-            with partial.open("rb") as file:
-                _flush_to_disk(file.fileno())
+            flush_to_disk(partial)
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _flush_to_disk(file: int) -> None:
-    """Flush a file; on macOS, fsync alone leaves it in the disk's own cache."""
-    os.fsync(file)
-    if sys.platform == "darwin":
-        with suppress(OSError):  # not every file system can
-            fcntl.fcntl(file, fcntl.F_FULLFSYNC)
+def flush_to_disk(path: Path) -> None:
+    """Flush a written file; on macOS, fsync alone leaves it in the disk's own cache."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        if sys.platform == "darwin":
+            with suppress(OSError):  # not every file system can
+                fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, which nothing but `locked` respects.
+
+    Raises BlockingIOError if another process holds it. Where the file system has no locks, there
+    is none.
+    """
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:  # a network's file system
+            pass
+        yield
+    finally:
+        os.close(file)
 
 
 @contextmanager

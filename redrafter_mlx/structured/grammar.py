@@ -147,6 +147,18 @@ class Grammars:
         token: int | None = self._fast.backend_tokenizer.token_to_id(text)
         return token
 
+    def bytes_of(self, token: int) -> bytes | None:
+        """Return the UTF-8 bytes of a token, which may be part of a character.
+
+        None if the tokenizer cannot be used for grammars.
+        """
+        if not isinstance(self._tokenizer._tokenizer, PreTrainedTokenizerFast):
+            return None
+        with self._preparing:
+            vocabulary = self._vocabulary
+        found: bytes = vocabulary.decode_bytes([token])
+        return found
+
     @functools.cached_property
     def _vocabulary(self) -> LLTokenizer:
         size = max(self._vocab_size, len(self._fast))

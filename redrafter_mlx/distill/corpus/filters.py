@@ -11,6 +11,7 @@ training data (Brown et al., arXiv 2005.14165, appendix C).
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,12 @@ MIN_ANSWER = 4
 
 WORDS = 13
 """Number of words in a row that two texts do not share by chance."""
+
+_WITHOUT_SPACES = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+)
+"""Characters of scripts that are written without spaces, each of which counts as a word: Thai, Lao,
+Burmese, Khmer, Japanese and Chinese."""
 
 EXCLUDED = "excluded"
 """The reason under which texts that match an exclusion are counted."""
@@ -73,6 +80,18 @@ NOTHING = Exclusions()
 
 
 def _runs(text: str) -> Iterable[str]:
-    words = re.findall(r"\w+", text.lower())
+    words = _words(text.lower())
     count = max(1, len(words) - WORDS + 1) if words else 0
     return (" ".join(words[i : i + WORDS]) for i in range(count))
+
+
+def _words(text: str) -> list[str]:
+    if text.isascii():
+        return re.findall(r"\w+", text)
+    spaced = _WITHOUT_SPACES.sub(r" \g<0> ", text)
+    # Vowel signs of Indic scripts are marks, which \w does not match.
+    return "".join(c if _in_word(c) else " " for c in spaced).split()
+
+
+def _in_word(character: str) -> bool:
+    return character.isalnum() or character == "_" or unicodedata.category(character)[0] == "M"

@@ -114,9 +114,9 @@ class ChatReply(Reply[ChatRequest]):
 
     def _token(self, token: int, value: float) -> Json:
         text = self._token_text(token)
-        # A token that is only part of a character has no text.
-        raw = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-        return {"token": text, "logprob": max(value, -9999.0), "bytes": raw}
+        raw = self._token_bytes(token, text)
+        known = None if raw is None else list(raw)
+        return {"token": text, "logprob": max(value, -9999.0), "bytes": known}
 
 
 def _call(call: ToolCall) -> Json:

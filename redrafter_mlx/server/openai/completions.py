@@ -77,15 +77,23 @@ class CompletionReply(Reply[CompletionRequest]):
         entries = _no_logprobs()
         offset = len(self._texts[emitted.answer])
         for response, read in zip(emitted.responses, emitted.logprobs, strict=True):
-            entries["tokens"].append(self._token_text(response.token))
+            entries["tokens"].append(self._token_name(response.token))
             entries["token_logprobs"].append(read.value)
             likeliest: dict[str, float] = {}
             for token, value in read.likeliest:  # of tokens with the same text, the better one
-                likeliest.setdefault(self._token_text(token), value)
+                likeliest.setdefault(self._token_name(token), value)
             entries["top_logprobs"].append(likeliest)
             entries["text_offset"].append(offset)
             offset += len(response.text)
         return entries
+
+    def _token_name(self, token: int) -> str:
+        """Return a token's text, or its bytes in OpenAI's form if it is part of a character."""
+        text = self._token_text(token)
+        raw = self._token_bytes(token, text)
+        if raw is None or raw == text.encode():
+            return text
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
 def _no_logprobs() -> dict[str, list[object]]:

@@ -161,6 +161,12 @@ class Reply(ABC, Generic[R]):
             requests.append(Request(prompt, options, constraint(), continues=continues))
         return requests
 
+    def _token_bytes(self, token: int, text: str) -> bytes | None:
+        """Return the bytes of a token with this text; None if they cannot be known."""
+        if "\N{REPLACEMENT CHARACTER}" not in text:
+            return text.encode()
+        return self._hosted.grammars.bytes_of(token)  # it is part of a character
+
     def _token_text(self, token: int) -> str:
         """Return a token's text within a longer text; alone, decoders drop its leading space."""
         tokenizer = self._hosted.model.tokenizer

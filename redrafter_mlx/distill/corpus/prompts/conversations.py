@@ -90,8 +90,8 @@ def read_rows(path: str | Path) -> list[tuple[str, object]]:
 def _parse(where: str, text: str) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadInputError(f"{where} is not JSON: {error.msg}") from None
+    except (ValueError, RecursionError) as error:  # a number may have too many digits
+        raise BadInputError(f"{where} is not JSON: {getattr(error, 'msg', error)}") from None
 
 
 def _conversation(row: object, where: str) -> Conversation | None:

@@ -20,7 +20,7 @@ _MARK = "\ue000"
 TURN_TOKENS = 64
 """Maximum number of tokens of a turn; a turn that has not ended by then is left out."""
 
-_MIN_CHARACTERS = 8
+_MIN_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class UserTurns:
             for ids in group:
                 # Decoded after its prefix: alone, some tokenizers drop the space before it.
                 text = (prefix.starter + self.tokenizer.decode(start + ids)[before:]).strip()
-                if len(text) < _MIN_CHARACTERS or text in seen:
+                if len(text.encode()) < _MIN_BYTES or text in seen:
                     left_out["prompt twice or empty"] += 1
                 elif self.exclude.match(text):
                     left_out[EXCLUDED] += 1
