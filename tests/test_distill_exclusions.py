@@ -150,3 +150,17 @@ def test_questions_in_other_scripts_are_found_in_longer_texts_and_told_from_othe
     excluded = Exclusions.read([tmp_path / "q.txt"])
     assert excluded.match(around.format(question))
     assert not excluded.match(other)
+
+
+def test_short_questions_of_dense_scripts_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question of six Chinese characters is whole; two letters are not."""
+    tokenizer = byte_tokenizer()
+    written = ["什么是黑洞", "Hi", "介绍一下你自己"]
+    monkeypatch.setattr(
+        user_turns, "write_turns", lambda *_: [[tokenizer.encode(text) for text in written]]
+    )
+    user = user_turns.UserTurns(Target(random_model()), tokenizer)
+    (found,) = user.draw(
+        [user_turns.TurnPrefix(Conversation(()), 3)], 1.0, mx.random.key(0), Counter()
+    )
+    assert found == [written[0], written[2]]

@@ -165,7 +165,7 @@ def test_role_tokens_that_a_tokenizer_does_not_call_special_stay_text(
 def test_half_a_surrogate_pair_is_one_line_or_left_out(
     tokenizer: TokenizerWrapper, more: str
 ) -> None:
-    with pytest.raises(BadInputError, match="the conversation is not text: surrogates"):
+    with pytest.raises(BadInputError, match="a message is not text: surrogates"):
         render_chat(tokenizer, _user(f"\ud83d{more}"))
     call = {"function": {"name": "f", "arguments": '{"a": "\\ud83d"}'}}
     messages = [*_user(f"a{more}"), {"role": "assistant", "content": "", "tool_calls": [call]}]

@@ -84,7 +84,7 @@ def render_chat(
     if thinking is not None:
         options["enable_thinking"] = thinking
     everything = _all_text([checked, options])
-    _check_text(everything, "the conversation")
+    _check_text(everything, "a message")
     control = _control_tokens(tokenizer)
     with _TOKENIZER_LOCK:
         if not control or not control.search(everything):

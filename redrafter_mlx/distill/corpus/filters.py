@@ -28,7 +28,8 @@ WORDS = 13
 """Number of words in a row that two texts do not share by chance."""
 
 _WITHOUT_SPACES = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
+    "\uff66-\uff9d\U00020000-\U0003ffff]"
 )
 """Characters of scripts that are written without spaces, each of which counts as a word: Thai, Lao,
 Burmese, Khmer, Japanese and Chinese."""
