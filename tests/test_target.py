@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import mlx.core as mx
@@ -254,3 +255,19 @@ def test_output_rows_are_the_models_own_output_layer() -> None:
 def test_vocabulary_and_hidden_size_are_the_models() -> None:
     target = Target(random_model("gemma"))
     assert (target.vocab_size, target.hidden_size) == (VOCAB, 32)
+
+
+def test_a_target_that_is_let_go_frees_its_weights_without_a_garbage_collection() -> None:
+    """Such collections are rare; a notebook would load a second model beside the first one."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = mx.get_active_memory()
+        model = random_model()
+        mx.eval(model.parameters())
+        target = Target(model)
+        held = mx.get_active_memory()
+        del model, target
+        assert mx.get_active_memory() - before < 0.1 * (held - before)
+    finally:
+        gc.enable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -29,7 +29,7 @@ def stream_generate(
     options: GenerationOptions | None = None,
     constraint: Constraint | None = None,
     **overrides: object,
-) -> Iterator[Response]:
+) -> Generator[Response, None, None]:
     """mlx-lm's `stream_generate` with drafts, for callers that hold its model and tokenizer.
 
     Each call loads the drafter and starts an engine; for several prompts keep one

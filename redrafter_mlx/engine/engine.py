@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 
@@ -226,10 +226,11 @@ class Redrafter:
         raw: bool = False,
         options: GenerationOptions | None = None,
         **overrides: object,
-    ) -> Iterator[tuple[int, Response]]:
+    ) -> Generator[tuple[int, Response], None, None]:
         """Answer many prompts at once; yield each response with the index of its prompt.
 
-        Arguments and errors as in `stream`; the first error ends all answers.
+        `raw`, options and errors as in `stream`; the first error ends all answers. Closing the
+        iterator ends them too.
         """
         if isinstance(prompts, str):
             raise BadInputError("prompts is a string; give a list of prompts")

@@ -221,6 +221,7 @@ def with_node_positions(module: nn.Module) -> tuple[nn.Module, Rotations]:
         return value
 
     clone = visit(module, "")
+    copies.clear()  # `visit` refers to itself: what it holds lives until a full garbage collection
     assert isinstance(clone, nn.Module)
     return clone, rotations
 
