@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -164,7 +165,9 @@ def command(
                 part[name] = value
     if options.recipe is not None:
         job = with_recipe(options.recipe, job, options.sources(in_file))
-    folder = drafter_folder(str(job["model"])) if output is None else Path(output).expanduser()
+    folder = (
+        drafter_folder(str(job["model"])) if output is None else Path(os.path.expanduser(output))
+    )
     made = make_job(job, folder, offline=target.offline)
     with nullcontext() if dry_run else kept_awake():
         run_training(made, dry_run=dry_run, hours=options.hours)

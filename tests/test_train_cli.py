@@ -807,3 +807,11 @@ def test_an_output_that_is_a_link_to_nothing_is_refused_before_anything_is_loade
     (tmp_path / "out").symlink_to(tmp_path / "gone")
     assert main.run(arguments(model, prompts, tmp_path / "out")) == 1
     assert "gone, which is not there" in unwrapped(capsys.readouterr().err)
+
+
+def test_paths_in_an_options_file_may_begin_with_the_home_and_unknown_users_are_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    job = make_job({"model": "tiny", "exclude": ["~/q", "~nobody-here/q"]}, tmp_path / "out")
+    assert job.exclude == (tmp_path / "q", Path("~nobody-here/q"))

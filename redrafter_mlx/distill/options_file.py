@@ -13,6 +13,7 @@ The keys of [drafter] are those of its `form`.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import is_dataclass
@@ -129,7 +130,7 @@ def _typed(name: str, value: object, hint: object) -> object:
         if get_origin(kind) is tuple and isinstance(value, list):
             return tuple(_typed(name, held, get_args(kind)[0]) for held in value)
         if kind is Path and isinstance(value, str):
-            return Path(value).expanduser()
+            return Path(os.path.expanduser(value))
         if type(value) is kind or (kind is float and type(value) is int):
             return value
         if get_origin(kind) is Literal and value in get_args(kind):
