@@ -116,7 +116,7 @@ def run(arguments: list[str]) -> int:
         if error.errno == errno.EPIPE:
             return _reader_left()
         if error.errno == errno.ENOSPC and error.filename is None:
-            _reader_left()
+            _discard_output()
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}")
     except MemoryError:
@@ -155,10 +155,15 @@ def _fail(message: str, status: int = 1) -> int:
 
 
 def _reader_left() -> int:
-    """Return the exit status after a closed pipe, and keep Python from flushing into it again."""
+    """Return the exit status after a closed pipe."""
+    _discard_output()
+    return 1
+
+
+def _discard_output() -> None:
+    """Keep Python from writing again, as it ends, what could not be written."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
-    return 1
 
 
 if __name__ == "__main__":

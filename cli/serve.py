@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import socket
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
@@ -18,8 +17,6 @@ from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.server.options import ServerOptions
-
-_SHOW_CURSOR = "\x1b[?25h\n"
 
 if TYPE_CHECKING:
     from redrafter_mlx.engine.engine import Redrafter
@@ -123,9 +120,11 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
             if host.starting:  # its thread may keep downloading for minutes
-                if sys.stderr.isatty():
-                    sys.stderr.write(_SHOW_CURSOR)  # a progress bar has hidden it
-                    sys.stderr.flush()
+                from rich.console import Console
+
+                if (console := Console(stderr=True)).is_terminal:
+                    console.show_cursor()  # which a progress bar has hidden
+                    console.print()
                 os._exit(INTERRUPTED)
             raise
     if failures:

@@ -10,13 +10,12 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError
 from mlx_lm.tokenizer_utils import TokenizerWrapper
-from tokenizers import AddedToken
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
@@ -85,13 +84,14 @@ def render_chat(
         options["enable_thinking"] = thinking
     everything = _all_text([checked, options])
     _check_text(everything, "a message")
-    control = _control_tokens(tokenizer)
+    special = _control_tokens(tokenizer)
+    control = _pattern(special)
     with _TOKENIZER_LOCK:
         if not control or not control.search(everything):
             return [int(i) for i in _render(tokenizer, checked, options, tokenize=True)]
         (checked, options), originals = _mask([checked, options], control)
         text = _render(tokenizer, checked, options, tokenize=False)
-        return _encode_masked(tokenizer, str(text), control, originals)
+        return _encode_masked(tokenizer, str(text), control, originals, special)
 
 
 def check_messages(messages: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
@@ -181,23 +181,17 @@ def _object(text: str) -> Mapping[str, object]:
     return {}
 
 
-def _control_tokens(tokenizer: TokenizerWrapper) -> re.Pattern[str] | None:
-    """Return a pattern that matches any control token, as one group; None if there are none."""
-    marked = {text for text in _added_tokens(tokenizer) if _MARKUP.fullmatch(text)}
-    texts = _special_tokens(tokenizer) | marked
+def _control_tokens(tokenizer: TokenizerWrapper) -> dict[str, bool]:
+    """Return all control tokens, each with whether the tokenizer itself calls it special."""
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    found = {str(t): bool(t.special) for t in added if t.special or _MARKUP.fullmatch(str(t))}
+    return found | dict.fromkeys(map(str, tokenizer.all_special_tokens), True)
+
+
+def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
+    """Return a pattern that matches any of these texts, as one group; None if there are none."""
     longest_first = sorted((t for t in texts if t), key=len, reverse=True)
     return re.compile(f"({'|'.join(map(re.escape, longest_first))})") if longest_first else None
-
-
-def _special_tokens(tokenizer: TokenizerWrapper) -> set[str]:
-    """Return the tokens that the tokenizer itself can be told to take as plain text."""
-    special = {text for text, token in _added_tokens(tokenizer).items() if token.special}
-    return special | {str(token) for token in tokenizer.all_special_tokens}
-
-
-def _added_tokens(tokenizer: TokenizerWrapper) -> dict[str, AddedToken]:
-    added: Mapping[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
-    return {str(token): token for token in added.values()}
 
 
 def _render(
@@ -251,18 +245,21 @@ def _mask(given: list[Any], control: re.Pattern[str]) -> tuple[list[Any], dict[s
 
 
 def _encode_masked(
-    tokenizer: TokenizerWrapper, text: str, control: re.Pattern[str], originals: dict[str, str]
+    tokenizer: TokenizerWrapper,
+    text: str,
+    control: re.Pattern[str],
+    originals: dict[str, str],
+    special: Mapping[str, bool],
 ) -> list[int]:
     """Encode a rendered template; segments with hidden control tokens are encoded as plain text.
 
     A segment runs from one control token of the template to the next. So no merge crosses its
-    ends, as none would if the hidden control tokens were ordinary words. Control tokens that the
-    tokenizer does not call special are cut after their first character.
+    ends, as none would if the hidden control tokens were ordinary words. Those that the tokenizer
+    does not call special, which it would always recognise, are cut after their first character.
     """
     hidden = re.compile(f"[{''.join(originals)}]")
-    special = _special_tokens(tokenizer)
     cut = next(c for c in map(chr, _PRIVATE) if c not in text and c not in originals)
-    shown_as = {c: t if t in special else t[0] + cut + t[1:] for c, t in originals.items()}
+    shown_as = {c: t if special[t] else t[0] + cut + t[1:] for c, t in originals.items()}
     ids: list[int] = []
     pending = ""
     for stretch in control.split(text):

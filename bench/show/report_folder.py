@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from redrafter_mlx.bench.show.plot import plot
 from redrafter_mlx.bench.show.tables import header_lines, tables_of
 from redrafter_mlx.distill.report.markdown import block, plain, table
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.paths import check_writable
 
 REPORT, HEATMAP = "report.md", "heatmap.png"
 _PARTIAL = ".partial"
@@ -43,13 +43,7 @@ def check_report(folder: str | Path, answers: str | None = None) -> None:
         )
     if not folder.absolute().parent.is_dir():
         raise BadInputError(f"--report is {folder}; there is no folder {folder.parent}")
-    try:
-        with tempfile.TemporaryFile(dir=folder if folder.is_dir() else folder.absolute().parent):
-            pass
-    except OSError as error:
-        raise BadInputError(
-            f"--report is {folder}, where nothing can be written: {error.strerror}"
-        ) from None
+    check_writable(folder, "--report")
 
 
 def write_report(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import difflib
-import json
 import re
 import shlex
 import stat
@@ -19,7 +18,7 @@ from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.atomic_write import write_private_text
-from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.runtime.json_file import read_object, to_json
 from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
@@ -129,20 +128,10 @@ def _save(chat: Chat, rest: str) -> None:
     try:
         if path.exists():
             _read_chat(path)  # refuses to replace any other file
-        write_private_text(path.resolve(), _json(content) + "\n")
+        write_private_text(path.resolve(), to_json(content, indent=2) + "\n")
     except OSError as error:
         raise BadInputError(f"cannot write {path}: {error.strerror or error}") from None
     chat.terminal.say(f"saved {_turns(chat)} to {path}")
-
-
-def _json(content: object) -> str:
-    """Return JSON that people can read in any language."""
-    text = json.dumps(content, indent=2, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, from another server
-        return json.dumps(content, indent=2)
-    return text
 
 
 def _load(chat: Chat, rest: str) -> None:

@@ -297,7 +297,4 @@ def _read(path: Path) -> Plan | None:
     with naming_damage(path, "delete it"):
         record = read_object(path)
         refuse_unknown_keys(record, list(Plan.__dataclass_fields__), "plan's key")
-        try:
-            return Plan(**record)  # type: ignore[arg-type]
-        except BadInputError as error:
-            raise ValueError(str(error)) from None
+        return Plan(**record)  # type: ignore[arg-type]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from redrafter_mlx.distill.report.metrics import METRICS
 from redrafter_mlx.distill.training.checkpoint import CHECKPOINT
 from redrafter_mlx.drafting.drafter_files import CONFIG
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.paths import check_writable, existing_part
 from redrafter_mlx.weights.files.names import WEIGHTS
 
 
@@ -27,16 +27,10 @@ def check_output(folder: Path) -> None:
         raise BadInputError(
             f"--output is {folder}, a link to {folder.readlink()}, which is not there"
         )
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    there = existing_part(folder.absolute())
     if not there.is_dir():
         raise BadInputError(f"--output is {folder}, and {there} is a file; give a folder")
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        raise BadInputError(
-            f"--output is {folder}, where nothing can be written: {error.strerror}"
-        ) from None
+    check_writable(folder, "--output")
     if not any((folder / name).exists() for name in (CHECKPOINT, METRICS)):
         for name in (CONFIG, WEIGHTS, CARD, OPTIONS):
             if (folder / name).exists():

@@ -1,4 +1,4 @@
-"""Read JSON files written by others, with one readable error for anything wrong in them."""
+"""JSON that people can read, and files of it by others, with one readable error for each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ import stat
 from pathlib import Path
 
 from redrafter_mlx.errors import DamagedFileError
+
+
+def to_json(content: object, indent: int | None = None) -> str:
+    """Return JSON with text as it is; with escapes if half a surrogate pair cannot be encoded."""
+    text = json.dumps(content, indent=indent, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(content, indent=indent)
+    return text
 
 
 def read_object(path: Path) -> dict[str, object]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 from redrafter_mlx.errors import BadInputError, DownloadError
@@ -42,6 +43,20 @@ def existing_part(folder: Path) -> Path:
     while not folder.exists() and folder != folder.parent:
         folder = folder.parent
     return folder
+
+
+def check_writable(folder: Path, option: str) -> None:
+    """Raise BadInputError, naming the option, if nothing can be written into a folder.
+
+    The folder need not exist, and is not created.
+    """
+    try:
+        with tempfile.TemporaryFile(dir=existing_part(folder.absolute())):
+            pass
+    except OSError as error:
+        raise BadInputError(
+            f"{option} is {folder}, where nothing can be written: {error.strerror}"
+        ) from None
 
 
 def bytes_below(folder: Path, *, follow_links: bool = False) -> int:

@@ -12,6 +12,8 @@ from mlx_lm.generate import TextStateMachine, make_text_state_machine
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from mlx_lm.tool_parsers import json_tools
 
+from redrafter_mlx.runtime.json_file import to_json
+
 ToolParser = Callable[[str, Any], Any]
 """mlx-lm's parser: from a call's text and the tools to `{"name", "arguments"}`, or a list of it."""
 
@@ -193,18 +195,8 @@ class OutputParser:
                 arguments = _object(arguments)
             if name not in self._names or not isinstance(arguments, dict):
                 return []
-            found.append((str(name), _dumped(arguments)))
+            found.append((str(name), to_json(arguments)))
         return found
-
-
-def _dumped(arguments: dict[str, Any]) -> str:
-    """Return JSON; escaped if half of a surrogate pair makes it impossible to encode."""
-    text = json.dumps(arguments, ensure_ascii=False)
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return json.dumps(arguments)
-    return text
 
 
 def _object(text: str) -> object:
