@@ -38,15 +38,14 @@ def command(
     loaded = opt.load_model(loading)
     from redrafter_mlx.verification import verify
 
-    prompts = [loaded.encode([{"role": "user", "content": q.text}]) for q in chosen]
-    with progress_bars(f"comparing {len(prompts)} answers", describe_count) as progress:
+    with progress_bars(f"comparing {len(chosen)} answers", describe_count) as progress:
         report = verify(
             loaded,
-            prompts,
+            [question.text for question in chosen],
             max_tokens=generation.max_tokens,
             shape=loaded.shape_of(generation) or loaded.beam_shape,
             oracle=loading.drafter == "auto" and loaded.drafter is None,
-            done=lambda n: progress("questions", n, len(prompts)),
+            done=lambda n: progress("questions", n, len(chosen)),
         )
     decode = loaded.tokenizer.decode
     print(json.dumps(report.to_dict()) if as_json else describe(report, decode))

@@ -23,6 +23,7 @@ from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.prompt import Prompt
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.sequential import sequential_log_probs
 
@@ -96,7 +97,7 @@ class VerificationReport:
 
 def verify(
     redrafter: Redrafter,
-    prompts: Sequence[list[int]],
+    prompts: Sequence[Prompt],
     *,
     max_tokens: int = 128,
     shape: BeamShape | None = None,
@@ -106,7 +107,7 @@ def verify(
     """Decode each prompt with drafts and with mlx-lm's own loop, and compare token by token.
 
     Args:
-      prompts: token ids
+      prompts: as for `Redrafter.stream`
       shape: beam shape; None uses the drafter's own
       oracle: draft from mlx-lm's own answer, with errors, so that every accepted length occurs;
         also done if there is no drafter
@@ -120,7 +121,7 @@ def verify(
     compared = agreeing = emitted = 0
     nodes: list[int] = []
     differences = []
-    for i, prompt in enumerate(prompts):
+    for i, prompt in enumerate(map(redrafter.encode, prompts)):
         expected = [int(t) for t, _ in generate_step(mx.array(prompt), redrafter.target.plain,
                                                      max_tokens=max_tokens)]  # fmt: skip
         decoder = redrafter.decoder(GenerationOptions(), shape)

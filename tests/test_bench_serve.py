@@ -142,6 +142,11 @@ def test_figures_of_a_load_are_those_of_its_answers() -> None:
     assert (two.tokens, two.answers, two.users) == (15, 2, 2)
 
 
+def test_a_baseline_that_counts_no_tokens_is_named() -> None:
+    with pytest.raises(ServerError, match="silent counted no tokens"):
+        serving_rows(1, [("silent", [Answered("", 0, 0.0, 1.0, 1.0)])])
+
+
 def test_our_server_under_load_says_what_the_library_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

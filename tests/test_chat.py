@@ -657,6 +657,24 @@ def test_lines_are_edited_and_remembered_from_chat_to_chat(tmp_path: Path) -> No
     assert (tmp_path / "cache" / "chat_history").stat().st_mode & 0o077 == 0
 
 
+def test_two_chats_at_once_keep_the_lines_of_both(tmp_path: Path) -> None:
+    pytest.importorskip("readline")
+    both = [Typist(tmp_path / "cache") for _ in range(2)]
+    try:
+        for typist, line in zip(both, ("one\n", "two\n"), strict=True):
+            typist.expect(">>> ")
+            typist.type(line)
+            typist.expect("turn 1: ")
+            typist.expect(">>> ")
+        for typist in both:
+            typist.type("\x04")
+            assert typist.leave() == 0
+    finally:
+        for typist in both:
+            typist.close()
+    assert (tmp_path / "cache" / "chat_history").read_text().split() == ["one", "two"]
+
+
 def test_ctrl_c_ends_a_piped_chat_with_130() -> None:
     child = subprocess.Popen(
         [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,

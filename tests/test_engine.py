@@ -849,6 +849,19 @@ def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module)
     assert not redrafter._worker.alive
 
 
+def test_an_answer_closed_by_the_thread_that_computes_is_not_waited_for(
+    redrafter: Redrafter,
+) -> None:
+    """Python's collector closes a forgotten stream in whatever thread it happens to run."""
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    with redrafter.target.lock:
+        running.close()
+        with pytest.raises(BadInputError, match="own thread"):
+            next(redrafter.stream([1, 2, 3]))
+    wait_for(lambda: redrafter.status.running == 0)
+
+
 def test_answers_in_progress_keep_their_model(model: nn.Module) -> None:
     async def all_of() -> list[int]:
         answers = make(model).astream([1, 2, 3], max_tokens=20)

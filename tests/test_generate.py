@@ -201,6 +201,12 @@ def test_bad_options_are_refused_at_once_naming_the_value(
         redrafter.session().stream("hi", **options)
 
 
+def test_token_ids_may_be_numpys(redrafter: Redrafter) -> None:
+    want = redrafter.generate(PROMPT, max_tokens=5).token_ids
+    prompt = list(np.array(PROMPT, np.int64))
+    assert redrafter.generate(prompt, max_tokens=5).token_ids == want
+
+
 @pytest.mark.parametrize(
     "prompt",
     [[], [258], [-1], [1.5], [True], "", None, 5, {"role": "user", "content": "hi"}, iter([1, 2]),
@@ -397,6 +403,16 @@ def test_a_session_answers_one_turn_at_a_time(redrafter: Redrafter) -> None:
     assert [m["content"] for m in session.messages] == ["one", answer]
     want = fresh_answer(redrafter, session, "two")
     assert [r.token for r in turn(session, "two")] == want
+
+
+def test_a_turn_is_over_when_its_finish_reason_is_read(redrafter: Redrafter) -> None:
+    session = redrafter.session()
+    first = session.stream("one", max_tokens=3)
+    while next(first).finish_reason is None:
+        pass
+    assert turn(session, "two")
+    assert list(first) == []
+    assert [m["content"] for m in session.messages][::2] == ["one", "two"]
 
 
 def test_turns_of_many_threads_leave_whole_turns(redrafter: Redrafter) -> None:

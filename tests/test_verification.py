@@ -215,3 +215,11 @@ def test_a_text_is_read_alike_in_one_row_and_in_several(monkeypatch: pytest.Monk
             got = sequential.sequential_log_probs(model, text, start, rows)
             assert got.shape == (30 - start + 1, 258)
             assert mx.allclose(got, whole[start - 1 :], atol=1e-5)
+
+
+def test_a_prompt_may_be_text_as_everywhere_else() -> None:
+    redrafter = make()
+    assert verify(redrafter, ["hi"], max_tokens=3).exact
+    assert verify(redrafter, ["hi"], max_tokens=3) == verify(
+        redrafter, [redrafter.encode("hi")], max_tokens=3
+    )

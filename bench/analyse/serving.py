@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from redrafter_mlx.bench.measure.load_client import Answered
+from redrafter_mlx.errors import ServerError
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,13 @@ class ServingRow:
 
 
 def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -> list[ServingRow]:
-    """Return a row per server under one load; all have answered the same questions."""
-    first = by_url[0][1]
+    """Return a row per server under one load; all have answered the same questions.
+
+    Raises ServerError if the first server counted no tokens.
+    """
+    baseline, first = by_url[0]
+    if not any(answer.tokens for answer in first):
+        raise ServerError(f"{baseline} counted no tokens in any answer, so nothing compares to it")
     rows = []
     for url, answers in by_url:
         waits = [a.first_token - a.began for a in answers]

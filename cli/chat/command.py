@@ -267,13 +267,24 @@ def line_editing(wanted: bool) -> Iterator[None]:
     from redrafter_mlx.runtime.paths import cache_dir
 
     history = cache_dir() / "chat_history"
-    with contextlib.suppress(OSError):
-        readline.read_history_file(history)
+
+    def read() -> int:
+        with contextlib.suppress(OSError):
+            readline.read_history_file(history)
+        return readline.get_current_history_length()
+
     readline.set_history_length(1000)
+    first = read() + 1
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
             history.parent.mkdir(parents=True, exist_ok=True)
             history.touch(mode=0o600)
+            after = readline.get_current_history_length() + 1
+            lines = [readline.get_history_item(i) for i in range(first, after)]
+            readline.clear_history()
+            read()  # another chat may have added lines
+            for line in lines:
+                readline.add_history(line)
             readline.write_history_file(history)

@@ -99,7 +99,7 @@ class Redrafter:
             self.tuning = Tuner(model, self.target, self.drafter)
         self.limits = engine or EngineOptions()
         parts = self.target, self.tuning, self.limits, MemoryBudget(self.target, self.limits)
-        self._worker = Worker(lambda: Scheduler(*parts))
+        self._worker = Worker(lambda: Scheduler(*parts), self.target.lock)
         weakref.finalize(self, self._worker.close)
 
     @property

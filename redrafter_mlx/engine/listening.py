@@ -24,8 +24,9 @@ def responses(
 ) -> Generator[tuple[int, Response], None, None]:
     """Yield the responses to all requests, each with the request's index, as they come.
 
-    Closing the generator ends the answers at their next step, and waits until they have ended. The
-    first error ends all answers.
+    Closing the generator ends the answers at their next step, and waits until they have ended,
+    unless that would never be: the collector may close it in the thread that computes. The first
+    error ends all answers.
     """
     events: SimpleQueue[tuple[int, Event]] = SimpleQueue()
     answers: list[Answer] = []
@@ -50,7 +51,7 @@ def responses(
     finally:
         for answer in answers:
             answer.cancel()
-        while ended < len(answers) and worker.alive and not worker.is_current:
+        while ended < len(answers) and worker.alive and not worker.waits_for_caller:
             ended += not isinstance(_next(events, worker)[1], Response)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import StreamingDetokenizer, TokenizerWrapper
@@ -71,6 +72,11 @@ def context_length_of(model: nn.Module, source: TargetSource | None) -> int | No
 
 
 def _token_id(token: object, vocab_size: int) -> int:
-    if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+    if isinstance(token, str):
+        raise BadInputError(
+            f"the prompt is a list with {token!r:.80}; give one string, or several prompts to batch()"
+        )
+    whole = isinstance(token, Integral) and not isinstance(token, bool)  # NumPy's, too
+    if not whole or not 0 <= int(token) < vocab_size:  # type: ignore[call-overload]
         raise BadInputError(f"prompt holds {token!r}; token ids are whole, 0 to {vocab_size - 1}")
-    return token
+    return int(token)  # type: ignore[call-overload]

@@ -91,18 +91,22 @@ class Session:
                 "another turn of this session is being answered; read it to its end or close it"
             )
         try:
-            turns, answer, ended = self.messages, "", False
+            turns, answer, last = self.messages, "", None
             prompt = tuple(self._prompt(asked, options))
             request = Request(prompt, options, on_prefill=on_prefill)
             responses = self._engine.respond(request)
             try:
                 for response in responses:
                     answer += response.text
-                    ended = response.finish_reason is not None
-                    yield response
+                    if response.finish_reason is None:
+                        yield response
+                    else:
+                        last = response
             finally:
                 responses.close()
-                if ended or answer:
+                if last is not None or answer:
                     turns += [asked, {"role": "assistant", "content": answer}]
         finally:
             self._answering.release()
+        if last is not None:
+            yield last  # the next turn may begin when its finish reason is read

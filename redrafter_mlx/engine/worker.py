@@ -14,7 +14,7 @@ from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.errors import EngineFailedError
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.process import MLX_PROCESS, called_by_itself
+from redrafter_mlx.runtime.process import MLX_PROCESS, ModelLock, called_by_itself
 
 _JOIN_SECONDS = 5.0
 """Seconds that closing waits for the thread, which may be in the middle of a step."""
@@ -40,8 +40,9 @@ class Worker:
     If the scheduler fails, its answers end with an error, and a new scheduler replaces it.
     """
 
-    def __init__(self, make_scheduler: Callable[[], Scheduler]) -> None:
-        self._make_scheduler = make_scheduler
+    def __init__(self, make_scheduler: Callable[[], Scheduler], lock: ModelLock) -> None:
+        """`lock` is the model's, which the scheduler takes for every round."""
+        self._make_scheduler, self._lock = make_scheduler, lock
         self._inbox: SimpleQueue[Answer | None] = SimpleQueue()  # None closes
         self._scheduler = make_scheduler()
         self._starting = threading.Lock()
@@ -61,18 +62,18 @@ class Worker:
         return self._thread is not None and self._thread.is_alive()
 
     @property
-    def is_current(self) -> bool:
-        """Whether the caller is the engine's own thread, which cannot wait for itself."""
-        return self._thread is threading.current_thread()
+    def waits_for_caller(self) -> bool:
+        """Whether it cannot go on before the caller does: it is the caller, or needs its lock."""
+        return self._thread is threading.current_thread() or self._lock.held_here
 
     def submit(self, answer: Answer) -> None:
         """Queue the answer to a request.
 
         Raises ForkedProcessError in a fork of the engine's process, and BadInputError in the
-        engine's own thread, which would wait for itself.
+        engine's own thread, or the one that holds the model's lock, which would wait for itself.
         """
         MLX_PROCESS.check()
-        if self.is_current:
+        if self.waits_for_caller:
             raise called_by_itself()
         with self._starting:
             if self._closed:
@@ -87,7 +88,7 @@ class Worker:
         with self._starting:
             self._closed = True
             self._inbox.put(None)
-        if self._thread is not None and not self.is_current:
+        if self._thread is not None and not self.waits_for_caller:
             self._thread.join(_JOIN_SECONDS)
 
     def _serve(self) -> None:

@@ -39,8 +39,8 @@ def cache_dir() -> Path:
 
 
 def existing_part(folder: Path) -> Path:
-    """Return the folder itself, or the nearest folder above it that exists."""
-    while not folder.exists() and folder != folder.parent:
+    """Return the folder itself, or the nearest folder above it that is seen to exist."""
+    while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return folder
 

@@ -42,10 +42,15 @@ class ModelLock:
         self._lock, self._next = threading.Lock(), threading.Lock()
         self._holder: int | None = None
 
+    @property
+    def held_here(self) -> bool:
+        """Whether the caller's thread holds it."""
+        return self._holder == threading.get_ident()
+
     def check(self) -> None:
         """Raise ForkedProcessError in a fork, and BadInputError in the thread that holds it."""
         MLX_PROCESS.check()  # first: after a fork, the thread that holds the lock may be gone
-        if self._holder == threading.get_ident():
+        if self.held_here:
             raise called_by_itself()
 
     def __enter__(self) -> None:
