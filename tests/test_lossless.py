@@ -28,6 +28,7 @@ from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation import rejection
 from redrafter_mlx.speculation.accept import Acceptance, up_to
 from redrafter_mlx.speculation.beam_search import Levels
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.model import Target
@@ -216,7 +217,7 @@ def test_what_cannot_be_drafted_has_no_probability() -> None:
     drafter.draft_vocab = mx.array([4, 0, 2])
     bound = drafter.bind(tiny_target()[1])
     levels = bound.levels_of(mx.zeros((1, 32)), mx.array([0]), 1)
-    q = levels.over_vocabulary(mx.log(mx.array([[0.5, 0.25, 0.25]])))
+    q = levels.vocabulary.over_vocabulary(mx.log(mx.array([[0.5, 0.25, 0.25]])))
     np.testing.assert_allclose(mx.exp(q), [[0.25, 0, 0.25, 0, 0.5]], atol=1e-6)
 
 
@@ -303,23 +304,15 @@ def test_drafts_from_the_targets_own_distribution_are_always_accepted() -> None:
     keys = sequence_keys(0, 500)
 
     class TheTargetItself(Levels):
-        output_size = V
-
         def first(self) -> mx.array:
             return mx.broadcast_to(logits, (500, 1, V))
 
         def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
             raise AssertionError(f"one level was asked for, not {parents}, {tokens}")
 
-        def to_tokens(self, outputs: mx.array) -> mx.array:
-            return outputs
-
-        def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-            return log_probs
-
     drafts = rejection.draw_drafts(
-        TheTargetItself(), mx.zeros((500,), mx.int32), mx.full((500,), 7), keys,
-        BeamShape(1, 2), params,
+        TheTargetItself(DraftVocabulary(V, V)), mx.zeros((500,), mx.int32), mx.full((500,), 7),
+        keys, BeamShape(1, 2), params,
     )  # fmt: skip
     got = rejection.accept_rejection(drafts, p, mx.full((500,), 8), keys, 1)
     assert got.n_accepted.tolist() == [1] * 500

@@ -15,10 +15,10 @@ import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.errors import MismatchError
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
@@ -35,9 +35,9 @@ class DraftModel(LevelDrafter):
     ) -> None:
         """Raise UnsupportedModelError, naming the model, for state that a tree cannot share."""
         self._model = Target(model)
+        size = self._model.vocab_size
+        super().__init__(name, model, DraftVocabulary(size, size))
         self._tokenizer = tokenizer
-        self._name = name
-        self._vocabulary = DraftVocabulary(self._model.vocab_size, self._model.vocab_size)
         self._cost = 1.0
 
     def bind(self, target: Target, tokenizer: TokenizerWrapper) -> DraftModel:
@@ -48,25 +48,13 @@ class DraftModel(LevelDrafter):
         bound = copy.copy(self)
         common = min(target.vocab_size, self._model.vocab_size)
         check_same_tokens(self._tokenizer, tokenizer, common, self._name)
-        bound._vocabulary = DraftVocabulary(common, target.vocab_size)
+        bound.vocabulary = DraftVocabulary(common, target.vocab_size)
         bound._cost = min(nbytes_of(self._model.model) / nbytes_of(target.model), 1.0)
         return bound
 
     @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def module(self) -> nn.Module:
-        return self._model.model
-
-    @property
     def features(self) -> Features:
         return Features(every_position=True)
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        return self._vocabulary
 
     @property
     def level_cost(self) -> float:
@@ -90,7 +78,7 @@ class DraftModel(LevelDrafter):
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         del drafts
         cache = fill_cache(self._model.new_cache(), memory)
-        return DraftModelLevels(self._model, cache, seen, self._vocabulary)
+        return DraftModelLevels(self._model, cache, seen, self.vocabulary)
 
 
 class DraftModelLevels(DraftLevels):
@@ -129,7 +117,7 @@ class DraftModelLevels(DraftLevels):
         return self._cut(logits)
 
     def _cut(self, logits: mx.array) -> mx.array:
-        return logits[..., : self.output_size].astype(mx.float32)
+        return logits[..., : self.vocabulary.size].astype(mx.float32)
 
 
 def check_same_tokens(

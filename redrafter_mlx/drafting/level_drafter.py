@@ -13,17 +13,18 @@ from collections.abc import Sequence
 from typing import TypeAlias, TypeVar
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import Levels, beam_search, check_width
 from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.rejection import SampledDrafts, draw_drafts
 from redrafter_mlx.speculation.static_tree import StaticTree, static_tree
 from redrafter_mlx.target.compiled import CompiledGraphs
-from redrafter_mlx.target.fingerprint import nbytes_of
+from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
 from redrafter_mlx.target.model import Target
 
 _Paths: TypeAlias = "tuple[tuple[int, ...], ...] | None"
@@ -36,20 +37,7 @@ _M = TypeVar("_M", bound="MemorylessDrafter")
 
 
 class DraftLevels(Levels):
-    """Levels over a drafter's vocabulary."""
-
-    def __init__(self, vocabulary: DraftVocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    @property
-    def output_size(self) -> int:
-        return self._vocabulary.size
-
-    def to_tokens(self, outputs: mx.array) -> mx.array:
-        return self._vocabulary.to_tokens(outputs)
-
-    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        return self._vocabulary.over_vocabulary(log_probs)
+    """The levels of a drafter that may have a memory."""
 
     @property
     def memory(self) -> Memory:
@@ -83,10 +71,21 @@ class IndependentLevels(DraftLevels):
 class LevelDrafter(Drafter):
     """A drafter whose levels are searched: by beam search, or along a static tree."""
 
+    def __init__(self, name: str, network: nn.Module, vocabulary: DraftVocabulary) -> None:
+        """`vocabulary` are the tokens that it can draft."""
+        self._name, self._module, self.vocabulary = name, network, vocabulary
+
     @property
-    @abstractmethod
-    def vocabulary(self) -> DraftVocabulary:
-        """The tokens that it can draft."""
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def module(self) -> nn.Module:
+        return self._module
+
+    @property
+    def timing_key(self) -> str:
+        return f"{self._name} {shapes_hash(self._module)}"
 
     def uncompiled(self) -> LevelDrafter:
         """Return the same drafter without compiled graphs, for sizes that occur once."""
@@ -153,7 +152,8 @@ class MemorylessDrafter(LevelDrafter):
     Its search is one compiled graph.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, network: nn.Module, vocabulary: DraftVocabulary) -> None:
+        super().__init__(name, network, vocabulary)
         self._searches = self._compiled()
 
     def _compiled(self) -> _Searches:
@@ -202,19 +202,21 @@ class HeadsDrafter(MemorylessDrafter):
     """Heads over the target's last hidden state, one for each draft of a candidate."""
 
     def __init__(
-        self, target: Target, vocabulary: DraftVocabulary, heads: int, bytes_of_level: float
+        self,
+        name: str,
+        network: nn.Module,
+        vocabulary: DraftVocabulary,
+        target: Target,
+        heads: int,
+        bytes_of_level: float,
     ) -> None:
-        super().__init__()
-        self._vocabulary, self._heads = vocabulary, heads
+        super().__init__(name, network, vocabulary)
+        self._heads = heads
         self._cost = min(bytes_of_level / nbytes_of(target.model), 1.0)
 
     @property
     def features(self) -> Features:
         return Features(hidden=True)
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        return self._vocabulary
 
     @property
     def max_length(self) -> int:

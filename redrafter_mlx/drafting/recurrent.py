@@ -11,14 +11,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.drafter_files import check_pair
 from redrafter_mlx.drafting.interface import Features
 from redrafter_mlx.drafting.level_drafter import DraftLevels, MemorylessDrafter
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
-from redrafter_mlx.target.fingerprint import shapes_hash
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target.model import Target
 
 
@@ -133,16 +132,12 @@ class RecurrentDrafter(MemorylessDrafter):
     """The recurrent form of a drafter: it reads only the newest features and has no memory."""
 
     def __init__(self, network: RecurrentNetwork, target: Target) -> None:
-        super().__init__()
         self.config = config = network.config
         tokens = network.draft_vocab if config.draft_vocab_size is not None else None
+        vocabulary = DraftVocabulary(config.output_size, config.vocab_size, tokens)
+        super().__init__("drafter", network, vocabulary)
         self._network, self._target = network, target
         self._head = target.output_rows(tokens) if config.head == "tied" else network.lm_head[-1]
-        self._vocabulary = DraftVocabulary(config.output_size, config.vocab_size, tokens)
-
-    @property
-    def module(self) -> RecurrentNetwork:
-        return self._network
 
     def untrained(self) -> RecurrentNetwork:
         return shuffled(self._network)
@@ -152,17 +147,9 @@ class RecurrentDrafter(MemorylessDrafter):
         return Features(self.config.context_layers, hidden=True)
 
     @property
-    def vocabulary(self) -> DraftVocabulary:
-        return self._vocabulary
-
-    @property
     def trained_length(self) -> int | None:
         drafts = self.config.draft_length
         return None if drafts is None else drafts + 1
-
-    @property
-    def timing_key(self) -> str:
-        return f"drafter {shapes_hash(self._network)}"
 
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> RecurrentLevels:
         del drafts

@@ -74,7 +74,8 @@ def context_length_of(model: nn.Module, source: TargetSource | None) -> int | No
 def _token_id(token: object, vocab_size: int) -> int:
     if isinstance(token, str):
         raise BadInputError(
-            f"the prompt is a list with {token!r:.80}; give one string, or several prompts to batch()"
+            f"the prompt is a list with {token!r:.80}; give one string, or give several prompts "
+            f"to batch()"
         )
     whole = isinstance(token, Integral) and not isinstance(token, bool)  # NumPy's, too
     if not whole or not 0 <= int(token) < vocab_size:  # type: ignore[call-overload]

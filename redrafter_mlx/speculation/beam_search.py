@@ -9,6 +9,7 @@ import mlx.core as mx
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beams import Beams, stacked
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.sampling import log_softmax
 
 _MAX_ARGMAX_K = 4
@@ -19,10 +20,9 @@ is a full sort, and on a CPU it is no faster (49152 values, k = 4: 0.6 to 2.4 ms
 class Levels(ABC):
     """A drafter's distribution after one root, level by level."""
 
-    @property
-    @abstractmethod
-    def output_size(self) -> int:
-        """V', the number of tokens that can be drafted."""
+    def __init__(self, vocabulary: DraftVocabulary) -> None:
+        """`vocabulary` are the V' tokens that can be drafted."""
+        self.vocabulary = vocabulary
 
     @abstractmethod
     def first(self) -> mx.array:
@@ -34,14 +34,6 @@ class Levels(ABC):
 
         parents: [B, W] int32, the beam of the last level that each token extends
         """
-
-    @abstractmethod
-    def to_tokens(self, outputs: mx.array) -> mx.array:
-        """Map indices into V' to token ids."""
-
-    @abstractmethod
-    def over_vocabulary(self, log_probs: mx.array) -> mx.array:
-        """Map log-probabilities [..., V'] to [..., V]; -inf for tokens that cannot be drafted."""
 
 
 def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
@@ -56,7 +48,7 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
       Beams with W = shape.width and L = shape.length, the likeliest first at each length
     """
     W, L = shape.width, shape.length
-    check_width(levels.output_size, W)
+    check_width(levels.vocabulary.size, W)
     B = root.shape[0]
     tokens = [mx.broadcast_to(root[:, None], (B, W))]
     scores = [mx.zeros((B, W), mx.float32)]
@@ -69,7 +61,7 @@ def beam_search(levels: Levels, root: mx.array, shape: BeamShape) -> Beams:
         step = draft_log_probs(logits)  # [B, live, V']
         total = scores[-1][:, :live, None] + step
         best, index = top_k(total.reshape(B, -1), W)
-        tokens.append(levels.to_tokens(index % step.shape[-1]))
+        tokens.append(levels.vocabulary.to_tokens(index % step.shape[-1]))
         scores.append(best)
         parents.append(index // step.shape[-1])
     return stacked(tokens, scores, parents)

@@ -65,7 +65,7 @@ def draw_drafts(
       position: [B] int32, of the root; it never repeats within one answer
       keys:     [B, 2] uint32
     """
-    check_width(levels.output_size, shape.width)
+    check_width(levels.vocabulary.size, shape.width)
     W, L = shape.width, shape.length
     B = root.shape[0]
     tokens = [mx.broadcast_to(root[:, None], (B, W))]
@@ -85,12 +85,13 @@ def draw_drafts(
         perturbed = _with_maximum(child + noise.reshape(q.shape), scores[-1][:, :live, None])
         best, index = top_k(perturbed.reshape(B, -1), W)
         likelihood = mx.take_along_axis(child.reshape(B, -1), index, axis=1)
-        tokens.append(levels.to_tokens(index % q.shape[-1]))
+        tokens.append(levels.vocabulary.to_tokens(index % q.shape[-1]))
         scores.append(best)
         parents.append(index // q.shape[-1])
     drawn = stacked(tokens, scores, parents)
     tree, sources = pack_with_sources(drawn, shape.nodes)
-    return SampledDrafts(tree, levels.over_vocabulary(_at_nodes(distributions, sources)))
+    log_probs = levels.vocabulary.over_vocabulary(_at_nodes(distributions, sources))
+    return SampledDrafts(tree, log_probs)
 
 
 def accept_rejection(

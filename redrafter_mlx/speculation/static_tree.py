@@ -131,7 +131,7 @@ def static_tree(levels: Levels, root: mx.array, tree: StaticTree) -> Beams:
         total = mx.take_along_axis(scores[-1], parent, axis=1)
         total = total + best.reshape(B, -1)[:, chosen]
         after = [(0, 0), (0, W - len(here))]
-        tokens.append(mx.pad(levels.to_tokens(index.reshape(B, -1)[:, chosen]), after))
+        tokens.append(mx.pad(levels.vocabulary.to_tokens(index.reshape(B, -1)[:, chosen]), after))
         scores.append(mx.pad(total, after, constant_values=-mx.inf))
         parents.append(mx.pad(parent, after))
     return stacked(tokens, scores, parents)

@@ -34,7 +34,6 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     output_matrix,
 )
 from redrafter_mlx.distill.options import TrainOptions
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.drafter_files import DrafterFiles
 from redrafter_mlx.drafting.published.eagle import EAGLE3, EagleDrafter
 from redrafter_mlx.drafting.published.eagle_config import ROPE_BASE, EagleConfig
@@ -44,6 +43,7 @@ from redrafter_mlx.drafting.published.eagle_files import (
     speculators_config,
 )
 from redrafter_mlx.drafting.published.eagle_network import EagleNetwork, EagleThreeNetwork
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.raw_model import context_length
 

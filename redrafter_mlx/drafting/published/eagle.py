@@ -22,7 +22,6 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
@@ -44,9 +43,10 @@ from redrafter_mlx.drafting.published.eagle_network import (
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError, UnsupportedModelError
 from redrafter_mlx.speculation.beam_search import select
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target.adapter import find_head, with_node_positions
 from redrafter_mlx.target.compiled import TreeCall
-from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
+from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.layer_cache import LayerCache
 from redrafter_mlx.target.model import Target
@@ -68,26 +68,14 @@ class EagleDrafter(LevelDrafter):
             raise UnsupportedModelError(
                 f"{name}: drafts on a tree need another rotary scaling than {config.rope_scaling}"
             )
-        self._name, self._network, self._target = name, network, target
-        self.config = config
+        super().__init__(name, network, vocabulary)
+        self._network, self._target, self.config = network, target, config
         self.rows = EagleRows(cast(EagleNetwork, view), target, vocabulary)
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def module(self) -> EagleNetwork:
-        return self._network
 
     @property
     def features(self) -> Features:
         layers = self.config.layers
         return Features(layers, hidden=not layers, every_position=True)
-
-    @property
-    def vocabulary(self) -> DraftVocabulary:
-        return self.rows.vocabulary
 
     @property
     def level_cost(self) -> float:
@@ -98,10 +86,6 @@ class EagleDrafter(LevelDrafter):
         if not self.config.own_head:
             read += nbytes_of(find_head(self._target.model) or self._target.embedding)
         return min(read / nbytes_of(self._target.model), 1.0)
-
-    @property
-    def timing_key(self) -> str:
-        return f"{self._name} {shapes_hash(self._network)}"
 
     def readings(self) -> dict[str, EagleDrafter]:
         """Readings that correct known errors of files: layers, rotary base, the residual's norm."""

@@ -20,7 +20,6 @@ from typing import Literal, TypeAlias
 import mlx.core as mx
 import mlx.nn as nn
 
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.drafter_files import (
     DrafterFiles,
     Form,
@@ -34,8 +33,9 @@ from redrafter_mlx.drafting.level_drafter import HeadsDrafter, IndependentLevels
 from redrafter_mlx.drafting.recurrent import ResidualBlock
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.errors import DamagedFileError
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target.adapter import find_head
-from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
+from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 
 _IN_MODEL = re.compile(r"^medusa_heads?\.")
@@ -133,24 +133,12 @@ class MedusaDrafter(HeadsDrafter):
         read, heads = nbytes_of(network), network.config.heads
         if network.config.outputs == "target":
             read += nbytes_of(find_head(target.model) or target.embedding)
-        super().__init__(target, network.vocabulary, heads, read / heads)
+        super().__init__("Medusa", network, network.vocabulary, target, heads, read / heads)
         self._network, self._target = network, target
         self._target_output = target.output_rows(network.vocabulary.tokens)
 
-    @property
-    def name(self) -> str:
-        return "Medusa"
-
-    @property
-    def module(self) -> MedusaNetwork:
-        return self._network
-
     def untrained(self) -> MedusaDrafter:
         return MedusaDrafter(shuffled(self._network), self._target)
-
-    @property
-    def timing_key(self) -> str:
-        return f"Medusa {shapes_hash(self._network)}"
 
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> IndependentLevels:
         """Run all heads at once, so that a shared output matrix is read once."""
@@ -162,7 +150,7 @@ class MedusaDrafter(HeadsDrafter):
         else:
             output = self._network.output if outputs == "shared" else self._target_output
             each = list(mx.split(output(mx.concatenate(hidden, axis=1)), len(heads), axis=1))
-        return IndependentLevels(self._vocabulary, [e.astype(mx.float32) for e in each])
+        return IndependentLevels(self.vocabulary, [e.astype(mx.float32) for e in each])
 
 
 def load_medusa(files: DrafterFiles, target: Target) -> MedusaDrafter:

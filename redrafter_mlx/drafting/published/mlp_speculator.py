@@ -23,7 +23,6 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from redrafter_mlx.config import MAX_BEAM_LENGTH
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.drafter_files import (
     DrafterFiles,
     Form,
@@ -35,7 +34,8 @@ from redrafter_mlx.drafting.drafter_files import (
 from redrafter_mlx.drafting.level_drafter import DraftLevels, HeadsDrafter
 from redrafter_mlx.drafting.untrained import shuffled
 from redrafter_mlx.speculation.beam_search import select
-from redrafter_mlx.target.fingerprint import nbytes_of, shapes_hash
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
+from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 
 _EPS = 1e-6
@@ -120,27 +120,16 @@ class SpeculatorDrafter(HeadsDrafter):
         # Embeddings are left out: only one of their rows per beam is read.
         read = nbytes_of(network) - sum(nbytes_of(table) for table in network.emb)
         levels = 1 if network.config.tie_weights else heads
-        super().__init__(target, DraftVocabulary(V, V), heads, read / levels)
+        vocabulary = DraftVocabulary(V, V)
+        super().__init__("MLP speculator", network, vocabulary, target, heads, read / levels)
         self._network, self._target = network, target
-
-    @property
-    def name(self) -> str:
-        return "MLP speculator"
-
-    @property
-    def module(self) -> SpeculatorNetwork:
-        return self._network
 
     def untrained(self) -> SpeculatorDrafter:
         return SpeculatorDrafter(shuffled(self._network), self._target)
 
-    @property
-    def timing_key(self) -> str:
-        return f"MLP speculator {shapes_hash(self._network)}"
-
     def levels_of(self, features: mx.array, root: mx.array, drafts: int) -> SpeculatorLevels:
         del drafts
-        return SpeculatorLevels(self._network, self._vocabulary, features, root)
+        return SpeculatorLevels(self._network, self.vocabulary, features, root)
 
 
 class SpeculatorLevels(DraftLevels):

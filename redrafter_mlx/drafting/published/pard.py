@@ -20,9 +20,9 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.config import check_int
 from redrafter_mlx.drafting.cached_levels import chain, fill_cache, memory_of
 from redrafter_mlx.drafting.draft_model import DraftModel, embeddable
-from redrafter_mlx.drafting.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, IndependentLevels
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
 
@@ -54,7 +54,7 @@ class Pard(DraftModel):
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         cache = fill_cache(self._model.new_cache(), memory)
-        return PardLevels(self._model, cache, seen, self._vocabulary, self._mask_token, drafts)
+        return PardLevels(self._model, cache, seen, self.vocabulary, self._mask_token, drafts)
 
 
 class PardLevels(IndependentLevels):
