@@ -39,8 +39,9 @@ class TrainOptions:
         "An options file, such as the train.toml that is written beside each drafter. "
         "Options of the command win over it.", "FILE")] = None
     recipe: Annotated[str | None, Flag(
-        "Form, loss, optimiser, schedule and labels as in a paper; none of them can be set beside "
-        "it. paper: ReDrafter's; speculators: both stages of the MLP speculators'.",
+        "Options as in a paper, which cannot be set beside it. paper: ReDrafter's form, loss, "
+        "optimiser, schedule and labels; speculators: the MLP speculators' form, with equal "
+        "weights for all heads.",
         "paper|speculators")] = None
     prompts: Annotated[tuple[str, ...], Flag(
         "Your own questions: JSONL, plain lines, MT-Bench, ShareGPT, Alpaca or OpenAI chat. The "

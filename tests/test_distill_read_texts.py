@@ -142,6 +142,16 @@ def test_texts_that_are_only_read_are_read_once_each_block_after_block(tmp_path:
     assert [seen.count(f"{i}.") for i in range(5)] == [1, 2, 1, 2, 1]
 
 
+def test_the_length_of_texts_that_are_only_read_is_that_of_a_sample() -> None:
+    target, tokenizer = Target(byte_model()), byte_tokenizer()
+    texts = ReadTexts(tuple(Conversation((f"Text {i:04d}.",)) for i in range(100)))
+    read = texts.of_block(target, tokenizer, 0, [])
+    length = texts.mean_length(tokenizer)
+    assert length == pytest.approx(max(len(t.prompt) + len(t.answer) for t in read))
+    refuse_system_messages(tokenizer)
+    assert ReadTexts((Conversation(("a",), system="b"),)).mean_length(tokenizer) == 0
+
+
 def test_texts_that_the_template_refuses_are_not_read() -> None:
     tokenizer = byte_tokenizer()
     refuse_system_messages(tokenizer)
@@ -154,3 +164,4 @@ def test_other_texts_lie_in_another_folder() -> None:
     shard = Path("block-000000.safetensors")
     texts = [(Conversation(("a",)),), (Conversation(("b",)),), ()]
     assert len({ReadTexts(text).path(shard) for text in [*texts, None]}) == 4
+    assert ReadTexts(texts[0], 6).path(shard) != ReadTexts(texts[0]).path(shard)

@@ -15,6 +15,7 @@ from tiny import random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
 from redrafter_mlx.distill.corpus.generation import write_answers
+from redrafter_mlx.distill.forms.fresh_weights import scale_recurrent
 from redrafter_mlx.distill.forms.recurrent import RecurrentRecipe
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.drafting.checkpoint import read_config, save_drafter
@@ -54,6 +55,15 @@ def test_a_fresh_drafter_reads_the_last_state_alone_and_at_unit_size() -> None:
     unit = mx.sqrt(mx.mean(mx.square(last), axis=0))
     assert mx.allclose(read, last / unit, atol=1e-3)
     assert "context_scale" not in dict(tree_flatten(drafter.trainable_parameters()))
+
+
+def test_a_coordinate_that_is_never_used_leaves_weights_that_can_be_stored() -> None:
+    config = random_drafter(head="tied", context_layers=(0, 1)).config
+    network = RecurrentNetwork.fresh(config, 0)
+    dead = mx.zeros((3 * config.hidden_size,))
+    scale_recurrent(network, dead, 1.0, 1.0)
+    for name, array in tree_flatten(network.parameters()):
+        assert mx.all(mx.isfinite(array.astype(mx.float16))), name
 
 
 def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_state() -> None:

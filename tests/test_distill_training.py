@@ -98,6 +98,15 @@ def losses(trainer: Trainer, until: int | None = None) -> list[float]:
     return found
 
 
+@pytest.mark.parametrize(("size", "batches"), [(576, 1), (2048, 2), (4096, 4)])
+def test_large_models_take_more_batches_a_step_because_muon_costs_more(
+    size: int, batches: int
+) -> None:
+    assert TrainOptions().for_size(size).batches == batches
+    assert TrainOptions(optimizer="adamw").for_size(size).batches == 1
+    assert TrainOptions(accumulate=3).for_size(size).batches == 3
+
+
 @pytest.mark.parametrize(
     "changes",
     [

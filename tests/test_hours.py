@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 from test_train_cli import (  # noqa: F401
+    Keys,
     arguments,
     model,
+    options_file,
     own_cache,
     prompts,
     unwrapped,
@@ -296,6 +298,25 @@ def test_train_hours_ends_with_a_drafter_and_resumes_as_the_same_run(
     capsys.readouterr()
     assert main.run([*asked[:-1], "5"]) == 1
     assert "not 5" in unwrapped(capsys.readouterr().err)
+
+
+def test_a_corpus_whose_last_block_is_empty_is_found_again(
+    model: Path,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("_MOST_EPOCHS", 0.5), ("_EVALUATIONS", (1, 1)), ("_QUESTIONS", (0, 0))):
+        monkeypatch.setattr(f"redrafter_mlx.distill.hours.{name}", value)
+    data = tmp_path / "data.jsonl"
+    rows = [{"prompt": f"Question {i}?", "answer": f"It is {i} times {i}. " * 4} for i in range(64)]
+    rows.append({"prompt": "Question 64?", "answer": "It is too long. " * 999})
+    data.write_text("\n".join(map(json.dumps, rows)))
+    keys: Keys = {"": {"answer_tokens": None, "data": str(data), "labels": "data"}}
+    options = options_file(tmp_path / "options.toml", keys)
+    asked = ["train", "--config", str(options), "--model", str(model), "--hours", "0.03"]
+    asked += ["--output", str(tmp_path / "drafter")]
+    assert main.run(asked) == 0
+    assert main.run(asked) == 0
 
 
 @pytest.mark.parametrize(

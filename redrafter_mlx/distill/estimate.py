@@ -13,6 +13,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob
 from redrafter_mlx.distill.corpus.generation import write_answers
 from redrafter_mlx.distill.corpus.prompts.user_turns import TURN_TOKENS
+from redrafter_mlx.distill.corpus.read_texts import ReadTexts
 from redrafter_mlx.distill.corpus.reader import Reader
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.distill.corpus.writer import Writer
@@ -39,6 +40,9 @@ _PLAIN_TOKENS = 9
 
 _TURNS = 1.3
 """User turns drawn for each prompt that the target writes, of which some are left out."""
+
+_ANSWER_SHARE = 2 / 3
+"""Mean length of the answers that the target writes, as a share of the maximum."""
 
 _PROMPT_SHARE = 0.5
 """Prompt tokens that are trained on, per answer token; a prompt may have several answers."""
@@ -94,15 +98,14 @@ def estimate(
                 most_seconds / 2,
             )
         else:
-            answers, (seconds, _) = source.count_tokens(job.answer_tokens), _trial(source.sample)
+            answers, seconds = source.count_tokens(job.answer_tokens), _trial(source.sample)
             if not answers:
                 raise BadInputError(f"{job.data} holds no answer that can be trained on")
         seconds, read = seconds * answers, 0
         for texts in corpus.extras.read:
             if texts.texts:
-                of_token, tokens = _trial(partial(texts.sample, target, tokenizer))
-                read = round(min(answers, tokens * len(texts.texts)))
-                seconds += read * of_token
+                read = tokens_read(corpus, texts, tokenizer, answers)
+                seconds += read * _trial(partial(texts.sample, target, tokenizer))
     positions, parameters = positions_of(corpus, answers, read), recipe.parameters
     stored = stored_bytes(corpus, target, answers, read)
     most = min(job.cache_bytes, bytes_below(corpus.folder) + free_disk(corpus.folder))
@@ -126,6 +129,18 @@ def estimate(
     )
 
 
+def tokens_read(
+    corpus: CorpusJob, texts: ReadTexts, tokenizer: TokenizerWrapper, answers: int
+) -> int:
+    """Return how many tokens of texts are read, with a corpus of `answers` answer tokens."""
+    writing, given = corpus.job.writing, texts.texts or ()
+    of_block = _ANSWER_SHARE * writing.max_answer_tokens * writing.batch
+    if corpus.job.data is not None:
+        of_block = Reader.batch * PROMPT_TOKENS
+    read = min(len(given), texts.per_block * math.ceil(answers / of_block))
+    return round(read * texts.mean_length(tokenizer))
+
+
 def positions_of(corpus: CorpusJob, answers: int, read: int = 0) -> int:
     """Return how many positions a corpus has; `read` are tokens of texts that are only read."""
     learns_prompts = any(texts.texts is None for texts in corpus.extras.read)
@@ -140,7 +155,11 @@ def stored_bytes(corpus: CorpusJob, target: Target, answers: int, read: int = 0)
 
 
 def check_disk(
-    corpus: CorpusJob, goal: CorpusGoal, target: Target, source: Writer | Reader
+    corpus: CorpusJob,
+    goal: CorpusGoal,
+    target: Target,
+    tokenizer: TokenizerWrapper,
+    source: Writer | Reader,
 ) -> None:
     """Raise NoRoomError unless the disk has room for what is missing of the corpus."""
     size = CorpusGauge(corpus, goal).size()
@@ -149,7 +168,10 @@ def check_disk(
     answers = goal.answer_tokens
     if isinstance(source, Reader):
         answers = source.count_tokens(answers)
-    missing = stored_bytes(corpus, target, max(0, answers - size.answer_tokens))
+    more = max(0, answers - size.answer_tokens)
+    given = [texts for texts in corpus.extras.read if texts.texts]
+    read = sum(tokens_read(corpus, texts, tokenizer, more) for texts in given)
+    missing = stored_bytes(corpus, target, more, read)
     try:
         missing = min(missing, goal.max_bytes - size.bytes)
         check_free_disk(corpus.folder, missing, "REDRAFTER_CACHE")
@@ -177,13 +199,13 @@ def largest_trial(
     return trial(size)
 
 
-def _trial(read: Callable[[int], list[Text]]) -> tuple[float, float]:
-    """Return seconds per token and tokens per text; `read(n)` has the target read n texts."""
+def _trial(read: Callable[[int], list[Text]]) -> float:
+    """Return seconds per token; `read(n)` has the target read n texts."""
     read(1)
     began = time.monotonic()
     texts = read(_TRIED_TEXTS)
     tokens = sum(len(text.answer) for text in texts)
-    return (time.monotonic() - began) / max(1, tokens), tokens / max(1, len(texts))
+    return (time.monotonic() - began) / max(1, tokens)
 
 
 def plain_seconds(target: Target) -> float:
@@ -227,7 +249,7 @@ def _step_seconds(job: TrainingJob, size: int, target: Target, recipe: Recipe) -
 
     seconds(1)  # compiles
     one = seconds(1)
-    batches = job.training.accumulate * job.training.batch / size
+    batches = job.training.batches * job.training.batch / size
     if batches <= 1:
         return one
     several = seconds(1 + _MORE_BATCHES)  # the time of the optimiser itself stays the same

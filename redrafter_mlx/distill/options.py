@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from redrafter_mlx.config import MAX_BEAM_LENGTH, check_choice, check_int, check_number
@@ -74,7 +74,7 @@ class TrainOptions:
     draft_length:  T, number of tokens drafted after the root (paper: 5)
     epochs:        number of passes over the corpus
     batch:         number of positions in one forward and backward call
-    accumulate:    number of such calls per optimiser step
+    accumulate:    number of such calls per optimiser step; None is as of `for_size`
     optimizer:     muon, with AdamW for all but matrices; adamw for everything; or adamw_torch, the
                    same with PyTorch's betas and bias correction
     learning_rate: AdamW's peak learning rate; Muon's is proportional. Both warm up, then decay
@@ -94,7 +94,7 @@ class TrainOptions:
     draft_length: int = 5
     epochs: float = 4.0
     batch: int = 1024
-    accumulate: int = 1
+    accumulate: int | None = None
     optimizer: Optimizer = "muon"
     learning_rate: float = 1e-3
     final_rate: float = 0.1
@@ -111,11 +111,12 @@ class TrainOptions:
         for name, least, most in (
             ("draft_length", 1, MAX_BEAM_LENGTH - 1),
             ("batch", 1, 2**20),
-            ("accumulate", 1, 2**20),
             ("evaluations", 1, 1000),
             ("seed", 0, MAX_SEED),
         ):
             check_int(name, getattr(self, name), least, most)
+        if self.accumulate is not None:
+            check_int("accumulate", self.accumulate, 1, 2**20)
         check_choice("optimizer", self.optimizer, Optimizer)
         for name, limit in (
             ("epochs", 1000), ("learning_rate", 1), ("clip", 1000), ("depth_decay", 1),
@@ -130,6 +131,22 @@ class TrainOptions:
     def depth_weights(self) -> list[float]:
         return [self.depth_decay**depth for depth in range(self.draft_length)]
 
+    @property
+    def batches(self) -> int:
+        """Number of batches in an optimiser step."""
+        return self.accumulate or 1
+
+    def for_size(self, hidden_size: int) -> TrainOptions:
+        """Return the options for a target of this size, with `accumulate` filled in.
+
+        Muon's own products grow with the cube of the hidden size, those of a batch with its square.
+        At 4,096 they would be six sevenths of a step of one batch.
+        """
+        if self.accumulate is not None:
+            return self
+        many = max(1, round(hidden_size / 1024)) if self.optimizer == "muon" else 1
+        return replace(self, accumulate=many)
+
     def steps(self, positions: int) -> int:
         """Return the number of optimiser steps over a corpus of `positions` positions."""
-        return max(1, round(self.epochs * positions / (self.batch * self.accumulate)))
+        return max(1, round(self.epochs * positions / (self.batch * self.batches)))

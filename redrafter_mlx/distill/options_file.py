@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -25,11 +25,6 @@ from redrafter_mlx.distill.drafter_forms import DEFAULT_FORM, DrafterForm, form_
 from redrafter_mlx.distill.job import TrainingJob
 from redrafter_mlx.distill.options import OPENINGS
 from redrafter_mlx.errors import BadInputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 OPTIONS = "train.toml"
 """Name of the options file that is written next to a drafter."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_out
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
-from redrafter_mlx.distill.corpus.folder import CorpusGoal, CorpusJob, CorpusSize
+from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
 from redrafter_mlx.distill.corpus.shards import Text, summarise_shard
 from redrafter_mlx.distill.corpus.workers import write_corpus
@@ -87,7 +87,6 @@ class TrainingRun:
         self.recipe = recipe_for(
             job.drafter, target, source.name, source.fingerprint, job.training.draft_length
         )
-        self.extras = self.recipe.extras(self.given.read)
         self.target = target.reading(self.recipe.context_layers)
         # What distinguishes the target from all others, quantised as it is in memory.
         self._contents = contents_of(source.path, source.fingerprint)
@@ -104,7 +103,11 @@ class TrainingRun:
 
     def _change(self, job: TrainingJob) -> None:
         """Continue with other sizes and passes; everything that was read for this run stays."""
+        job = replace(job, training=job.training.for_size(self.target.hidden_size))
         self.job, given, tokenizer = job, self.given, self.loaded.tokenizer
+        per_block = job.writing.batch
+        read = [replace(texts, per_block=per_block) for texts in given.read]
+        self.extras = self.recipe.extras(read)
         self._options = to_toml(job)
         self.plan = self._plan()
         key = corpus_key(self._contents, self.loaded.source.dtype, job, given, tokenizer)
@@ -179,10 +182,13 @@ class TrainingRun:
         least = min(job.answer_tokens, 2 * job.training.batch)
         goal = CorpusGoal(job.answer_tokens, job.cache_bytes, self.least_blocks, least, stop)
         if self.ranks is None or self.ranks.leads:
-            check_disk(corpus, goal, self.target, self._source)
+            check_disk(corpus, goal, self.target, self.loaded.tokenizer, self._source)
         written = write_corpus(corpus, goal, self.plan.workers, self.loaded, progress, self.ranks)
         if self.ranks is not None:
             self.ranks.part()
+        # As the same command will find it again, once it is planned for what was written.
+        goal = replace(goal, answer_tokens=written.answer_tokens)
+        written = CorpusGauge(corpus, goal).size()
         left_out = Counter(written.left_out) + Counter({EXCLUDED: self.given.left_out})
         self._written = replace(written, left_out=left_out)
         goal.check_enough(self._written, job.data)

@@ -12,7 +12,13 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.distill.corpus.extras import Extras
-from redrafter_mlx.distill.corpus.shards import Text, answer_lengths, load_shard
+from redrafter_mlx.distill.corpus.shards import (
+    FORMAT,
+    Text,
+    answer_lengths,
+    load_arrays,
+    naming_damage,
+)
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.errors import BadInputError
 
@@ -198,9 +204,10 @@ def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:
     """Return [V] int64: how often each token is a label."""
     counts = np.zeros(vocab_size, np.int64)
     for path in shards:
-        for text in load_shard(path).texts:
-            tokens = text.answer if text.labels is None else text.labels
-            counts += np.bincount(tokens.reshape(-1), minlength=vocab_size)
+        with naming_damage(path):
+            arrays, _ = load_arrays(path, FORMAT)
+            tokens = np.array(arrays["labels" if "labels" in arrays else "answers"])
+        counts += np.bincount(tokens.reshape(-1), minlength=vocab_size)
     return counts
 
 

@@ -31,6 +31,9 @@ from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.chat import render_chat
 
+_SAMPLED = 32
+"""Number of texts whose mean length is taken for that of all."""
+
 _MAX_TOKENS = 512
 """Maximum number of tokens of a text that is only read; later tokens are left out."""
 
@@ -40,7 +43,7 @@ class ReadTexts:
     """Texts read in addition to the answers that the target writes: their prompts, or others.
 
     texts:     conversations that are only read; None for the prompts
-    per_block: number of them that are read with each block
+    per_block: number of them that are read with each block, as many as it has answers
     """
 
     texts: tuple[Conversation, ...] | None = None
@@ -62,18 +65,28 @@ class ReadTexts:
                 read.append(Text(_tokens(text, tokenizer)[:_MAX_TOKENS], nothing, nothing))
         return _new_parts(target, read)
 
+    def mean_length(self, tokenizer: TokenizerWrapper) -> float:
+        """Return the mean number of tokens that are read of a text, of a sample."""
+        lengths: list[int] = []
+        for text in self._spread(_SAMPLED):
+            with suppress(BadInputError):  # the chat template refuses it
+                lengths.append(min(_MAX_TOKENS, len(_tokens(text, tokenizer))))
+        return sum(lengths) / max(1, len(lengths))
+
     def sample(self, target: Target, tokenizer: TokenizerWrapper, texts: int) -> list[Text]:
         """Read a sample of `texts` texts, evenly spread, to measure how long reading takes."""
+        return ReadTexts(self._spread(texts), texts).of_block(target, tokenizer, 0, [])
+
+    def _spread(self, texts: int) -> tuple[Conversation, ...]:
         given = self.texts or ()
-        tried = given[:: max(1, len(given) // texts)][:texts]
-        return ReadTexts(tried).of_block(target, tokenizer, 0, [])
+        return given[:: max(1, len(given) // texts)][:texts]
 
     @cached_property
     def folder(self) -> str:
         """Name of the folder, which differs for different texts."""
         if self.texts is None:
             return "prompts"
-        content = json.dumps([asdict(text) for text in self.texts])
+        content = json.dumps([self.per_block, *(asdict(text) for text in self.texts)])
         return f"read-{sha256(content.encode()).hexdigest()[:16]}"
 
 

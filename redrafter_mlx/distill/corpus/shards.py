@@ -63,7 +63,8 @@ class Text:
     def copied(self) -> Text:
         """Return a copy that keeps no other text of its shard in memory."""
         held: dict[str, Any] = vars(self)
-        return replace(self, **{k: v.copy() for k, v in held.items() if isinstance(v, np.ndarray)})
+        own: dict[str, Any] = {k: v.copy() for k, v in held.items() if isinstance(v, np.ndarray)}
+        return replace(self, **own)
 
     @property
     def parts(self) -> list[np.ndarray]:

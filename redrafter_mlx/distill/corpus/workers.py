@@ -111,9 +111,9 @@ class BlockWriter:
         new = source.has_new_prompts(block) and not source.held_out(block)
         written = None if path.exists() else source.write(block)
         texts = None if written is None else written.texts
-        job.extras.add(self._target, self._tokenizer, path, block, texts, new_prompts=new)
-        if written is not None:
+        if written is not None:  # first, so that extras are always those of the texts on disk
             save_shard(written, path, {**self._made, "block": str(block)}, self._target.dtype)
+        job.extras.add(self._target, self._tokenizer, path, block, texts, new_prompts=new)
         mx.clear_cache()
 
     def write_every(self, first: int, step: int, enough: Callable[[], bool]) -> None:

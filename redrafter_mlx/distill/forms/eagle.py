@@ -147,7 +147,7 @@ class EagleRecipe(Recipe):
         inputs = np.concatenate([text.whole_states for text in texts])[:, : config.context_size]
         parts = np.split(inputs, len(config.layers), axis=1)
         for norm, part in zip(network.fc_norm, parts, strict=True):
-            norm.weight = 1 / mx.maximum(context_rms(part, normed=True), 1e-6)
+            norm.weight = 1 / mx.maximum(context_rms(part, normed=True), 1e-4)
         network.lm_head.weight = output_matrix(target, tokens)
         network.norm.weight = mx.full((D,), SPREAD / logit_rms(target, tokens))
         return self.bind(network, target, tokens)

@@ -44,7 +44,7 @@ def scale_recurrent(
       logit_rms: root mean square of a tied output layer's logits for inputs of unit size
     """
     config, D = network.config, network.config.hidden_size
-    unit = 1 / mx.maximum(context_rms, 1e-6)
+    unit = 1 / mx.maximum(context_rms, 1e-4)  # which float16 holds, as it is saved
     if config.context_layers:
         # Start with the last state alone, which is sure to help, and without the layers' inputs.
         network.context_scale, unit = unit, mx.ones((D,))

@@ -104,7 +104,7 @@ class Trainer:
         times: list[float] = []
         while len(times) < 2 or (len(times) <= 3 and sum(times) < most_seconds):
             began = time.monotonic()
-            self.learner.step([next(batches) for _ in range(self.options.accumulate)])
+            self.learner.step([next(batches) for _ in range(self.options.batches)])
             times.append(time.monotonic() - began)
         began = time.monotonic()
         self.student.evaluate(self.held_out, self.shapes)
@@ -119,11 +119,11 @@ class Trainer:
         began, positions = time.monotonic(), 0
         batches = self._batches()
         while self._at.step < self.steps and not stop():
-            loss = self.learner.step([next(batches) for _ in range(self.options.accumulate)])
+            loss = self.learner.step([next(batches) for _ in range(self.options.batches)])
             self._at.step += 1
             if mx.get_cache_memory() > _MOST_CACHED:
                 mx.clear_cache()
-            positions += self.options.batch * self.options.accumulate
+            positions += self.options.batch * self.options.batches
             rate = positions / max(time.monotonic() - began, 1e-9)
             yield Step(self._at.step, self.steps, loss, self.learner.learning_rate, rate)
             if self._at.step in due:

@@ -46,6 +46,7 @@ def read_given(job: TrainingJob) -> Given:
         raise BadInputError(f"{job.data} holds no answers; for prompts alone use --prompts")
     read = [text for file in job.read for text in read_conversations(file)]
     random.Random(job.writing.seed).shuffle(read)  # each block reads some of every file
+    asked = list(dict.fromkeys(asked))  # or one could be both held out and trained on
     exclude = Exclusions.read(job.exclude)
     conversations, texts = exclude.filter(asked), exclude.filter(read)
     for given, kept in ((asked, conversations), (read, texts)):
