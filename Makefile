@@ -13,7 +13,7 @@ types:
 	rm -rf build/typing && mkdir -p build/typing/redrafter_mlx
 	ln -s $(addprefix $(CURDIR)/,$(wildcard redrafter_mlx/*)) build/typing/redrafter_mlx/
 	ln -s $(addprefix $(CURDIR)/,cli weights bench) build/typing/redrafter_mlx/
-	cd build/typing && mypy --config-file $(CURDIR)/pyproject.toml --explicit-package-bases -p redrafter_mlx
+	cd build/typing && for system in linux darwin; do mypy --platform $$system --config-file $(CURDIR)/pyproject.toml --explicit-package-bases -p redrafter_mlx || exit 1; done
 
 test:
 	python -m pytest -q -n 2 -m "not real_model and not exhaustive"

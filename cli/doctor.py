@@ -7,7 +7,6 @@ import importlib
 import json
 import os
 import platform
-import re
 import shlex
 import shutil
 import sys
@@ -17,6 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 import typer
+from packaging.requirements import Requirement
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.progress import progress_bars
@@ -128,12 +128,16 @@ def _system(report: Report) -> Facts:
 def _packages(report: Report) -> Facts:
     versions: Facts = {}
     for name in _PACKAGES:
+        remedy = f"pip install {_requirement(name)}"
         try:
-            versions[name] = metadata.version(name)
+            version = versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-            remedy = f"pip install {_requirement(name)}"
             report.add(f"{name} is not installed", remedy, unusable=True)
+            continue
+        wanted = _wanted(name)
+        if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
+            report.add(f"{name} {version} is installed, and {wanted} is needed", remedy)
     hidden = overwritten_backend()
     if hidden is not None:
         what = f"another MLX backend has overwritten the library of {hidden}"
@@ -247,14 +251,18 @@ def _requirement(package: str) -> str:
     """Return what `pip install` takes: a dependency of ours with its versions, or our checkout."""
     if package == "redrafter-mlx":
         return f"-e {shlex.quote(str(Path(__file__).parent.parent))}"
+    wanted = _wanted(package)
+    return shlex.quote(package if wanted is None else str(wanted))
+
+
+def _wanted(package: str) -> Requirement | None:
+    """Return a dependency of ours, with its versions; None for another package."""
     with contextlib.suppress(metadata.PackageNotFoundError):
-        for line in metadata.requires("redrafter-mlx") or ():
-            found, _, condition = line.partition(";")
-            named = re.match(rf"{re.escape(package)}(?![\w-])", found)
-            here = "sys_platform" not in condition or f'"{sys.platform}"' in condition
-            if named and here and "extra" not in condition:
-                return shlex.quote(found.strip())
-    return shlex.quote(package)
+        for wanted in map(Requirement, metadata.requires("redrafter-mlx") or ()):
+            if wanted.name == package and (wanted.marker is None or wanted.marker.evaluate()):
+                wanted.marker = None
+                return wanted
+    return None
 
 
 def _label(name: str) -> str:

@@ -27,12 +27,13 @@ from redrafter_mlx.runtime.launched import (
     rank_0_speaks,
     wait_for_loss,
 )
+from redrafter_mlx.runtime.paths import keep_own_kernels
 from redrafter_mlx.version import __version__
 
 _BY_RANKS = ("generate", "chat", "serve", "verify", "train", "bench", "tune")
 """Commands that all ranks of `mlx.launch` run together; only rank 0 runs the others."""
 
-_OUT_OF_MEMORY = "out of memory; try --quantize 4 or a smaller model"
+_OUT_OF_MEMORY = "out of memory; try --quantize 4 (bench: --dtype 4bit) or a smaller model"
 
 app = typer.Typer(
     name="redrafter-mlx",
@@ -102,6 +103,7 @@ def run(arguments: list[str]) -> int:
     try:
         for argument in arguments:
             check_text("an argument", argument)
+        keep_own_kernels()
         with rank_0_speaks():
             status = app(arguments, prog_name="redrafter-mlx", standalone_mode=False)
             sys.stdout.flush()  # so that a full disk or a closed pipe is reported here

@@ -334,6 +334,16 @@ def test_doctor_has_a_missing_dependency_installed_in_the_version_that_we_need(
     assert re.match(rf"{name}(\[|<|>|$)", wanted)
 
 
+def test_versions_beyond_those_that_are_needed_are_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = metadata.version
+    monkeypatch.setattr(metadata, "version", lambda n: "0.31.3" if n == "mlx-lm" else real(n))
+    (found,) = (p for p in doctor.examine().problems if "mlx-lm 0.31.3 is installed" in p.what)
+    assert "0.32.1" in found.what
+    assert "0.32.1" in found.remedy
+
+
 def test_a_doctors_section_that_breaks_is_itself_a_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -15,6 +15,7 @@ import pytest
 from weights_samples import Q4_1, gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 import redrafter_mlx
+from redrafter_mlx.runtime.paths import keep_own_kernels
 from redrafter_mlx.weights.registry import DEFAULT_MODEL, REGISTRY
 from redrafter_mlx.weights.resolve import resolve
 from redrafter_mlx.weights.wheel import wheel_path
@@ -91,3 +92,20 @@ def _as_nobody(cache: Path, *arguments: object) -> str:
         pytest.skip("no other user can be had here, or none who may read this environment")
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
+
+
+def test_kernels_are_compiled_elsewhere_if_another_user_owns_their_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("sys.platform", "linux")
+    keep_own_kernels()
+    (tmp_path / "mlx").mkdir()
+    keep_own_kernels()
+    assert os.environ["TMPDIR"] == str(tmp_path)
+    monkeypatch.setattr("os.getuid", lambda: (tmp_path / "mlx").stat().st_uid + 1)
+    keep_own_kernels()
+    assert Path(os.environ["TMPDIR"]) == tmp_path / "cache" / "kernels"
+    assert Path(os.environ["TMPDIR"]).is_dir()

@@ -266,7 +266,9 @@ def line_editing(wanted: bool) -> Iterator[None]:
         return
     from redrafter_mlx.runtime.paths import cache_dir
 
-    history = cache_dir() / "chat_history"
+    # GNU's and the BSD's library cannot read each other's files.
+    kind = "_libedit" if "libedit" in (readline.__doc__ or "") else ""
+    history = cache_dir() / f"chat_history{kind}"
 
     def read() -> int:
         with contextlib.suppress(OSError):

@@ -82,6 +82,7 @@ class Setup:
     drafter: the same of the drafter, or its kind if it has no tensors
     dtype:   type of the target's hidden states
     mlx:     MLX's version
+    others:  the system, and the versions of mlx-lm and this package
     blas:    the library of matrix products on a CPU
     launch:  how ranks share the target, see `launch_name`
     """
@@ -93,6 +94,7 @@ class Setup:
     mlx: str
     blas: str
     launch: str = ""
+    others: str = ""
 
     @property
     def path(self) -> Path:

@@ -43,12 +43,13 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.device import chip_name
+from redrafter_mlx.runtime.device import chip_name, system_name
 from redrafter_mlx.runtime.launched import launch_name
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.fingerprint import shapes_hash
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
+from redrafter_mlx.version import __version__
 
 SHARE = 0.02
 """Share of the answers' time that measuring may take."""
@@ -234,6 +235,7 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
         mlx=metadata.version("mlx"),
         blas=BLAS.library or BLAS.note,
         launch=launch_name(),
+        others=f"{system_name()}, mlx-lm {metadata.version('mlx-lm')}, {__version__}",
     )
 
 

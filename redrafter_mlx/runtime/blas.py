@@ -96,7 +96,9 @@ class BlasStatus:
 
     @cached_property
     def _cores(self) -> int:
-        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        if sys.platform == "linux":
+            return len(os.sched_getaffinity(0))
+        return os.cpu_count() or 1
 
     @property
     def _fixed(self) -> bool:

@@ -4,8 +4,8 @@ The folder is $REDRAFTER_CACHE, or ~/.cache/redrafter-mlx. It holds model files 
 from the Hub (`models/`), cached checksums (`checksums/`), measured costs (`costs/`), acceptance
 statistics (`acceptance/`), the fastest BLAS (`blas.txt`), how published drafters are read
 (`calibration/`), weights that were quantised at loading (`quantised/`), training corpora
-(`corpora/`) and the user's drafters (`drafters/`). Files from the Hub are in huggingface-hub's own
-cache.
+(`corpora/`), the user's drafters (`drafters/`) and the lines typed in chats (`chat_history`). Files
+from the Hub are in huggingface-hub's own cache.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -36,6 +37,20 @@ def cache_dir() -> Path:
         return Path(chosen).expanduser()
     except RuntimeError as error:
         raise BadInputError(f"{chosen}: {error}; set REDRAFTER_CACHE to a folder") from error
+
+
+def keep_own_kernels() -> None:
+    """Have MLX compile its CPU kernels in our cache if another user owns its usual folder.
+
+    The usual one is `mlx` in the folder for temporary files, which nobody else may write into.
+    """
+    shared = Path(tempfile.gettempdir()) / "mlx"
+    if sys.platform != "linux" or not shared.exists() or shared.stat().st_uid == os.getuid():
+        return
+    own = cache_dir() / "kernels"
+    with contextlib.suppress(OSError):
+        own.mkdir(parents=True, exist_ok=True)
+        os.environ["TMPDIR"] = str(own)
 
 
 def existing_part(folder: Path) -> Path:
