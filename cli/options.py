@@ -89,7 +89,7 @@ class Flag:
 
 MAX_TOKENS = Flag("Maximum number of tokens in an answer.", "N")
 MAX_NODES = Flag(
-    "Maximum number of tokens verified in one model call. [default: chosen step by step]",
+    "Maximum number of tokens verified in one model call. [default: automatic]",
     "N",
     DRAFTS,
 )
@@ -112,10 +112,10 @@ GENERATION: Mapping[str, Flag] = {
     "draft": Flag("Decode without drafts: one token per model call.", None, DRAFTS,
                   ("--no-draft",)),
     "beam_width": Flag(
-        "How many candidates are drafted. [default: chosen step by step]", "W", DRAFTS
+        "How many candidates are drafted. [default: automatic]", "W", DRAFTS
     ),
     "beam_length": Flag(
-        "Tokens in a candidate, the first included. [default: chosen step by step]", "L", DRAFTS
+        "Tokens in a candidate, the first included. [default: automatic]", "L", DRAFTS
     ),
     "max_nodes": MAX_NODES,
     "accept": Flag(

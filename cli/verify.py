@@ -30,6 +30,8 @@ def command(
 ) -> None:
     """Compare drafted decoding with mlx-lm's own loop, token by token.
 
+    All steps have one shape: the given one, or the likeliest for this kind of machine.
+
     Exits 0 if all tokens agree, or if every difference is explained by rounding. Where auto finds
     no drafter, an oracle drafts mlx-lm's answer with random errors, so that drafts of every length
     are accepted.

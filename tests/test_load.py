@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -56,7 +57,8 @@ def test_without_a_drafter_it_looks_up_and_says_how_to_train_one(shelf: Path) ->
 def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
     save_drafter(random_drafter(1), shelf / "a")
     words = [("lookup", "lookup"), ("auto", "lookup"), ("auto+lookup", "lookup"), (None, None),
-             (shelf / "a", "drafter"), (f"{shelf / 'a'}+lookup", "drafter and lookup")]  # fmt: skip
+             (shelf / "a", "drafter"), (f"{shelf / 'a'}+lookup", "drafter and lookup"),
+             (f"lookup+{shelf / 'a'}", "drafter and lookup")]  # fmt: skip
     for word, drafting in words:
         redrafter = load("tiny", drafter=word)
         assert redrafter.drafting == drafting
@@ -70,8 +72,9 @@ def test_what_drafts_is_chosen_by_a_word(shelf: Path) -> None:
     assert load("tiny", drafter="lookup").drafting == "lookup"
     for word in (None, "none"):
         assert load("tiny", drafter=word).generate([1, 2], max_tokens=5).tokens_per_step == 1.0
-    with pytest.raises(BadInputError, match=r"drafter is '\+lookup'"):
-        load("tiny", drafter="+lookup")
+    for word in ("+lookup", "lookup+"):
+        with pytest.raises(BadInputError, match=f"drafter is '{re.escape(word)}'"):
+            load("tiny", drafter=word)
     with pytest.raises(ModelNotFoundError, match="no drafter at"):
         load("tiny", drafter=f"{shelf / 'nothing'}+lookup")
 

@@ -423,6 +423,8 @@ def test_each_mistake_has_its_class_of_error_and_names_the_parameter(
         "audio": {"audio": {"voice": "alloy", "format": "wav"}},
         "modalities.1": {"modalities": ["text", "audio"]},
         "web_search_options": {"web_search_options": {}},
+        "guided_json": {"extra_body": {"guided_json": {"type": "object"}}},
+        "repeat_penalty": {"extra_body": {"repeat_penalty": 0}},
         "x_redrafter.draft": {"extra_body": {"x_redrafter": {"draft": "no"}}},
     }.items():
         with pytest.raises(openai.BadRequestError) as bad:

@@ -183,7 +183,7 @@ class Decoder:
         if self.draws:
             drawn, cache.memory = drafter.draw(cache.memory, seen, shape, keys, self.sampling)
             return Drafts(drawn.tree, (RowDrafts(shape, drawn=True),) * B, drawn.log_probs)
-        beams, cache.memory = drafter.draft(cache.memory, seen, shape)
+        beams, cache.memory = drafter.draft(cache.memory, seen, drafter.drafted(shape))
         if self.prefixes == "separate":
             return Drafts(pack_separately(beams), (RowDrafts(shape),) * B, beams=beams)
         if self.prefixes == "final":

@@ -222,6 +222,12 @@ class Drafter(ABC):
         del seen
         return memory
 
+    def drafted(self, shape: BeamShape) -> BeamShape:
+        """Return the shape, cut to the maximum width and length that it can draft."""
+        width = min(shape.width, self.max_width or shape.width)
+        length = min(shape.length, self.max_length or shape.length)
+        return BeamShape(width, length, shape.max_nodes)
+
     @abstractmethod
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
         """Return candidates that start with `seen.root`, and the new memory.

@@ -21,7 +21,7 @@ from redrafter_mlx.errors import BadInputError
 BESIDE_A_DRAFTER = 3
 """Minimum match length when a drafter drafts too: shorter matches are right less often."""
 
-_WORD, _SUFFIX = "lookup", "+lookup"
+_WORD, _PREFIX, _SUFFIX = "lookup", "lookup+", "+lookup"
 
 _PRIOR_TRIALS = 4.0
 """Weight of the rates in `Lookup.accepted`, as a number of matches in the text at hand."""
@@ -188,14 +188,16 @@ class TextIndex:
 def split_lookup(drafter: _T | str) -> tuple[_T | str | None, bool]:
     """Split off prompt lookup: return the drafter itself and whether prompt lookup is used.
 
-    "lookup" is prompt lookup alone, "FOLDER+lookup" a drafter and prompt lookup; anything else is
-    returned unchanged.
+    "lookup" is prompt lookup alone, "FOLDER+lookup" and "lookup+FOLDER" are a drafter and prompt
+    lookup; anything else is returned unchanged.
     """
     if not isinstance(drafter, str):
         return drafter, False
     if drafter == _WORD:
         return None, True
     name = drafter.removesuffix(_SUFFIX)
+    if name == drafter:
+        name = drafter.removeprefix(_PREFIX)
     if not name:
-        raise BadInputError(f"drafter is {drafter!r}; name a drafter before {_SUFFIX}")
+        raise BadInputError(f"drafter is {drafter!r}; name a drafter beside {_WORD}")
     return name, name != drafter

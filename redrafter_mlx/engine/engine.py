@@ -173,7 +173,7 @@ class Redrafter:
         constraint: Constraint | None = None,
         **overrides: object,
     ) -> Completion:
-        """Return the whole answer at once; arguments and errors as in `stream`."""
+        """Return the whole answer at once; as `stream`, without `on_prefill`."""
         request = self._request(prompt, self.chosen_options(options, overrides), raw, constraint)
         return Completion.of(list(request.prompt), list(self.respond(request)))
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from redrafter_mlx.config import LEAST_TEMPERATURE, GenerationOptions
 from redrafter_mlx.server.api_error import ApiError
@@ -20,6 +28,13 @@ _SAMPLING = (
     "presence_penalty",
 )  # fmt: skip
 """Sampling parameters that `GenerationOptions` has under the same names."""
+
+_GRAMMARS = dict.fromkeys(
+    ("grammar", "json_schema", "structured_outputs", "guided_json", "guided_regex",
+     "guided_choice", "guided_grammar"),
+    "ask for a response_format in a chat",
+)  # fmt: skip
+"""What llama-server and vLLM call a grammar for the answer."""
 
 
 def _as_int(given: object) -> object:
@@ -131,10 +146,10 @@ class Message(Schema):
 class GenerationRequest(Schema):
     """Fields that both endpoints accept."""
 
-    refused: ClassVar[Mapping[str, str]] = {}
+    refused: ClassVar[Mapping[str, str]] = _GRAMMARS
     """Unsupported fields that would change the answer, and what to do instead."""
 
-    harmless: ClassVar[Mapping[str, object]] = {}
+    harmless: ClassVar[Mapping[str, object]] = {"grammar": ""}
     """Values of these fields that change nothing, and are accepted."""
 
     model: str | None = None
@@ -147,7 +162,9 @@ class GenerationRequest(Schema):
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: Annotated[int, BeforeValidator(_as_top_k)] = Field(0, ge=0)
     min_p: float = Field(0.0, ge=0, le=1)
-    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    repetition_penalty: float = Field(
+        1.0, gt=0, le=100, validation_alias=AliasChoices("repetition_penalty", "repeat_penalty")
+    )
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")],
@@ -192,13 +209,13 @@ class GenerationRequest(Schema):
 class ChatRequest(GenerationRequest):
     """POST /v1/chat/completions"""
 
-    refused = {
+    refused = _GRAMMARS | {
         "audio": "answers are text",
         "functions": "give tools",
         "function_call": "give tools",
         "web_search_options": "give the text that was found as a message",
     }
-    harmless = {"functions": [], "function_call": "none"}
+    harmless = {"functions": [], "function_call": "none", "grammar": ""}
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: _Limit = None
@@ -237,8 +254,11 @@ def _is_id(token: object) -> bool:
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions"""
 
-    refused = {"suffix": "put it into the prompt", "best_of": "ask for n answers and choose"}
-    harmless = {"suffix": "", "best_of": 1}
+    refused = _GRAMMARS | {
+        "suffix": "put it into the prompt",
+        "best_of": "ask for n answers and choose",
+    }
+    harmless = {"suffix": "", "best_of": 1, "grammar": ""}
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)] = Field(
         min_length=1, max_length=128
