@@ -13,7 +13,7 @@ import typer
 
 from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.options import Flag
-from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal
+from redrafter_mlx.cli.terminal import INTERRUPTED, Terminal, one_line
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.server.options import ServerOptions
@@ -79,7 +79,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
 
         from redrafter_mlx.server.app import create_app
         from redrafter_mlx.server.hosting import ModelHost
-        from redrafter_mlx.server.process import Server
+        from redrafter_mlx.server.process import Server, log_formatter
         from redrafter_mlx.server.tasks import Ending
     except ModuleNotFoundError as error:
         raise BadInputError(
@@ -100,7 +100,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
 
     host = ModelHost(loading.model or DEFAULT_MODEL, load, unload_after=serving.unload_after)
     logging = copy.deepcopy(LOGGING_CONFIG)
-    logging["formatters"]["default"]["fmt"] = "%(levelprefix)s %(message)s"
+    logging["formatters"]["default"] = {"()": lambda: log_formatter(one_line)}
     logging["loggers"]["redrafter_mlx"] = {
         "handlers": ["default"], "level": serving.log_level.upper(), "propagate": False,
     }  # fmt: skip

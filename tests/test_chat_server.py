@@ -156,6 +156,10 @@ def test_an_option_that_no_request_can_have_is_refused(served: str, line: str) -
         (200, streamed(chunk("half"), {"error": {"message": "it failed"}}), "it failed", "half"),
         (200, "data: {no JSON\n\n", "OpenAI's API", ""),
         (200, "data: [1]\n\n", "OpenAI's API", ""),
+        (200, streamed(chunk("half"), {"choices": ["x"]}), "OpenAI's API", "half"),
+        (200, streamed({"choices": [{"delta": {"content": 5}}]}), "OpenAI's API", ""),
+        (200, streamed({"x_redrafter": {"prefill": {"read": "a"}}}), "OpenAI's API", ""),
+        (200, streamed({"x_redrafter": [1]}), "OpenAI's API", ""),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error_and_its_text_is_kept(

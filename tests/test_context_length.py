@@ -9,7 +9,7 @@ from tiny import byte_model, byte_tokenizer, random_drafter
 from weights_samples import gguf_metadata, gguf_tensors, llama_model, write_gguf
 
 from redrafter_mlx.engine.engine import Redrafter
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.loading.load import load
 from redrafter_mlx.weights.raw_model import context_length
 
@@ -116,3 +116,9 @@ def test_rope_scaling_counts_where_it_goes_beyond_the_config(
     config: dict[str, object], length: int | None
 ) -> None:
     assert context_length(config) == length
+
+
+def test_an_infinite_rope_scaling_is_damage() -> None:
+    scaling = {"type": "linear", "factor": float("inf")}
+    with pytest.raises(DamagedFileError, match="inf"):
+        context_length({"max_position_embeddings": 8, "rope_scaling": scaling})

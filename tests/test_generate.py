@@ -22,6 +22,7 @@ import redrafter_mlx
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
+from redrafter_mlx.engine.prompt import prompt_tokens
 from redrafter_mlx.engine.session import Session
 from redrafter_mlx.errors import BadInputError, EngineFailedError, MismatchError
 from redrafter_mlx.response import Response
@@ -199,6 +200,11 @@ def test_bad_options_are_refused_at_once_naming_the_value(
         redrafter.stream(PROMPT, **options)
     with pytest.raises(BadInputError):
         redrafter.session().stream("hi", **options)
+
+
+def test_text_with_a_token_that_the_model_lacks_is_refused() -> None:
+    with pytest.raises(BadInputError, match=r"holds token \d+; the model has 50"):
+        prompt_tokens(byte_tokenizer(), "xyz", raw=True, vocab_size=50)
 
 
 def test_token_ids_may_be_numpys(redrafter: Redrafter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from mlx.utils import tree_flatten
 from mlx_lm.utils import _get_classes, quantize_model, save_model
 from mlx_lm.utils import load as mlx_lm_load
+from tiny import byte_tokenizer
 from transformers import CONFIG_MAPPING
 from weights_samples import (
     LLAMA,
@@ -27,6 +29,7 @@ from weights_samples import (
 from redrafter_mlx.errors import BadInputError, DamagedFileError, RedrafterError
 from redrafter_mlx.loading.target import load_target
 from redrafter_mlx.weights import quantised_cache
+from redrafter_mlx.weights.folder import _load_tokenizer
 from redrafter_mlx.weights.gguf.load import load_gguf
 from redrafter_mlx.weights.raw_model import context_length, top_level_rope
 
@@ -329,3 +332,20 @@ def test_file_that_is_no_model_is_named(tmp_path: Path) -> None:
     path.write_text("not a model")
     with pytest.raises(DamagedFileError, match=r"notes\.txt is not a GGUF file"):
         load_target(path)
+
+
+def test_code_that_comes_with_a_tokenizer_is_never_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers would ask on stdin, and take a line of the user's text for an answer."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 5))
+    byte_tokenizer()._tokenizer.save_pretrained(tmp_path)
+    own = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(own))
+    (tmp_path / "own.py").write_text(
+        f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()\n"
+        "from transformers import PreTrainedTokenizerFast as Own\n"
+    )
+    with pytest.raises(DamagedFileError, match="tokenizer cannot be read"):
+        _load_tokenizer(tmp_path, {})
+    assert not (tmp_path / "ran").exists()

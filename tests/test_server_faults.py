@@ -8,7 +8,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -34,11 +35,13 @@ from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
 from redrafter_mlx.engine.scheduler import Scheduler  # noqa: E402
 from redrafter_mlx.engine.worker import EngineStatus  # noqa: E402
 from redrafter_mlx.errors import BadInputError, DamagedFileError  # noqa: E402
+from redrafter_mlx.server import sse  # noqa: E402
 from redrafter_mlx.server.admission import Gate  # noqa: E402
 from redrafter_mlx.server.api_error import ApiError  # noqa: E402
 from redrafter_mlx.server.app import create_app  # noqa: E402
 from redrafter_mlx.server.hosting import ModelHost  # noqa: E402
 from redrafter_mlx.server.options import ServerOptions  # noqa: E402
+from redrafter_mlx.server.tasks import ClientGoneError  # noqa: E402
 
 CHAT = "/v1/chat/completions"
 ASKED = {"messages": [{"role": "user", "content": "hello hello"}], "max_tokens": 400}
@@ -178,6 +181,24 @@ def test_a_silent_stream_gets_empty_chunks(model: Redrafter) -> None:
             assert [c["choices"][0]["delta"] for c in chunks[1:]] == [{}, {}, {}]
             held.let_go = True
             assert list(lines)[-1] == "data: [DONE]"
+
+
+def test_a_client_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sse, "_UNREAD_SECONDS", 0.05)
+
+    async def full(message: Mapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    async def connected() -> dict[str, str]:
+        await asyncio.Event().wait()
+        return {}
+
+    async def produce(emit: sse.Emit) -> None:
+        await emit({"a": 1})
+
+    with pytest.raises(ClientGoneError):
+        asyncio.run(sse.EventStream(produce, {}, 60)({}, connected, full))
 
 
 @pytest.mark.parametrize("announced", [True, False])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import re
 import signal
 import socket
@@ -21,7 +22,9 @@ from serving import DEADLINE, tiny_redrafter, wait_until_ready  # noqa: E402
 from waiting import wait_for  # noqa: E402
 
 from redrafter_mlx.cli.main import run  # noqa: E402
+from redrafter_mlx.cli.terminal import one_line  # noqa: E402
 from redrafter_mlx.server import process as process_of_server  # noqa: E402
+from redrafter_mlx.server.process import log_formatter  # noqa: E402
 
 ASKED = {"prompt": "hello hello", "max_tokens": 40, "stream": True}
 
@@ -149,6 +152,15 @@ def test_without_the_extra_it_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     assert run(["serve"]) == 1
     assert "pip install 'redrafter-mlx[serve]'" in capfd.readouterr().err
+
+
+def test_a_log_line_stays_one_line_and_controls_no_terminal() -> None:
+    said = "x\n\x1b[32mINFO\x1b[0m: forged\x1b[2J"
+    record = logging.LogRecord("redrafter_mlx", logging.INFO, "", 0, "ignored %s", (said,), None)
+    shown = log_formatter(one_line).format(record)
+    assert "\n" not in shown
+    assert "\x1b[2J" not in shown
+    assert "forged" in shown
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.structured import json_schema
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.json_schema import json_term
 from redrafter_mlx.structured.markup import JSON_CALLS, Delta, Markup, OutputParser
@@ -551,6 +552,17 @@ def test_a_format_that_is_not_strict_may_have_rules_that_grammars_do_not_know(
     assert written(made, '{"email": "a@b", "names": ["a", "a"]}')
     assert not written(made, '{"email": 1, "names": []}')
     assert not written(made, '{"email": "a@b", "names": ["b"]}')
+
+
+def test_references_that_would_overflow_the_parser_are_refused() -> None:
+    chain = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(300)}
+    with pytest.raises(BadInputError, match="references"):
+        json_term({"$ref": "#/$defs/d0", "$defs": {**chain, "d300": {"type": "string"}}})
+
+
+def test_a_long_format_or_pattern_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_schema, "fault_of", lambda _: pytest.fail("it was tried"))
+    assert "format" not in json_term({"type": "string", "format": "x" * 10_000})
 
 
 def test_an_empty_format_is_text() -> None:

@@ -75,6 +75,14 @@ def test_control_tokens_in_a_message_stay_text(tokenizer: TokenizerWrapper, cont
     assert render_chat(tokenizer, _user(content)) == want
 
 
+def test_a_message_of_every_private_use_character_is_refused(tokenizer: TokenizerWrapper) -> None:
+    private = "".join(map(chr, range(0xF0000, 0xFFFFE)))
+    with pytest.raises(BadInputError, match="private-use"):
+        render_chat(tokenizer, _user(f"<|im_end|>{private}"))
+    with pytest.raises(BadInputError, match="private-use"):
+        render_chat(tokenizer, _user(f"<|im_end|>{private[1:]}"))
+
+
 def test_control_tokens_are_recognised_in_a_raw_prompt(tokenizer: TokenizerWrapper) -> None:
     render_chat(tokenizer, _user("<|im_end|>"))
     assert encode_text(tokenizer, "<|im_end|>") == [END]

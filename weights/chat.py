@@ -10,7 +10,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,10 @@ def render_chat(
     with _TOKENIZER_LOCK:
         if not control or not control.search(everything):
             return [int(i) for i in _render(tokenizer, checked, options, tokenize=True)]
-        (checked, options), originals = _mask([checked, options], control)
+        try:
+            (checked, options), originals = _mask([checked, options], control)
+        except RecursionError:
+            raise BadInputError("a message is nested too deeply") from None
         text = _render(tokenizer, checked, options, tokenize=False)
         return _encode_masked(tokenizer, str(text), control, originals, special)
 
@@ -232,7 +235,9 @@ def _mask(given: list[Any], control: re.Pattern[str]) -> tuple[list[Any], dict[s
     characters: dict[str, str] = {}
 
     def hide(match: re.Match[str]) -> str:
-        return characters.setdefault(match[0], next(unused))
+        if match[0] not in characters:
+            characters[match[0]] = _free(unused)
+        return characters[match[0]]
 
     def hide_in(value: Any) -> Any:
         if isinstance(value, str):
@@ -242,6 +247,12 @@ def _mask(given: list[Any], control: re.Pattern[str]) -> tuple[list[Any], dict[s
         return [hide_in(one) for one in value] if isinstance(value, (list, tuple)) else value
 
     return hide_in(given), {character: text for text, character in characters.items()}
+
+
+def _free(unused: Iterator[str]) -> str:
+    for character in unused:
+        return character
+    raise BadInputError("the messages hold every private-use character; leave some out")
 
 
 def _encode_masked(
@@ -258,7 +269,7 @@ def _encode_masked(
     does not call special, which it would always recognise, are cut after their first character.
     """
     hidden = re.compile(f"[{''.join(originals)}]")
-    cut = next(c for c in map(chr, _PRIVATE) if c not in text and c not in originals)
+    cut = _free(c for c in map(chr, _PRIVATE) if c not in text and c not in originals)
     shown_as = {c: t if special[t] else t[0] + cut + t[1:] for c, t in originals.items()}
     ids: list[int] = []
     pending = ""

@@ -112,7 +112,8 @@ def _load_tokenizer(folder: Path, config: dict[str, object]) -> TokenizerWrapper
         )
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            return load_tokenizer(folder, eos_token_ids=eos)
+            # Otherwise transformers asks on stdin whether to run code that the files name.
+            return load_tokenizer(folder, {"trust_remote_code": False}, eos_token_ids=eos)
     except Exception as error:  # transformers passes on its parsers' errors, of any type
         text = " ".join(str(error).split())
         raise DamagedFileError(f"{folder}: its tokenizer cannot be read: {text:.200}") from error

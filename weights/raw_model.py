@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -9,6 +10,8 @@ from typing import TypeGuard
 import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+
+from redrafter_mlx.errors import DamagedFileError
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ def context_length(config: Mapping[str, object]) -> int | None:
     factor = scaling.get("factor")
     if kind not in ("linear", "yarn") or not isinstance(factor, (int, float)):
         return length
+    if not math.isfinite(factor):
+        raise DamagedFileError(f"config.json has a rope scaling with the factor {factor}")
     original = scaling.get("original_max_position_embeddings") if kind == "yarn" else None
     return max(length, int((original if _is_length(original) else length) * factor))
 

@@ -128,10 +128,17 @@ class RemoteSession:
         with contextlib.closing(self._server.stream(request)) as chunks:
             try:
                 for chunk in chunks:
-                    prefill = _own(chunk).get("prefill")
-                    if prefill and on_prefill is not None:
-                        on_prefill(prefill["read"], prefill["total"])
-                    for token in _tokens(chunk, last):
+                    try:
+                        prefill = _own(chunk).get("prefill")
+                        read = prefill and (int(prefill["read"]), int(prefill["total"]))
+                        tokens = [*_tokens(chunk, last)]
+                    except (LookupError, TypeError, ValueError, AttributeError) as error:
+                        raise ServerError(
+                            f"{self._server.url} did not answer as OpenAI's API does: {error!r:.99}"
+                        ) from error
+                    if read and on_prefill is not None:
+                        on_prefill(*read)
+                    for token in tokens:
                         answer, last = answer + token.text * (not token.reasoning), token
                         ended = token.finish_reason is not None
                         mark = ""
@@ -173,6 +180,8 @@ def _tokens(chunk: Mapping[str, Any], last: RemoteToken) -> Iterator[RemoteToken
         delta, step = choice.get("delta") or {}, _own(chunk)
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         text, tokens = reasoning or delta.get("content") or "", step.get("tokens", ())
+        if not isinstance(text, str):
+            raise TypeError(f"a text is {text!r:.40}")
         texts = [token["text"] for token in tokens]
         if "".join(texts) != text:  # the server holds text back, or sends what it held
             texts = ["" for _ in texts[1:]] + [text]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from types import NoneType
 
@@ -25,7 +26,13 @@ from redrafter_mlx.drafting.registry import find_drafting
 from redrafter_mlx.engine.listening import aresponses, responses
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.prompt import Prompt, context_length_of, continue_text, prompt_tokens
+from redrafter_mlx.engine.prompt import (
+    Prompt,
+    context_length_of,
+    continue_text,
+    prompt_tokens,
+    visible_token,
+)
 from redrafter_mlx.engine.request import Answer, Request, Tell
 from redrafter_mlx.engine.scheduler import Scheduler
 from redrafter_mlx.engine.session import Session
@@ -258,6 +265,11 @@ class Redrafter:
             )
         return ids
 
+    @cached_property
+    def visible_token(self) -> int:
+        """A token with visible text, found once: another thread may be encoding a long prompt."""
+        return visible_token(self.tokenizer)
+
     def room_for(self, prompt: Sequence[int], max_tokens: int) -> int:
         """Return the maximum number of tokens of an answer within the model's context."""
         if self.context_length is None:
@@ -317,7 +329,7 @@ class Redrafter:
         options, prompt = request.options, request.prompt
         detokenizer, eos = self.tokenizer.detokenizer, self.tokenizer.eos_token_ids
         if request.continues:
-            continue_text(detokenizer, self.tokenizer)
+            continue_text(detokenizer, self.visible_token)
         room = self.room_for(prompt, options.max_tokens)
         shape = self.shape_of(options, len(prompt))
         text = AnswerText(detokenizer, eos, options.stop, room, request.constraint)

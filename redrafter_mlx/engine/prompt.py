@@ -49,6 +49,8 @@ def prompt_tokens(
         ids = [_token_id(t, vocab_size) for t in prompt]
     if not ids:
         raise BadInputError("the prompt is empty; give at least one token")
+    if max(ids) >= vocab_size:  # MLX would read whatever lies behind its embeddings
+        raise BadInputError(f"the prompt holds token {max(ids)}; the model has {vocab_size}")
     return ids
 
 
@@ -57,10 +59,13 @@ def visible_token(tokenizer: TokenizerWrapper) -> int:
     return encode_text(tokenizer, "a")[-1]
 
 
-def continue_text(detokenizer: StreamingDetokenizer, tokenizer: TokenizerWrapper) -> None:
-    """Begin a text that continues another one; mlx-lm drops a space at the start of a text."""
+def continue_text(detokenizer: StreamingDetokenizer, visible: int) -> None:
+    """Begin a text that continues another one; mlx-lm drops a space at the start of a text.
+
+    visible: as of `visible_token`
+    """
     detokenizer.reset()
-    detokenizer.add_token(visible_token(tokenizer))
+    detokenizer.add_token(visible)
     _ = detokenizer.last_segment  # the next segment begins after it
 
 

@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+from collections.abc import Callable
 
 import uvicorn
+from uvicorn.logging import DefaultFormatter
 
 from redrafter_mlx.server.tasks import Ending
 
 _FINISH, _END = 3, 1
 """Seconds in which answers may finish, and then end with an error that their clients can read."""
+
+
+def log_formatter(printable: Callable[[str], str]) -> logging.Formatter:
+    """Return uvicorn's formatter for messages that may quote what a client or a file says."""
+
+    class Printable(DefaultFormatter):
+        def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+            record.message = printable(record.message)
+            return super().formatMessage(record)
+
+    return Printable("%(levelprefix)s %(message)s")
 
 
 class Server(uvicorn.Server):

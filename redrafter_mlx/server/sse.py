@@ -12,7 +12,10 @@ from starlette.types import Receive, Scope, Send
 
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.server.api_error import LOG, ApiError, as_api_error
-from redrafter_mlx.server.tasks import client_gone, race
+from redrafter_mlx.server.tasks import ClientGoneError, client_gone, race
+
+_UNREAD_SECONDS = 60
+"""Seconds after which a client that reads nothing is gone: its answers hold places meanwhile."""
 
 Json = dict[str, Any]
 Emit = Callable[[Mapping[str, object]], Awaitable[None]]
@@ -47,7 +50,12 @@ class EventStream(Response):
             nonlocal sent_at
             sent_at = loop.time()
             body = f"data: {data}\n\n".encode()
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+            part = {"type": "http.response.body", "body": body, "more_body": True}
+            try:
+                async with asyncio.timeout(_UNREAD_SECONDS):
+                    await send(part)
+            except TimeoutError:
+                raise ClientGoneError from None
 
         async def emit(event: Mapping[str, object]) -> None:
             await write(json.dumps(event, allow_nan=False))
@@ -61,6 +69,8 @@ class EventStream(Response):
         async def produce() -> None:
             try:
                 await self._produce(emit)
+            except ClientGoneError:
+                raise
             except Exception as error:  # the status has been sent: the stream must report the error
                 if not isinstance(error, (ApiError, RedrafterError)):
                     LOG.error("a stream failed", exc_info=error)

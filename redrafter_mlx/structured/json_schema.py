@@ -25,6 +25,12 @@ _OF_VALUES = ("const", "default", "enum", "example", "examples")
 _OF_PARTS = ("$ref", "allOf", "anyOf", "dependentSchemas", "if", "oneOf")
 """Keywords that describe one object in several parts."""
 
+_MOST_REFERENCES = 256
+"""llguidance follows a chain of references on its stack, which is full after 750 on Linux."""
+
+_MOST_CHARACTERS = 1000
+"""Maximum length of a format or pattern that is tried, and remembered."""
+
 _IN_SCHEMA = "failed to compile JSON schema: "
 """What llguidance writes before the reason."""
 
@@ -43,6 +49,8 @@ def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
     try:
         copied = json.loads(json.dumps(schema, allow_nan=False))
         schemas = list(_schemas_in(copied))
+        if sum("$ref" in one for one in schemas) > _MOST_REFERENCES:
+            raise ValueError(f"it has more than {_MOST_REFERENCES} references")
         for one in schemas:
             _drop_ignored(one, lenient)
         if not any(map(_has_parts, schemas)):
@@ -102,7 +110,9 @@ def _supports_text(keyword: str, value: str) -> bool:
 
 def _supports(keyword: str, value: object) -> bool:
     """Whether llguidance supports this value of a keyword for strings."""
-    return isinstance(value, str) and _supports_text(keyword, value)
+    if not isinstance(value, str) or len(value) > _MOST_CHARACTERS:
+        return False
+    return _supports_text(keyword, value)
 
 
 def _has_parts(schema: Json) -> bool:

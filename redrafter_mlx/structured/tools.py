@@ -123,17 +123,21 @@ def spelled_out(
     The tools join the user's first message, since some templates support no system message either.
     Results become messages of the user, those of one turn a single message.
     """
-    rendered: list[dict[str, Any]] = []
-    answered = False  # whether the last of `rendered` holds results
+    turns: list[list[Mapping[str, Any]]] = []
     for message in messages:
-        role, parts = message["role"], [message["content"]]
-        parts += [_call_text(call["function"]) for call in message.get("tool_calls", ())]
+        if message["role"] == "tool" and turns and turns[-1][0]["role"] == "tool":
+            turns[-1].append(message)
+        else:
+            turns.append([message])
+    rendered: list[dict[str, Any]] = []
+    for turn in turns:
+        last = turn[-1]
+        role, parts = last["role"], [last["content"]]
+        parts += [_call_text(call["function"]) for call in last.get("tool_calls", ())]
         if role == "tool":
-            role, parts = "user", [f"<tool_response>\n{message['content']}\n</tool_response>"]
-            if answered:
-                parts.insert(0, rendered.pop()["content"])
-        answered = message["role"] == "tool"
-        others = {k: v for k, v in message.items() if k not in ("tool_calls", "tool_call_id")}
+            role = "user"
+            parts = [f"<tool_response>\n{one['content']}\n</tool_response>" for one in turn]
+        others = {k: v for k, v in last.items() if k not in ("tool_calls", "tool_call_id")}
         content = "\n".join(part for part in parts if part)
         rendered.append({**others, "role": role, "content": content})
     if tools:

@@ -52,7 +52,11 @@ class GenerationEndpoint(Generic[R]):
         asked = self.schema.parse(body)
         host = find_host(self.hosts, asked.model)
         if ignored := asked.check_fields():
-            LOG.info("%s: ignored %s", scope["path"], ", ".join(ignored))
+            LOG.info(
+                "%s: ignored %.300s",
+                scope["path"],
+                ", ".join(ascii(name)[1:-1] for name in ignored),
+            )
         with self.gate.admitted(asked.answers) as turn:
             async with host.held() as hosted:
                 reply = await asyncio.to_thread(self.reply, asked, hosted)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, ClassVar, Generic, TypeVar
 
 from redrafter_mlx.decoding.constraint import Constraint
-from redrafter_mlx.engine.prompt import visible_token
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.server.answering import Emitted
 from redrafter_mlx.server.api_error import blamed_on
@@ -169,7 +168,7 @@ class Reply(ABC, Generic[R]):
 
     def _token_text(self, token: int) -> str:
         """Return a token's text within a longer text; alone, decoders drop its leading space."""
-        tokenizer = self._hosted.model.tokenizer
-        before = visible_token(tokenizer)
+        model = self._hosted.model
+        tokenizer, before = model.tokenizer, model.visible_token
         text: Any = tokenizer.decode([before, token])
         return str(text)[len(str(tokenizer.decode([before]))) :]

@@ -157,7 +157,7 @@ class GenerationRequest(Schema):
     stream_options: StreamOptions = StreamOptions()
     n: _Int = Field(1, ge=1, le=128)
     seed: _Int | None = Field(None, ge=-(2**63), lt=_SEEDS)
-    stop: Annotated[list[str], BeforeValidator(_as_list)] = []
+    stop: Annotated[list[str], BeforeValidator(_as_list), Field(max_length=256)] = []
     temperature: float = Field(0.0, ge=0, le=2)
     top_p: float = Field(1.0, gt=0, le=1)
     top_k: Annotated[int, BeforeValidator(_as_top_k)] = Field(0, ge=0)
@@ -222,7 +222,7 @@ class ChatRequest(GenerationRequest):
     logprobs: bool = False
     top_logprobs: _Int = Field(0, ge=0, le=20)
     response_format: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] = []
+    tools: list[dict[str, Any]] = Field([], max_length=128)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     modalities: list[Literal["text"]] = ["text"]
