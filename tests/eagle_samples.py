@@ -26,6 +26,7 @@ class Sample:
     config: keys of config.json in addition to the sizes
     nested: as in speculators' files, where the decoder layer's keys have a section of their own
     prefix: prefix of the first layer's tensors
+    copied_head: its output layer is a frozen copy of the target's, which is used instead
     """
 
     form: int = 3
@@ -41,6 +42,7 @@ class Sample:
     norms: tuple[str, ...] = ()
     embedding: bool = False
     own_head: bool = True
+    copied_head: bool = False
 
 
 NATIVE = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True, "bias": False}
@@ -94,6 +96,13 @@ SAMPLES = {
         features=5,
         norms=("q_norm", "k_norm"),
         embedding=True,
+        copied_head=True,
+    ),
+    "EAGLE-3, in a sliding window, up to the final norm": Sample(
+        config=SPECULATORS
+        | {"eagle_aux_hidden_state_layer_ids": [2, 4, LAYERS], "sliding_window": 4},
+        nested=True,
+        outputs=50,
     ),
     "EAGLE-3, the target's output layer": Sample(config=NATIVE, prefix="midlayer.", own_head=False),
     "EAGLE, with a bias": Sample(
@@ -176,6 +185,9 @@ def write_files(folder: Path, sample: Sample, tensors: Tensors) -> Path:
         top["draft_vocab_size"] = sample.outputs
     if sample.nested:
         of_layer |= {"rms_norm_eps": 1e-6, "rope_parameters": top.pop("rope_parameters", None)}
+        if "sliding_window" in top:
+            of_layer |= {"layer_types": ["sliding_attention"] * sample.n_layers}
+            of_layer["sliding_window"] = top.pop("sliding_window")
         top["transformer_layer_config"] = of_layer
     else:
         top |= of_layer
@@ -254,7 +266,8 @@ class Reference:
     def output(self, hidden: np.ndarray) -> np.ndarray:
         if self.sample.form == 3:
             hidden = self.norm(hidden, "norm")
-        head = self.tensors["lm_head.weight"] if self.sample.own_head else self.head
+        own = self.sample.own_head and not self.sample.copied_head
+        head = self.tensors["lm_head.weight"] if own else self.head
         return head @ hidden
 
     def keys(self, x: np.ndarray, name: str) -> np.ndarray:
@@ -268,12 +281,14 @@ class Reference:
         q, k = self.rotated(self.norm(q, f"{name}.q_norm")), self.keys(x, name)
         v = self.linear(x, f"{name}.v_proj").reshape(R, -1, size)
         out = np.zeros((R, q.shape[1], size))
+        window = int(str(self.sample.config.get("sliding_window", R)))
         for row in range(R):
             for head in range(q.shape[1]):
                 group = head // (q.shape[1] // k.shape[1])
-                scores = k[: row + 1, group] @ q[row, head] / math.sqrt(size)
+                read = slice(max(0, row + 1 - window), row + 1)
+                scores = k[read, group] @ q[row, head] / math.sqrt(size)
                 weights = np.exp(scores - scores.max())
-                out[row, head] = weights / weights.sum() @ v[: row + 1, group]
+                out[row, head] = weights / weights.sum() @ v[read, group]
         return self.linear(out.reshape(R, -1), f"{name}.o_proj")
 
     def rotated(self, x: np.ndarray) -> np.ndarray:

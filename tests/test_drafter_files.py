@@ -10,6 +10,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import pytest
 from mlx.utils import tree_flatten
+from mlx_lm.utils import save_model
 from tiny import random_drafter, random_model
 from torch_files import write_torch_file
 
@@ -19,6 +20,7 @@ from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, UnsupportedModelError
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.tensors import StoredTensors, open_tensors
+from redrafter_mlx.weights.hub import _is_drafter_config
 
 
 def write(folder: Path, name: str, **tensors: tuple[int, ...]) -> None:
@@ -182,3 +184,18 @@ def test_what_is_no_drafter_says_what_was_found(tmp_path: Path) -> None:
     assert not holds_drafter(tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"model\.embed_tokens\.weight"):
         find_form(open_files(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["num_hidden_layers", "text_config"])
+def test_a_language_model_is_no_drafter(key: str, tmp_path: Path) -> None:
+    """Models that also read pictures describe their language model in `text_config`."""
+    save_model(tmp_path, random_model())
+    (tmp_path / "config.json").write_text(json.dumps({key: {}}))
+    assert not holds_drafter(tmp_path)
+
+
+def test_a_drafters_config_may_state_the_layers_of_its_target(tmp_path: Path) -> None:
+    described = {"num_hidden_layers": 40}
+    for config, found in ((described, False), (described | {"draft_vocab_size": 9}, True)):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert _is_drafter_config(tmp_path / "config.json") == found

@@ -108,6 +108,7 @@ def features_of(drafter: Drafter, model: nn.Module, texts: mx.array) -> mx.array
     for layer in model.model.layers:
         inputs.append(x)
         x = layer(x, mask="causal")
+    inputs.append(x)
     read = [inputs[i] for i in drafter.features.layers]
     return mx.concatenate([*read, model.model.norm(x)], axis=-1)
 
@@ -474,7 +475,7 @@ def test_damaged_files_are_refused_by_tensor(
         ({"num_attention_heads": 5}, DamagedFileError, "num_attention_heads 5"),
         ({"num_attention_heads": "4"}, DamagedFileError, "num_attention_heads is '4'"),
         ({"eagle_aux_hidden_state_layer_ids": "2"}, DamagedFileError, "a list of layers"),
-        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 7]}, MismatchError, "layers 0 to 6"),
+        ({"eagle_aux_hidden_state_layer_ids": [2, 4, 8]}, MismatchError, "layers 0 to 6"),
         ({"rope_scaling": {"type": "llama3"}}, DamagedFileError, "rotary embedding"),
         ({"rope_scaling": 3}, DamagedFileError, "rope_scaling is 3"),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act is 'gelu'"),
@@ -517,3 +518,34 @@ def test_a_level_costs_the_bytes_that_it_reads(model: nn.Module, trained: dict[s
     assert three.level_cost == pytest.approx(of_three / whole)
     assert one.level_cost == pytest.approx(of_one / whole)
     assert three.timing_key != one.timing_key
+
+
+def test_layers_up_to_the_final_norms_input_can_be_read(model: nn.Module) -> None:
+    tokens = mx.array([PROMPT])
+    target = Target(model).reading((LAYERS - 1, LAYERS))
+    got = target.append(tokens, target.new_cache(), 0)
+    x, inputs = model.model.embed_tokens(tokens), []
+    for layer in model.model.layers:
+        inputs.append(x)
+        x = layer(x, mask="causal")
+    want = mx.concatenate([inputs[-1], x, model.model.norm(x)], axis=-1)
+    np.testing.assert_allclose(got, want, atol=1e-4)
+    with pytest.raises(MismatchError, match=f"layer {LAYERS + 1}"):
+        Target(model).reading((LAYERS + 1,))
+
+
+def test_vllms_repacks_of_eagle_load(model: nn.Module, tmp_path: Path) -> None:
+    """Their config.json has the layer's keys in an object `model`."""
+    sample = SAMPLES["EAGLE, with a bias"]
+    folder = write_files(tmp_path / "d", sample, random_tensors(sample))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"model_type": "eagle", "model": config}))
+    assert load(folder, Target(model)).config.heads == 4
+
+
+def test_a_parallel_head_is_refused_by_name(model: nn.Module, tmp_path: Path) -> None:
+    sample = SAMPLES["EAGLE-3, the authors'"]
+    tensors = random_tensors(sample) | {"mask_hidden": np.zeros((1, HIDDEN))}
+    folder = write_files(tmp_path / "d", sample, tensors)
+    with pytest.raises(UnsupportedModelError, match="P-EAGLE"):
+        load(folder, Target(model))

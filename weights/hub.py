@@ -192,12 +192,17 @@ def _are_safetensors(weights: Iterable[Path]) -> bool:
 
 
 def _is_drafter_config(config: Path) -> bool:
-    """Whether a configuration is a drafter's, judged by its number of layers."""
+    """Whether a configuration is a drafter's, judged by its number of layers.
+
+    EAGLE-3's files may state the target's number.
+    """
     try:
-        layers = read_object(config).get("num_hidden_layers", 0)
+        described = read_object(config)
     except DamagedFileError:
         return True  # the later reader of the file reports the damage
-    return isinstance(layers, int) and layers <= MOST_DRAFTER_LAYERS
+    layers = described.get("num_hidden_layers", 0)
+    few = isinstance(layers, int) and layers <= MOST_DRAFTER_LAYERS
+    return few or "draft_vocab_size" in described
 
 
 def hub_licence(licence: str | None) -> tuple[str, str | None]:

@@ -96,7 +96,8 @@ def _unsupported_form(files: DrafterFiles) -> str | None:
         return "DSpark" if any(name.startswith("markov_") for name in names) else "DFlash"
     if "hydra_num_heads" in config or any(name.startswith("hydra") for name in names):
         return "Hydra"
-    if config.get("speculators_model_type") == "peagle":
+    of_peagle = any(name.removeprefix("model.") == "mask_hidden" for name in names)
+    if of_peagle or config.get("speculators_model_type") == "peagle":
         return "P-EAGLE"
     if names.keys() >= _KANGAROO and not {"fc.weight", "embed_tokens.weight"} & names.keys():
         return "Kangaroo"
@@ -113,7 +114,9 @@ def holds_drafter(folder: Path) -> bool:
         config = read_object(folder / CONFIG)
     except (FileNotFoundError, DamagedFileError):
         return True
-    if "num_hidden_layers" not in config or "exit_dim" in config:
+    # Models that also read pictures describe their language model in `text_config`.
+    described = {"num_hidden_layers", "text_config"} & config.keys()
+    if not described or "exit_dim" in config:
         return True
     try:
         files = open_files(folder)

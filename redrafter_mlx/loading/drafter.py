@@ -171,10 +171,16 @@ def _open(
 def _language_model(draft: LoadedTarget) -> Bindable:
     """Make a drafter of a language model; a mask token in its config.json marks a PARD model."""
     name, path = draft.source.name, draft.source.path
-    mask = read_object(path / "config.json").get(MASK_KEY) if path.is_dir() else None
+    config = read_object(path / "config.json") if path.is_dir() else {}
+    mask = config.get(MASK_KEY)
     if mask is None:
         return DraftModel(draft.model, draft.tokenizer, name)
-    return Pard(draft.model, draft.tokenizer, cast(int, mask), name)  # which checks it
+    drafter = Pard(draft.model, draft.tokenizer, cast(int, mask), name)  # which checks it
+    if config.get("pard2"):
+        drafter.note = (
+            f"{name} drafts as PARD: what PARD-2 adds, the target's features, is not read"
+        )
+    return drafter
 
 
 def _from_file(name: str) -> Bindable:

@@ -77,21 +77,22 @@ class _NodeScaledLayer:
 
 
 class _LayerRecorder:
-    """A layer that stores its last input until `take`."""
+    """A layer that stores its last input, or its last output, until `take`."""
 
-    def __init__(self, layer: Callable[..., mx.array]) -> None:
-        self._layer = layer
+    def __init__(self, layer: Callable[..., mx.array], *, output: bool = False) -> None:
+        self._layer, self._output = layer, output
         self._seen: mx.array | None = None
 
     def __call__(self, x: mx.array, *args: object, **kwargs: object) -> mx.array:
-        self._seen = x
-        return self._layer(x, *args, **kwargs)
+        out = self._layer(x, *args, **kwargs)
+        self._seen = out if self._output else x
+        return out
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._layer, name)
 
     def take(self) -> mx.array:
-        """Return the last input and drop it."""
+        """Return what is stored and drop it."""
         seen, self._seen = self._seen, None
         assert seen is not None, "the layer was not called"
         return seen
@@ -155,12 +156,17 @@ def layers_of(backbone: nn.Module, model_type: str) -> Sequence[Callable[..., mx
 def recording(
     backbone: nn.Module, indices: Sequence[int], model_type: str
 ) -> Callable[..., tuple[list[mx.array], mx.array]]:
-    """Return the backbone as a function that also returns the inputs of layers `indices`."""
+    """Return the backbone as a function that also returns the inputs of layers `indices`.
+
+    The number of layers stands for the input of the final norm.
+    """
     view = copy.copy(backbone)
     layers = list(layers_of(view, model_type))
-    recorders = [_LayerRecorder(layers[i]) for i in indices]
-    for i, recorder in zip(indices, recorders, strict=True):
-        layers[i] = recorder
+    recorders = []
+    for i in indices:
+        at, last = (i, False) if i < len(layers) else (i - 1, True)
+        layers[at] = recorder = _LayerRecorder(layers[at], output=last)
+        recorders.append(recorder)
     setattr(view, _layers_name(view), layers)
 
     def call(tokens: mx.array, cache: Sequence[object] | None) -> tuple[list[mx.array], mx.array]:

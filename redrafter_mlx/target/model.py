@@ -227,7 +227,7 @@ class Target:
         """Raise MismatchError, naming the layer, for one that the model does not have."""
         count = len(layers_of(self._backbone, self.model_type))
         for i in indices:
-            if i >= count:
+            if i > count:
                 raise MismatchError(
                     f"the drafter reads layer {i}, {self.model_type} has {count}; "
                     f"train a drafter for this target with `redrafter-mlx train`"

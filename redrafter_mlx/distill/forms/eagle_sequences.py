@@ -18,6 +18,7 @@ import numpy as np
 
 from redrafter_mlx.distill.corpus.shards import Text
 from redrafter_mlx.drafting.published.eagle_network import EagleNetwork
+from redrafter_mlx.target.masks import windowed
 
 PADDED = 2
 """Maximum number of positions of a batch, as a multiple of its maximum number of answer tokens."""
@@ -134,10 +135,11 @@ class UnrolledCache:
         """Rotary position of the first row of the next call."""
         return len(self._keys)
 
-    def make_mask(self, n: int) -> mx.array:
+    def make_mask(self, n: int, *, window_size: int | None = None) -> mx.array:
         """Return [n, n * depths] bool, True = may attend."""
         own = mx.eye(n, dtype=mx.bool_)
-        return mx.concatenate([mx.tri(n, dtype=mx.bool_), *[own] * (len(self._keys) - 1)], axis=1)
+        mask = mx.concatenate([mx.tri(n, dtype=mx.bool_), *[own] * (len(self._keys) - 1)], axis=1)
+        return mask if window_size is None else windowed(mask, window_size)
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
         """Add one depth; return all keys and values [B, K, n * depths, head size]."""

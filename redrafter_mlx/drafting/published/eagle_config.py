@@ -18,7 +18,7 @@ from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedMod
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.raw_model import top_level_rope
 
-_SECTIONS = ("eagle_config", "transformer_layer_config")
+_SECTIONS = ("eagle_config", "transformer_layer_config", "model")
 """Keys of config.json whose values are objects with further keys."""
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -45,6 +45,7 @@ class EagleConfig:
     own_head:     whether it has an output layer of its own
     own_embedding: whether it has a token embedding of its own
     max_positions: used by rope scaling
+    window:       number of newest positions that a row attends to; None for all
     norm_before_residual, norm_before_fc, fc_norm, norm_output: of EAGLE-3, see `DecoderLayer` and
                   `EagleThreeNetwork`
     """
@@ -66,6 +67,7 @@ class EagleConfig:
     rope_base: float
     rope_scaling: Mapping[str, object] | None
     max_positions: int
+    window: int | None = None
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -109,7 +111,9 @@ def network_name(name: str) -> str:
 
 def of_network(name: str, config: EagleConfig) -> bool:
     """Whether a tensor belongs to the network, which may use the target's embedding instead."""
-    shared = name == "embed_tokens.weight" and not config.own_embedding
+    shared = (name == "embed_tokens.weight" and not config.own_embedding) or (
+        name == "lm_head.weight" and not config.own_head
+    )
     return not shared and not name.startswith(_NOT_OF_THE_NETWORK)
 
 
@@ -176,7 +180,9 @@ def _read(
     names = stored_shapes(files)
     hidden_size = _shape(files, "fc.weight")[0]
     heads, kv_heads, head_size = _heads(files)
-    own_head = "lm_head.weight" in names or hidden_size != target.hidden_size
+    same_size = hidden_size == target.hidden_size
+    copied = "target_layer_ids" in files.config  # DeepSpec freezes a copy of the target's head
+    own_head = not same_size or ("lm_head.weight" in names and not copied)
     trained = "embed_tokens.weight" in names and files.flag("embed_requires_grad", False)
     rope_base, rope_scaling = _rope(files)
     config = EagleConfig(
@@ -192,11 +198,12 @@ def _read(
         output_size=_shape(files, "lm_head.weight")[0] if own_head else vocab_size,
         vocab_size=vocab_size,
         own_head=own_head,
-        own_embedding=trained or hidden_size != target.hidden_size,
+        own_embedding=trained or not same_size,
         norm_eps=files.number("rms_norm_eps", 1e-6),
         rope_base=rope_base,
         rope_scaling=rope_scaling,
         max_positions=files.integer("max_position_embeddings", 2048),
+        window=_window(files),
     )
     _check_rope(files, config)
     return config
@@ -231,12 +238,25 @@ def _layers(files: DrafterFiles, target: Target) -> tuple[int, ...]:
         raise files.bad_value(key, "a list of layers")
     of_outputs = key != _LAYER_IDS or listed[0] == 1
     layers = tuple(i + 1 if of_outputs else i for i in listed)
-    if sorted({*layers}) != [*layers] or layers[0] < 0 or layers[-1] >= n:
+    if sorted({*layers}) != [*layers] or layers[0] < 0 or layers[-1] > n:
         raise MismatchError(
             f"the drafter reads the inputs of layers {[*layers]}, which have to rise; the target "
-            f"has layers 0 to {n - 1}"
+            f"has layers 0 to {n - 1}, and {n} is the input of its final norm"
         )
     return layers
+
+
+def _window(files: DrafterFiles) -> int | None:
+    """Return the sliding window of all its layers; None if none has one."""
+    kinds = files.config.get("layer_types")
+    if not isinstance(kinds, list) or "sliding_attention" not in kinds:
+        return None
+    if {*kinds} != {"sliding_attention"}:
+        raise UnsupportedModelError(
+            f"{files.folder / CONFIG}: layer_types is {kinds!r:.80}; an EAGLE drafter's layers "
+            f"have to be of one kind"
+        )
+    return files.integer("sliding_window")
 
 
 def _rope(files: DrafterFiles) -> tuple[float, Mapping[str, object] | None]:

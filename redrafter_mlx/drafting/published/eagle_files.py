@@ -72,5 +72,15 @@ def speculators_config(config: EagleConfig) -> dict[str, object]:
             "attention_bias": False,
             "mlp_bias": False,
             "tie_word_embeddings": False,
+            **_windows(config),
         },
+    }
+
+
+def _windows(config: EagleConfig) -> dict[str, object]:
+    if config.window is None:
+        return {}
+    return {
+        "layer_types": ["sliding_attention"] * config.n_layers,
+        "sliding_window": config.window,
     }

@@ -26,7 +26,7 @@ class Attention(nn.Module):
 
     def __init__(self, config: EagleConfig, name: str, input_size: int) -> None:
         super().__init__()
-        self._heads, self._size = config.heads, config.head_size
+        self._heads, self._size, self._window = config.heads, config.head_size, config.window
         queries, keys = config.heads * config.head_size, config.kv_heads * config.head_size
         self.q_proj = nn.Linear(input_size, queries, config.has(f"{name}.q_proj.bias"))
         self.k_proj = nn.Linear(input_size, keys, config.has(f"{name}.k_proj.bias"))
@@ -49,8 +49,10 @@ class Attention(nn.Module):
         queries = self.rope(queries.swapaxes(1, 2), offset=cache.offset)
         keys = self.rope(keys.swapaxes(1, 2), offset=cache.offset)
         keys, values = cache.update_and_fetch(keys, values.swapaxes(1, 2))
+        window = {} if self._window is None else {"window_size": self._window}
+        mask = cache.make_mask(N, **window)
         read = mx.fast.scaled_dot_product_attention(
-            queries, keys, values, scale=self._size**-0.5, mask=cache.make_mask(N)
+            queries, keys, values, scale=self._size**-0.5, mask=mask
         )
         out: mx.array = self.o_proj(read.swapaxes(1, 2).reshape(B, N, -1))
         return out
