@@ -170,3 +170,23 @@ def test_a_cache_that_cannot_be_written_is_no_error(
     monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path / "file"))
     TIMINGS.save()
     assert saved_timings(SETUP) == Timings(SETUP)
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_processes_keep_each_others_measurements_and_the_shortest(
+    complete: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that started before `tune` does not undo it."""
+    monkeypatch.setenv("REDRAFTER_CACHE", str(tmp_path))
+    one, two, four = (("call", rows, 128) for rows in (1, 2, 4))
+    earlier = Timings(SETUP, {one: 5.0, two: 1.5}, {one: 1, two: 2})
+    Timings(SETUP, {one: 1.0, four: 2.0}, {one: 2, four: 1}, complete=complete).save()
+    earlier.add_to_saved()
+    found = saved_timings(SETUP)
+    assert found.complete == complete
+    assert found.seconds == {one: 1.0, four: 2.0} | ({} if complete else {two: 1.5})
+
+
+def test_drafting_at_no_cost_does_not_divide_by_it() -> None:
+    timings = Timings(SETUP, {("call", 1, 128): 1.0, ("draft", 1, 2): 0.0})
+    assert cost_model(timings, "cpu", 1, 0.0).drafting(1, 3) >= 0

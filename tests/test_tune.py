@@ -197,7 +197,7 @@ def test_measuring_takes_two_percent_of_the_time_at_most(
     assert bench.asked == 0
 
 
-def test_what_is_measured_after_answers_is_measured_once_over_all_processes(
+def test_what_is_measured_after_answers_is_measured_twice_over_all_processes(
     bench: Bench, model: nn.Module, clock: Clock
 ) -> None:
     for _ in range(1000):
@@ -208,11 +208,11 @@ def test_what_is_measured_after_answers_is_measured_once_over_all_processes(
             break
     spent = clock.now
     in_use(model).after_answer(1e6, step=1.0)
-    assert clock.now == spent == 4 * len(process.cases())
+    assert clock.now == spent == 2 * 4 * len(process.cases())
     assert bench.asked == 0
 
 
-def test_what_only_batches_cost_is_measured_after_the_first_batch_and_once(
+def test_what_only_batches_cost_is_measured_after_the_first_batches_and_twice(
     bench: Bench, model: nn.Module, clock: Clock
 ) -> None:
     tuner = measured(drafted(model)).tuning
@@ -224,7 +224,7 @@ def test_what_only_batches_cost_is_measured_after_the_first_batch_and_once(
             policy.next_shape([sequence() for _ in range(batch)])
             tuner.record(policy)
             tuner.measure_a_little(seconds=1e6, steps=1000)
-        assert clock.now - before == 4 * new
+        assert clock.now - before == 2 * 4 * new
         assert tuner.measured_for(batch)
     assert tuner.costs.short[-1][0] == 128
     assert bench.asked == 1

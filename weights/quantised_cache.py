@@ -61,10 +61,10 @@ def keep_quantised(model: nn.Module, path: Path) -> None:
     if size < _WORTH_KEEPING:
         return
     with contextlib.suppress(OSError):  # a cache that cannot be written is no error
-        if size > _SHARE_OF_DISK * free_disk(path.parent):
-            return
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent.glob(".*.safetensors"))
+        if size > _SHARE_OF_DISK * free_disk(path.parent):
+            return
         with atomic_write(path) as partial:
             mx.save_safetensors(str(partial), arrays)
 

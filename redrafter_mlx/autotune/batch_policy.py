@@ -56,10 +56,10 @@ _UNTIMED_FACTOR = 1.2
 model adds up calls that were timed for one tree, so such steps are probed, not chosen for a small
 gain."""
 
-_SURE_GAIN, _PLAIN_EVERY = 1.3, 8
-"""While drafts promise less than _SURE_GAIN, one step in _PLAIN_EVERY is plain, until enough plain
-steps are timed: a profile may be wrong about one query row, whose kernels differ from those for
-several."""
+_SURE_GAIN, _PLAIN_EVERY, _PLAIN_SELDOM = 1.3, 8, 64
+"""While drafts promise less than _SURE_GAIN, one step in _PLAIN_EVERY is plain, otherwise one in
+_PLAIN_SELDOM, until enough plain steps are timed: a profile may be wrong about one query row, whose
+kernels differ from those for several."""
 
 _MOST_PLAIN = 12
 """Maximum number of a batch's first steps that are plain in order to be timed. Steps that share the
@@ -276,10 +276,10 @@ class BatchPolicy:
         if self._batch > 1:
             self._plain_steps[self._batch] += 1
             return self._plain_steps[self._batch] <= _MOST_PLAIN
-        if self._pace(self._best) >= _SURE_GAIN * self._pace(0):
-            return False
+        # Even a gain that seems sure may be that of a plain step timed while the machine was busy.
+        sure = self._pace(self._best) >= _SURE_GAIN * self._pace(0)
         self._untimed += 1
-        return self._untimed % _PLAIN_EVERY == 0
+        return self._untimed % (_PLAIN_SELDOM if sure else _PLAIN_EVERY) == 0
 
     def _draft_after(self, holds: Sequence[float]) -> bool:
         """Whether to draft for the step after copies; `holds` are their chances of full acceptance.

@@ -66,6 +66,9 @@ OVERHEADS = {PLAIN: 0.02, BeamShape(1, 2): 0.04, BeamShape(2, 4): 0.08}
 """Assumed cost of the rest of a step, as a share of a one-row call, by the shape that it is timed
 with: plain, one beam, several beams."""
 
+_LEAST_LEVEL = 1e-3
+"""Minimum cost of a drafter's level, as a share of a one-row call; it divides measured costs."""
+
 _LEAST_RISE = 0.1
 """Minimum relative rise of a cliff."""
 
@@ -108,6 +111,7 @@ class Timings:
     """Times measured on one setup.
 
     seconds:  measured seconds, by case
+    taken:    number of measurements of a case after answers
     spread:   typical relative difference of two measurements of one case
     complete: whether everything was measured together, so that nothing needs to be assumed
     budget:   seconds that may be spent on further measurements
@@ -115,15 +119,29 @@ class Timings:
 
     setup: Setup
     seconds: dict[Case, float] = field(default_factory=dict)
+    taken: dict[Case, int] = field(default_factory=dict)
     spread: float = 0.0
     complete: bool = False
     budget: float = 0.0
 
     def save(self) -> None:
-        """Save them for other processes; a cache that cannot be written is no error."""
-        record = {**asdict(self), "seconds": [[*case, s] for case, s in self.seconds.items()]}
+        """Save them in place of all others; a cache that cannot be written is no error."""
+        record = asdict(self)
+        for name in ("seconds", "taken"):
+            record[name] = [[*case, value] for case, value in getattr(self, name).items()]
         with contextlib.suppress(OSError):
-            write_private_text(self.setup.path, json.dumps(record))
+            write_private_text(self.setup.path, json.dumps(record), durable=False)
+
+    def add_to_saved(self) -> None:
+        """Save them beside those of other processes, the shortest of each case."""
+        there = saved_timings(self.setup)
+        if there.complete and not self.complete:
+            return
+        if there.complete == self.complete:
+            for case, seconds in there.seconds.items():
+                self.seconds[case] = min(seconds, self.seconds.get(case, seconds))
+            self.taken = there.taken | self.taken
+        self.save()
 
 
 def saved_timings(setup: Setup) -> Timings:
@@ -131,7 +149,9 @@ def saved_timings(setup: Setup) -> Timings:
     try:
         stored = json.loads(setup.path.read_text(encoding="utf-8"))
         seconds = {(str(k), int(a), int(b)): float(s) for k, a, b, s in stored.pop("seconds")}
-        found = Timings(**{**stored, "setup": Setup(**stored["setup"]), "seconds": seconds})
+        taken = {(str(k), int(a), int(b)): int(n) for k, a, b, n in stored.pop("taken")}
+        given = {"setup": Setup(**stored["setup"]), "seconds": seconds, "taken": taken}
+        found = Timings(**{**stored, **given})
         least = {"call": 1e-9, "draft": 1e-9, "overhead": 0.0}
         usable = all(least[kind] <= s < math.inf for (kind, *_), s in seconds.items())
         usable = usable and 0 <= found.spread < math.inf and math.isfinite(found.budget)
@@ -231,7 +251,7 @@ def cost_model(
     Raises:
       ValueError: complete timings without a one-row call
     """
-    timed = timings.seconds
+    timed, level_cost = timings.seconds, max(level_cost, _LEAST_LEVEL)
     # Without a measured one-row call, all seconds are in units of it.
     unit = timed.get(("call", 1, SHORT_CONTEXT), 1.0)
 

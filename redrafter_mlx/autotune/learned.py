@@ -30,7 +30,7 @@ def save_learned(path: Path, learned: Mapping[AcceptMethod, AcceptanceStatistics
     """Save statistics for other processes; a cache that cannot be written is no error."""
     record = {method: known.to_record() for method, known in learned.items()}
     with contextlib.suppress(OSError):
-        write_private_text(path, json.dumps(record))
+        write_private_text(path, json.dumps(record), durable=False)
 
 
 def saved_learned(path: Path) -> Learned:

@@ -10,6 +10,7 @@ waits for the host is not counted.
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -64,6 +65,10 @@ _BUDGET = 6.0
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 9
 """Limits of the repeats of every case. The shortest is used: other work on the machine only adds
 time."""
+
+_TAKEN = 2
+"""Number of measurements of a case, after different answers: one may be taken while the machine is
+busy, and the shortest is kept for all later processes."""
 
 _BURST, _MOST_CALLS = 0.02, 8
 """Seconds of short calls that are submitted at once, and their maximum number."""
@@ -129,8 +134,11 @@ class Profiler:
             call = self._call(case, {})
             seconds_of(self._target, call, 1)  # compiles kernels
             times = [seconds_of(self._target, call, 1) for _ in range(_REPEATS)]
-        self.timings.seconds[case] = min(times)
-        self.timings.budget -= time.perf_counter() - began
+        timings, before = self.timings, self.timings.seconds.get(case, math.inf)
+        timings.seconds[case] = min(before, *times)
+        timings.taken[case] = timings.taken.get(case, 0) + 1
+        spent = time.perf_counter() - began  # hours, if the machine slept meanwhile
+        timings.budget = max(timings.budget - spent, -price)
         return True
 
     def measure_all(
@@ -147,7 +155,9 @@ class Profiler:
             times = self._times(tell, budget)
         seconds = {case: min(t) for case, t in times.items()}
         spreads = [(max(t) - min(t)) / max(seconds[case], 1e-9) for case, t in times.items()]
-        timings = Timings(self.timings.setup, seconds, statistics.median(spreads), complete=True)
+        timings = Timings(
+            self.timings.setup, seconds, spread=statistics.median(spreads), complete=True
+        )
         seconds |= self._overheads(timings, budget)
         tell(1.0)
         self.timings = timings
@@ -155,7 +165,8 @@ class Profiler:
 
     def _next(self) -> Case | None:
         cases = self._batch_cases() if self.timings.complete else self.cases()
-        return next((c for c in cases if c not in self.timings.seconds), None)
+        taken = self.timings.taken
+        return next((case for case in cases if taken.get(case, 0) < _TAKEN), None)
 
     def _call(self, case: Case, caches: dict[int, TreeCache]) -> Call:
         """Return a call to time; calls at one context share a cache."""

@@ -91,7 +91,8 @@ class Tuner:
             self._profiler.measure_all(done)
             with self._lock:
                 self._use_timings()
-            self._save()
+            if self._learned is not None:
+                self._profiler.timings.save()
 
     def best_shape(
         self,
@@ -185,4 +186,4 @@ class Tuner:
 
     def _save(self) -> None:
         if self._learned is not None:
-            self._profiler.timings.save()
+            self._profiler.timings.add_to_saved()

@@ -105,7 +105,9 @@ class Redrafter:
         if self.drafting is not None and self._tree is None:
             self.tuning = Tuner(model, self.target, self.drafter)
         self.limits = engine or EngineOptions()
-        parts = self.target, self.tuning, self.limits, MemoryBudget(self.target, self.limits)
+        modules = () if self.drafter is None else self.drafter.modules
+        budget = MemoryBudget(self.target, self.limits, modules)
+        parts = self.target, self.tuning, self.limits, budget
         self._worker = Worker(lambda: Scheduler(*parts), self.target.lock)
         weakref.finalize(self, self._worker.close)
 

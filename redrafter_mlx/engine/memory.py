@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import mlx.core as mx
+import mlx.nn as nn
 
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
@@ -33,11 +34,14 @@ class MemoryBudget:
     prefix_bytes: limit of the prefix cache
     """
 
-    def __init__(self, target: Target, options: EngineOptions) -> None:
+    def __init__(
+        self, target: Target, options: EngineOptions, modules: Sequence[nn.Module] = ()
+    ) -> None:
+        """`modules` are those that the drafter drafts with."""
         given = options.memory_bytes
         self._limit = memory_limit() if given is None else given
         self._work = 8 * _NODES * target.vocab_size
-        self._weights = nbytes_of(target.model)
+        self._weights = sum(map(nbytes_of, (target.model, *modules)))
         free = max(self._limit - self._weights, 0)
         given = options.prefix_bytes
         self.prefix_bytes = free // _PREFIX_SHARE if given is None else given

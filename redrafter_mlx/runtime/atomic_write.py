@@ -15,10 +15,11 @@ _MLX_CANNOT_WRITE = ("[write]", "[save_safetensors]")
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yield a temporary path in the same folder; the file written there replaces `path`.
 
-    The file is flushed to disk first, so that a power cut leaves the old file or the new one. The
+    If it must be `durable`, the file is flushed to disk first, so that a power cut leaves the old
+    file or the new one. That takes milliseconds. The
     temporary path has the suffix of `path`, by which matplotlib chooses a format.
 
     Raises OSError, naming `path`, if it cannot be written.
@@ -27,7 +28,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         with name_in_errors(path):
             yield partial
-            flush_to_disk(partial)
+            if durable:
+                flush_to_disk(partial)
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -86,10 +88,13 @@ def remove_abandoned(partials: Iterable[Path]) -> None:
             partial.unlink(missing_ok=True)
 
 
-def write_private_text(path: Path, text: str) -> None:
-    """Write a text file atomically with mode 0600; creates parent directories."""
+def write_private_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Write a text file atomically with mode 0600; creates parent directories.
+
+    durable: as in `atomic_write`
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as partial:
+    with atomic_write(path, durable=durable) as partial:
         partial.touch(mode=0o600)
         partial.write_text(text, encoding="utf-8")
 

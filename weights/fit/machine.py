@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import constants
 
-from redrafter_mlx.runtime.device import backend, memory_limit
+from redrafter_mlx.runtime.device import backend, memory_limit, physical_memory
 from redrafter_mlx.runtime.paths import free_disk
 
 
@@ -31,7 +30,7 @@ class Machine:
 def this_machine() -> Machine:
     """Return the properties of this machine."""
     return Machine(
-        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        memory=physical_memory(),
         working_set=memory_limit(),
         free_disk=free_disk(Path(constants.HF_HUB_CACHE)),
         on_cpu=backend() == "cpu",
