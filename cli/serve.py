@@ -119,7 +119,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         try:
             server.run(sockets=[listener])
         except KeyboardInterrupt:
-            if host.starting:  # its thread may keep downloading for minutes
+            if host.in_thread:  # which may keep downloading for minutes
                 from rich.console import Console
 
                 if (console := Console(stderr=True)).is_terminal:

@@ -106,6 +106,8 @@ def verify(
 ) -> VerificationReport:
     """Decode each prompt with drafts and with mlx-lm's own loop, and compare token by token.
 
+    Threads as in `load`.
+
     Args:
       prompts: as for `Redrafter.stream`
       shape: beam shape; None uses the drafter's own

@@ -7,6 +7,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -847,6 +848,36 @@ def test_closing_ends_running_answers_and_refuses_further_ones(model: nn.Module)
     with pytest.raises(EngineFailedError, match="closed"):
         redrafter.generate([1, 2, 3])
     assert not redrafter._worker.alive
+
+
+def test_a_round_that_failed_keeps_no_memory(
+    redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error's frames held the scheduler, with every cache, until Python's collector ran."""
+    monkeypatch.setattr(redrafter.target, "verify", failing(2, redrafter.target.verify))
+    scheduler = weakref.ref(redrafter._worker._scheduler)
+    gc.disable()
+    try:
+        with pytest.raises(EngineFailedError):
+            redrafter.generate(PROMPTS[0], max_tokens=20)
+        wait_for(lambda: scheduler() is None)
+    finally:
+        gc.enable()
+
+
+def test_a_measurement_that_fails_is_logged_and_costs_no_cached_text(
+    redrafter: Redrafter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert redrafter.tuning is not None
+    redrafter.generate(LONG, max_tokens=3)
+
+    def fails(*_: object) -> NoReturn:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(redrafter.tuning, "measure_a_little", fails)
+    for _ in range(2):
+        assert [*redrafter.stream([*LONG, 1], max_tokens=3)][-1].cached_tokens > 0
+    wait_for(lambda: "a measurement of the machine failed" in caplog.text)
 
 
 def test_an_answer_closed_by_the_thread_that_computes_is_not_waited_for(

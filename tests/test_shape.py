@@ -291,7 +291,7 @@ def test_a_text_that_changes_is_followed_within_32_steps(
         changed = decode(AnswerPolicy(curves), curves, texts)[90 + 32 :]
         steady = decode(AnswerPolicy(curves), curves, [Text(after, 50 + seed)] * 180)[80:]
         ratios.append(pace(changed) / pace(steady))
-    assert mean(ratios) > (0.85 if name in PROBES_ARE_DEAR and before < after else 0.94)
+    assert mean(ratios) > (0.85 if name in PROBES_ARE_DEAR and before < after else 0.93)
 
 
 @pytest.mark.parametrize("name", MACHINES)

@@ -129,16 +129,17 @@ class Profiler:
         self.timings.budget = min(self.timings.budget + SHARE * seconds, price)
         if self.timings.budget < price:
             return False
-        began = time.perf_counter()
-        with BLAS.threads_by_rows():
-            call = self._call(case, {})
-            seconds_of(self._target, call, 1)  # compiles kernels
-            times = [seconds_of(self._target, call, 1) for _ in range(_REPEATS)]
-        timings, before = self.timings, self.timings.seconds.get(case, math.inf)
-        timings.seconds[case] = min(before, *times)
+        timings, began = self.timings, time.perf_counter()
+        try:
+            with BLAS.threads_by_rows():
+                call = self._call(case, {})
+                seconds_of(self._target, call, 1)  # compiles kernels
+                times = [seconds_of(self._target, call, 1) for _ in range(_REPEATS)]
+        finally:
+            spent = time.perf_counter() - began  # hours, if the machine slept meanwhile
+            timings.budget = max(timings.budget - spent, -price)
+        timings.seconds[case] = min(timings.seconds.get(case, math.inf), *times)
         timings.taken[case] = timings.taken.get(case, 0) + 1
-        spent = time.perf_counter() - began  # hours, if the machine slept meanwhile
-        timings.budget = max(timings.budget - spent, -price)
         return True
 
     def measure_all(

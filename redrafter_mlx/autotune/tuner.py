@@ -81,6 +81,8 @@ class Tuner:
     def measure(self, done: Callable[[float], None] | None = None, batch: int = 1) -> None:
         """Measure all costs now, which takes some seconds, and save them.
 
+        Threads as in `load`.
+
         Args:
           done: called now and then with the finished share
           batch: measure the costs of batches of this many rows, too

@@ -254,7 +254,10 @@ class Scheduler:
         if self._tuning is not None:
             for policy in ended:
                 self._tuning.record(policy)
-            for policy in ended if self.idle else ():
-                self._tuning.measure_a_little(policy.seconds, policy.steps)
+            try:
+                for policy in ended if self.idle else ():
+                    self._tuning.measure_a_little(policy.seconds, policy.steps)
+            except Exception:  # the answers were given; memory may be short
+                LOG.warning("a measurement of the machine failed", exc_info=True)
         if self.idle:
             mx.clear_cache()

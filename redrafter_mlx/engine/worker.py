@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -116,6 +117,8 @@ class Worker:
         return True
 
     def _fail(self, why: str, cause: BaseException | None = None) -> None:
+        if cause is not None:  # its frames hold every cache of the round that failed
+            traceback.clear_frames(cause.__traceback__)
         error = EngineFailedError(" ".join(why.split()))
         error.__cause__ = cause
         failed, self._scheduler = self._scheduler, self._make_scheduler()

@@ -36,6 +36,7 @@ class ModelHost:
 
     loaded:   None while the model is not in memory
     starting: whether the first loading has not finished yet
+    in_thread: whether a thread is loading it, which goes on if nobody waits any more
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class ModelHost:
         self._facts: dict[str, object] = {"drafting": None, "dtype": None}
         self._context_length: int | None = None
         self.starting = True
+        self.in_thread = False
         self._created = int(time.time())
         self._loading: asyncio.Task[Hosted] | None = None
         self._users = 0
@@ -128,9 +130,11 @@ class ModelHost:
         return self.loaded
 
     def _load_in_thread(self) -> Redrafter:
+        self.in_thread = True
         try:
             return self._load()
         finally:
+            self.in_thread = False
             mx.clear_streams()  # a thread that ends and still has streams may abort the process
 
     def _plan_unloading(self) -> None:

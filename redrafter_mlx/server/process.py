@@ -39,5 +39,7 @@ class Server(uvicorn.Server):
         timer = asyncio.get_running_loop().call_later(_FINISH, self._ending.begin)
         try:
             await super().shutdown(sockets)
+            if self.force_exit:  # a second Ctrl-C, after which uvicorn leaves this out
+                await self.lifespan.shutdown()
         finally:
             timer.cancel()

@@ -8,6 +8,7 @@ the results are bit-identical.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -37,6 +38,12 @@ class _CosSin(NamedTuple):
     sin: mx.array
 
 
+class _Calls(threading.local):
+    """What the current call of a thread shares; None if no call shares anything."""
+
+    cos_sins: dict[Hashable, _CosSin] | None = None
+
+
 class Rotations:
     """The rotary embeddings of one network.
 
@@ -47,7 +54,7 @@ class Rotations:
     def __init__(self) -> None:
         self.count = 0
         self.others: set[str] = set()
-        self._cos_sins: dict[Hashable, _CosSin] | None = None  # None if no call shares them
+        self._calls = _Calls()  # two engines may share a draft model
 
     def wrap(self, rope: nn.Module) -> NodeRope:
         """Wrap a rotary embedding so that it takes node positions."""
@@ -68,20 +75,21 @@ class Rotations:
 
     @contextmanager
     def _shared(self) -> Iterator[None]:
-        self._cos_sins = {}
+        self._calls.cos_sins = {}
         try:
             yield
         finally:
-            self._cos_sins = None
+            self._calls.cos_sins = None
 
     def rotate(self, rope: NodeRope, x: mx.array, offset: int | mx.array) -> mx.array | None:
         """Rotate x [B, H, N, size]; return None if nothing is shared."""
-        if self._cos_sins is None or rope.key is None:
+        cos_sins = self._calls.cos_sins
+        if cos_sins is None or rope.key is None:
             return None
         key = rope.key, x.dtype, x.shape[2], offset if isinstance(offset, int) else id(offset)
-        cos_sin = self._cos_sins.get(key)
+        cos_sin = cos_sins.get(key)
         if cos_sin is None:
-            cos_sin = self._cos_sins[key] = _cos_sin_of(rope, x, offset)
+            cos_sin = cos_sins[key] = _cos_sin_of(rope, x, offset)
         return _rotated(x, cos_sin, rope.traditional)
 
 
