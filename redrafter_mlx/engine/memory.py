@@ -102,7 +102,8 @@ class MemoryBudget:
         return BusyError(
             f"a prompt of {len(request.prompt)} tokens needs {needed / 1e9:.2f} GB, and of the "
             f"{self._limit / 1e9:.2f} GB that MLX may take in this process {used / 1e9:.2f} are "
-            f"taken; shorten it, or free memory"
+            f"taken; shorten it, or free memory (another model in this process keeps texts that it "
+            f"has read: EngineOptions(prefix_bytes=...) limits them, close() frees them)"
         )
 
 
