@@ -30,7 +30,7 @@ from redrafter_mlx.autotune.cost_model import (
 )
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
-from redrafter_mlx.autotune.timed_calls import drafting_call, random_tree
+from redrafter_mlx.autotune.timed_calls import Call, drafting_call, random_tree
 from redrafter_mlx.autotune.tuner import Tuner
 from redrafter_mlx.cli import main, options
 from redrafter_mlx.cli.generate import print_answer
@@ -230,6 +230,26 @@ def test_what_only_batches_cost_is_measured_after_the_first_batches_and_twice(
     assert bench.asked == 1
 
 
+def test_what_steps_taught_is_kept_while_only_costs_of_batches_are_measured(
+    bench: Bench, model: nn.Module, clock: Clock
+) -> None:
+    """Assumed costs are wrong for many steps: what was learned of them goes with each of them."""
+    assumed, all_measured = drafted(model).tuning, measured(drafted(model)).tuning
+    for tuner, kept in ((assumed, False), (all_measured, True)):
+        assert tuner is not None
+        policy = tuner.policy("greedy")
+        policy.next_shape([sequence()] * 4)
+        tuner.record(policy)
+        before = clock.now
+        for _ in range(2):
+            tuner.measure_a_little(seconds=1e6, steps=1000)
+        assert clock.now > before
+        later = tuner.policy("greedy")
+        tuner.record(later)
+        assert (later._times is policy._times) == kept
+    assert bench.asked == 1
+
+
 def test_drafting_is_timed_for_as_many_rows_as_a_batch_has(model: nn.Module) -> None:
     """With and without a memory."""
     target, words = Target(model), byte_tokenizer()
@@ -417,6 +437,30 @@ def test_a_crawling_machine_is_measured_in_few_calls(monkeypatch: pytest.MonkeyP
     costs = costs_of(machine.measure_all(budget=0.0))
     assert [r for r, _ in costs.short] == list(FEW_ROWS)
     assert {calls[rows] for rows in (5, 6, 10, 13, 24)} == {1}
+
+
+def test_what_was_measured_together_is_not_measured_again_after_answers() -> None:
+    machine = profile(widest=1)
+    machine.batch = 4
+    timings = machine.measure_all(budget=60.0)
+    assert {*machine.cases()} <= {*timings.seconds}
+    assert machine.finished
+
+
+def test_a_call_is_timed_after_one_like_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the decoding loop: the first call after another kind allocates other buffers."""
+    machine, calls = profile(widest=1), list[Call]()
+    honest = profiler.seconds_of
+
+    def recording(target: Target, call: Call, times: int) -> float:
+        calls.append(call)
+        return honest(target, call, times)
+
+    monkeypatch.setattr(profiler, "seconds_of", recording)
+    machine.measure_all(budget=60.0)
+    repeats = calls[len(machine.cases()) :]
+    assert len(repeats) >= 4 * len(machine.cases())
+    assert repeats[::2] == repeats[1::2]
 
 
 def test_without_a_drafter_the_targets_calls_alone_are_measured() -> None:

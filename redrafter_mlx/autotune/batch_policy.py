@@ -2,9 +2,7 @@
 
 Expected tokens come from the acceptance statistics, seconds from the cost model, corrected by
 measured step times. Plain decoding is one of the shapes. A shape is chosen once enough steps are
-evidence about it. Other shapes that seem to promise more are probed. The cost of probing is
-bounded: a small share of the time goes into a budget that pays for probes. The gain of a probe is
-paid back into the budget, so that a successful probe is followed by another at once.
+evidence about it. Other shapes that seem to promise more are probed, as far as a budget pays.
 
 The rows of a batch share one shape. It is chosen by the cost of all rows together and by the mean
 number of tokens per row, so that drafting stops where a batch fills the device by itself.
@@ -28,6 +26,7 @@ from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.copy_choice import Drafted, best_copies
 from redrafter_mlx.autotune.cost_model import CostModel
+from redrafter_mlx.autotune.probe_budget import ProbeBudget
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import MAX_BEAM_LENGTH, PLAIN, BeamShape
 from redrafter_mlx.decoding.copies import CopyPlan
@@ -43,13 +42,6 @@ _MARGIN = 0.01
 
 _ENOUGH = 4.0
 """Minimum number of steps with evidence about a shape before it is chosen without a probe."""
-
-_PROBE_SHARE = 0.015
-"""Share of the time that goes into the probe budget; with the other costs of probes, such as a
-change for the worse, it is at most 2%."""
-
-_MOST_PROBES = 3
-"""Maximum number of probes that the budget can hold: one failed probe does not end a series."""
 
 _UNTIMED_FACTOR = 1.2
 """Factor on the modelled cost of a batch's drafted steps until some of them are timed. The cost
@@ -82,6 +74,7 @@ class BatchPolicy:
         costs: CostModel,
         acceptance: AcceptanceStatistics | None = None,
         times: StepTimes | None = None,
+        budget: ProbeBudget | None = None,
     ) -> None:
         self.acceptance = acceptance or AcceptanceStatistics(candidates(costs))
         self.most_rows = 1
@@ -93,6 +86,7 @@ class BatchPolicy:
         self._counts, self._of_count = np.unique(nodes, return_inverse=True)
         self._costs = costs
         self._times = times or StepTimes()
+        self._budget = budget or ProbeBudget()
         self._context, self._batch = -1, 1
         self._predicted = np.zeros(len(self.shapes))
         self._seconds = np.zeros(len(self.shapes))  # predicted and corrected
@@ -100,7 +94,6 @@ class BatchPolicy:
         self._best = self._probed = 0  # indices of shapes
         self._untimed = 0  # steps that promised a small gain over untimed plain steps
         self._plain_steps: Counter[int] = Counter()  # to be timed, by batch size
-        self._budget = math.inf  # starts with as many probes as it can hold
         self._probes: deque[BeamShape] = deque()  # unread
         self._stale = True
         # Planned copies, the predicted seconds of their step, the largest shape drafted before.
@@ -124,10 +117,8 @@ class BatchPolicy:
             return self.shapes[self._best]
         seconds = float(self._seconds[self._best])
         price = float(self._seconds[self._probed]) - seconds
-        self._budget = min(self._budget + _PROBE_SHARE * seconds, _MOST_PROBES * max(price, 0.0))
-        if self._budget < price:
+        if not self._budget.pays(price, seconds):
             return self.shapes[self._best]
-        self._budget -= price
         self._probes.append(self.shapes[self._probed])
         return self._probes[-1]
 
@@ -210,7 +201,7 @@ class BatchPolicy:
                 pass  # copies replaced the earlier probes
             gained = sum(len(step.path) for step in steps) / batch
             gained -= self._expected(self.shapes[self._best])
-            self._budget += gained / self._pace(self._best)
+            self._budget.add(gained / self._pace(self._best))
 
     def _planned(
         self, rows: Sequence[Row], steps: Sequence[StepResult]
@@ -261,7 +252,7 @@ class BatchPolicy:
         self._probed = promising if gains else self._best
         if self._best == self._probed == 0 and len(paces) > 1:  # drafting may pay by now
             self._probed = 1 + int(np.argmin(self._seconds[1:]))
-            self._budget = 0.0 if self._budget == math.inf else self._budget
+            self._budget.start_empty()
 
     def _timed(self) -> Mask:
         """Whether each shape's cost is certain: its steps were timed, or it has one query row."""

@@ -4,8 +4,9 @@ No answer waits for it: now and then one small measurement is taken after an ans
 small share of the time that answers took. `measure_all` takes all of them at once instead, with
 interleaved repeats, so that a machine that becomes slower or busier does so for all of them.
 
-As in the decoding loop, several calls are submitted at once, so that the time that a single call
-waits for the host is not counted.
+As in the decoding loop, a call follows one like it, which leaves buffers that fit, and several
+short calls are submitted at once, so that the time that a single call waits for the host is not
+counted.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ SHARE = 0.02
 _REPEATS = 3
 _PRICE = 2 * (_REPEATS + 1)
 """Maximum cost of one measurement, in steps: its first call compiles."""
+
+_STEPS = 6
+"""Number of steps whose shortest is compared with its parts."""
 
 _BUDGET = 6.0
 """Seconds for the first call of every case, again for repeats, and again for overheads."""
@@ -157,7 +161,11 @@ class Profiler:
         seconds = {case: min(t) for case, t in times.items()}
         spreads = [(max(t) - min(t)) / max(seconds[case], 1e-9) for case, t in times.items()]
         timings = Timings(
-            self.timings.setup, seconds, spread=statistics.median(spreads), complete=True
+            setup=self.timings.setup,
+            seconds=seconds,
+            taken=dict.fromkeys(seconds, _TAKEN),
+            spread=statistics.median(spreads),
+            complete=True,
         )
         seconds |= self._overheads(timings, budget)
         tell(1.0)
@@ -199,7 +207,7 @@ class Profiler:
         began = time.perf_counter()
         for done in range(1, _MOST_ROUNDS + 1):
             for case, call in calls.items():
-                times[case].append(seconds_of(self._target, call, _at_once(times[case][-1])))
+                times[case].append(_next_seconds(self._target, call))
             spent = time.perf_counter() - began
             tell(0.5 + max(done / _MOST_ROUNDS, min(spent / budget, 1.0)) / 2)
             if done >= _LEAST_ROUNDS and spent * (done + 1) / done > budget:
@@ -227,9 +235,9 @@ class Profiler:
         while not found[0] or (len(found[0]) < _REPEATS and time.perf_counter() - began < budget):
             for (shape, calls), rest in zip(parts.items(), found, strict=True):
                 decoder = Decoder(self._target, self._drafter, shape, SamplingParams())
-                step = step_seconds(decoder, prompt, _REPEATS)
+                step = step_seconds(decoder, prompt, _STEPS)
                 with BLAS.threads_by_rows():
-                    rest.append(step - sum(_usual_seconds(self._target, call) for call in calls))
+                    rest.append(step - sum(_shortest_seconds(self._target, call) for call in calls))
         most = timings.seconds["call", 1, SHORT_CONTEXT]
         medians = [max(0.0, min(statistics.median(rest), most)) for rest in found]
         rising = [*accumulate(medians, max)]
@@ -252,7 +260,7 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
 
 
 def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
-    """Measure the median time of `steps` steps of the decoding loop after a prompt."""
+    """Measure the shortest of `steps` steps of the decoding loop after a prompt."""
     read: list[float] = []
 
     def finished(_: StepResult) -> bool:
@@ -261,15 +269,15 @@ def step_seconds(decoder: Decoder, prompt: list[int], steps: int) -> float:
 
     for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), finished):
         pass
-    return statistics.median(b - a for a, b in pairwise(read[1:]))
+    return min(b - a for a, b in pairwise(read[1:]))
 
 
-def _at_once(seconds: float) -> int:
-    """Return how many calls that take `seconds` each are submitted together."""
-    return max(1, min(_MOST_CALLS, int(_BURST / max(seconds, 1e-9))))
+def _next_seconds(target: Target, call: Call) -> float:
+    """Return the seconds of a call that follows one like it, the mean of several short ones."""
+    first = seconds_of(target, call, 1)
+    return seconds_of(target, call, max(1, min(_MOST_CALLS, int(_BURST / max(first, 1e-9)))))
 
 
-def _usual_seconds(target: Target, call: Call) -> float:
-    """Return the median of some measurements, after one that warms up."""
-    times = _at_once(seconds_of(target, call, 1))
-    return statistics.median(seconds_of(target, call, times) for _ in range(_REPEATS))
+def _shortest_seconds(target: Target, call: Call) -> float:
+    """Return the shortest of as many measurements as there are steps to compare it with."""
+    return min(_next_seconds(target, call) for _ in range(_STEPS // 2))

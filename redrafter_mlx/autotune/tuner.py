@@ -21,6 +21,7 @@ from redrafter_mlx.autotune.cost_model import (
     saved_timings,
 )
 from redrafter_mlx.autotune.learned import learned_file, save_learned, saved_learned
+from redrafter_mlx.autotune.probe_budget import ProbeBudget
 from redrafter_mlx.autotune.profiler import Profiler, setup_of
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import AcceptMethod, BeamShape
@@ -64,6 +65,7 @@ class Tuner:
             self._learned = learned_file(self.setup, values_hash(model, *modules))
             self._acceptance = saved_learned(self._learned)
         self._profiler = Profiler(target, drafter, timings, self.widest)
+        self._times, self._budget = StepTimes(), ProbeBudget()
         self._use_timings()
         self._lent: dict[BatchPolicy, AcceptMethod] = {}  # until they are recorded
         self._lock, self._measuring = threading.Lock(), threading.Lock()
@@ -93,6 +95,7 @@ class Tuner:
             self._profiler.measure_all(done)
             with self._lock:
                 self._use_timings()
+                self._times = StepTimes()
             if self._learned is not None:
                 self._profiler.timings.save()
 
@@ -128,7 +131,7 @@ class Tuner:
         """Return the policy of a new batch, with what earlier ones learned by this method."""
         with self._lock:
             known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
-            policy = BatchPolicy(self.costs, known, self._times)
+            policy = BatchPolicy(self.costs, known, self._times, self._budget)
             policy.begin_answer()
             self._lent[policy] = method
             return policy
@@ -164,6 +167,8 @@ class Tuner:
             try:
                 if self._profiler.after_answer(seconds, seconds / steps):
                     self._use_timings()
+                    if not self.measured:  # otherwise only a batch's costs were refined
+                        self._times = StepTimes()
                 self._save()  # the budget too
             finally:
                 self._measuring.release()
@@ -176,7 +181,6 @@ class Tuner:
 
     def _use_timings(self) -> None:
         self.costs = self._cost_model(self._profiler.timings)
-        self._times = StepTimes()
         self._find_candidates()
 
     def _find_candidates(self) -> None:
