@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, meant
 
 DType = Literal["auto", "float16", "bfloat16", "float32"]
 """Arithmetic of the target: `auto` is as stored on a GPU and float32 on a CPU."""
@@ -227,9 +226,7 @@ def refuse_unknown_keys(given: Mapping[str, object], known: list[str], what: str
     """Raise BadInputError naming the first key of `given` that is not among `known`."""
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known)}"
-            raise BadInputError(f"unknown {what} {key!r}; {hint}")
+            raise BadInputError(f"unknown {what} {key!r}; {meant(key, known)}")
 
 
 def check_choice(name: str, value: str, choices: object) -> None:

@@ -4,6 +4,11 @@ The command line prints that line and exits non-zero; a library caller catches `
 Any other exception that escapes is a bug of this package.
 """
 
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
 
 class RedrafterError(Exception):
     """Base of every error that a user can cause; `str(error)` is one readable line."""
@@ -59,3 +64,15 @@ class TooLargeError(RedrafterError):
 
 class RankError(RedrafterError):
     """A rank of a distributed run that cannot be reached."""
+
+
+def meant(name: str, known: Iterable[str], otherwise: str = "") -> str:
+    """Return "did you mean ...?" with the known name nearest to `name`.
+
+    If none is near, return `otherwise`, by default a list of all known names.
+    """
+    choices = list(known)
+    near = difflib.get_close_matches(name, choices, n=1)
+    if near:
+        return f"did you mean {near[0]!r}?"
+    return otherwise or f"there are: {', '.join(choices)}"

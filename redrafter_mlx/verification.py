@@ -24,6 +24,7 @@ from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.prompt import Prompt
+from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.sequential import sequential_log_probs
 
@@ -144,7 +145,7 @@ def verify(
             differences.append(Difference(i, same, expected[same], got[same], margin, noise))
         if done is not None:
             done(i + 1)
-    dtype = str(redrafter.target.dtype).rsplit(".", 1)[-1]
+    dtype = dtype_name(redrafter.target.dtype)
     return VerificationReport(
         model=source.name if source else redrafter.target.model_type,
         fingerprint=source.fingerprint if source else None,

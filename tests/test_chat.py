@@ -189,7 +189,7 @@ def test_quotes_that_are_never_closed_send_nothing() -> None:
     ("line", "named"),
     [
         ("/nothing", "/nothing"),
-        ("/hlep", "did you mean /help?"),
+        ("/hlep", "did you mean '/help'?"),
         ("/set temperature abc", "temperature is 'abc'"),
         ("/set temperature -1", "temperature is -1"),
         ("/set temperatur 1", "did you mean 'temperature'?"),

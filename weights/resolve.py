@@ -6,7 +6,6 @@ repository `org/name` or `org/name@revision`. Files on disk are used without net
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from redrafter_mlx.errors import DownloadError, ModelNotFoundError
+from redrafter_mlx.errors import DownloadError, ModelNotFoundError, meant
 from redrafter_mlx.runtime.launched import launched_rank
 from redrafter_mlx.runtime.paths import NoRoomError
 from redrafter_mlx.weights import LOG, Progress, hub, log_progress, no_progress
@@ -200,6 +199,5 @@ def _remedy(name: str) -> str:
 def _unknown(name: str) -> str:
     if "/" in name or name.startswith("~") or name.endswith(".gguf"):
         return f"no file or folder {name!r:.200}"
-    near = difflib.get_close_matches(name, list(REGISTRY), n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(REGISTRY)}"
+    hint = meant(name, REGISTRY)
     return f"no model {name!r:.200}; {hint}, or give a Hub repository org/name or a path"

@@ -14,7 +14,7 @@ import numpy as np
 
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.device import chip_name, float32_is_exact, system_name
+from redrafter_mlx.runtime.device import chip_name, dtype_name, float32_is_exact, system_name
 from redrafter_mlx.version import __version__
 
 
@@ -81,7 +81,7 @@ class LoadedModel:
     def of(cls, redrafter: Redrafter, dtype: str, named: str | None = None) -> LoadedModel:
         source = redrafter.source
         module = redrafter.drafter.module if redrafter.drafter else None
-        arithmetic = str(redrafter.target.dtype).rsplit(".", 1)[-1]
+        arithmetic = dtype_name(redrafter.target.dtype)
         return cls(
             dtype=dtype,
             model=source.name if source else redrafter.target.model_type,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +13,7 @@ from redrafter_mlx.bench.papers import log_tables as by_log
 from redrafter_mlx.bench.papers.evidence import Evidence
 from redrafter_mlx.bench.papers.published import Published, published
 from redrafter_mlx.bench.show.tables import TextTable
-from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.errors import BadInputError, meant
 
 QUESTION_81 = Question(
     "Compose an engaging travel blog post about a recent trip to Hawaii, highlighting cultural "
@@ -97,7 +96,5 @@ def find_protocol(name: str) -> PaperProtocol:
     """Return the protocol with this name; raises BadInputError if there is none."""
     by_name = {protocol.name: protocol for protocol in PROTOCOLS}
     if name not in by_name:
-        near = difflib.get_close_matches(name, by_name, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(by_name)}"
-        raise BadInputError(f"--paper is {name!r}; {hint}")
+        raise BadInputError(f"--paper is {name!r}; {meant(name, by_name)}")
     return by_name[name]

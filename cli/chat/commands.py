@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import difflib
 import re
 import shlex
 import stat
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 from redrafter_mlx.cli.options import GENERATION
 from redrafter_mlx.cli.terminal import check_text
 from redrafter_mlx.config import GenerationOptions, refuse_unknown_keys
-from redrafter_mlx.errors import BadInputError, DamagedFileError
+from redrafter_mlx.errors import BadInputError, DamagedFileError, meant
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.json_file import read_object, to_json
 from redrafter_mlx.runtime.paths import human_size
@@ -48,8 +47,7 @@ def run_command(chat: Chat, line: str) -> None:
     name, _, rest = line.strip().partition(" ")
     command = {c.name: c for c in COMMANDS}.get(name)
     if command is None:
-        near = difflib.get_close_matches(name, [c.name for c in COMMANDS], n=1)
-        hint = f"did you mean {near[0]}?" if near else "/help lists them"
+        hint = meant(name, [c.name for c in COMMANDS], otherwise="/help lists them")
         raise BadInputError(
             f"unknown command {name}; {hint} (a space in front sends the line as a message)"
         )

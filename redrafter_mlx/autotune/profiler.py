@@ -45,7 +45,7 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.runtime.blas import BLAS
-from redrafter_mlx.runtime.device import chip_name, system_name
+from redrafter_mlx.runtime.device import chip_name, dtype_name, system_name
 from redrafter_mlx.runtime.launched import launch_name
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.fingerprint import shapes_hash
@@ -251,7 +251,7 @@ def setup_of(model: nn.Module, target: Target, drafter: str) -> Setup:
         chip=f"{mx.default_device().type.name} {chip_name()}",
         model=f"{target.model_type} {shapes_hash(model)}",
         drafter=drafter,
-        dtype=str(target.dtype).rsplit(".", 1)[-1],
+        dtype=dtype_name(target.dtype),
         mlx=metadata.version("mlx"),
         blas=BLAS.library or BLAS.note,
         launch=launch_name(),

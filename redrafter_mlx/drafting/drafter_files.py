@@ -24,6 +24,7 @@ from redrafter_mlx.config import shown
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, ModelNotFoundError
 from redrafter_mlx.runtime.atomic_write import flush_to_disk, name_in_errors
+from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.files.names import WEIGHTS
@@ -214,7 +215,7 @@ def _check_names_and_shapes(
             )
         if _is_floating(tensors[name]) != _is_floating(array):
             raise DamagedFileError(
-                f"{path}: tensor {name} holds {_dtype_name(tensors[name])}, "
+                f"{path}: tensor {name} holds {dtype_name(tensors[name].dtype)}, "
                 f"not {'numbers with a fraction' if _is_floating(array) else 'integers'}"
             )
     for name in tensors:
@@ -231,7 +232,8 @@ def _check_finite(network: nn.Module, path: Path) -> None:
         mx.eval(array)
         if _is_floating(array) and not mx.isfinite(array).all().item():
             raise DamagedFileError(
-                f"{path}: tensor {name} holds values that are not finite in {_dtype_name(array)}"
+                f"{path}: tensor {name} holds values that are not finite in "
+                f"{dtype_name(array.dtype)}"
             )
 
 
@@ -242,7 +244,3 @@ def parameters_of(network: nn.Module) -> dict[str, mx.array]:
 
 def _is_floating(array: mx.array) -> bool:
     return mx.issubdtype(array.dtype, mx.floating)
-
-
-def _dtype_name(array: mx.array) -> str:
-    return str(array.dtype).removeprefix("mlx.core.")

@@ -30,6 +30,11 @@ def system_name() -> str:
     return f"macOS {mac}" if mac else f"{platform.system()} {platform.machine()}"
 
 
+def dtype_name(dtype: mx.Dtype) -> str:
+    """Return a type's name as options and file formats spell it, such as `float16`."""
+    return str(dtype).removeprefix("mlx.core.")
+
+
 def memory_limit() -> int:
     """Return the bytes that models and their caches may take.
 

@@ -9,6 +9,7 @@ import mlx.nn as nn
 from mlx_lm.models.cache import make_prompt_cache
 
 from redrafter_mlx.errors import BadInputError
+from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import log_softmax
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
@@ -42,7 +43,7 @@ def check_trees(target: Target) -> float:
     single, read = single[:, -1], several[0, : len(prompt)]
     if not mx.all(mx.isfinite(single)).item():
         raise BadInputError(
-            f"{target.model_type}'s logits are not finite in {str(target.dtype).split('.')[-1]}: "
+            f"{target.model_type}'s logits are not finite in {dtype_name(target.dtype)}: "
             f"its weights are damaged, or it needs another dtype"
         )
     with unsupported_if_failing(target.model_type, "a tree"):

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache
 
 from redrafter_mlx.decoding.prefix_cache import common_prefix
 from redrafter_mlx.errors import UnsupportedModelError
+from redrafter_mlx.runtime.device import dtype_name
 from redrafter_mlx.target.model import Target
 
 
@@ -59,7 +60,7 @@ def check_finite(states: np.ndarray, target: Target) -> np.ndarray:
         names = [f"the input of layer {i}" for i in target.context_layers] + ["the last norm"]
         parts = np.split(states, len(names), axis=-1)
         name = next(n for n, p in zip(names, parts, strict=True) if not np.isfinite(p).all())
-        kind = str(target.dtype).removeprefix("mlx.core.")
+        kind = dtype_name(target.dtype)
         remedy = (
             "load it with --dtype bfloat16 or float32"
             if kind == "float16"
