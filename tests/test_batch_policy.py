@@ -24,12 +24,16 @@ from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.cost_model import CostModel, cost_model
+from redrafter_mlx.autotune.probe_budget import ProbeBudget
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 
 LATE = 2
 """Steps between the choice of a shape and the first result with it, as in the decoding loop."""
+
+SHORT = 32
+"""Steps of a short answer."""
 
 
 def batches_of(call: Callable[[int], float], drafting: float = 0.3) -> CostModel:
@@ -56,17 +60,18 @@ def decode(
     policy: BatchPolicy | None = None,
     dearer: float = 1.0,
     compiling: float = 0.0,
+    compiled: set[BeamShape] | None = None,
     slowness: Callable[[int], float] = lambda _: 1.0,
 ) -> list[Taken]:
     """Run steps of a batch with one row per text; they take the time of `costs`.
 
-    Drafted steps take `dearer` times as long as the policy expects. The first step of a shape takes
-    longer by the share `compiling`, and reports no time. The policy sees times that are `slowness`
-    times as long, by the step's index.
+    Drafted steps take `dearer` times as long as the policy expects. The first step of a shape that
+    is not `compiled` takes longer by the share `compiling`, and reports no time. The policy sees
+    times that are `slowness` times as long, by the step's index.
     """
     policy = policy or BatchPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))))
     rows, unread, taken = [sequence() for _ in texts], [], []
-    compiled: set[BeamShape] = set()
+    compiled = set() if compiled is None else compiled
     for i in range(steps):
         shape = policy.next_shape(rows)
         seconds = costs.step(shape, 128, len(rows)) * (1 if shape == PLAIN else dearer)
@@ -102,19 +107,51 @@ def test_drafts_that_cost_more_than_was_measured_are_given_up(batch: int) -> Non
     assert pace(steps) > 0.9 * batch / FREE.step(PLAIN, 128, batch)
 
 
+def answer(
+    costs: CostModel, batch: int, answers: int, dearer: Callable[[int], float]
+) -> list[Taken]:
+    """Take SHORT steps of one batch after the other, as one process does, from its first step.
+
+    `dearer` is by how much drafted steps cost more than expected, by the answer's index.
+    """
+    acceptance = AcceptanceStatistics(candidates(costs, batches=(1, 8)))
+    times, budget, compiled, taken = StepTimes(), ProbeBudget(), set[BeamShape](), list[Taken]()
+    for number in range(answers):
+        acceptance = acceptance.continued(acceptance.shapes)
+        times.begin_answer()
+        policy = BatchPolicy(costs, acceptance, times, budget)
+        texts = [Text(0.55, 100 * number + i) for i in range(batch)]
+        factor = dearer(number)
+        taken += decode(costs, texts, SHORT, policy, factor, compiling=0.6, compiled=compiled)
+    return taken
+
+
 @pytest.mark.parametrize("batch", [2, 4, 8])
 @pytest.mark.parametrize("dearer", [1.0, 1.15, 1.3, 1.5])
 def test_short_batches_are_hardly_slower_than_plain_ones(batch: int, dearer: float) -> None:
-    """From a process's first step, for cheap and expensive drafts; each shape is compiled first."""
-    times, acceptance = StepTimes(), AcceptanceStatistics(candidates(TWO_CORES, batches=(1, 8)))
-    taken: list[Taken] = []
-    for number in range(4):
-        acceptance = acceptance.continued(acceptance.shapes)
-        times.begin_answer()
-        policy = BatchPolicy(TWO_CORES, acceptance, times)
-        texts = [Text(0.55, 10 * number + i) for i in range(batch)]
-        taken += decode(TWO_CORES, texts, 32, policy, dearer, compiling=0.6)
-    assert pace(taken) > 0.93 * batch / TWO_CORES.step(PLAIN, 128, batch)
+    """For cheap and expensive drafts; each shape is compiled first."""
+    taken = answer(TWO_CORES, batch, 8, lambda _: dearer)
+    plain = batch / TWO_CORES.step(PLAIN, 128, batch)
+    assert pace(taken) > 0.95 * plain
+    assert pace(taken[4 * SHORT :]) > 0.97 * plain
+
+
+@pytest.mark.parametrize("costs", [TWO_CORES, LINEAR], ids=["two cores", "linear"])
+@pytest.mark.parametrize("batch", [1, 2, 4, 8])
+@pytest.mark.parametrize("before", [1.0, 1.5, 2.5])
+@pytest.mark.parametrize("after", [1.0, 2.0])
+def test_a_change_of_what_drafts_cost_is_noticed(
+    costs: CostModel, batch: int, before: float, after: float
+) -> None:
+    """Such as that of a machine that gets hot, where plain steps take as long as before."""
+    taken = answer(costs, batch, 40, lambda number: before if number < 16 else after)
+    shapes = (PLAIN, *every_shape(4, 8))
+    texts = [Text(0.55) for _ in range(batch)]
+    best = max(
+        batch * texts[0].tokens(s) / costs.step(s, 128, batch) / (1 if s == PLAIN else after)
+        for s in shapes
+    )
+    assert pace(taken[30 * SHORT :]) > (0.96 if after > 1 else 0.85) * best
 
 
 @pytest.mark.parametrize("batch", [1, 4])

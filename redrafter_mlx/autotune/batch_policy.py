@@ -53,6 +53,9 @@ _SURE_GAIN, _PLAIN_EVERY, _PLAIN_SELDOM = 1.3, 8, 64
 _PLAIN_SELDOM, until enough plain steps are timed: a profile may be wrong about one query row, whose
 kernels differ from those for several."""
 
+_PLAIN_AGAIN, _PLAIN_SOON = 128, 4
+"""Then one in _PLAIN_AGAIN is, and one in _PLAIN_SOON after one that took another time."""
+
 _MOST_PLAIN = 12
 """Maximum number of a batch's first steps that are plain in order to be timed. Steps that share the
 device with other work are never timed."""
@@ -92,7 +95,6 @@ class BatchPolicy:
         self._seconds = np.zeros(len(self.shapes))  # predicted and corrected
         self._tokens = np.ones(len(self.shapes))  # per row
         self._best = self._probed = 0  # indices of shapes
-        self._untimed = 0  # steps that promised a small gain over untimed plain steps
         self._plain_steps: Counter[int] = Counter()  # to be timed, by batch size
         self._probes: deque[BeamShape] = deque()  # unread
         self._stale = True
@@ -262,15 +264,15 @@ class BatchPolicy:
 
     def _plain_first(self) -> bool:
         """Whether to take a plain step so that it is timed, and drafts can be compared with it."""
-        if self._times.known(PLAIN.nodes, self._batch):
-            return False
-        if self._batch > 1:
-            self._plain_steps[self._batch] += 1
-            return self._plain_steps[self._batch] <= _MOST_PLAIN
+        due, batch = self._times.plain_is_due, self._batch
+        if self._times.known(PLAIN.nodes, batch):
+            return due(_PLAIN_SOON if self._times.surprised(batch) else _PLAIN_AGAIN, batch)
+        if batch > 1:
+            self._plain_steps[batch] += 1
+            return self._plain_steps[batch] <= _MOST_PLAIN
         # Even a gain that seems sure may be that of a plain step timed while the machine was busy.
         sure = self._pace(self._best) >= _SURE_GAIN * self._pace(0)
-        self._untimed += 1
-        return self._untimed % (_PLAIN_SELDOM if sure else _PLAIN_EVERY) == 0
+        return due(_PLAIN_SELDOM if sure else _PLAIN_EVERY)
 
     def _draft_after(self, holds: Sequence[float]) -> bool:
         """Whether to draft for the step after copies; `holds` are their chances of full acceptance.

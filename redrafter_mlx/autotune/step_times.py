@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import deque
+from collections import Counter, deque
 
 _RECENT = 6
 """Number of steps whose median is the machine's current slowness. It must follow a change sooner
@@ -19,6 +19,9 @@ the row count in use, and others are tried in vain."""
 
 _ENOUGH, _MOST = 5, 9
 """Minimum and maximum number of a row count's last steps, whose median is its correction."""
+
+_SURPRISE = 1.2
+"""Factor by which a plain step differs from its correction if something has changed."""
 
 _FEW = 2
 """Minimum number of a batch's drafted steps that correct those with other row counts."""
@@ -31,6 +34,7 @@ class StepTimes:
         self._recent: dict[int, deque[float]] = {}
         self._by_rows: dict[tuple[int, int], deque[float]] = {}
         self._drafted: dict[int, deque[float]] = {}  # of steps with drafts, any query rows
+        self._since_plain: Counter[int] = Counter()  # steps by batch
 
     def learn(self, rows: int, predicted: float, seconds: float, batch: int = 1) -> None:
         """Record a step with `rows` query rows per batch row; NaN seconds are ignored.
@@ -70,8 +74,31 @@ class StepTimes:
         others = self._drafted.get(batch, ()) if rows > 1 else ()
         return statistics.median(others) if len(others) >= _FEW else 1.0
 
+    def plain_is_due(self, every: int, batch: int = 1) -> bool:
+        """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
+
+        Steps with drafts alone cannot tell that drafts became more expensive (on a hot machine, or
+        one without mains power) from a machine that became slower for all steps.
+        """
+        self._since_plain[batch] += 1
+        if self._since_plain[batch] < every:
+            return False
+        self._since_plain[batch] = 0
+        return True
+
+    def surprised(self, batch: int = 1) -> bool:
+        """Whether the last plain step took another time than its correction says."""
+        ratios = self._by_rows.get((batch, 1))
+        if not ratios:
+            return False
+        change = ratios[-1] / statistics.median(ratios)
+        return not 1 / _SURPRISE < change < _SURPRISE
+
     def begin_answer(self) -> None:
-        """Lower corrections above 1 a little, so that expensive row counts are tried again."""
-        for ratios in self._by_rows.values():
-            if statistics.median(ratios) > 1:
-                ratios.append(1.0)
+        """Forget one step of each row count that seemed too expensive, so that it is tried again.
+
+        Plain steps are kept: the others are compared with them.
+        """
+        for (_, rows), ratios in self._by_rows.items():
+            if rows > 1 and ratios and statistics.median(ratios) > 1:
+                ratios.popleft()
