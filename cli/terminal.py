@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells expect it: 128 + SIGINT."""
 
-CONTEXT_IS_FULL = "ended where the model's context does"
+CONTEXT_IS_FULL = "ended where the model's context or the memory does"
 
 _BIDI = "\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 _VISIBLE = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -114,6 +114,23 @@ def test_an_answer_that_is_left_ends_on_the_server() -> None:
         assert session.messages[-1] == {"role": "assistant", "content": text}
         wait_for(lambda: figure(url, "vllm:num_requests_running") == 0)
         assert figure(url, "vllm:generation_tokens_total") < 400
+
+
+def listing(*models: str, **more: object) -> Callable[..., list[dict[str, object]]]:
+    return lambda _: [{"id": name, **more} for name in models]
+
+
+def test_of_a_foreign_servers_models_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may list every model that it could load, and would load the first."""
+    monkeypatch.setattr(Server, "models", listing("a", "b"))
+    with pytest.raises(ServerError, match="--model: a, b"):
+        connect("http://localhost:1", None, None)
+    for name in ("b", "default_model"):
+        assert connect("http://localhost:1", name, None)[1].model == name
+    monkeypatch.setattr(Server, "models", listing("a"))
+    assert connect("http://localhost:1", None, None)[1].model == "a"
+    monkeypatch.setattr(Server, "models", listing("a", "b", x_redrafter={"loaded": True}))
+    assert connect("http://localhost:1", None, None)[1].model == "a"
 
 
 @pytest.mark.parametrize(

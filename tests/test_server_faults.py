@@ -469,5 +469,10 @@ def test_what_a_request_asks_in_vain_is_logged(
     api: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", "redrafter_mlx.server"):
-        api.post(CHAT, json={**ASKED, "max_tokens": 1, "user": "me", "verbosity": "low"})
-    assert f"{CHAT}: ignored user, verbosity" in caplog.messages
+        more = {
+            "user": "me",
+            "verbosity": "low",
+            "chat_template_kwargs": {"thinking": True, "x": 1},
+        }
+        api.post(CHAT, json={**ASKED, "max_tokens": 1, **more})
+    assert f"{CHAT}: ignored chat_template_kwargs.x, user, verbosity" in caplog.messages

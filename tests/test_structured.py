@@ -16,12 +16,13 @@ from tiny import CHAT_TEMPLATE, byte_tokenizer, random_drafter, random_model
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 
+from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.structured import json_schema
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.json_schema import json_term
-from redrafter_mlx.structured.markup import JSON_CALLS, Delta, Markup, OutputParser
+from redrafter_mlx.structured.markup import JSON_CALLS, Delta, Markup, OutputParser, markup_of
 from redrafter_mlx.structured.output_grammar import answer_grammar
 from redrafter_mlx.structured.plan import OutputPlan, plan_output
 
@@ -163,6 +164,33 @@ def test_the_parts_are_the_same_however_the_text_is_cut(
         calls = [delta.tool_call for delta in found if delta.tool_call is not None]
         assert [call.index for call in calls] == list(range(len(calls)))
         assert len({call.id for call in calls}) == len(calls)
+
+
+HARMONY = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
+ANALYSIS, FINAL = "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"
+NEXT = "<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (f"{FINAL}Hi", [("text", "Hi")]),
+        (f"{ANALYSIS}Well.{NEXT}{FINAL}Hi", [("reasoning", "Well."), ("text", "Hi")]),
+        (f"{ANALYSIS}a{NEXT}{ANALYSIS}b{NEXT}{FINAL}c", [("reasoning", "ab"), ("text", "c")]),
+        (f"{ANALYSIS}on and", [("reasoning", "on and")]),
+        (
+            f"{ANALYSIS}a{NEXT}{FINAL.replace('final', 'commentary')}b{NEXT}{ANALYSIS}c",
+            [("reasoning", "a"), ("text", "b"), ("reasoning", "c")],
+        ),
+    ],
+)
+def test_channels_of_gpt_oss_are_told_apart(text: str, parts: list[tuple[str, str]]) -> None:
+    """The texts are examples of openai/harmony's docs/format.md, shortened."""
+    words = byte_tokenizer()
+    words.add_tokens([AddedToken(mark, special=True) for mark in HARMONY])
+    markup = markup_of(words, words.encode("<|start|>assistant", add_special_tokens=False))
+    for pieces in ([text], list(text)):
+        assert merged(deltas_of(OutputParser(markup, []), pieces)) == parts
 
 
 def test_a_model_without_a_mark_at_the_end_of_calls_ends_them_with_the_answer() -> None:
@@ -391,6 +419,30 @@ def test_reasoning_that_the_template_begins_is_told_apart_and_the_format_comes_a
     assert json.loads(text)["a"] in (1, 2)
     plain = plan(of_model, ASKED, response_format=asked, thinking=False)
     assert merged(answered(of_model, plain, max_tokens=20)[0])[0][0] == "text"
+
+
+def test_reasoning_is_not_kept_in_a_session() -> None:
+    """Cut short in its reasoning, too: a template may only cut out what has an end."""
+    of_model = model(THINKING)
+    end = of_model.tokenizer.convert_tokens_to_ids("</think>")
+    for bias, kept in ((-100.0, False), (5.0, True)):
+        session = of_model.session()
+        options = GenerationOptions(
+            max_tokens=60, temperature=1.0, seed=2, thinking=True, logit_bias=((end, bias),)
+        )
+        said = "".join(token.text for token in session.stream("hm", options=options))
+        asked, answered = session.messages
+        assert asked["content"] == "hm"
+        _, found, content = said.partition("</think>")
+        assert bool(found) == kept
+        assert answered["content"] == content.lstrip()
+
+
+def test_a_json_object_may_have_a_schema_as_in_llama_server() -> None:
+    schema = {"type": "object", "properties": {"x": {"enum": [1]}}, "required": ["x"]}
+    made = plan(model(), ASKED, response_format={"type": "json_object", "schema": schema})
+    assert written(made, '{"x": 1}')
+    assert not written(made, "{}")
 
 
 def test_reasoning_cannot_end_the_answer_that_a_format_was_asked_for() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from mlx_lm.tokenizer_utils import TokenizerWrapper
+from tiny import byte_tokenizer
 from tokenizers import AddedToken
 from weights_samples import (
     CONTROL_TOKENS,
@@ -42,6 +43,21 @@ def test_ordinary_messages_are_encoded_as_transformers_does(tokenizer: Tokenizer
     for messages in [_user("hello world"), [*_user("a"), {"role": "assistant", "content": "b"}]]:
         want = tokenizer.apply_chat_template(messages, add_generation_prompt=True)
         assert render_chat(tokenizer, messages) == want
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+def test_thinking_is_a_variable_of_the_template_under_either_name(name: str) -> None:
+    words = byte_tokenizer()
+    words._tokenizer.chat_template = f"{{% if {name} %}}yes{{% else %}}no{{% endif %}}"
+    for thinking, text in ((True, "yes"), (False, "no")):
+        assert words.decode(render_chat(words, _user("?"), thinking=thinking)) == text
+
+
+def test_the_effort_of_reasoning_reaches_a_template_that_knows_it() -> None:
+    words = byte_tokenizer()
+    words._tokenizer.chat_template = "{{ reasoning_effort | default('medium') }}"
+    assert words.decode(render_chat(words, _user("?"), reasoning_effort="high")) == "high"
+    assert words.decode(render_chat(words, _user("?"))) == "medium"
 
 
 def test_generation_prompt_is_left_out_on_request(tokenizer: TokenizerWrapper) -> None:

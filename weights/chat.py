@@ -57,6 +57,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, object]] = (),
     thinking: bool | None = None,
+    reasoning_effort: str | None = None,
 ) -> list[int]:
     """Return the token ids of a conversation in the model's chat template.
 
@@ -68,6 +69,7 @@ def render_chat(
       add_generation_prompt: whether to end with the start of an answer
       tools: functions that the model may call, in OpenAI's format
       thinking: whether the model should reason first; None leaves it to the template
+      reasoning_effort: how much, as in OpenAI's API, for templates that know it
     Raises:
       BadInputError: no chat template, malformed messages, or messages that the template refuses
     """
@@ -82,6 +84,10 @@ def render_chat(
         options["tools"] = [*tools]
     if thinking is not None:
         options["enable_thinking"] = thinking
+        if _mentions(tokenizer, "thinking"):  # its name in Granite's and DeepSeek's templates
+            options["thinking"] = thinking
+    if reasoning_effort is not None and _mentions(tokenizer, "reasoning_effort"):
+        options["reasoning_effort"] = reasoning_effort
     everything = _all_text([checked, options])
     _check_text(everything, "a message")
     special = _control_tokens(tokenizer)
@@ -132,6 +138,11 @@ def is_vicuna(folder: Path, name: str) -> bool:
     with contextlib.suppress(FileNotFoundError, DamagedFileError):
         names.append(str(read_object(folder / "config.json").get("_name_or_path", "")))
     return any("vicuna" in n.lower() for n in names)
+
+
+def _mentions(tokenizer: TokenizerWrapper, variable: str) -> bool:
+    """Whether the text of the chat template has this variable; a renderer in Python has no text."""
+    return variable in str(getattr(tokenizer, "chat_template", None) or "")
 
 
 def _check_text(text: str, what: str) -> None:

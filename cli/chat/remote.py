@@ -25,6 +25,10 @@ _BEGUN, _ENDED = "<think>\n", "\n</think>\n\n"
 """Marks to show around reasoning; servers leave them out."""
 
 
+_SERVED = "default_model"
+"""mlx_lm.server's name for the model that it serves, which its list may lack."""
+
+
 @dataclass(frozen=True)
 class RemoteToken:
     """One token of an answer; for text without a token and for the answer's end, `source` is None.
@@ -64,7 +68,7 @@ class RemoteModel:
 
 
 def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteModel, Server]:
-    """Return the named model of a server, or its first one, and a client for it.
+    """Return the named model of a server, or its only one, and a client for it.
 
     Raises BadInputError for an invalid URL, and ServerError if the model is missing or still
     loading.
@@ -75,10 +79,13 @@ def connect(url: str, name: str | None, api_key: str | None) -> tuple[RemoteMode
     entries: dict[Any, dict[str, Any]] = {entry["id"]: entry for entry in server.models()}
     if not entries:
         raise ServerError(f"{server.url} has no model; start it with one")
+    ours = any(entry.get("x_redrafter") for entry in entries.values())
+    if name is None and len(entries) > 1 and not ours:  # others list what they could load
+        raise ServerError(f"name a model of {server.url} with --model: {', '.join(entries)}")
     name = next(iter(entries)) if name is None else name
-    if name not in entries:
+    if name not in entries and name != _SERVED:
         raise ServerError(f"{server.url} has no model {name!r}; it has: {', '.join(entries)}")
-    facts: dict[str, Any] = entries[name].get("x_redrafter") or {}
+    facts: dict[str, Any] = entries.get(name, {}).get("x_redrafter") or {}
     if facts.get("loaded") is False and facts.get("dtype") is None:
         raise ServerError(f"{server.url} is still loading {name}; try again soon")
     source = RemoteSource(name, server.url, facts.get("dtype") or "")
@@ -159,6 +166,8 @@ def _fields(options: GenerationOptions) -> dict[str, Any]:
         sent["seed"] = options.seed
     if options.thinking is not None:
         sent["chat_template_kwargs"] = {"enable_thinking": options.thinking}
+    if options.repetition_penalty != 1:
+        sent["repeat_penalty"] = options.repetition_penalty  # llama-server's name
     for field in fields(options):
         value = getattr(options, field.name)
         if field.name not in (*sent, "seed", "draft", "thinking") and value != field.default:

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from typing import Protocol
+
+from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.engine.prompt import Prompt
 from redrafter_mlx.engine.request import Request
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.response import Response
+from redrafter_mlx.structured.markup import OutputParser, markup_of
 
 
 class Engine(Protocol):
     """The part of the engine that a session uses."""
+
+    @property
+    def tokenizer(self) -> TokenizerWrapper: ...
 
     def chosen_options(
         self, options: GenerationOptions | None, overrides: Mapping[str, object]
@@ -53,7 +60,7 @@ class Session:
         The turn starts when its first response is requested; its prompt holds the turns that have
         ended by then. The message and its answer join the conversation when the answer ends. If the
         answer is closed early or interrupted, the text so far joins; without any text, nothing
-        joins.
+        joins. Nor does reasoning: a template may only cut out what has an end.
 
         Args:
           on_prefill: called in the engine's thread with the number of prompt tokens read so far,
@@ -93,17 +100,20 @@ class Session:
         try:
             turns, answer, last = self.messages, "", None
             prompt = tuple(self._prompt(asked, options))
+            markup = replace(markup_of(self._engine.tokenizer, prompt), tool_parser=None)
+            parser = OutputParser(markup, [])
             request = Request(prompt, options, on_prefill=on_prefill)
             responses = self._engine.respond(request)
             try:
                 for response in responses:
-                    answer += response.text
+                    answer += "".join(delta.content for delta in parser.feed(response.text))
                     if response.finish_reason is None:
                         yield response
                     else:
                         last = response
             finally:
                 responses.close()
+                answer += "".join(delta.content for delta in parser.finish())
                 if last is not None or answer:
                     turns += [asked, {"role": "assistant", "content": answer}]
         finally:

@@ -14,6 +14,12 @@ from mlx_lm.tool_parsers import json_tools
 
 from redrafter_mlx.runtime.json_file import to_json
 
+_HARMONY = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
+"""Control tokens of gpt-oss's format, in which an answer is a series of messages in channels. The
+source is openai/harmony, docs/format.md; mlx-lm knows no marks for it."""
+
+_CHANNELS = {"analysis": "reasoning", "commentary": "normal", "final": "normal"}
+
 ToolParser = Callable[[str, Any], Any]
 """mlx-lm's parser: from a call's text and the tools to `{"name", "arguments"}`, or a list of it."""
 
@@ -81,6 +87,13 @@ def markup_of(tokenizer: TokenizerWrapper, prompt: Sequence[int]) -> Markup:
     if tokenizer.has_thinking and (at := tokenizer.rfind_think_start(prompt)) >= 0:
         rest = prompt[at + len(tokenizer.think_start_tokens) :]
         state = state if tokenizer.decode(rest).strip() else "reasoning"
+    transitions = tokenizer.response_transitions
+    if not transitions and set(_HARMONY) <= tokenizer.get_vocab().keys():
+        begun = [(f"<|channel|>{name}<|message|>", to) for name, to in _CHANNELS.items()]
+        between = ("<|end|>", "<|start|>assistant")
+        transitions = {
+            of: [*begun, *((mark, of) for mark in between)] for of in ("normal", "reasoning")
+        }
     return Markup(
         think_start=tokenizer.think_start,
         think_end=tokenizer.think_end,
@@ -88,7 +101,7 @@ def markup_of(tokenizer: TokenizerWrapper, prompt: Sequence[int]) -> Markup:
         tool_call_end=tokenizer.tool_call_end or "",
         tool_parser=tokenizer.tool_parser,
         structural_markers=tokenizer.structural_markers,
-        response_transitions=tokenizer.response_transitions,
+        response_transitions=transitions,
         initial_state=state,
     )
 
@@ -161,7 +174,7 @@ class OutputParser:
     def _quoted_mark(self, state: str) -> str:
         """Return the mark that led to this state if it is content, else an empty string."""
         if state == "reasoning":
-            self._quotes = self._answers
+            self._quotes = self._answers and self._markup.has_thinking
             return self._markup.think_start or "" if self._quotes else ""
         ended, self._quotes = self._quotes, False
         return self._markup.think_end or "" if ended and state == "normal" else ""

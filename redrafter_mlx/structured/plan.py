@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -59,6 +60,7 @@ def plan_output(
     tool_choice: object = None,
     parallel_tool_calls: bool = True,
     thinking: bool | None = None,
+    reasoning_effort: str | None = None,
 ) -> OutputPlan:
     """Plan the answers to a chat request; the parameters are OpenAI's.
 
@@ -76,7 +78,7 @@ def plan_output(
     choice = read_choice(tool_choice, known)
     json_answer = read_format(response_format)
     shown = () if choice.mode == "none" else known
-    prompt = model.encode(_prompt(model.tokenizer, messages, shown, thinking))
+    prompt = model.encode(_prompt(model.tokenizer, messages, shown, thinking, reasoning_effort))
     markup = markup_of(model.tokenizer, prompt)
     usable = tuple(tool for tool in shown if choice.name in (None, tool.name))
     own_form = shows_tools(model.tokenizer) and choice.mode == "auto" and json_answer is None
@@ -110,7 +112,10 @@ def read_format(given: Mapping[str, object] | None) -> str | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return json_term({"type": "object"})
+        schema = given.get("schema") if given else None  # llama-server's form
+        return json_term(
+            schema if isinstance(schema, Mapping) else {"type": "object"}, lenient=True
+        )
     if kind != "json_schema":
         raise BadInputError(
             f"response_format.type: {kind!r:.40}; choose text, json_object or json_schema"
@@ -139,11 +144,12 @@ def _prompt(
     messages: Messages,
     tools: Sequence[Tool],
     thinking: bool | None,
+    reasoning_effort: str | None,
 ) -> list[int]:
     """Return the prompt's tokens, with tools, calls and results by the template, or as text."""
     checked = check_messages(messages)
+    render = partial(render_chat, tokenizer, thinking=thinking, reasoning_effort=reasoning_effort)
     mentions_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in checked)
     if mentions_tools and not shows_tools(tokenizer):
-        return render_chat(tokenizer, spelled_out(checked, tools), thinking=thinking)
-    given = [tool.given for tool in tools]
-    return render_chat(tokenizer, checked, tools=given, thinking=thinking)
+        return render(spelled_out(checked, tools))
+    return render(checked, tools=[tool.given for tool in tools])

@@ -47,6 +47,7 @@ class ChatReply(Reply[ChatRequest]):
                 tool_choice=asked.tool_choice,
                 parallel_tool_calls=asked.parallel_tool_calls,
                 thinking=asked.thinking,
+                reasoning_effort=asked.effort,
             )
             most = asked.max_completion_tokens or asked.max_tokens
             self._parts = [Parts(plan.parser()) for _ in range(asked.n)]

@@ -119,7 +119,10 @@ class OwnOptions(Schema):
 class TemplateOptions(Schema):
     """`chat_template_kwargs`, as in vLLM and llama-server."""
 
-    enable_thinking: bool | None = None
+    enable_thinking: Annotated[
+        bool | None, Field(validation_alias=AliasChoices("enable_thinking", "thinking"))
+    ] = None
+    reasoning_effort: str | None = None
 
 
 class Message(Schema):
@@ -188,7 +191,13 @@ class GenerationRequest(Schema):
         for name, instead in self.refused.items():
             if name in extra and extra[name] != self.harmless.get(name):
                 raise ApiError(400, f"{name} is not supported; {instead}", param=name)
-        return sorted(extra)
+        inside = [
+            f"{name}.{key}"
+            for name in type(self).model_fields
+            if isinstance(value := getattr(self, name), Schema)
+            for key in value.model_extra or {}
+        ]
+        return sorted({*extra, *inside} - {"repeat_penalty"})  # its other name was read
 
     def options(self, number: int, max_tokens: int) -> GenerationOptions:
         """Return the options of one of the `n` answers; each answer has a different seed."""
@@ -236,9 +245,12 @@ class ChatRequest(GenerationRequest):
     @property
     def thinking(self) -> bool | None:
         """Whether the model should reason first; None leaves it to its chat template."""
-        return (
-            False if self.reasoning_effort == "none" else self.chat_template_kwargs.enable_thinking
-        )
+        return False if self.effort == "none" else self.chat_template_kwargs.enable_thinking
+
+    @property
+    def effort(self) -> str | None:
+        """How much the model should reason, if its chat template knows that."""
+        return self.reasoning_effort or self.chat_template_kwargs.reasoning_effort
 
 
 def _as_prompts(given: object) -> object:
