@@ -79,6 +79,12 @@ def command(
             str(folder): DrafterFolder(folder, source.name, source.fingerprint).load(target)
             for folder in drafters
         }
+        for name, drafter in named.items():
+            most = drafter.max_length
+            if most is not None and most < beam_length:
+                raise BadInputError(
+                    f"--beam-length is {beam_length}; {name} drafts at most {most} tokens"
+                )
         prompts = [
             render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
         ]

@@ -38,7 +38,6 @@ from redrafter_mlx.weights.fit.needs import (
     stored_model,
 )
 from redrafter_mlx.weights.hub import check_room
-from redrafter_mlx.weights.known_drafters import known_drafters
 from redrafter_mlx.weights.precision import quantize_layers
 from redrafter_mlx.weights.registry import REGISTRY
 
@@ -98,6 +97,31 @@ def test_a_mixture_of_experts_is_not_sized_as_a_dense_model(key: str) -> None:
         assert of_config({**dense, key: none}, 5) == of_config(dense, 5) is not None
 
 
+def test_a_dense_model_that_reads_pictures_too_is_sized_by_its_text() -> None:
+    dense = {**LLAMA, "vocab_size": 100}
+    assert of_config({"text_config": dense, "vision_config": {"hidden_size": 3}}, 5) == of_config(
+        dense, 5
+    )
+
+
+@pytest.mark.parametrize("key", ["quantization", "quantization_config"])
+def test_weights_that_are_quantised_already_are_not_quantised_again(key: str) -> None:
+    stored = of_config({**LLAMA, "vocab_size": 100, key: {"bits": 4}}, 5)
+    assert stored is not None
+    assert stored.bits == 4
+
+
+def test_only_weights_that_are_read_count_as_weights(tmp_path: Path) -> None:
+    """Some repositories hold the original files as well."""
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "vocab_size": 100}))
+    (tmp_path / "original").mkdir()
+    for name in ("model-00001-of-00002", "model-00002-of-00002", "consolidated", "original/x"):
+        (tmp_path / f"{name}.safetensors").write_bytes(b"x" * 10)
+    stored = stored_model(tmp_path)
+    assert stored is not None
+    assert stored.nbytes == 20
+
+
 def test_a_gguf_file_of_experts_is_not_sized_as_a_dense_model(tmp_path: Path) -> None:
     metadata = gguf_metadata(llama__expert_count=8)
     path = write_gguf(tmp_path / "m.gguf", metadata, gguf_tensors(llama_model()))
@@ -140,12 +164,6 @@ def test_a_usual_drafter_is_about_as_large_in_memory_as_published_ones(name: str
     known = drafter_bytes(name)
     assert known is not None
     assert REGISTRY[name].shape.drafter_bytes == pytest.approx(known, rel=0.1)
-
-
-def test_the_drafter_that_is_sized_is_the_one_that_is_preferred() -> None:
-    for name in REGISTRY:
-        first = next(iter(known_drafters(name)), None)
-        assert drafter_bytes(name) == (None if first is None else first.in_memory)
 
 
 @pytest.mark.parametrize(

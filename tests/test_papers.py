@@ -268,8 +268,9 @@ def test_prompts_and_answers_that_the_context_cannot_hold_are_refused(
 
 
 def test_a_prompt_is_repeated_and_cut_to_its_length() -> None:
-    assert resized([1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
-    assert resized([1, 2, 3], 2) == [1, 2]
+    assert resized([1, 2, 3], 7) == [3, 1, 2, 3, 1, 2, 3]
+    assert resized([1, 2, 3], 2) == [2, 3]
+    assert resized([], 2) == []
 
 
 def test_accepted_drafts_are_counted_where_their_step_began() -> None:

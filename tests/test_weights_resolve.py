@@ -500,7 +500,7 @@ def test_unknown_name_says_what_there_is(name: str, words: str) -> None:
 
 
 def test_local_path_is_taken_as_it_is(hub: FakeHub, tmp_path: Path) -> None:
-    assert resolve(tmp_path).path == tmp_path.resolve()
+    assert (resolve(tmp_path).path, resolve(tmp_path).remedy) == (tmp_path.resolve(), None)
     assert pull(tmp_path).path == tmp_path.resolve()
     assert hub.asked == []
 
@@ -573,15 +573,17 @@ def test_what_cannot_be_a_model_is_neither_pulled_nor_shown(
 def test_list_ends_with_other_language_models_of_the_hubs_cache(hub: FakeHub) -> None:
     model = {"tokenizer.json": b"{}", "model.safetensors": b"x"}
     drafter = {"pytorch_model.bin": b"x"}
-    for repo, kind, files in (
-        ("org/llm", "LlamaForCausalLM", model),
-        ("org/other", "BertModel", model),
-        ("org/eagle", "LlamaForCausalLM", drafter),
+    for repo, kind, files, more in (
+        ("org/llm", "LlamaForCausalLM", model, {}),
+        ("org/pictures", "Gemma3ForConditionalGeneration", model, {"text_config": {"x": 1}}),
+        ("org/speech", "WhisperForConditionalGeneration", model, {}),
+        ("org/other", "BertModel", model, {}),
+        ("org/eagle", "LlamaForCausalLM", drafter, {}),
     ):
-        config = json.dumps({"model_type": "x", "architectures": [kind]}).encode()
+        config = json.dumps({"model_type": "x", "architectures": [kind], **more}).encode()
         hub.repos[repo, "main"] = {"config.json": config, **files}
         resolve(repo)
-    assert [m.name for m in list_models()] == [*registry.REGISTRY, "org/llm"]
+    assert [m.name for m in list_models()] == [*registry.REGISTRY, "org/llm", "org/pictures"]
 
 
 LARGE = {
@@ -617,6 +619,9 @@ def _weights_asked(hub: FakeHub) -> bool:
              "use_conv_bias": True, "time_step_rank": 256},
             "ArraysCache",
         ),
+        ({"model_type": "gpt2", "n_ctx": 64, "n_embd": 64, "n_head": 4, "n_layer": 32,
+          "n_positions": 64, "layer_norm_epsilon": 1e-5}, "rotary embeddings"),
+        ({"rms_norm_eps": 1e-5, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "NTK"),
         ({"model_type": "mamba"}, None),
         ({"model_type": "llama", "rms_norm_eps": 1e-5}, None),
         ({"model_type": "unheard_of", "num_hidden_layers": 1}, None),
@@ -716,18 +721,6 @@ def test_a_refused_token_is_named_with_its_remedy(
     with pytest.raises((DownloadError, ModelNotFoundError)) as anonymous:
         resolve("org/repo")
     assert "HF_TOKEN" not in str(anonymous.value)
-
-
-def test_a_command_to_try_again_can_be_pasted_whatever_the_name(
-    hub: FakeHub, tmp_path: Path
-) -> None:
-    hub.repos.clear()
-    local = find_local(tmp_path)
-    assert local is not None
-    assert local.remedy is None
-    with pytest.raises(DownloadError) as refused:
-        resolve("org/repo@refs/pr/1", offline=True)
-    assert str(refused.value).endswith("run: redrafter-mlx pull org/repo@refs/pr/1")
 
 
 def test_show_tells_of_damage_in_one_line(hub: FakeHub) -> None:

@@ -137,6 +137,12 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
 _CONVERSION = re.compile(r"\d-?bits?|q\d(_\w+)?|bf16|fp16|f16|f32|mlx|dwq|awq|gptq|hf|\d{6,}")
 """Words that publishers of conversions append to a model's name."""
 
+_MIXED = re.compile(r"-mixed(-\d)*(?=-\d+-?bits?)|-mxfp\d|-nvfp\d")
+"""Kinds of quantisation in the name of a conversion, with their smaller numbers of bits."""
+
+_SNAPSHOT = re.compile(r"models--.+?--([^/]+)/snapshots/[^/]+$")
+"""End of the path of a repository's files in the Hub's cache."""
+
 _GGUF = re.compile(r"([-.](q\d\w*|bf16|f16|f32))?\.gguf$")
 """End of a GGUF file's name: the type of most of its weights, and the suffix."""
 
@@ -153,7 +159,9 @@ def known_drafters(model: str) -> tuple[KnownDrafter, ...]:
 def family(model: str) -> str:
     """Return a model's own name in lower case, from a repository, path or registry name."""
     path = hub_name(REGISTRY[model].repo if model in REGISTRY else model).rstrip("/")
-    words = _GGUF.sub("", path.rsplit("/", 1)[-1].split("@")[0].lower()).split("-")
+    cached = _SNAPSHOT.search(path)
+    name = cached[1] if cached else path.rsplit("/", 1)[-1].split("@")[0]
+    words = _MIXED.sub("", _GGUF.sub("", name.lower())).split("-")
     while len(words) > 1 and _CONVERSION.fullmatch(words[-1]):
         words.pop()
     return "-".join(words).removeprefix("meta-")

@@ -88,16 +88,18 @@ def _status(name: str) -> ModelStatus:
 
 
 def _is_language_model(folder: Path) -> bool:
-    """Whether a repository holds a language model.
+    """Whether a repository holds a language model, which may read pictures too.
 
     A drafter's configuration may name such an architecture too, but comes without a tokenizer.
     """
     try:
         check_tokenizer(folder)
-        architectures = read_object(folder / "config.json").get("architectures")
+        config = read_object(folder / "config.json")
     except (FileNotFoundError, DamagedFileError):
         return False
-    return isinstance(architectures, list) and any("CausalLM" in str(a) for a in architectures)
+    kinds = ["CausalLM", *(["ConditionalGeneration"] if config.get("text_config") else [])]
+    named = config.get("architectures")
+    return isinstance(named, list) and any(kind in str(name) for name in named for kind in kinds)
 
 
 def _details(path: Path) -> dict[str, str]:

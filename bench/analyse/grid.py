@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from redrafter_mlx.bench.analyse.summary import WHOLE, Row
+from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.questions import WHOLE
 
 
 class Cell(NamedTuple):
@@ -72,8 +73,8 @@ def grids(rows: Sequence[Row], least: int = 1) -> list[Grid]:
             parts.append("greedy")
         else:
             parts.append(f"{way.accept} at temperature {way.temperature:g}")
-        thresholds = {"epsilon": way.epsilon, "delta": way.delta}
-        parts += [f"{name} {value:g}" for name, value in thresholds.items() if value is not None]
+        limits = {"epsilon": way.epsilon, "delta": way.delta, "max nodes": way.max_nodes}
+        parts += [f"{name} {value:g}" for name, value in limits.items() if value is not None]
         if len(group) >= least:
             found.append(Grid(", ".join(filter(None, parts)), tuple(group)))
     return found

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from redrafter_mlx.bench.analyse.energy import Energy
-from redrafter_mlx.bench.analyse.summary import WHOLE, Row
+from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE
+from redrafter_mlx.bench.measure.questions import WHOLE
 
 
 @dataclass(frozen=True)

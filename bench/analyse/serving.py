@@ -45,7 +45,7 @@ def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -
     rows = []
     for url, answers in by_url:
         waits = [a.first_token - a.began for a in answers]
-        paces = [(a.tokens - 1) / max(a.ended - a.first_token, 1e-9) for a in answers]
+        paces = [_pace(answer) for answer in answers]
         same = sum(a.text == b.text for a, b in zip(answers, first, strict=True))
         rows.append(
             ServingRow(
@@ -62,6 +62,13 @@ def serving_rows(users: int, by_url: Sequence[tuple[str, Sequence[Answered]]]) -
             )
         )
     return rows
+
+
+def _pace(answer: Answered) -> float:
+    """Return tokens per second after the first token; of the whole if all came at once."""
+    if answer.ended > answer.first_token:
+        return (answer.tokens - 1) / (answer.ended - answer.first_token)
+    return answer.tokens / max(answer.ended - answer.began, 1e-9)
 
 
 def total_tps(answers: Sequence[Answered]) -> float:

@@ -9,6 +9,7 @@ from statistics import fmean
 
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.methods import BASELINE, Method, Run
+from redrafter_mlx.bench.measure.questions import WHOLE
 from redrafter_mlx.bench.statistics import (
     Percentiles,
     Ragged,
@@ -18,9 +19,6 @@ from redrafter_mlx.bench.statistics import (
     typical,
 )
 from redrafter_mlx.decoding.prefix_cache import common_prefix
-
-WHOLE = "all"
-"""Category of a row over all questions."""
 
 Runs = Mapping[tuple[int | str, int], Run]
 """Runs by question id and repeat."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.methods import Method, Runner
@@ -32,8 +31,12 @@ class Prepared:
 
 
 def resized(prompt_ids: Sequence[int], length: int) -> list[int]:
-    """Return a prompt of exactly `length` tokens, by repeating and cutting `prompt_ids`."""
-    return list(islice(cycle(prompt_ids), length))
+    """Return a prompt of exactly `length` tokens, by repeating `prompt_ids` and cutting the start.
+
+    So it ends as they do, where an answer begins.
+    """
+    times = -(-length // max(1, len(prompt_ids)))
+    return (list(prompt_ids) * times)[-length:]
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,9 @@ from pathlib import Path
 from redrafter_mlx.distill.corpus.prompts.conversations import read_rows
 from redrafter_mlx.errors import BadInputError, DownloadError
 
+WHOLE = "all"
+"""Category of a row over all questions."""
+
 _TEXT_KEYS = ("prompt", "question", "instruction", "text")
 _ID_KEYS = ("question_id", "prompt_id", "id")
 _CATEGORY_KEYS = ("category", "dataset")
@@ -109,6 +112,10 @@ def choose_questions(
         if category not in known:
             there = f"there are: {', '.join(known)}" if known else "these questions have none"
             raise BadInputError(f"--categories holds {category!r}; {there}")
+    if WHOLE in known:
+        raise BadInputError(
+            f"a category is named {WHOLE!r}, like the row of all; name it otherwise"
+        )
     given = {q.id for q in questions}
     free = (n for n in count(1) if n not in given)
     numbered = [q if q.id is not None else replace(q, id=next(free)) for q in questions]

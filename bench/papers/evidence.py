@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from redrafter_mlx.bench.analyse.batch_summary import BatchRow
-from redrafter_mlx.bench.analyse.summary import WHOLE, Row
+from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.likelihood import Likelihood
 from redrafter_mlx.bench.measure.methods import Method
+from redrafter_mlx.bench.measure.questions import WHOLE
 
 AnswerKey = tuple[str, Method, int | str, int]
 """Key of an answer: dtype, method, question and repeat."""

@@ -9,8 +9,9 @@ from redrafter_mlx.bench.analyse.batch_summary import BatchResult, BatchRow
 from redrafter_mlx.bench.analyse.compare import Change
 from redrafter_mlx.bench.analyse.energy import Energy
 from redrafter_mlx.bench.analyse.result import Result
-from redrafter_mlx.bench.analyse.summary import WHOLE, Row
+from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.methods import BASELINE, Method
+from redrafter_mlx.bench.measure.questions import WHOLE
 from redrafter_mlx.bench.statistics import Spread
 
 

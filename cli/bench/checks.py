@@ -42,8 +42,17 @@ def check_measurement(options: BenchOptions) -> None:
     if options.report is not None:
         check_report(options.report, options.answers)
     if "none" in options.drafters:
-        if options.widths or options.lengths:
-            raise BadInputError("--beam-width and --beam-length need a drafter; --drafter is none")
+        for name in (
+            "beam_width",
+            "beam_length",
+            "max_nodes",
+            "prefixes",
+            "accept",
+            "epsilon",
+            "delta",
+        ):
+            if getattr(options, name) != getattr(BenchOptions, name):
+                raise BadInputError(f"{option_name(name)} needs a drafter; --drafter is none")
         if len(options.drafters) > 1:
             raise BadInputError(
                 "--drafter none beside others measures nothing more, for plain decoding is "

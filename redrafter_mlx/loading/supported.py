@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import cast
 
-import mlx.nn as nn
 from mlx_lm.utils import _get_classes
 
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
-from redrafter_mlx.target.adapter import check_cache
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.weights.hub import MOST_DRAFTER_LAYERS
 from redrafter_mlx.weights.raw_model import top_level_rope
 
 
 def check_supported(config: Path) -> None:
-    """Raise UnsupportedModelError for a model whose cache cannot hold a tree of drafts.
+    """Raise UnsupportedModelError for a model that cannot be a target.
 
     The model is built without weights, and none of its arrays is evaluated. A configuration from
     which none can be built passes, as the error on reading the files says more; so does one with as
@@ -31,12 +29,11 @@ def check_supported(config: Path) -> None:
         return
     try:
         kind, arguments = _get_classes(stored)
-        model = kind(arguments.from_dict(stored))
+        Target(kind(arguments.from_dict(stored)))
+    except UnsupportedModelError:
+        raise
     except Exception as error:  # architectures raise errors of any type on a foreign configuration
         if "not supported" in str(error):
             raise UnsupportedModelError(
                 f"mlx-lm has no architecture {str(stored.get('model_type'))!r:.80}"
             ) from error
-        return
-    whole = cast(nn.Module, getattr(model, "language_model", model))
-    check_cache(whole, str(stored.get("model_type")))

@@ -17,6 +17,7 @@ from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.loading.supported import check_supported
 from redrafter_mlx.runtime.process import MLX_PROCESS
 from redrafter_mlx.target.fingerprint import nbytes_of
+from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import LOG, Progress, no_progress
 from redrafter_mlx.weights.files.folder import contents_of
@@ -94,6 +95,7 @@ def _load(
         raw = load_gguf(local.path, progress)
     else:
         raw = load_folder(local.path, local.name)
+    Target(raw.model)  # refuses what cannot be a target, before its weights are read
     quantises = quantize is not None and stored_bits(raw.model) is None
     precision = convert(raw.model, dtype, quantize, raw.stored)
     kept = None

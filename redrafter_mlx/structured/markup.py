@@ -88,7 +88,8 @@ def markup_of(tokenizer: TokenizerWrapper, prompt: Sequence[int]) -> Markup:
         rest = prompt[at + len(tokenizer.think_start_tokens) :]
         state = state if tokenizer.decode(rest).strip() else "reasoning"
     transitions = tokenizer.response_transitions
-    if not transitions and set(_HARMONY) <= tokenizer.get_vocab().keys():
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()  # a vocabulary takes 0.1 s
+    if not transitions and set(_HARMONY) <= {str(token) for token in added}:
         begun = [(f"<|channel|>{name}<|message|>", to) for name, to in _CHANNELS.items()]
         between = ("<|end|>", "<|start|>assistant")
         transitions = {

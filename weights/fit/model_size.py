@@ -86,6 +86,9 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
     nbytes: size of the weight files
     """
 
+    text = config.get("text_config")  # of a model that reads pictures too
+    config = {**config, **text} if isinstance(text, Mapping) else config
+
     def whole(name: str, default: int = 0) -> int:
         value = config.get(name)
         return value if isinstance(value, int) and value > 0 else default
@@ -105,7 +108,7 @@ def of_config(config: Mapping[str, object], nbytes: int) -> StoredModel | None:
     )
     if not all((size.layers, size.hidden, size.intermediate, size.vocab)):
         return None
-    quantization = config.get("quantization")
+    quantization = config.get("quantization") or config.get("quantization_config")
     bits = quantization.get("bits") if isinstance(quantization, dict) else None
     return StoredModel(size, bits if isinstance(bits, int) else None, nbytes)
 
