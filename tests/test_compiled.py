@@ -11,13 +11,14 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from policies import Alternating, decode_with
-from tiny import random_drafter, random_model
+from tiny import byte_model, byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.autotune.timed_calls import random_tree
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.interface import Seen
 from redrafter_mlx.drafting.oracle import Oracle
+from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
@@ -179,3 +180,22 @@ def test_graphs_are_bounded_over_a_long_text_of_changing_shapes(
             break
     assert max(counts) == counts[-1] == 12
     np.testing.assert_array_equal(logits_of(target), want)
+
+
+def test_while_copies_follow_each_other_each_step_is_built_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plain step that would follow a copy is built only where the copies end."""
+    built, honest = [0], Decoder.step
+
+    def step(self, *given, **named):  # type: ignore[no-untyped-def]
+        built[0] += 1
+        return honest(self, *given, **named)
+
+    monkeypatch.setattr(Decoder, "step", step)
+    redrafter = Redrafter(byte_model(seed=1), byte_tokenizer(), "lookup")
+    stream = redrafter.stream("hello hello", max_tokens=300, beam_width=1, beam_length=8)
+    copied = [token.step.copied for token in stream if token.index == 0 and token.steps > 0]
+    begun = sum(now and not before for before, now in itertools.pairwise([False, *copied]))
+    assert sum(copied) > 2 * begun > 0
+    assert built[0] == len(copied) + begun

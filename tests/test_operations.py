@@ -12,8 +12,14 @@ from primitives import operations
 from tiny import random_drafter, random_model
 
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
+from redrafter_mlx.decoding.copies import CopyPlan
 from redrafter_mlx.decoding.loop import Decoder
+from redrafter_mlx.decoding.rows import with_copies
+from redrafter_mlx.decoding.state import Drafts, RowDrafts
+from redrafter_mlx.drafting.prompt_lookup import Copy
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.speculation.tree import pack_beam
 from redrafter_mlx.target.model import Target
 
 _VIEWS = {
@@ -95,6 +101,21 @@ def test_what_a_verification_launches_beside_its_layers_is_little(
     """Embedding, positions, mask, norm, head, acceptance and the order of the cache."""
     one, two = (step_operations(shape, layers)[0] for layers in (1, 2))
     assert one - (two - one) <= most
+
+
+def launched_for_a_copy(batch: int) -> int:
+    """Count the operations that put a copy into the first row's tree of a batch."""
+    tokens = mx.random.randint(0, 90, (batch, 3, 3), key=mx.random.key(0))
+    beams = Beams(mx.where(mx.arange(3) == 0, tokens[:, :1, :1], tokens), -mx.ones((batch, 3, 3)))
+    drafts = Drafts(pack_beam(beams, 6), (RowDrafts(BeamShape(3, 3, 6)),) * batch, beams=beams)
+    mx.eval(drafts.tree.arrays, beams.tokens, beams.log_probs)
+    plan = CopyPlan([Copy(tuple(range(7)), (-0.1,) * 7, 4)], BeamShape(1, 8), False)
+    copied = with_copies(drafts, [plan, *[None] * (batch - 1)], [1] * batch)
+    return launched([*copied.tree.arrays]).total()
+
+
+def test_a_copy_in_one_row_costs_as_much_in_every_batch() -> None:
+    assert launched_for_a_copy(2) == launched_for_a_copy(4) == launched_for_a_copy(8) > 0
 
 
 def test_beams_and_nodes_launch_nothing_of_their_own() -> None:

@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from simulated import AnswerPolicy, Text, cliff, decode, every_shape, machine, pace
+from simulated import AnswerPolicy, Text, cliff, decode, every_shape, machine, pace, sequence
 
+from redrafter_mlx.autotune.acceptance import AcceptanceStatistics
+from redrafter_mlx.autotune.batch_policy import BatchPolicy
+from redrafter_mlx.autotune.candidates import candidates
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.autotune.step_times import StepTimes
 from redrafter_mlx.config import PLAIN
@@ -131,3 +134,33 @@ def test_what_was_cheap_stays_so_without_being_used() -> None:
     for _ in range(20):
         times.begin_answer()
     assert times.correction(1) == 0.7
+
+
+def test_a_plain_step_that_was_due_and_not_timed_is_repeated_once() -> None:
+    """It is the first of its size in a longer text, and compiles its graph."""
+    times = StepTimes()
+    due = []
+    for step in range(40):
+        due.append(times.plain_is_due(16))
+        if due[-1]:
+            times.learn(1, 1.0, math.nan)
+        assert not times.known(1)
+        assert step < 15 or due[15]
+    assert [i for i, one in enumerate(due) if one] == [15, 16, 31, 32]
+
+
+@pytest.mark.parametrize("untimed", [0, 20])
+def test_a_batch_whose_first_steps_shared_the_machine_is_timed_later(untimed: int) -> None:
+    """Otherwise nothing would ever contradict a cost model that is wrong about its drafts."""
+    costs, dearer = UNEVEN, 2.2
+    policy = BatchPolicy(costs, AcceptanceStatistics(candidates(costs, batches=(1, 8))))
+    rows = [sequence() for _ in range(4)]
+    shapes, unread, text = [], [], Text(0.8, 1)
+    for step in range(1500):
+        shapes.append(policy.next_shape(rows))
+        seconds = costs.step(shapes[-1], 128, 4) * (1 if shapes[-1] == PLAIN else dearer)
+        seconds = math.nan if step < untimed else seconds
+        unread.append([replace(text.step(shapes[-1]), seconds=seconds) for _ in rows])
+        if len(unread) > 2:
+            policy.learn(rows, unread.pop(0))
+    assert sum(shape == PLAIN for shape in shapes[-500:]) > 450

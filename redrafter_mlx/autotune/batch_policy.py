@@ -58,7 +58,7 @@ _PLAIN_AGAIN, _PLAIN_SOON = 128, 4
 
 _MOST_PLAIN = 12
 """Maximum number of a batch's first steps that are plain in order to be timed. Steps that share the
-device with other work are never timed."""
+device with other work are never timed, so later ones are tried too, one in _PLAIN_SELDOM."""
 
 _CONTEXT_STEP = 64
 """Number of tokens after which costs are updated; they change by a few percent in 2,000 tokens."""
@@ -269,7 +269,7 @@ class BatchPolicy:
             return due(_PLAIN_SOON if self._times.surprised(batch) else _PLAIN_AGAIN, batch)
         if batch > 1:
             self._plain_steps[batch] += 1
-            return self._plain_steps[batch] <= _MOST_PLAIN
+            return self._plain_steps[batch] <= _MOST_PLAIN or due(_PLAIN_SELDOM, batch)
         # Even a gain that seems sure may be that of a plain step timed while the machine was busy.
         sure = self._pace(self._best) >= _SURE_GAIN * self._pace(0)
         return due(_PLAIN_SELDOM if sure else _PLAIN_EVERY)

@@ -35,6 +35,8 @@ class StepTimes:
         self._by_rows: dict[tuple[int, int], deque[float]] = {}
         self._drafted: dict[int, deque[float]] = {}  # of steps with drafts, any query rows
         self._since_plain: Counter[int] = Counter()  # steps by batch
+        self._due: set[int] = set()  # batches whose plain step was due, and is unread
+        self._untimed: set[int] = set()  # batches whose plain step was due, and was not timed
 
     def learn(self, rows: int, predicted: float, seconds: float, batch: int = 1) -> None:
         """Record a step with `rows` query rows per batch row; NaN seconds are ignored.
@@ -43,6 +45,10 @@ class StepTimes:
         themselves. Before there are any, plain steps tell it, and for one tree all steps, since
         batch costs are less certain than those of one tree.
         """
+        if rows == 1 and batch in self._due:
+            self._due.discard(batch)
+            if math.isnan(seconds):
+                self._untimed.add(batch)
         if math.isnan(seconds):
             return
         slowness = self.slowness(batch)
@@ -77,13 +83,19 @@ class StepTimes:
     def plain_is_due(self, every: int, batch: int = 1) -> bool:
         """Count a step that is about to be chosen; whether it should be plain, as one in `every`.
 
+        One that was not timed, as it compiled its graph, is repeated once.
+
         Steps with drafts alone cannot tell that drafts became more expensive (on a hot machine, or
         one without mains power) from a machine that became slower for all steps.
         """
         self._since_plain[batch] += 1
+        if batch in self._untimed:
+            self._untimed.discard(batch)
+            return True
         if self._since_plain[batch] < every:
             return False
         self._since_plain[batch] = 0
+        self._due.add(batch)
         return True
 
     def surprised(self, batch: int = 1) -> bool:

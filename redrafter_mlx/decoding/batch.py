@@ -22,7 +22,7 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.row import BatchShapes, FixedShape, Row
 from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
-from redrafter_mlx.decoding.state import DecodeState, Drafts
+from redrafter_mlx.decoding.state import DecodeState, Drafts, RowDrafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
 from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.runtime.blas import BLAS
@@ -140,13 +140,17 @@ class Batch:
         """Build the next step before the last results are read; return the cache before it, too.
 
         None where that is impossible: rows that join or leave change the batch, and a constraint's
-        masks depend on what was accepted.
+        masks depend on what was accepted. None, too, if only copies are verified now: after them
+        the text goes on repeating itself, and the next copies are found only in what is read.
         """
         constrained = any(row.constraint is not None for row in self.rows)
         fixed = self._decoder.target.builds_ahead and len(self._parts) == 1 and not constrained
         if not fixed or any(row.done for row in self.rows):
             return None, None
-        ((rows, state, _, unread),) = self._parts
+        ((rows, state, output, unread),) = self._parts
+        undrafted = all(row == RowDrafts(PLAIN) for row in state.drafts.rows)
+        if undrafted and all(row.copied for row in output.rows):
+            return None, None
         before, verified = state.cache.snapshot(), state.drafts.tree
         following = self._decoder.step(state, _committed(rows) + unread, shape, ())
         return before, _Next(rows, verified, *following)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import mlx.core as mx
 
@@ -47,15 +48,17 @@ def with_copies(drafts: Drafts, plans: Sequence[CopyPlan | None], roots: Sequenc
     plans: one per row, None to leave the row as it is
     roots: the last token of each row
     """
-    rows = []
-    for b, (plan, root) in enumerate(zip(plans, roots, strict=True)):
-        mine = take_drafts(drafts, [b])
-        if plan is not None:
-            copies = copy_beams([plan.copies], [root], plan.shape)
+    parts = []
+    # Rows without a plan stay together: each part takes some thirty operations.
+    for planned, some in groupby(range(len(plans)), lambda b: None if plans[b] is None else b):
+        mine = take_drafts(drafts, [*some])
+        plan = None if planned is None else plans[planned]
+        if planned is not None and plan is not None:
+            copies = copy_beams([plan.copies], [roots[planned]], plan.shape)
             tree, copied = tree_of_copies(copies, plan.shape, mine.beams if plan.joined else None)
             mine = Drafts(tree, (RowDrafts(plan.shape, copied=True),), copied=copied)
-        rows.append(mine)
-    return join_drafts(rows)
+        parts.append(mine)
+    return join_drafts(parts)
 
 
 def take_drafts(drafts: Drafts, rows: Sequence[int]) -> Drafts:
