@@ -60,6 +60,16 @@ def test_the_effort_of_reasoning_reaches_a_template_that_knows_it() -> None:
     assert words.decode(render_chat(words, _user("?"))) == "medium"
 
 
+def test_the_channels_of_an_answer_that_is_sent_back_do_not_reach_the_template() -> None:
+    """gpt-oss's template refuses them, and as hidden control tokens it would not see them."""
+    words = byte_tokenizer()
+    marks = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>")
+    words.add_tokens([AddedToken(mark, special=True) for mark in marks])
+    said = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>"
+    sent, content = ([*_user("a"), {"role": "assistant", "content": c + "Hi"}] for c in (said, ""))
+    assert render_chat(words, sent) == render_chat(words, content)
+
+
 def test_generation_prompt_is_left_out_on_request(tokenizer: TokenizerWrapper) -> None:
     with_it = render_chat(tokenizer, _user("hello"))
     without = render_chat(tokenizer, _user("hello"), add_generation_prompt=False)

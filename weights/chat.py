@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.runtime.json_file import read_object
+from redrafter_mlx.weights.markup import OutputParser, markup_of
 
 VICUNA_TEMPLATE = """\
 {{ bos_token }}\
@@ -93,7 +95,9 @@ def render_chat(
     special = _control_tokens(tokenizer)
     control = _pattern(special)
     with _TOKENIZER_LOCK:
-        if not control or not control.search(everything):
+        if control and control.search(everything):
+            checked = [_without_reasoning(message, tokenizer) for message in checked]
+        if not control or not control.search(_all_text([checked, options])):
             return [int(i) for i in _render(tokenizer, checked, options, tokenize=True)]
         try:
             (checked, options), originals = _mask([checked, options], control)
@@ -138,6 +142,18 @@ def is_vicuna(folder: Path, name: str) -> bool:
     with contextlib.suppress(FileNotFoundError, DamagedFileError):
         names.append(str(read_object(folder / "config.json").get("_name_or_path", "")))
     return any("vicuna" in n.lower() for n in names)
+
+
+def _without_reasoning(message: dict[str, Any], tokenizer: TokenizerWrapper) -> dict[str, Any]:
+    """Return a message, if it is an answer, as what it says after its reasoning.
+
+    A template may cut that out by its marks, or refuse them, but control tokens are hidden from it.
+    """
+    if message["role"] != "assistant":
+        return message
+    parser = OutputParser(replace(markup_of(tokenizer, []), tool_parser=None), [])
+    parts = [*parser.feed(message["content"]), *parser.finish()]
+    return {**message, "content": "".join(part.content for part in parts)}
 
 
 def _mentions(tokenizer: TokenizerWrapper, variable: str) -> bool:

@@ -12,8 +12,8 @@ import json
 from collections.abc import Sequence
 
 from redrafter_mlx.structured.grammar import Grammars
-from redrafter_mlx.structured.markup import JSON_CALLS
 from redrafter_mlx.structured.tools import Tool
+from redrafter_mlx.weights.markup import JSON_CALLS
 
 
 def answer_grammar(

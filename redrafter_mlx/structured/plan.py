@@ -14,10 +14,10 @@ from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, UnsupportedModelError
 from redrafter_mlx.structured.grammar import Grammars
 from redrafter_mlx.structured.json_schema import json_term
-from redrafter_mlx.structured.markup import JSON_CALLS, Markup, OutputParser, markup_of
 from redrafter_mlx.structured.output_grammar import answer_grammar
 from redrafter_mlx.structured.tools import Tool, read_choice, read_tools, spelled_out
 from redrafter_mlx.weights.chat import check_messages, render_chat
+from redrafter_mlx.weights.markup import JSON_CALLS, Markup, OutputParser, markup_of
 
 Messages = Sequence[Mapping[str, object]]
 

@@ -11,8 +11,8 @@ from redrafter_mlx.server.api_error import ApiError, blamed_on
 from redrafter_mlx.server.openai.reply import Reply
 from redrafter_mlx.server.openai.schemas import ChatRequest
 from redrafter_mlx.server.sse import Json
-from redrafter_mlx.structured.markup import Delta, OutputParser, ToolCall
 from redrafter_mlx.structured.plan import plan_output
+from redrafter_mlx.weights.markup import Delta, OutputParser, ToolCall
 
 
 @dataclass
