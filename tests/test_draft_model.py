@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import decoding
 import mlx.core as mx
 import mlx.nn as nn
@@ -26,7 +23,7 @@ from redrafter_mlx.decoding.prefill import Prefill
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import BatchShapes
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
-from redrafter_mlx.decoding.step_result import StepResult, read_report
+from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.draft_model import DraftModel, check_same_tokens
 from redrafter_mlx.drafting.interface import Memory, Seen
 from redrafter_mlx.engine.engine import Redrafter
@@ -49,27 +46,6 @@ def run(
 ) -> tuple[list[int], list[StepResult], SequenceCache]:
     cache = decoder.new_cache()
     return *decoding.run(decoder, PROMPT, n, seed, shapes=shapes, cache=cache), cache
-
-
-@contextmanager
-def counted_calls(drafter: DraftModel) -> Iterator[list[int]]:
-    """Return the query rows of every call of the draft model."""
-    model, calls = drafter._model, []
-    honest_call, honest_hidden = model.call, model.hidden
-
-    def call(tokens: mx.array, *rest: object) -> object:
-        calls.append(tokens.shape[1])
-        return honest_call(tokens, *rest)  # type: ignore[arg-type]
-
-    def hidden(tokens: mx.array, *rest: object) -> object:
-        calls.append(tokens.shape[1])
-        return honest_hidden(tokens, *rest)  # type: ignore[arg-type]
-
-    model.call, model.hidden = call, hidden  # type: ignore[method-assign,assignment]
-    try:
-        yield calls
-    finally:
-        del model.call, model.hidden  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -161,27 +137,18 @@ def test_a_step_calls_the_draft_model_once_for_each_drafted_token(shape: BeamSha
     model = random_model()
     target = Target(model)
     drafter = drafter_for(target, model)
-    with counted_calls(drafter) as calls:
+    with decoding.counted(drafter._model, "call", "hidden") as calls:
         _, results, _ = run(Decoder(target, drafter, shape, GREEDY), 40)
     drafts = len(results) + 1  # after the prompt, after each step, and one not submitted
     assert calls[0] == len(PROMPT)
     assert len(calls) == 1 + drafts * (shape.length - 1)
 
 
-def test_a_parked_draft_model_is_not_called() -> None:
-    model = random_model()
-    target = Target(model)
-    drafter = drafter_for(target, model)
-    with counted_calls(drafter) as calls:
-        run(Decoder(target, drafter, PLAIN, GREEDY), 30)
-    assert calls == []
-
-
 def test_what_was_missed_is_read_in_one_call() -> None:
     model = random_model()
     target = Target(model)
     drafter = drafter_for(target, model)
-    with counted_calls(drafter) as calls:
+    with decoding.counted(drafter._model, "call", "hidden") as calls:
         decoder = Decoder(target, drafter, PLAIN, GREEDY)
         emitted, _, _ = run(decoder, 20, shapes=Alternating(*[PLAIN] * 9, BeamShape(1, 2)))
     assert emitted == plain_tokens(model, PROMPT, 20)
@@ -227,24 +194,6 @@ def test_a_prompt_grows_the_buffers_of_the_draft_model_once(chunk: int) -> None:
     assert capacities == {prefill.cache.target.capacity}
 
 
-def test_batch_rows_are_decoded_as_if_alone() -> None:
-    model = random_model(num_hidden_layers=3)
-    target = Target(model)
-    drafter = drafter_for(target, truncated(model, 2))
-    decoder = Decoder(target, drafter, BeamShape(2, 4), GREEDY)
-    prompts = [PROMPT, PROMPT[:3]]
-    state, output = decoder.start(decoder.new_cache(2), 0, prompts, sequence_keys(0, 2))
-    emitted = [list(r.tokens) for r in read_report(output)]
-    for _ in range(12):
-        bound = max(state.length.tolist())  # type: ignore[type-var]
-        state, output = decoder.step(state, int(bound))  # type: ignore[arg-type]
-        for row, result in zip(emitted, read_report(output), strict=True):
-            row.extend(result.tokens)
-    for prompt, row in zip(prompts, emitted, strict=True):
-        assert row == plain_tokens(model, prompt, len(row))
-    assert max(map(len, emitted)) > 20
-
-
 def test_a_session_reads_its_text_once() -> None:
     model = byte_model()
     small = DraftModel(truncated(model, 1), byte_tokenizer())
@@ -253,7 +202,7 @@ def test_a_session_reads_its_text_once() -> None:
     session, alone = redrafter.session(), Redrafter(model, byte_tokenizer()).session()
     options = {"max_tokens": 12, "beam_width": 2, "beam_length": 3}
     read = []
-    with counted_calls(redrafter.drafter) as calls:
+    with decoding.counted(redrafter.drafter._model, "call", "hidden") as calls:
         for turn in ("one", "two and more", "three"):
             before = len(calls)
             emitted = "".join(r.text for r in session.stream(turn, **options))
@@ -262,17 +211,6 @@ def test_a_session_reads_its_text_once() -> None:
             redrafter.generate("something else", **options)  # type: ignore[arg-type]
     whole = len(redrafter.encode(session.messages))
     assert sum(read) < whole, "each turn was read once"
-
-
-def test_a_session_continues_after_a_turn_without_drafts() -> None:
-    model = byte_model()
-    small = DraftModel(truncated(model, 1), byte_tokenizer())
-    drafted = Redrafter(model, byte_tokenizer(), small).session()
-    plain = Redrafter(model, byte_tokenizer()).session()
-    for turn, draft in (("one", True), ("two", False), ("three", True), ("four", True)):
-        options = {"max_tokens": 10, "beam_width": 2, "beam_length": 4, "draft": draft}
-        emitted = "".join(r.text for r in drafted.stream(turn, **options))
-        assert emitted == "".join(r.text for r in plain.stream(turn, max_tokens=10))
 
 
 def test_a_parked_draft_model_reads_nothing_until_it_drafts_again(

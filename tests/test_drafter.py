@@ -9,7 +9,6 @@ import weakref
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -169,17 +168,6 @@ def test_a_save_that_was_killed_leaves_nothing_to_publish_after_the_next_one(
     (tmp_path / ".saving-killed" / "model.safetensors").write_bytes(b"half")
     save_drafter(random_drafter(), tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
-
-
-def test_a_quantised_drafter_survives_saving(tmp_path: Path) -> None:
-    drafter = random_drafter(exit_dim=64, hidden_size=64, bits=4, group_size=32)
-    nn.quantize(drafter, group_size=32, bits=4)
-    save_drafter(drafter, tmp_path)
-    again = load_drafter(tmp_path, Target(random_model(hidden_size=64, intermediate_size=64)))
-    x = mx.random.normal((2, 1, 64))
-    np.testing.assert_array_equal(
-        again.lm_head[-1](again.features(x, x)), drafter.lm_head[-1](drafter.features(x, x))
-    )
 
 
 def test_a_mismatch_is_refused_before_any_weight_is_read(

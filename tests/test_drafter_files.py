@@ -140,19 +140,6 @@ def test_drafter_bits_quantise_a_network_once_it_is_filled(tmp_path: Path) -> No
              files_of(tmp_path, bits=8), mx.float32)  # fmt: skip
 
 
-def test_the_papers_files_go_through_the_forms(tmp_path: Path) -> None:
-    target = Target(random_model())
-    drafter = random_drafter()
-    save_drafter(drafter, tmp_path)
-    module = DrafterFolder(tmp_path).bind(target, None).module  # type: ignore[arg-type]
-    assert module is not None
-    stored = dict(tree_flatten(drafter.parameters()))
-    assert all(mx.array_equal(a, stored[n]) for n, a in tree_flatten(module.parameters()))
-    quantised = DrafterFolder(tmp_path, bits=4).bind(target, None).module  # type: ignore[arg-type]
-    assert quantised is not None
-    assert "input_proj.scales" in dict(tree_flatten(quantised.parameters()))
-
-
 UNSUPPORTED = {
     "P-EAGLE": (
         {"speculators_model_type": "peagle"},

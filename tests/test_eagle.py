@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import mlx.nn as nn
 import mlx.optimizers as optim
 import numpy as np
 import pytest
+from decoding import counted
 from eagle_samples import (
     INNER,
     LAYERS,
@@ -34,14 +34,12 @@ from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens, random_model
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefill import Prefill
-from redrafter_mlx.decoding.step_result import read_report
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.drafting.interface import Drafter, Features, Seen
 from redrafter_mlx.drafting.published.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
-from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.static_tree import StaticTree
 from redrafter_mlx.target.kv_cache import TreeCache
 from redrafter_mlx.target.model import Target
@@ -264,39 +262,18 @@ def test_it_remembers_true_features_alone(
                 np.testing.assert_allclose(got[:, :, :known], want[:, :, :known], atol=1e-4)
 
 
-@contextmanager
-def counted_calls(drafter: EagleDrafter) -> Iterator[list[int]]:
-    """Return the number of rows of each call of the drafter's network."""
-    rows, calls = drafter.rows, []
-    honest_call, honest_run = rows.call, rows.run
-
-    def call(tokens: mx.array, *rest: mx.array) -> object:
-        calls.append(tokens.shape[1])
-        return honest_call(tokens, *rest)  # type: ignore[arg-type]
-
-    def run(row: tuple[mx.array, mx.array], *rest: object) -> object:
-        calls.append(row[0].shape[1])
-        return honest_run(row, *rest)  # type: ignore[arg-type]
-
-    rows.call, rows.run = call, run  # type: ignore[method-assign,assignment]
-    try:
-        yield calls
-    finally:
-        rows.call, rows.run = honest_call, honest_run  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize("shape", [BeamShape(1, 2), BeamShape(3, 4)], ids=str)
 def test_a_step_calls_the_network_once_for_each_drafted_token(
     shape: BeamShape, model: nn.Module, trained: dict[str, Path]
 ) -> None:
     decoder = decoder_of(trained["EAGLE-3"], model, shape)
     assert isinstance(decoder.drafter, EagleDrafter)
-    with counted_calls(decoder.drafter) as calls:
+    with counted(decoder.drafter.rows, "call", "run") as calls:
         _, results, _ = run(decoder, 20)
     drafts = len(results) + 1  # after the prompt, after each step, and one not submitted
     assert calls[0] == len(PROMPT)
     assert len(calls) == 1 + drafts * (shape.length - 1)
-    with counted_calls(decoder.drafter) as calls:
+    with counted(decoder.drafter.rows, "call", "run") as calls:
         run(decoder, 20, shapes=Alternating(PLAIN))
     assert calls == [], "a parked drafter is not called"
 
@@ -307,7 +284,7 @@ def test_features_of_few_positions_are_kept_for_a_parked_drafter(
     monkeypatch.setattr("redrafter_mlx.decoding.sequence_cache._MOST_MISSED", 6)
     decoder = decoder_of(trained["EAGLE-3"], model, PLAIN)
     assert isinstance(decoder.drafter, EagleDrafter)
-    with counted_calls(decoder.drafter) as calls:
+    with counted(decoder.drafter.rows, "call", "run") as calls:
         said, _, cache = run(decoder, 20)
     assert said == plain_tokens(model, PROMPT, 20)
     assert calls == [len(PROMPT), 6, 6, 6]
@@ -348,33 +325,6 @@ def test_rows_that_join_and_leave_accept_what_they_would_alone(
     for each in sequences:
         want = [r.tokens for r in each.alone(decoder).results]
         assert [r.tokens for r in each.results] == want
-
-
-def test_batch_rows_are_decoded_as_if_alone(model: nn.Module, trained: dict[str, Path]) -> None:
-    decoder = decoder_of(trained["EAGLE-3"], model, BeamShape(2, 4))
-    prompts = [PROMPT, PROMPT[:3]]
-    state, output = decoder.start(decoder.new_cache(2), 0, prompts, sequence_keys(0, 2))
-    said = [list(r.tokens) for r in read_report(output)]
-    for _ in range(8):
-        bound = max(state.length.tolist())  # type: ignore[type-var]
-        state, output = decoder.step(state, int(bound))  # type: ignore[arg-type]
-        for row, result in zip(said, read_report(output), strict=True):
-            row.extend(result.tokens)
-    for prompt, row in zip(prompts, said, strict=True):
-        assert row == plain_tokens(model, prompt, len(row))
-    assert len(said[0]) > 12
-
-
-@pytest.mark.parametrize("accept", ["sample", "rejection"])
-def test_a_seed_gives_the_text_of_plain_decoding_by_sample(
-    accept: str, model: nn.Module, trained: dict[str, Path]
-) -> None:
-    params = SamplingParams(1.1, top_k=30, accept=accept)  # type: ignore[arg-type]
-    decoder = decoder_of(trained["EAGLE-3"], model, BeamShape(2, 4), params)
-    plain, _, _ = run(Decoder(decoder.target, None, PLAIN, params), 30)
-    said, again = run(decoder, 30)[0], run(decoder, 30)[0]
-    assert said == again
-    assert (said == plain) == (accept == "sample")
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -186,19 +186,6 @@ def test_training_further_starts_with_the_saved_weights_and_refuses_another_form
         recipe_of(target, "sha256:other").check_start(tmp_path)
 
 
-def test_fresh_weights_follow_from_the_seed_and_not_from_the_global_state(
-    model: nn.Module,
-) -> None:
-    found = []
-    for seed, global_seed in ((1, 1), (1, 2), (2, 1)):
-        mx.random.seed(global_seed)
-        found.append(dict(tree_flatten(fresh(Target(model), seed).network.parameters())))
-    first, again, other = found
-    assert all(mx.array_equal(first[name], again[name]) for name in first)
-    name = "layers.0.self_attn.q_proj.weight"
-    assert not mx.array_equal(first[name], other[name])
-
-
 def test_what_a_fresh_drafter_reads_has_one_size_in_every_coordinate(model: nn.Module) -> None:
     student = fresh(Target(model))
     texts = written_texts(Target(model).reading((0, 2)))

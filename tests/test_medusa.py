@@ -20,8 +20,7 @@ from tiny import HIDDEN, VOCAB, byte_model, byte_tokenizer, plain_tokens, random
 from redrafter_mlx.config import BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.drafting.combined import Combined
-from redrafter_mlx.drafting.drafter_files import open_files
-from redrafter_mlx.drafting.forms import DrafterFolder, find_form, holds_drafter
+from redrafter_mlx.drafting.forms import DrafterFolder, holds_drafter
 from redrafter_mlx.drafting.published.medusa import MedusaDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError, MismatchError
@@ -258,16 +257,6 @@ def test_beside_a_drafter_that_remembers_heads_read_the_newest_of_several_positi
     assert {len(r.tokens) for r in results[1:]} == {HEADS + 1}
 
 
-@pytest.mark.parametrize("shape", [BeamShape(1, 3), BeamShape(3, 4), BeamShape(4, 6, 9)], ids=str)
-def test_tokens_equal_autoregression(tmp_path: Path, shape: BeamShape) -> None:
-    model = random_model(vocab_size=7)
-    target = Target(model)
-    decoder = Decoder(target, random_heads(tmp_path, target), shape, SamplingParams())
-    emitted, results = run(decoder, [1, 2, 3], 60)
-    assert emitted == plain_tokens(model, [1, 2, 3], 60)
-    assert len({len(r.tokens) for r in results}) > 1, "acceptances of several lengths occurred"
-
-
 def test_automatic_shapes_lookup_and_bits_keep_the_text(tmp_path: Path) -> None:
     tensors = authors_tensors(D=64, V=258)
     model = byte_model(hidden_size=64)
@@ -348,9 +337,3 @@ def test_a_token_map_of_impossible_tokens_is_refused(tmp_path: Path, tokens: lis
     write(tmp_path, {**vllms_names(authors_tensors()), "token_map": mx.array(tokens)})
     with pytest.raises(DamagedFileError, match="token_map"):
         loaded(tmp_path, Target(random_model()))
-
-
-def test_other_forms_are_not_taken_for_medusa(tmp_path: Path) -> None:
-    hydra = write(tmp_path / "hydra", authors_tensors(), hydra_num_heads=4)
-    with pytest.raises(Exception, match="Hydra"):
-        find_form(open_files(hydra))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -181,24 +180,6 @@ def test_log_that_is_not_ours_is_refused_by_line_and_kept(tmp_path: Path, line: 
         with pytest.raises(DamagedFileError, match=r"metrics\.jsonl: line 3 is no event"):
             attempt()
     assert path.read_bytes() == before
-
-
-def test_run_without_a_log_has_no_events(tmp_path: Path) -> None:
-    assert read_metrics(tmp_path) == []
-
-
-def test_log_survives_a_process_that_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import os, signal, sys; from pathlib import Path\n"
-        "from redrafter_mlx.distill.report.metrics import MetricsLog\n"
-        "from redrafter_mlx.distill.training.trainer import Step\n"
-        "log = MetricsLog(Path(sys.argv[1]))\n"
-        "for n in range(1, 51): log.append(Step(n, 50, 1.0, 1.0, 1.0))\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
-    assert done.returncode == -9
-    assert read(tmp_path) == [("step", n) for n in range(1, 51)]
 
 
 # Atomic writes

@@ -165,22 +165,6 @@ def test_an_exact_speculator_is_accepted_whole(tmp_path: Path, knows: str) -> No
 
 
 @pytest.mark.parametrize(
-    "params",
-    [SamplingParams(), SamplingParams(0.9), SamplingParams(0.9, accept="rejection")],
-    ids=lambda p: p.method,
-)
-def test_tokens_are_those_of_plain_decoding(tmp_path: Path, params: SamplingParams) -> None:
-    model = random_model(vocab_size=7)
-    target = Target(model)
-    drafter = loaded(write(tmp_path, stored_tensors(V=7), vocab_size=7), target)
-    prompt = [1, 2, 3]
-    emitted, results = run(Decoder(target, drafter, BeamShape(3, 4), params), prompt, 50)
-    plain = run(Decoder(target, None, BeamShape(1, 1), params), prompt, 50)[0]
-    assert (emitted == plain) == (params.method != "rejection")
-    assert len({len(r.tokens) for r in results}) > 1, "acceptances of several lengths occurred"
-
-
-@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"emb_dim": 64}, "hidden size is 64, the target's is 32"),

@@ -9,14 +9,13 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from decoding import run
-from policies import Alternating, decode_with
+from policies import Alternating
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter, random_model, tiny_source
 
 import redrafter_mlx
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import PLAIN, BeamShape, SamplingParams
 from redrafter_mlx.decoding.loop import Decoder
-from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
@@ -230,15 +229,8 @@ def test_parked_drafters_catch_up_together() -> None:
     both = Combined(truncated_drafter(target), SeesEverything(Oracle(PROMPT, 12), ()))
     decoder = Decoder(target, both, PLAIN, GREEDY)
     cache = decoder.new_cache()
-    emitted: list[int] = []
-
-    def finished(result: StepResult) -> bool:
-        emitted.extend(result.tokens)
-        return len(emitted) >= 40
-
     shapes = Alternating(BeamShape(2, 3), *[PLAIN] * 4)
-    for _ in decode_with(shapes, decoder, cache, PROMPT, finished):
-        pass
-    assert emitted[:40] == plain_tokens(model, PROMPT, 40)
+    emitted, _ = run(decoder, PROMPT, 40, shapes=shapes, cache=cache)
+    assert emitted == plain_tokens(model, PROMPT, 40)
     assert isinstance(cache.memory[1][0], mx.array)
     assert cache.memory[1][0].shape[1] >= cache.remembered.item() > 20

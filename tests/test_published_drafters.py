@@ -9,7 +9,9 @@ import mlx.core as mx
 import pytest
 from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
 from mlx.utils import tree_flatten
-from tiny import HIDDEN, byte_model, byte_tokenizer
+from test_medusa import AUTHORS, authors_tensors
+from test_mlp_speculator import config_of, stored_tensors
+from tiny import byte_model, byte_tokenizer
 from torch_files import write_torch_file
 
 from redrafter_mlx.cli import main
@@ -50,10 +52,12 @@ def write_published(folder: Path, form: str, vocab: int = VOCAB) -> Path:
         mx.eval(tensors)
         (folder / "model.safetensors").unlink()
     else:
-        config, shapes = heads(vocab) if form == "Medusa" else speculator(vocab)
+        config, tensors = AUTHORS, authors_tensors(V=vocab)
+        if form != "Medusa":
+            config, tensors = config_of(vocab_size=vocab), stored_tensors(V=vocab)
+            tensors = {f"speculator.{name}": array for name, array in tensors.items()}
         folder.mkdir()
         (folder / "config.json").write_text(json.dumps(config))
-        tensors = {name: mx.random.normal(shape) / 6 for name, shape in shapes.items()}
     file = folder / PUBLISHED[form]
     if file.suffix == ".safetensors":
         mx.save_safetensors(str(file), tensors)
@@ -61,37 +65,6 @@ def write_published(folder: Path, form: str, vocab: int = VOCAB) -> Path:
         write_torch_file(file, tensors)
         write_torch_file(folder / "training_state.pt", {"step": mx.zeros(1)})
     return folder
-
-
-Layout = tuple[dict[str, object], dict[str, tuple[int, ...]]]
-
-
-def heads(vocab: int) -> Layout:
-    shapes = {}
-    for k in range(3):
-        shapes |= {
-            f"{k}.0.linear.weight": (HIDDEN, HIDDEN),
-            f"{k}.0.linear.bias": (HIDDEN,),
-            f"{k}.1.weight": (vocab, HIDDEN),
-        }
-    return {"medusa_num_heads": 2, "medusa_num_layers": 1}, shapes
-
-
-def speculator(vocab: int) -> Layout:
-    config = {
-        "model_type": "mlp_speculator", "vocab_size": vocab, "emb_dim": HIDDEN, "inner_dim": 24,
-        "n_predict": 2, "tie_weights": False, "scale_input": False,
-    }  # fmt: skip
-    shapes = {}
-    for i in range(2):
-        shapes |= {
-            f"speculator.emb.{i}.weight": (vocab, 24),
-            f"speculator.proj.{i}.weight": (24, HIDDEN if i == 0 else 24),
-            f"speculator.head.{i}.weight": (vocab, 24),
-            f"speculator.ln.{i}.weight": (24,),
-            f"speculator.ln.{i}.bias": (24,),
-        }
-    return config, shapes
 
 
 def generate(model: Path, drafter: object, *more: str) -> int:

@@ -10,7 +10,7 @@ from tiny import HIDDEN, random_drafter, random_model
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.drafter_forms import RecurrentForm, SpeculatorForm
+from redrafter_mlx.distill.drafter_forms import SpeculatorForm
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.distill.options_file import make_job, read_options, to_toml
 from redrafter_mlx.distill.recipes import with_recipe
@@ -20,16 +20,6 @@ from redrafter_mlx.drafting.forms import DrafterFolder
 from redrafter_mlx.errors import BadInputError
 from redrafter_mlx.speculation.beam_search import beam_search
 from redrafter_mlx.target.model import Target
-
-
-def test_the_papers_recipe_fixes_form_loss_optimiser_and_labels(tmp_path: Path) -> None:
-    job = make_job(with_recipe("paper", {"model": "tiny"}, {}), tmp_path)
-    assert job.drafter == RecurrentForm(head="own", draft_vocab="all", context_layers=())
-    assert (job.labels, job.learn_prompts) == ("target", False)
-    training = job.training
-    assert training.depth_weights == [1.0] * 5
-    assert (training.soft_share, training.optimizer) == (0.0, "adamw_torch")
-    assert (training.epochs, training.final_rate, training.warmup_share) == (2.0, 0.0, 0.1)
 
 
 def test_a_run_of_a_recipe_repeats_from_its_own_options_file(tmp_path: Path) -> None:

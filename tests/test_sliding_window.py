@@ -9,6 +9,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
+from decoding import run
 from mlx_lm.models.cache import RotatingKVCache, make_prompt_cache
 from test_batch import Decoded
 from test_draft_model import drafter_for
@@ -20,7 +21,6 @@ from redrafter_mlx.decoding.batch import Batch, decode
 from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.prefix_cache import PrefixCache
 from redrafter_mlx.decoding.row import FixedShape
-from redrafter_mlx.decoding.step_result import StepResult
 from redrafter_mlx.distill.corpus.reader import continuations
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup
@@ -63,18 +63,6 @@ def sliding_model(name: str, seed: int = 3, **changes: object) -> nn.Module:
     return random_model(name, seed, **given)
 
 
-def decoded(decoder: Decoder, prompt: list[int], n: int) -> tuple[list[int], list[StepResult]]:
-    emitted: list[int] = []
-
-    def finished(result: StepResult) -> bool:
-        emitted.extend(result.tokens)
-        return len(emitted) >= n
-
-    cache = decoder.new_cache()
-    results = list(decode(decoder, cache, 0, prompt, sequence_keys(0), finished))
-    return emitted[:n], results
-
-
 def test_a_window_lets_nodes_see_the_newest_positions_of_their_path() -> None:
     """The drawing in `windowed`."""
     mask = mx.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 1, 0, 1]]).astype(mx.bool_)
@@ -100,7 +88,7 @@ def test_tokens_equal_autoregression(name: str, shape: BeamShape) -> None:
     for prompt in PROMPTS[:2]:
         text = prompt + plain_tokens(model, prompt, 70)
         decoder = Decoder(Target(model), Oracle(text, VOCAB), shape, GREEDY)
-        emitted, results = decoded(decoder, prompt, 60)
+        emitted, results = run(decoder, prompt, 60)
         assert emitted == text[len(prompt) :][:60]
         assert max(len(r.tokens) for r in results) == shape.length
 
@@ -125,7 +113,7 @@ def test_prompts_read_in_chunks_give_the_same_tokens(monkeypatch: pytest.MonkeyP
     decoder = Decoder(Target(model), None, PLAIN, GREEDY)
     for chunk in (1, 5, WINDOW, 13):
         monkeypatch.setattr("redrafter_mlx.decoding.loop.PREFILL_CHUNK", chunk)
-        assert decoded(decoder, PROMPTS[0], 5)[0] == plain_tokens(model, PROMPTS[0], 5)
+        assert run(decoder, PROMPTS[0], 5)[0] == plain_tokens(model, PROMPTS[0], 5)
 
 
 def test_a_prefix_is_valid_however_long_the_text_after_it_was() -> None:
@@ -161,7 +149,7 @@ def test_a_draft_model_with_windows_drafts_the_tokens_of_its_own() -> None:
     model = sliding_model("gemma3_text")
     target = Target(model)
     decoder = Decoder(target, drafter_for(target, model), BeamShape(1, 4), GREEDY)
-    emitted, results = decoded(decoder, PROMPTS[0], 40)
+    emitted, results = run(decoder, PROMPTS[0], 40)
     assert emitted == plain_tokens(model, PROMPTS[0], 40)
     assert all(len(r.tokens) == 4 for r in results[1:])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from decoding import run
+from decoding import counted, run
 from test_beam import log_probs_along
 from tiny import (
     HIDDEN,
@@ -97,16 +97,9 @@ def test_the_target_itself_is_accepted_along_the_first_path() -> None:
     target = Target(model)
     drafter = DraftModel(model, Words(VOCAB)).bind(target, Words(VOCAB))  # type: ignore[arg-type]
     tree = StaticTree(((0,), (0, 0), (0, 0, 0), (1,), (1, 0)))
-    rows: list[int] = []
-    honest = drafter._model.call
-
-    def call(tokens: mx.array, *rest: object) -> object:
-        rows.append(tokens.shape[1])
-        return honest(tokens, *rest)  # type: ignore[arg-type]
-
-    drafter._model.call = call  # type: ignore[method-assign,assignment]
     decoder = Decoder(target, drafter.along(tree), tree.shape, SamplingParams())
-    _, results = run(decoder, PROMPT, 40)
+    with counted(drafter._model, "call") as rows:
+        _, results = run(decoder, PROMPT, 40)
     assert {len(r.tokens) for r in results[1:]} == {4}
     assert rows[-3:] == [5, 2, 1]  # the accepted path and the root; (0,) and (1,); (0, 0)
 

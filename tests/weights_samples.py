@@ -13,7 +13,7 @@ import numpy as np
 from mlx.utils import tree_flatten
 from mlx_lm.models import llama
 
-F32, F16, Q4_0, Q4_1, Q8_0, IQ2_S = 0, 1, 2, 3, 8, 22
+F32, F16, Q4_1, Q8_0, IQ2_S = 0, 1, 3, 8, 22
 Tensor = tuple[tuple[int, ...], int, bytes]
 """Shape with rows first, GGUF type, and the bytes as they are in the file."""
 
@@ -123,23 +123,6 @@ def gguf_tensors(model: nn.Module, kind: int = F32) -> dict[str, Tensor]:
     return tensors
 
 
-def unpack(tensor: Tensor) -> np.ndarray:
-    """Return a tensor's numbers in float32, read directly from ggml's definition of its type."""
-    shape, kind, data = tensor
-    if kind in (F32, F16):
-        return np.frombuffer(data, np.float32 if kind == F32 else np.float16).reshape(shape)
-    raw = np.frombuffer(data, np.uint8).reshape(-1, {Q4_0: 18, Q4_1: 20, Q8_0: 34}[kind])
-    scale = raw[:, :2].copy().view(np.float16).astype(np.float32)
-    if kind == Q8_0:
-        return (raw[:, 2:].copy().view(np.int8) * scale).reshape(shape)
-    packed = raw[:, 4:] if kind == Q4_1 else raw[:, 2:]
-    nibbles = np.concatenate([packed & 15, packed >> 4], axis=1).astype(np.float32)
-    if kind == Q4_0:
-        return ((nibbles - 8) * scale).reshape(shape)
-    least = raw[:, 2:4].copy().view(np.float16).astype(np.float32)
-    return (nibbles * scale + least).reshape(shape)
-
-
 def write_folder(folder: Path, model: nn.Module, **config: object) -> Path:
     """Write config.json and model.safetensors of a `llama_model`, without a tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -166,15 +149,11 @@ def _pack(values: np.ndarray, kind: int) -> bytes:
         scale = (np.abs(blocks).max(axis=1, keepdims=True) / 127).astype(np.float16)
         codes = np.round(blocks / scale.astype(np.float32)).astype(np.int8)
         return np.concatenate([scale.view(np.uint8), codes.view(np.uint8)], axis=1).tobytes()
+    assert kind == Q4_1
     low, high = blocks.min(axis=1, keepdims=True), blocks.max(axis=1, keepdims=True)
-    if kind == Q4_0:
-        low = -np.abs(blocks).max(axis=1, keepdims=True)
-        high = -low * 7 / 8
     scale = ((high - low) / 15).astype(np.float16)
     codes = np.clip(np.round((blocks - low) / scale.astype(np.float32)), 0, 15).astype(np.uint8)
-    parts = [scale.view(np.uint8)]
-    if kind == Q4_1:
-        parts.append(low.astype(np.float16).view(np.uint8))
+    parts = [scale.view(np.uint8), low.astype(np.float16).view(np.uint8)]
     return np.concatenate([*parts, codes[:, :16] | codes[:, 16:] << 4], axis=1).tobytes()
 
 

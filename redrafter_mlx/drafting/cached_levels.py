@@ -10,8 +10,10 @@ from typing import TypeAlias, cast
 
 import mlx.core as mx
 
-from redrafter_mlx.drafting.interface import Memory
+from redrafter_mlx.drafting.interface import Memory, Seen
+from redrafter_mlx.drafting.level_drafter import DraftLevels
 from redrafter_mlx.speculation.beams import Beams
+from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.tree import TokenTree, pack_beam
 from redrafter_mlx.target.kv_cache import TreeCache
 
@@ -19,19 +21,33 @@ Pairs: TypeAlias = "tuple[tuple[mx.array, mx.array], ...]"
 """Keys and values [B, K, T, head size] of each layer."""
 
 
-class LevelPlans:
-    """Plans one call of the drafter for each level of beams after the text.
+class CachedLevels(DraftLevels):
+    """Levels of which each is one call of the drafter, on its cache.
 
     Shapes:
       length: [B] int32, slots before the first level, at most `bound`
     """
 
-    def __init__(self, cache: TreeCache, length: mx.array, bound: int) -> None:
-        self._cache, self._length, self._bound = cache, length, bound
+    def __init__(
+        self,
+        vocabulary: DraftVocabulary,
+        cache: TreeCache,
+        seen: Seen,
+        length: mx.array,
+        bound: int,
+    ) -> None:
+        super().__init__(vocabulary)
+        self._cache, self._seen = cache, seen
+        self._length, self._bound = length, bound
         self._depth = 0
         self._mask: mx.array | None = None  # [B, W, nodes so far], of the last level
 
-    def plan(self, parents: mx.array) -> None:
+    @property
+    def memory(self) -> Memory:
+        """The drafter's memory, including what `first` has read."""
+        return memory_of(self._cache)
+
+    def _plan(self, parents: mx.array) -> None:
         """Plan a call that appends nodes to the last level's beams `parents` [B, W]."""
         B, W = parents.shape
         mask = mx.broadcast_to(mx.eye(W, dtype=mx.bool_), (B, W, W))

@@ -38,11 +38,7 @@ def load_recurrent(files: DrafterFiles, target: Target) -> RecurrentNetwork:
     config = _config(files.folder, files.config)
     check_pair(config.hidden_size, target.hidden_size, "hidden size")
     check_pair(config.vocab_size, target.vocab_size, "vocabulary")
-    if files.bits is not None and config.bits not in (None, files.bits):
-        raise BadInputError(
-            f"{files.folder} is quantised to {config.bits} bits already; leave drafter_bits out"
-        )
-    drafter = RecurrentNetwork.stored_as(config)
+    drafter = RecurrentNetwork(config)
     tensors = {own_name(name): array for name, array in files.tensors.read().items()}
     if "draft_vocab" in tensors:
         check_tokens(tensors["draft_vocab"], "draft_vocab", config.vocab_size, files.tensors.path)

@@ -8,23 +8,10 @@ from typing import cast
 
 import mlx.core as mx
 import mlx.nn as nn
-from mlx_lm.tokenizer_utils import TokenizerWrapper
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.drafting.interface import Bindable, Drafter, Features, Memory, Seen
+from redrafter_mlx.drafting.interface import Drafter, Features, Memory, Seen
 from redrafter_mlx.speculation.beams import Beams, join_beams, likelier_candidate
-from redrafter_mlx.target.model import Target
-
-
-class CombinedDrafters:
-    """Any two drafters, not yet bound to a target."""
-
-    def __init__(self, first: Bindable, second: Bindable) -> None:
-        self._first, self._second = first, second
-
-    def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Combined:
-        """Bind both to this target; raises MismatchError if one does not fit it."""
-        return Combined(self._first.bind(target, tokenizer), self._second.bind(target, tokenizer))
 
 
 class Combined(Drafter):

@@ -14,7 +14,7 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
+from redrafter_mlx.drafting.cached_levels import CachedLevels, chain, fill_cache, memory_of
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.errors import MismatchError
@@ -81,7 +81,7 @@ class DraftModel(LevelDrafter):
         return DraftModelLevels(self._model, cache, seen, self.vocabulary)
 
 
-class DraftModelLevels(DraftLevels):
+class DraftModelLevels(CachedLevels):
     """The draft model's distribution after one root; see `DraftLevels`.
 
     The nodes of all levels are in the cache after the root, and the next step overwrites them.
@@ -90,16 +90,8 @@ class DraftModelLevels(DraftLevels):
     def __init__(
         self, model: Target, cache: TreeCache, seen: Seen, vocabulary: DraftVocabulary
     ) -> None:
-        super().__init__(vocabulary)
+        super().__init__(vocabulary, cache, seen, seen.root_position + 1, seen.bound + 1)
         self._model = model
-        self._cache = cache
-        self._seen = seen
-        self._plans = LevelPlans(cache, seen.root_position + 1, seen.bound + 1)
-
-    @property
-    def memory(self) -> Memory:
-        """The drafter's memory, including the committed positions and the root."""
-        return memory_of(self._cache)
 
     def first(self) -> mx.array:
         """Read positions committed since the last step; return logits [B, 1, V'] after the root."""
@@ -112,7 +104,7 @@ class DraftModelLevels(DraftLevels):
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """Return logits [B, W, V'] after tokens [B, W], which extend beams `parents` [B, W]."""
-        self._plans.plan(parents)
+        self._plan(parents)
         _, logits = self._model.call(embeddable(tokens, self._model), self._cache)
         return self._cut(logits)
 

@@ -50,15 +50,6 @@ class Lookup:
     accepted: tuple[float, ...] = (0.20, 0.47, 0.59, 0.71, 0.81, 0.84, 0.84, 0.93)
     second: float = 0.35
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.shortest <= len(self.accepted):
-            raise BadInputError(
-                f"shortest is {self.shortest}; it must be 1 to {len(self.accepted)}"
-            )
-        for name, rates in (("accepted", self.accepted), ("second", (self.second,))):
-            if any(not 0 < rate <= 1 for rate in rates) or list(rates) != sorted(rates):
-                raise BadInputError(f"{name} is {rates}; give rising shares above 0, up to 1")
-
 
 class Copy(NamedTuple):
     """One candidate: what followed an earlier occurrence of the text's last tokens.

@@ -73,14 +73,6 @@ class RecurrentNetwork(nn.Module):
                 layer.bias = mx.random.uniform(-bound, bound, layer.bias.shape, key=for_bias)
         return drafter
 
-    @classmethod
-    def stored_as(cls, config: DrafterConfig) -> RecurrentNetwork:
-        """Return a network to load weights into, quantised if the config says its file is."""
-        network = cls(config)
-        if config.bits is not None and config.group_size is not None:
-            nn.quantize(network, group_size=config.group_size, bits=config.bits)
-        return network
-
     def read(self, context: mx.array) -> mx.array:
         """Map the target's hidden states [..., C] to the context of drafts [..., D]."""
         if not self.config.context_layers:

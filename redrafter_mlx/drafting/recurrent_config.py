@@ -27,9 +27,6 @@ MAX_SIZE = 2**22
 MAX_LAYERS = 128
 """Maximum number of residual blocks."""
 
-_BITS = (2, 3, 4, 5, 6, 8)
-_GROUP_SIZES = (32, 64, 128)
-
 _TRANSFORMERS_KEYS = (
     "_name_or_path",
     "architectures",
@@ -57,7 +54,6 @@ class DrafterConfig:
     head:             `own` output matrix, or `tied` to the target's; if tied, an output projection
                       (if exit_dim is not D) and a norm follow the blocks
     draft_vocab_size: number of tokens that can be drafted; None is all
-    bits, group_size: quantisation of the stored weights, None if not quantised
     target, target_fingerprint: the target that it was trained for
     draft_length:     number of successive drafts that it was trained for, None if not known
     first_state:      an extension; without `rnn` both values mean the embedding
@@ -72,8 +68,6 @@ class DrafterConfig:
     context_layers: tuple[int, ...] = ()
     head: Head = "own"
     draft_vocab_size: int | None = None
-    bits: int | None = None
-    group_size: int | None = None
     target: str | None = None
     target_fingerprint: str | None = None
     draft_length: int | None = None
@@ -98,30 +92,10 @@ class DrafterConfig:
             check_int("draft_vocab_size", self.draft_vocab_size, 1, self.vocab_size)
         if self.draft_length is not None:
             check_int("draft_length", self.draft_length, 1, MAX_BEAM_LENGTH - 1)
-        self._check_quantisation()
         for name in ("target", "target_fingerprint"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, str):
                 raise BadInputError(f"{name} is {shown(value)}; it must be a string")
-
-    def _check_quantisation(self) -> None:
-        if (self.bits is None) != (self.group_size is None):
-            raise BadInputError("bits and group_size go together; one of them is missing")
-        if self.bits is None or self.group_size is None:
-            return
-        for name, value, known in (
-            ("bits", self.bits, _BITS),
-            ("group_size", self.group_size, _GROUP_SIZES),
-        ):
-            check_int(name, value, known[0], known[-1])
-            if value not in known:
-                raise BadInputError(f"{name} is {value}; choose one of {known}")
-        for name in ("hidden_size", "exit_dim"):
-            if getattr(self, name) % self.group_size:
-                raise BadInputError(
-                    f"{name} is {getattr(self, name)}, which group_size {self.group_size} "
-                    f"does not divide"
-                )
 
     @classmethod
     def from_dict(cls, given: Mapping[str, object]) -> DrafterConfig:

@@ -50,7 +50,7 @@ def check_drafter(drafter: Bindable) -> Bindable:
 
 
 def find_drafting(
-    drafter: Bindable | Lookup | str | Path | None,
+    drafter: Bindable | str | Path | None,
     target: Target,
     tokenizer: TokenizerWrapper,
     source: TargetSource | None,
@@ -68,8 +68,6 @@ def find_drafting(
     if isinstance(named, (str, Path)):
         name, fingerprint = (source.name, source.fingerprint) if source else (None, None)
         named = DrafterFolder(Path(named), name, fingerprint)
-    if isinstance(named, Lookup):
-        return Drafting(None, named)
     if named is None:
         return Drafting(None, Lookup() if looks_up else None)
     bound = check_drafter(named).bind(target, tokenizer)

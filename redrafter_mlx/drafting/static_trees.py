@@ -1,19 +1,14 @@
-"""Published static trees by name, and a drafter along one of them."""
+"""Published static trees by name, and trees in a file."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
-from mlx_lm.tokenizer_utils import TokenizerWrapper
-
-from redrafter_mlx.drafting.interface import Bindable, Drafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.speculation.static_tree import StaticTree
-from redrafter_mlx.target.model import Target
 
 _WORD = re.compile(r"\+tree:([^+]*)")
 
@@ -57,18 +52,6 @@ _PUBLISHED = {
 """Each word is a path, with one digit per rank. The sources are FasterDecoding/Medusa,
 medusa/model/medusa_choices.py, and SafeAILab/EAGLE, eagle/model/choices.py; mc_sim_7b_63 is the
 default of both."""
-
-
-@dataclass(frozen=True)
-class AlongTree:
-    """A drafter along a static tree, not yet bound to a target."""
-
-    drafter: Bindable
-    tree: StaticTree
-
-    def bind(self, target: Target, tokenizer: TokenizerWrapper) -> Drafter:
-        """Bind the drafter; raise BadInputError if it cannot draft along a static tree."""
-        return self.drafter.bind(target, tokenizer).along(self.tree)
 
 
 def split_tree(drafter: str) -> tuple[str, StaticTree | None]:

@@ -14,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from redrafter_mlx.config import GenerationOptions
 from redrafter_mlx.decoding.constraint import Constraint
 from redrafter_mlx.drafting.interface import Bindable
-from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.prompt import Prompt
 from redrafter_mlx.response import Response
@@ -25,7 +24,7 @@ def stream_generate(
     tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
     prompt: str | Sequence[int] | mx.array,
     *,
-    drafter: Bindable | Lookup | str | Path | None = None,
+    drafter: Bindable | str | Path | None = None,
     options: GenerationOptions | None = None,
     constraint: Constraint | None = None,
     **overrides: object,

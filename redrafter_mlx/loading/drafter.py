@@ -11,17 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+from mlx_lm.tokenizer_utils import TokenizerWrapper
+
 from redrafter_mlx.distributed.mirror import MirroredTarget
-from redrafter_mlx.drafting.combined import CombinedDrafters
+from redrafter_mlx.drafting.combined import Combined
 from redrafter_mlx.drafting.draft_model import DraftModel
 from redrafter_mlx.drafting.drafter_files import open_files
 from redrafter_mlx.drafting.forms import FORMS, DrafterFolder, find_form, holds_drafter
 from redrafter_mlx.drafting.installed import find_drafters
-from redrafter_mlx.drafting.interface import Bindable, Drafter
+from redrafter_mlx.drafting.interface import Bindable, Drafter, Unbound
 from redrafter_mlx.drafting.prompt_lookup import split_lookup
 from redrafter_mlx.drafting.published.pard import MASK_KEY, Pard
 from redrafter_mlx.drafting.registry import check_drafter
-from redrafter_mlx.drafting.static_trees import AlongTree, split_tree
+from redrafter_mlx.drafting.static_trees import split_tree
 from redrafter_mlx.errors import (
     BadInputError,
     DamagedFileError,
@@ -113,10 +115,15 @@ def open_drafter(
             parts.append(_open(part, named.bits, loaded.source, offline, progress))
         else:
             parts.append(part)
-    found = CombinedDrafters(*parts) if len(parts) > 1 else next(iter(parts), None)
-    if found is not None and named.tree is not None:
-        found = AlongTree(found, named.tree)
-    return found, note
+    if not parts:
+        return None, note
+
+    def bind(target: Target, tokenizer: TokenizerWrapper) -> Drafter:
+        bound = [part.bind(target, tokenizer) for part in parts]
+        drafter = Combined(*bound) if len(bound) > 1 else bound[0]
+        return drafter if named.tree is None else drafter.along(named.tree)
+
+    return Unbound(bind), note
 
 
 def _parts(drafter: str | Path) -> list[str]:

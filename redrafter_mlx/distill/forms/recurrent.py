@@ -79,7 +79,7 @@ class RecurrentRecipe(PositionRecipe):
         if config.context_layers:
             numbers = ", ".join(map(str, config.context_layers))
             parts.append(f"reads what goes into layers {numbers} (counted from 0) as well")
-        return ", ".join(parts + ([] if config.bits is None else [f"{config.bits}-bit"]))
+        return ", ".join(parts)
 
     @property
     def context_layers(self) -> tuple[int, ...]:

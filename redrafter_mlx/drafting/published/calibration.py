@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import mlx.core as mx
@@ -53,38 +52,6 @@ _ANSWERS = (
 """Questions and plain answers; half of the tokens of each pair are read before the first guess."""
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Acceptance rates of the readings of a drafter's files.
-
-    accepted: for each reading, the share of positions where its first draft is the target's choice
-    """
-
-    accepted: Mapping[str, float]
-
-    @property
-    def best(self) -> str:
-        """The reading to draft with: another one must be clearly better than the files' own."""
-        stored = self.accepted[AS_STORED]
-        best = max(self.accepted, key=lambda reading: self.accepted[reading])
-        return best if self.accepted[best] >= stored + _MIN_GAIN else AS_STORED
-
-    def note(self, name: str) -> str | None:
-        """Return one line for the user; None if there is nothing to report."""
-        best = self.accepted[self.best]
-        if best < _LOW_ACCEPTANCE:
-            return (
-                f"{name} guesses {best:.0%} of the next tokens where 60% is usual: it was made for "
-                f"another model, or its files do not say how it reads this one"
-            )
-        if self.best == AS_STORED:
-            return None
-        return (
-            f"{name} is read with {self.best}: it then guesses {best:.0%} of the next tokens, "
-            f"{self.accepted[AS_STORED]:.0%} {AS_STORED}"
-        )
-
-
 def calibrated(
     drafter: Drafter, target: Target, tokenizer: TokenizerWrapper, files: StoredTensors, key: str
 ) -> Drafter:
@@ -96,17 +63,25 @@ def calibrated(
     if len(readings) == 1:
         return drafter
     path = _path(files, key)
-    calibration = _stored(path, readings)
-    if calibration is None:
+    accepted = _stored(path, readings)
+    if accepted is None:
         texts = [_encoded(tokenizer, *pair, target.vocab_size) for pair in _ANSWERS]
         with target.lock:
             accepted = {name: acceptance(d, target, texts) for name, d in readings.items()}
-        calibration = Calibration(accepted)
         with contextlib.suppress(OSError):  # a cache that cannot be written is no error
             write_private_text(path, json.dumps(accepted))
-    chosen = readings[calibration.best]
-    chosen.note = calibration.note(drafter.name)
+    chosen = readings[best_reading(accepted)]
+    chosen.note = _note(accepted, drafter.name)
     return chosen
+
+
+def best_reading(accepted: Mapping[str, float]) -> str:
+    """Return the reading to draft with: another one must be clearly better than the files' own.
+
+    accepted: for each reading, the share of positions where its first draft is the target's choice
+    """
+    best = max(accepted, key=lambda reading: accepted[reading])
+    return best if accepted[best] >= accepted[AS_STORED] + _MIN_GAIN else AS_STORED
 
 
 def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> float:
@@ -129,6 +104,23 @@ def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> floa
     share = mx.mean(mx.stack(right)).item()
     assert isinstance(share, float)
     return share
+
+
+def _note(accepted: Mapping[str, float], name: str) -> str | None:
+    """Return one line for the user; None if there is nothing to report."""
+    reading = best_reading(accepted)
+    best = accepted[reading]
+    if best < _LOW_ACCEPTANCE:
+        return (
+            f"{name} guesses {best:.0%} of the next tokens where 60% is usual: it was made for "
+            f"another model, or its files do not say how it reads this one"
+        )
+    if reading == AS_STORED:
+        return None
+    return (
+        f"{name} is read with {reading}: it then guesses {best:.0%} of the next tokens, "
+        f"{accepted[AS_STORED]:.0%} {AS_STORED}"
+    )
 
 
 def _seen(tokens: mx.array, features: mx.array | None, at: int, count: int) -> Seen:
@@ -159,11 +151,11 @@ def _path(files: StoredTensors, key: str) -> Path:
     return cache_dir() / "calibration" / f"{digest[:32]}.json"
 
 
-def _stored(path: Path, readings: Mapping[str, Drafter]) -> Calibration | None:
-    """Read a stored calibration; None if there is none, or if it has other readings."""
+def _stored(path: Path, readings: Mapping[str, Drafter]) -> Mapping[str, float] | None:
+    """Return the stored acceptance rates; None if there are none, or those of other readings."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         accepted = {str(name): float(share) for name, share in stored.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return Calibration(accepted) if accepted.keys() == readings.keys() else None
+    return accepted if accepted.keys() == readings.keys() else None

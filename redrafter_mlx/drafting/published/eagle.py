@@ -21,10 +21,10 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.drafting.cached_levels import LevelPlans, chain, fill_cache, memory_of
+from redrafter_mlx.drafting.cached_levels import CachedLevels, chain, fill_cache, memory_of
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
-from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
+from redrafter_mlx.drafting.level_drafter import LevelDrafter
 from redrafter_mlx.drafting.published.eagle_config import (
     ROPE_BASE,
     EagleConfig,
@@ -101,15 +101,15 @@ class EagleDrafter(LevelDrafter):
             other = not config.norm_before_residual
             words = f"norm_before_residual {str(other).lower()}"
             changed[words] = replace(config, norm_before_residual=other)
-        return {words: self._read_as(config) for words, config in changed.items()}
+        network = self._network
+        return {
+            words: EagleDrafter(self._name, network.changed(config), self._target, self.vocabulary)
+            for words, config in changed.items()
+        }
 
     def untrained(self) -> EagleDrafter:
         network = shuffled(self._network)
         return EagleDrafter(self._name, network, self._target, self.vocabulary)
-
-    def _read_as(self, config: EagleConfig) -> EagleDrafter:
-        network = self._network.changed(config)
-        return EagleDrafter(self._name, network, self._target, self.rows.vocabulary)
 
     def extend(self, memory: Memory, seen: Seen) -> Memory:
         """Append the keys and values of the committed positions, in one call."""
@@ -177,7 +177,7 @@ class EagleRows:
         return hidden, self.logits(hidden)
 
 
-class EagleLevels(DraftLevels):
+class EagleLevels(CachedLevels):
     """An EAGLE drafter's distribution after one root; see `DraftLevels`.
 
     The row with the root's token has the last committed position, so the first level of drafts has
@@ -185,15 +185,9 @@ class EagleLevels(DraftLevels):
     """
 
     def __init__(self, rows: EagleRows, cache: TreeCache, seen: Seen) -> None:
-        super().__init__(rows.vocabulary)
-        self._rows, self._cache, self._seen = rows, cache, seen
-        self._plans = LevelPlans(cache, seen.root_position, seen.bound)
+        super().__init__(rows.vocabulary, cache, seen, seen.root_position, seen.bound)
+        self._rows = rows
         self._context = mx.array(0)  # [B, W, H], for rows that extend the last level's beams
-
-    @property
-    def memory(self) -> Memory:
-        """The drafter's memory, including the committed positions once `first` was called."""
-        return memory_of(self._cache)
 
     def first(self) -> mx.array:
         """Read positions committed since the last step; return logits [B, 1, V'] after the root."""
@@ -207,7 +201,7 @@ class EagleLevels(DraftLevels):
 
     def following(self, parents: mx.array, tokens: mx.array) -> mx.array:
         """Return logits [B, W, V'] after tokens [B, W], which extend beams `parents` [B, W]."""
-        self._plans.plan(parents)
+        self._plan(parents)
         hidden, logits = self._rows.call(tokens, select(self._context, parents), self._cache)
         self._context = self._rows.network.feedback(hidden)
         return logits
