@@ -79,12 +79,6 @@ def command(
             str(folder): DrafterFolder(folder, source.name, source.fingerprint).load(target)
             for folder in drafters
         }
-        for name, drafter in named.items():
-            most = drafter.max_length
-            if most is not None and most < beam_length:
-                raise BadInputError(
-                    f"--beam-length is {beam_length}; {name} drafts at most {most} tokens"
-                )
         prompts = [
             render_chat(loaded.tokenizer, [{"role": "user", "content": q.text}]) for q in chosen
         ]
@@ -114,6 +108,7 @@ def describe(found: list[Measured], questions: int) -> str:
     for one, size, seconds in found:
         quality = one.quality
         facts = [f"{one.parameters / 1e6:.1f} million parameters", human_size(size)]
+        facts += [f"beams of {one.beam_length} tokens"]
         facts += [] if seconds is None else [f"trained in {duration(seconds)}"]
         lines.append(f"{one_line(one.name)}: {', '.join(facts)}")
         lines.append("  right at position  " + " ".join(f"{x:6.1%}" for x in quality.top1))

@@ -105,7 +105,7 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
         "handlers": ["default"], "level": serving.log_level.upper(), "propagate": False,
     }  # fmt: skip
     config = uvicorn.Config(
-        create_app([host], serving, failed=failed, ending=ending),
+        create_app(host, serving, failed=failed, ending=ending),
         log_config=logging,
         log_level="warning" if serving.log_level == "info" else serving.log_level,
         access_log=serving.log_level == "debug",

@@ -56,7 +56,7 @@ def run_training(job: TrainingJob, *, dry_run: bool, hours: float | None) -> Non
     if ranks is not None and not ranks.leads:
         if not dry_run:
             run.write()
-        ranks.part()  # until rank 0 ends
+        ranks.leave()  # until rank 0 ends
     for line in run.notes:
         console.print(line)
     if schedule is not None:

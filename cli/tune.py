@@ -32,7 +32,7 @@ _LENGTH = 5
 _CONTEXT = 256
 """Tokens of text for which a shape is recommended."""
 
-Promises = dict[BeamShape, tuple[float, float]]
+ExpectedRates = dict[BeamShape, tuple[float, float]]
 """Expected tokens/step and tokens per second of beam shapes."""
 
 _NO_SHAPES = (
@@ -73,7 +73,7 @@ def command(
         restart_with(fastest)
     loaded = opt.load_model(loading)
     with progress_bars("measuring this machine", describe_percent) as progress:
-        tuning, promises = measure(loaded, again and fastest is None, progress)
+        tuning, expected = measure(loaded, again and fastest is None, progress)
     from redrafter_mlx.cli.tune_advice import describe_advice, training_estimate, ways_to_draft
 
     costs = tuning.costs
@@ -84,13 +84,13 @@ def command(
         plot_curves(costs, plot)
     kept = str(tuning.setup.path) if tuning.setup.path.exists() else None
     if as_json:
-        best = _best(promises)
-        tokens, rate = promises[best]
+        best = _best(expected)
+        tokens, rate = expected[best]
         record = {
             **asdict(costs),
             "shape": {"beam_width": best.width, "beam_length": best.length, "nodes": best.nodes},
             "tokens_per_step": tokens,
-            "speedup": rate / promises[PLAIN][1],
+            "speedup": rate / expected[PLAIN][1],
             "file": kept,
             "ways": [asdict(way) for way in ways],
             "cliffs": [{"rows": r, "jump": j} for r, j in costs.cliffs().items()],
@@ -104,7 +104,7 @@ def command(
         f"{on.chip} · {on.dtype} · mlx {on.mlx} · drafts by {loaded.drafting}",
         describe_curves(costs),
         "",
-        describe_choice(promises),
+        describe_choice(expected),
         "",
         describe_advice(ways, training_estimate(loaded, costs)),
         f"kept in {kept}" if kept else f"not kept: {tuning.setup.path} cannot be written",
@@ -112,7 +112,7 @@ def command(
     print("\n".join(lines))
 
 
-def measure(loaded: Redrafter, again: bool, progress: Progress) -> tuple[Tuner, Promises]:
+def measure(loaded: Redrafter, again: bool, progress: Progress) -> tuple[Tuner, ExpectedRates]:
     """Measure this machine's costs if need be, and sample how often drafts are accepted.
 
     Raises BadInputError if there is no shape to choose.
@@ -132,18 +132,18 @@ def measure(loaded: Redrafter, again: bool, progress: Progress) -> tuple[Tuner, 
             if answer.steps > 0 and answer.index == 0 and not step.copied and step.shape != PLAIN:
                 acceptance.learn(step)
         progress("drafts", 100 * i // len(prompts), 100)
-    return tuning, BatchPolicy(tuning.costs, acceptance).promises(_CONTEXT)
+    return tuning, BatchPolicy(tuning.costs, acceptance).expected_rates(_CONTEXT)
 
 
-def describe_choice(promises: Promises) -> str:
-    """Describe in a sentence the best shape and what it promises."""
-    if {*promises} == {PLAIN}:
+def describe_choice(expected: ExpectedRates) -> str:
+    """Describe in a sentence the best shape and its expected speed."""
+    if {*expected} == {PLAIN}:
         return "drafts copies of the text, each as long as its match is expected to hold"
-    drafted = _best({s: p for s, p in promises.items() if s != PLAIN})
-    tokens, rate = promises[drafted]
-    gain = rate / promises[PLAIN][1]
+    drafted = _best({s: p for s, p in expected.items() if s != PLAIN})
+    tokens, rate = expected[drafted]
+    gain = rate / expected[PLAIN][1]
     shape = f"W {drafted.width}, L {drafted.length}, N {drafted.nodes}"
-    if _best(promises) == PLAIN:
+    if _best(expected) == PLAIN:
         return (
             f"falls back to plain decoding: at this drafter's acceptance the best beam shape, "
             f"{shape}, promises {tokens:.2f} tokens/step and {gain:.2f} times its speed"
@@ -160,8 +160,8 @@ def _prompts(loaded: Redrafter) -> list[list[int]]:
     return [loaded.encode(OWN_QUESTIONS[i].text) for i in _QUESTIONS]
 
 
-def _best(promises: Promises) -> BeamShape:
-    return max(promises, key=lambda shape: promises[shape][1])
+def _best(expected: ExpectedRates) -> BeamShape:
+    return max(expected, key=lambda shape: expected[shape][1])
 
 
 def _main() -> None:
@@ -173,8 +173,8 @@ def _main() -> None:
     loading = opt.ModelOptions(**json.loads(sys.stdin.readline()))
     threading.Thread(target=_end_with_input, daemon=True).start()
     try:
-        _, promises = measure(opt.load_model(loading), True, no_progress)
-        print(promises[_best(promises)][1], flush=True)
+        _, expected = measure(opt.load_model(loading), True, no_progress)
+        print(expected[_best(expected)][1], flush=True)
     except RedrafterError:
         sys.exit(1)  # the process that compares gets the same error, and shows it
 

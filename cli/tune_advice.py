@@ -6,7 +6,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from redrafter_mlx.autotune.advice import LOOKUP, NOTHING, TRAINED, promise, published
+from redrafter_mlx.autotune.advice import LOOKUP, NOTHING, TRAINED, expected_speed, published
 from redrafter_mlx.autotune.candidates import LENGTHS
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.cli.progress import duration
@@ -56,7 +56,7 @@ def ways_to_draft(loaded: Redrafter, costs: CostModel, context: int) -> list[Adv
     kinds.append(("trained here", TRAINED, train))
     found = []
     for way, kind, command in kinds:
-        best = promise(kind, costs, context, (1,) if kind is NOTHING else (1, *LENGTHS))
+        best = expected_speed(kind, costs, context, (1,) if kind is NOTHING else (1, *LENGTHS))
         found.append(
             Advice(way, best.tokens_per_step, best.tokens_per_second, best.speedup, command)
         )

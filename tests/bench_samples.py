@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from pathlib import Path
 
-from redrafter_mlx.bench.measure.answers import Answer, Settings
+from redrafter_mlx.bench.measure.answers import Answer, LinesFile, Settings, matching
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import Method, Run
 
@@ -14,9 +15,23 @@ DRAFTED = Method("redrafter", 0.0, "greedy", 2, 4)
 
 MACHINE = Machine("M0", "gpu", 8, "macOS 99", "3.12", "0.1.0", "0.32", "0.32", "Accelerate")
 
-SETTINGS = Settings(
-    "tiny", "sha256:1", "drafter sha256:2", None, "float32", None, 64, 0, "M0", "1", "2", "3", None
-)
+SETTINGS: Settings = {
+    "model": "tiny", "model_hash": "sha256:1", "drafts": "drafter", "arithmetic": "float32",
+    "max_tokens": 64, "seed": 0, "chip": "M0", "mlx": "1", "tf32": False, "ranks": 1,
+    "ignore_eos": False,
+}  # fmt: skip
+
+
+def store(path: Path, *answers: Answer, **settings: object) -> None:
+    """Append answers to a file."""
+    file = LinesFile(path, Answer.from_dict)
+    for each in answers:
+        file.append(each.to_dict({**SETTINGS, **settings}))
+
+
+def stored(path: Path, dtype: str = "float32", **settings: object) -> list[Answer]:
+    """Read the answers of one dtype."""
+    return matching(LinesFile(path, Answer.from_dict), dtype, {**SETTINGS, **settings})
 
 
 def loaded(dtype: str = "float32", bits: int | None = None) -> LoadedModel:

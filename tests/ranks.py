@@ -236,7 +236,7 @@ def write_a_corpus() -> None:
     assert ranks is not None
     ranks.agree({})
     corpus(Path(sys.argv[2]) / str(ranks.rank), ranks)
-    ranks.part()
+    ranks.leave()
 
 
 def main() -> None:

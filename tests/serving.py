@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from pathlib import Path
 
 import httpx2 as httpx
@@ -47,14 +47,14 @@ def tiny_redrafter(seed: int = 0, engine: EngineOptions | None = None) -> Redraf
     return AlwaysDrafting(model, byte_tokenizer(), "lookup", engine=engine)
 
 
-def host(model: Redrafter, name: str = "tiny", unload_after: float | None = None) -> ModelHost:
-    return ModelHost(name, lambda: model, unload_after=unload_after)
+def host(model: Redrafter) -> ModelHost:
+    return ModelHost("tiny", lambda: model)
 
 
 @contextlib.contextmanager
-def running(models: Sequence[ModelHost], **options: object) -> Iterator[str]:
+def running(host: ModelHost, **options: object) -> Iterator[str]:
     """Run a server on a free port within the context; yields its URL."""
-    app = create_app(models, ServerOptions(**options))  # type: ignore[arg-type]
+    app = create_app(host, ServerOptions(**options))  # type: ignore[arg-type]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
@@ -71,7 +71,7 @@ def running(models: Sequence[ModelHost], **options: object) -> Iterator[str]:
 
 
 def wait_until_ready(url: str) -> None:
-    """Wait until every model is in memory."""
+    """Wait until the model is in memory."""
     wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
 
 

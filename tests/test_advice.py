@@ -13,7 +13,7 @@ from simulated import cliff, machine
 from test_train_cli import save_folder
 from test_tune import bench, model, shell  # noqa: F401
 
-from redrafter_mlx.autotune.advice import LOOKUP, NOTHING, TRAINED, Kind, promise, published
+from redrafter_mlx.autotune.advice import LOOKUP, NOTHING, TRAINED, Kind, expected_speed, published
 from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.bench.papers.published import CHIPS, timings
 from redrafter_mlx.cli.tune_advice import training_estimate
@@ -44,36 +44,38 @@ def mac(chip: str) -> tuple[CostModel, dict[int, float], dict[int, float]]:
 
 
 @pytest.mark.parametrize("chip", CHIPS)
-def test_a_promise_on_the_authors_macs_is_what_they_measured(chip: str) -> None:
+def test_the_expected_speed_on_the_authors_macs_is_what_they_measured(chip: str) -> None:
     """With the acceptance of the authors' runs."""
     costs, tokens, speedups = mac(chip)
     for length, measured in speedups.items():
         chain = [tokens[n] - tokens.get(n - 1, 1.0) for n in range(2, length + 1)]
         chances = [chain[0], *(b / a for a, b in pairwise(chain))]
-        found = promise(Kind(tuple(chances), level_cost=0.0), costs, 128, (length,))
+        found = expected_speed(Kind(tuple(chances), level_cost=0.0), costs, 128, (length,))
         assert found.tokens_per_step == pytest.approx(tokens[length])
         assert found.speedup == pytest.approx(measured, rel=0.02)
-    trained = promise(TRAINED, costs, 128, tuple(speedups))
+    trained = expected_speed(TRAINED, costs, 128, tuple(speedups))
     assert 1.0 < trained.speedup < 2.0
     assert trained.length <= 5
 
 
 def test_usual_kinds_have_the_tokens_that_were_measured() -> None:
-    four = {kind: promise(kind, CHEAP, 128, (4,)).tokens_per_step for kind in (LOOKUP, TRAINED)}
+    four = {
+        kind: expected_speed(kind, CHEAP, 128, (4,)).tokens_per_step for kind in (LOOKUP, TRAINED)
+    }
     assert four[LOOKUP] == pytest.approx(1.38, abs=0.01)
     assert four[TRAINED] == pytest.approx(1.98, abs=0.01)
 
 
-def test_where_rows_are_dear_plain_decoding_is_promised() -> None:
+def test_where_rows_are_dear_plain_decoding_is_expected_to_be_fastest() -> None:
     for kind in (LOOKUP, TRAINED, published(1, 10)):
-        cheap, dear = promise(kind, CHEAP, 128), promise(kind, DEAR, 128)
+        cheap, dear = expected_speed(kind, CHEAP, 128), expected_speed(kind, DEAR, 128)
         assert cheap.speedup > 1
         assert (dear.length, dear.speedup) == (1, 1.0)
-    assert promise(NOTHING, CHEAP, 128).length == 1
+    assert expected_speed(NOTHING, CHEAP, 128).length == 1
 
 
-def test_a_drafter_that_is_larger_beside_its_target_promises_less() -> None:
-    speeds = [promise(published(size, 10), CHEAP, 128).speedup for size in (0, 1, 3, 30)]
+def test_a_drafter_that_is_larger_beside_its_target_is_expected_to_be_slower() -> None:
+    speeds = [expected_speed(published(size, 10), CHEAP, 128).speedup for size in (0, 1, 3, 30)]
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[-1] == 1.0
 

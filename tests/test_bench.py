@@ -9,10 +9,9 @@ from typing import get_args
 
 import mlx.core as mx
 import pytest
-from bench_samples import DRAFTED, PLAIN, SETTINGS, answer
+from bench_samples import DRAFTED, PLAIN, answer, store, stored
 from tiny import byte_model, byte_tokenizer, plain_tokens, random_drafter
 
-from redrafter_mlx.bench.measure.answers import AnswersFile
 from redrafter_mlx.bench.measure.methods import Method, Runner, check_draft_model
 from redrafter_mlx.bench.measure.plan import Plan, Prepared, list_methods, measure
 from redrafter_mlx.bench.measure.questions import (
@@ -263,10 +262,8 @@ def test_a_run_resumes_where_its_file_ends(tmp_path: Path) -> None:
     runner, made = Runner({None: tiny()}), plan([PLAIN, DRAFTED])
     whole = list(measure(made, runner))
     path = tmp_path / "answers.jsonl"
-    file = AnswersFile(path)
-    for item in whole[:5]:
-        file.append(item, SETTINGS)
-    before = AnswersFile(path).matching("auto", SETTINGS)
+    store(path, *whole[:5])
+    before = stored(path, "auto")
     assert before == whole[:5]
     rest = list(measure(made, runner, before))
     assert [a.key for a in before + rest] == [a.key for a in whole]
@@ -302,9 +299,8 @@ def test_impossible_plans_are_refused(change: dict[str, object]) -> None:
 def test_answers_survive_the_file_and_carry_spec_benchs_fields(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     written = [answer(DRAFTED, lengths=[2, 4, 1], nodes=[5, 7, 6]), answer(PLAIN, 2, 1)]
-    for item in written:
-        AnswersFile(path).append(item, SETTINGS)
-    assert AnswersFile(path).matching("float32", SETTINGS) == written
+    store(path, *written)
+    assert stored(path) == written
     row = json.loads(path.read_text().splitlines()[0])
     assert row["choices"][0] == {
         "index": 0, "turns": ["text"], "decoding_steps": [3], "new_tokens": [8],
@@ -324,54 +320,42 @@ def test_a_file_made_with_other_settings_is_refused(
     name: str, value: object, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.jsonl"
-    AnswersFile(path).append(answer(), SETTINGS)
+    store(path, answer())
     with pytest.raises(BadInputError, match=f"was made with {name}") as error:
-        AnswersFile(path).matching("float32", replace(SETTINGS, **{name: value}))  # type: ignore[arg-type]
+        stored(path, **{name: value})
     assert "\n" not in str(error.value)
-
-
-def test_a_file_of_an_earlier_version_lacks_settings_that_were_at_their_defaults(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "a.jsonl"
-    AnswersFile(path).append(answer(), SETTINGS)
-    line = json.loads(path.read_text())
-    for name in ("ignore_eos", "tf32", "ranks"):
-        del line["settings"][name]
-    path.write_text(json.dumps(line) + "\n")
-    assert len(AnswersFile(path).matching("float32", SETTINGS)) == 1
-    with pytest.raises(BadInputError, match="tf32"):
-        AnswersFile(path).matching("float32", replace(SETTINGS, tf32=True))
 
 
 def test_another_dtypes_answers_may_stand_beside(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    AnswersFile(path).append(answer(dtype="float16"), replace(SETTINGS, arithmetic="float16"))
-    assert AnswersFile(path).matching("float32", SETTINGS) == []
+    store(path, answer(dtype="float16"), arithmetic="float16")
+    assert stored(path) == []
     with pytest.raises(BadInputError, match="max_tokens"):
-        AnswersFile(path).matching("float32", replace(SETTINGS, max_tokens=9))
+        stored(path, max_tokens=9)
 
 
 def test_half_a_last_line_is_cut_off_and_a_foreign_file_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
-    AnswersFile(path).append(answer(), SETTINGS)
+    store(path, answer())
     whole = path.read_text()
     path.write_text(whole + whole[:100])
-    assert len(AnswersFile(path).matching("float32", SETTINGS)) == 1
+    assert len(stored(path)) == 1
     assert path.read_text() == whole
+    path.write_text(whole[:100])
+    assert stored(path) == []
     other = json.dumps({**json.loads(whole), "category": "a\u2028b"}, ensure_ascii=False) + "\n"
     path.write_text(other)
-    assert AnswersFile(path).matching("float32", SETTINGS)[0].category == "a\u2028b"
+    assert stored(path)[0].category == "a\u2028b"
     path.write_text(whole.rstrip("\n"))
-    AnswersFile(path).append(answer(repeat=1), SETTINGS)
-    assert len(AnswersFile(path).matching("float32", SETTINGS)) == 2
+    store(path, answer(repeat=1))
+    assert len(stored(path)) == 2
     for foreign in ("my notes", "my notes\n", '{"a": 1}\n', whole + "my notes\n" + whole):
         path.write_text(foreign)
         with pytest.raises(BadInputError, match=r"a\.jsonl, line \d"):
-            AnswersFile(path)
+            stored(path)
         assert path.read_text() == foreign
     with pytest.raises(BadInputError, match="no folder"):
-        AnswersFile(tmp_path / "none" / "a.jsonl")
+        stored(tmp_path / "none" / "a.jsonl")
 
 
 def test_peak_memory_is_each_runs_own() -> None:

@@ -45,6 +45,14 @@ def test_two_results_differ_only_outside_their_intervals() -> None:
     assert not compare(a, a)[0].certain
 
 
+def test_rows_without_a_counterpart_are_counted(tmp_path: Path) -> None:
+    a, b = rows(tps=(100, 98, 102)), rows(tps=(110, 108, 112))
+    more = [*b, {**b[0], "beam_width": 3}, {**b[0], "beam_width": 4}]
+    one, two = (read_result(saved(tmp_path, str(i), *r)) for i, r in enumerate((a, more)))
+    assert differing(one, one) == []
+    assert differing(one, two) == ["rows without a counterpart: 0, 2"]
+
+
 def test_figures_measured_once_are_not_reported_as_different() -> None:
     a = rows(tps=(100, 100, 100), tokens_per_step=(1.5, 1.5, 1.5))
     b = rows(tps=(110, 110, 110), tokens_per_step=(1.5, 1.5, 1.5))

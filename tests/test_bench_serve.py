@@ -150,7 +150,7 @@ def test_a_baseline_that_counts_no_tokens_is_named() -> None:
 def test_our_server_under_load_says_what_the_library_says(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    with running([host(tiny_redrafter())]) as url:
+    with running(host(tiny_redrafter())) as url:
         wait_until_ready(url)
         said = ask(Server(f"{url}/v1"), "Name a fruit.", 12)
         addresses = ["--url", f"{url}/v1", "--url", f"{url}/v1"]

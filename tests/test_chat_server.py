@@ -33,7 +33,7 @@ LINES = ("hello hello hello", "/set temperature 0.9", "/set presence_penalty 0.7
 @pytest.fixture(scope="module")
 def served() -> Iterator[str]:
     """A server with one tiny model."""
-    with running([host(tiny_redrafter())]) as url:
+    with running(host(tiny_redrafter())) as url:
         wait_until_ready(url)
         yield url
 
@@ -41,7 +41,7 @@ def served() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def locked() -> Iterator[str]:
     """A server that requires a key."""
-    with running([host(tiny_redrafter())], api_key=KEY) as url:
+    with running(host(tiny_redrafter()), api_key=KEY) as url:
         wait_until_ready(url)
         yield url
 
@@ -104,7 +104,7 @@ def test_reported_progress_rises_to_the_length_of_the_prompt(served: str, remote
 def test_an_answer_that_is_left_ends_on_the_server() -> None:
     model = tiny_redrafter()
     hold(model, 40)
-    with running([host(model)]) as url:
+    with running(host(model)) as url:
         wait_until_ready(url)
         _, server = connect(url, None, None)
         session = RemoteSession(server, None)

@@ -9,35 +9,21 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+from test_chat import FakeToken
 
 from redrafter_mlx.cli import doctor, generate, main, options
 from redrafter_mlx.cli.terminal import Terminal, one_line, sanitise, statistics_line
-from redrafter_mlx.config import PLAIN, BeamShape, GenerationOptions
+from redrafter_mlx.config import PLAIN, GenerationOptions
 from redrafter_mlx.errors import DownloadError
 from redrafter_mlx.response import Completion
 from redrafter_mlx.version import __version__
 
 FAKE = Completion([1, 2], [3, 4], "a\x1b\u202e", "length", 1, 1.0, 50.0, 10.0, 0.5, [PLAIN])
-
-
-@dataclass(frozen=True)
-class FakeToken:
-    text: str
-    generation_tokens: int
-    finish_reason: str | None = None
-    prompt_tokens: int = 7
-    prompt_tps: float = 100.0
-    generation_tps: float = 14.25
-    peak_memory: float = 0.5
-    steps: int = 3
-    tokens_per_step: float = 2.31
-    usual_shape: BeamShape | None = None
-    usual_nodes: float | None = None
 
 
 class FakeModel:

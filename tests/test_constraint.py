@@ -125,7 +125,7 @@ def test_rows_without_a_constraint_are_decoded_as_if_alone() -> None:
     target = Target(model)
     drafter = random_drafter(vocab_size=few).bind(target)
     decoder = Decoder(target, drafter, BeamShape(3, 3), SamplingParams())
-    prompts, rules = [PROMPT, [11, 13, 2, 9], [4]], Rules(phrases(few), few)
+    prompts, rules = [PROMPT, [11, 13, 2], [4, 1, 8]], Rules(phrases(few), few)
     constraints: list[Constraint | None] = [None, rules, None]
     cache = decoder.new_cache(3)
     state, output = decoder.start(cache, 0, prompts, sequence_keys(0, 3), constraints=constraints)

@@ -68,6 +68,12 @@ def redrafter(model: nn.Module) -> Iterator[Redrafter]:
     made.close()
 
 
+@pytest.fixture
+def short_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While answers run, prompts are read in the smallest chunks."""
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader._PREFILL_SECONDS", 1e-6)
+
+
 class Calls:
     """The calls of a target, in order: ("chunk", tokens) or ("step", batch rows)."""
 
@@ -185,9 +191,10 @@ def test_without_drafts_the_drafter_is_never_called(model: nn.Module) -> None:
 # Prompts
 
 
+@pytest.mark.usefixtures("short_chunks")
 def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.Module) -> None:
     """Never two chunks in a row, and none larger than running answers can wait for."""
-    redrafter = make(model, None, prefill_seconds=1e-6)
+    redrafter = make(model, None)
     calls = Calls(redrafter)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
@@ -201,8 +208,32 @@ def test_between_chunks_of_a_prompt_running_answers_take_their_steps(model: nn.M
     redrafter.close()
 
 
+@pytest.mark.parametrize(("speed", "largest"), [(1000, 512), (5000, 1250), (100_000, 2048)])
+def test_a_prompt_alone_is_read_in_chunks_as_long_as_running_answers_would_wait(
+    monkeypatch: pytest.MonkeyPatch, speed: int, largest: int
+) -> None:
+    """At once as much as mlx-lm's loop reads, where that takes less than a quarter of a second."""
+    now = [0.0]
+    clock = SimpleNamespace(perf_counter=lambda: now[0])
+    monkeypatch.setattr("redrafter_mlx.engine.prompt_reader.time", clock)
+    redrafter = make(byte_model(max_position_embeddings=8192), None)
+    calls = Calls(redrafter)
+    counted = redrafter.target.append
+
+    def timed(tokens: mx.array, *rest: object) -> mx.array:
+        now[0] += tokens.shape[1] / speed
+        return counted(tokens, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(redrafter.target, "append", timed)
+    tokens_of(redrafter, [5, 6] * 3000, max_tokens=2)
+    sizes = calls.of("chunk")
+    assert (sizes[0], max(sizes)) == (512, largest)
+    assert min(sizes[1:-1]) >= largest - 1
+
+
+@pytest.mark.usefixtures("short_chunks")
 def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> None:
-    redrafter = make(model, None, prefill_seconds=1e-6)
+    redrafter = make(model, None)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     calls, begun = Calls(redrafter), threading.Event()
@@ -229,9 +260,10 @@ def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(model: nn.Module) -> N
     redrafter.close()
 
 
+@pytest.mark.usefixtures("short_chunks")
 def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: nn.Module) -> None:
     """Three prompts of ten tokens fit into the smallest chunk: one step is taken, not three."""
-    redrafter = make(model, None, prefill_seconds=1e-6)
+    redrafter = make(model, None)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     calls, submitted = Calls(redrafter), threading.Event()
@@ -259,6 +291,7 @@ def test_prompts_that_running_answers_can_wait_for_are_read_in_one_round(model: 
     redrafter.close()
 
 
+@pytest.mark.usefixtures("short_chunks")
 def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,7 +308,7 @@ def test_a_prompt_is_indexed_beside_its_prefill_never_much_in_one_round(
         append(index, tokens)
 
     monkeypatch.setattr(TextIndex, "append", counted)
-    redrafter = make(model, "lookup", prefill_seconds=1e-6)
+    redrafter = make(model, "lookup")
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     told: list[tuple[int, int]] = []
@@ -302,8 +335,9 @@ def test_the_caller_is_told_how_much_of_the_prompt_was_read(model: nn.Module) ->
     redrafter.close()
 
 
+@pytest.mark.usefixtures("short_chunks")
 def test_a_cancelled_request_is_not_read_to_its_end(model: nn.Module) -> None:
-    redrafter = make(model, None, prefill_seconds=1e-6)
+    redrafter = make(model, None)
     running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
     next(running)
     calls = Calls(redrafter)
@@ -656,11 +690,12 @@ def test_a_failure_ends_every_answer_with_an_error_and_the_engine_begins_anew(
      (Tuner, "record"), (Tuner, "measure_a_little")],
     ids=lambda part: part[1],
 )  # fmt: skip
+@pytest.mark.usefixtures("short_chunks")
 def test_wherever_the_engine_fails_no_caller_waits_forever(
     model: nn.Module, monkeypatch: pytest.MonkeyPatch, part: tuple[type, str]
 ) -> None:
     """Wherever in a round it is. The next request is answered."""
-    redrafter = make(model, prefill_seconds=1e-6)
+    redrafter = make(model)
     want = tokens_of(redrafter, PROMPTS[0], max_tokens=20)
     (owner, name), failed = part, threading.Event()
     with monkeypatch.context() as patched, ThreadPoolExecutor(4) as pool:
@@ -969,7 +1004,6 @@ def test_a_shape_that_a_static_tree_does_not_have_is_refused_at_once(model: nn.M
     ("limits", "named"),
     [
         ({"max_batch": 0}, "max_batch is 0"),
-        ({"prefill_seconds": 0}, "prefill_seconds is 0"),
         ({"prefix_bytes": -1}, "prefix_bytes is -1"),
         ({"memory_bytes": "8GB"}, "memory_bytes is '8GB'"),
         ({"memory_bytes": 0}, "memory_bytes is 0"),

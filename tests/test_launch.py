@@ -27,7 +27,7 @@ from redrafter_mlx.distributed import follower
 from redrafter_mlx.distributed.facts import facts_of
 from redrafter_mlx.distributed.group import Ranks, _leader_addresses, join_ranks
 from redrafter_mlx.distributed.sharding import shard
-from redrafter_mlx.distributed.watch import Door, FollowerConnection
+from redrafter_mlx.distributed.watch import FollowerConnection, Listener
 from redrafter_mlx.engine.options import EngineOptions
 from redrafter_mlx.errors import (
     MismatchError,
@@ -39,7 +39,7 @@ from redrafter_mlx.errors import (
 from redrafter_mlx.loading import load as loading
 from redrafter_mlx.loading.target import LoadedTarget
 from redrafter_mlx.runtime import launched
-from redrafter_mlx.runtime.launched import Launch
+from redrafter_mlx.runtime.launched import join_once
 from redrafter_mlx.target.fingerprint import nbytes_of
 from redrafter_mlx.target.model import Target
 from redrafter_mlx.target.source import TargetSource
@@ -56,11 +56,11 @@ FACTS = {"version": "1", "model": "a", "drafter": "trained"}
 
 @pytest.mark.parametrize("fact", FACTS)
 def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
-    door, ended = Door(), Endings()
+    listener, ended = Listener(), Endings()
     refused: list[str] = []
 
     def other(rank: int, facts: dict[str, str]) -> None:
-        follower = FollowerConnection(HERE, door.port, door.token, rank, ended)
+        follower = FollowerConnection(HERE, listener.port, listener.token, rank, ended)
         with pytest.raises(MismatchError) as refusal:
             follower.compare(facts)
         refused.append(str(refusal.value))
@@ -72,7 +72,7 @@ def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
     ]
     for thread in threads:
         thread.start()
-    leader = door.admit(2, ended)
+    leader = listener.admit(2, ended)
     with pytest.raises(MismatchError) as refusal:
         leader.compare(FACTS)
     for thread in threads:
@@ -84,12 +84,13 @@ def test_a_rank_that_differs_is_refused_on_all_ranks(fact: str) -> None:
 
 
 def test_the_rank_with_the_least_free_memory_sets_the_limit() -> None:
-    door, ended = Door(), Endings()
+    listener, ended = Listener(), Endings()
     bytes_of_free = {1: 300, 2: 70_000}
     followers = {
-        rank: FollowerConnection(HERE, door.port, door.token, rank, ended) for rank in bytes_of_free
+        rank: FollowerConnection(HERE, listener.port, listener.token, rank, ended)
+        for rank in bytes_of_free
     }
-    leader = door.admit(2, ended)
+    leader = listener.admit(2, ended)
     threads = [
         threading.Thread(target=Ranks(group_of(3, rank), one).agree, args=(FACTS, free))
         for (rank, one), free in zip(followers.items(), bytes_of_free.values(), strict=True)
@@ -199,13 +200,13 @@ class Endings(Queue[int]):
 
 
 def test_a_rank_tries_the_addresses_of_rank_0_in_turn() -> None:
-    door, ended = Door(), Endings()
-    rank = FollowerConnection([NOWHERE, *HERE], door.port, door.token, 1, ended)
-    door.admit(1, ended).close()
+    listener, ended = Listener(), Endings()
+    rank = FollowerConnection([NOWHERE, *HERE], listener.port, listener.token, 1, ended)
+    listener.admit(1, ended).close()
     assert ended.of(1) == [0]
     del rank
     with pytest.raises(RankError, match=f"rank 1 .*{NOWHERE}.*{HERE[0]}"):
-        FollowerConnection([NOWHERE, *HERE], door.port, door.token, 1, ended)
+        FollowerConnection([NOWHERE, *HERE], listener.port, listener.token, 1, ended)
 
 
 def test_rank_0_names_the_address_on_the_way_to_each_rank(
@@ -226,34 +227,35 @@ def test_rank_0_names_the_address_on_the_way_to_each_rank(
     [b"", b"GET / HTTP/1.1\r\n\r\n", b"[]\n", b"\xff\n", b"{}\n", b"[" * 100_000 + b"\n"],
 )
 def test_a_stranger_is_not_taken_for_a_rank(greeting: bytes) -> None:
-    door, ended = Door(), Endings()
-    with socket.create_connection(("127.0.0.1", door.port)) as stranger:
+    listener, ended = Listener(), Endings()
+    with socket.create_connection(("127.0.0.1", listener.port)) as stranger:
         stranger.sendall(greeting)
-    rank = FollowerConnection(HERE, door.port, door.token, 1, ended)
-    leader = door.admit(1, ended)
+    rank = FollowerConnection(HERE, listener.port, listener.token, 1, ended)
+    leader = listener.admit(1, ended)
     leader.close()
     assert ended.of(1) == [0]
     del rank
 
 
 def test_a_rank_of_another_launch_is_refused() -> None:
-    door, ended = Door(), Endings()
+    listener, ended = Listener(), Endings()
     first_to_connect, rank = (
-        FollowerConnection(HERE, door.port, token, 1, ended) for token in (b"wrong", door.token)
+        FollowerConnection(HERE, listener.port, token, 1, ended)
+        for token in (b"wrong", listener.token)
     )
-    leader = door.admit(1, ended)
+    leader = listener.admit(1, ended)
     leader.close()
     assert ended.of(2) == [0, 1]
     del first_to_connect, rank
 
 
 def test_a_rank_that_is_lost_before_it_has_its_model_ends_the_others() -> None:
-    door, ended = Door(), Endings()
-    follower = FollowerConnection(HERE, door.port, door.token, 1, ended)
-    with socket.create_connection(("127.0.0.1", door.port)) as dying:
-        for hello in ({"token": door.token.hex()}, {"rank": "2"}):
+    listener, ended = Listener(), Endings()
+    follower = FollowerConnection(HERE, listener.port, listener.token, 1, ended)
+    with socket.create_connection(("127.0.0.1", listener.port)) as dying:
+        for hello in ({"token": listener.token.hex()}, {"rank": "2"}):
             dying.sendall(json.dumps(hello).encode() + b"\n")
-        leader = door.admit(2, ended)
+        leader = listener.admit(2, ended)
     assert ended.of(2) == [1, 1]
     del leader, follower
 
@@ -286,11 +288,11 @@ def group_of(ranks: int, rank: int = 0) -> mx.distributed.Group:
     return cast(mx.distributed.Group, group)
 
 
-def test_a_launch_shares_one_model() -> None:
-    launch = Launch()
-    launch.join()
+def test_a_launch_shares_one_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("redrafter_mlx.runtime.launched._JOINED", threading.Event())
+    join_once()
     with pytest.raises(RedrafterError, match="one model"):
-        launch.join()
+        join_once()
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,11 @@ import pytest
 pytest.importorskip("httpx2")
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
+from serving import tiny_redrafter
 from starlette.testclient import TestClient
 
 from redrafter_mlx.server.app import create_app
+from redrafter_mlx.server.hosting import ModelHost
 from redrafter_mlx.server.options import ServerOptions
 
 
@@ -46,8 +48,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def served() -> tuple[Page, dict[str, str]]:
-    """The page of a server without a model, and its HTTP headers."""
-    app = create_app([], ServerOptions())
+    """The page of a server whose model is not loaded, and its HTTP headers."""
+    app = create_app(ModelHost("tiny", tiny_redrafter), ServerOptions())
     answer = TestClient(app, base_url="http://localhost").get("/")
     assert answer.status_code == 200
     return Page(answer.text), dict(answer.headers)

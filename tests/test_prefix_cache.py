@@ -174,12 +174,13 @@ def test_nothing_is_computed_for_a_text_that_is_not_kept(why: str) -> None:
     assert peak - before <= _SMALL
 
 
-def test_a_kept_cache_with_an_accepted_path_equals_prefill() -> None:
-    """The path's keys and values are moved to their slots when the text is kept."""
+@pytest.mark.parametrize("shape", [BeamShape(1, 1), BeamShape(1, 4), BeamShape(3, 4)], ids=str)
+def test_a_kept_cache_after_an_answer_equals_prefill(shape: BeamShape) -> None:
+    """The accepted path's keys and values are moved to their slots when the text is kept."""
     model = random_model()
     text = [3, 5, 7, *plain_tokens(model, [3, 5, 7], 60)]
     target = Target(model)
-    decoder = Decoder(target, Oracle(text, 97), BeamShape(3, 4), SamplingParams())
+    decoder = Decoder(target, Oracle(text, 97), shape, SamplingParams())
     cache = decoder.new_cache()
     emitted: list[int] = []
 
@@ -189,7 +190,7 @@ def test_a_kept_cache_with_an_accepted_path_equals_prefill() -> None:
 
     for _ in decode(decoder, cache, 0, text[:3], sequence_keys(0), finished):
         pass
-    assert cache.target.pending is not None
+    assert (cache.target.pending is not None) == (shape.width > 1)
     known, texts = text[: 2 + len(emitted)], PrefixCache(10**9)
     texts.keep(cache, known, None)
     found = texts.take(known, None)
@@ -298,7 +299,7 @@ def test_features_of_few_positions_are_kept_for_any_size_of_chunks(chunk: int) -
 @pytest.mark.parametrize(("chunk", "prompt"), [(50, 600), (100, 257), (7, 40), (2048, 500)])
 def test_a_prompt_grows_the_buffers_once(decoder: Decoder, chunk: int, prompt: int) -> None:
     tokens = [i % 97 for i in range(prompt)]
-    prefill = Prefill(decoder.target, None, decoder.new_cache(), 0, [tokens, tokens[:20]])
+    prefill = Prefill(decoder.target, None, decoder.new_cache(), 0, [tokens, tokens])
     capacities = set()
     while prefill.left:
         prefill.read(chunk)

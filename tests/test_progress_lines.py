@@ -9,6 +9,7 @@ import time
 from inspect import signature
 
 import pytest
+from test_chat import Screen
 from waiting import wait_for
 
 from redrafter_mlx.cli.progress import (
@@ -18,11 +19,6 @@ from redrafter_mlx.cli.progress import (
     progress_bars,
     progress_lines,
 )
-
-
-class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def bars(monkeypatch: pytest.MonkeyPatch, *given: object) -> str:

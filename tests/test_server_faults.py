@@ -60,8 +60,8 @@ def api(model: Redrafter) -> Iterator[TestClient]:
 
 
 @contextlib.contextmanager
-def client(*models: ModelHost, **options: object) -> Iterator[TestClient]:
-    app = create_app(models, ServerOptions(**options))  # type: ignore[arg-type]
+def client(host: ModelHost, **options: object) -> Iterator[TestClient]:
+    app = create_app(host, ServerOptions(**options))  # type: ignore[arg-type]
     with TestClient(app, "http://127.0.0.1", raise_server_exceptions=False) as api:
         wait_for(lambda: api.get("/health").status_code == 200)
         yield api
@@ -103,7 +103,7 @@ def test_work_ends_when_its_client_leaves(
     model: Redrafter, tokens: int, leave: Callable[[str, bool], None], stream: bool
 ) -> None:
     held = hold(model, tokens)
-    with running([host(model)]) as url:
+    with running(host(model)) as url:
         wait_until_ready(url)
         leave(url, stream)
         wait_for(lambda: held.begun == held.ended == 1)
@@ -117,7 +117,7 @@ def test_work_ends_when_its_client_leaves(
 
 def test_a_full_queue_is_refused_and_empties(model: Redrafter) -> None:
     held = hold(model, 1)
-    with running([host(model)], max_concurrency=1, max_queue=1) as url:
+    with running(host(model), max_concurrency=1, max_queue=1) as url:
         wait_until_ready(url)
         statuses: list[int] = []
 
@@ -170,9 +170,12 @@ def test_an_answer_that_ended_gives_its_place_to_others() -> None:
     asyncio.run(check())
 
 
-def test_a_silent_stream_gets_empty_chunks(model: Redrafter) -> None:
+def test_a_silent_stream_gets_empty_chunks(
+    model: Redrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sse, "_HEARTBEAT_SECONDS", 0.05)
     held = hold(model, 0)
-    with running([host(model)], heartbeat=0.05) as url:
+    with running(host(model)) as url:
         wait_until_ready(url)
         body = {**ASKED, "max_tokens": 2, "stream": True}
         with httpx.stream("POST", url + CHAT, json=body, timeout=DEADLINE) as answer:
@@ -198,14 +201,14 @@ def test_a_client_that_reads_nothing_is_gone(monkeypatch: pytest.MonkeyPatch) ->
         await emit({"a": 1})
 
     with pytest.raises(ClientGoneError):
-        asyncio.run(sse.EventStream(produce, {}, 60)({}, connected, full))
+        asyncio.run(sse.EventStream(produce, {})({}, connected, full))
 
 
 @pytest.mark.parametrize("announced", [True, False])
 def test_a_body_of_100_mb_is_refused(model: Redrafter, announced: bool) -> None:
     pieces = [b" " * 10_000_000] * 10
     headers = {"Content-Length": "100000000"} if announced else {}
-    with running([host(model)]) as url:
+    with running(host(model)) as url:
         wait_until_ready(url)
         answer = httpx.post(url + CHAT, content=iter(pieces), headers=headers, timeout=DEADLINE)
         assert answer.status_code == 413
@@ -305,7 +308,7 @@ def test_while_a_model_is_loaded_requests_are_told_to_come_back(model: Redrafter
         loaded.wait(DEADLINE)
         return model
 
-    with running([ModelHost("tiny", load)]) as url:
+    with running(ModelHost("tiny", load)) as url:
         for answer in (httpx.get(f"{url}/health"), httpx.post(url + CHAT, json=ASKED)):
             assert answer.status_code == 503
             assert int(answer.headers["Retry-After"]) > 0

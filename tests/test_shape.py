@@ -242,11 +242,11 @@ def test_plain_steps_make_no_drafter_look_better() -> None:
     policy.next_shape(128)
     for _ in range(20):
         policy.learn(step_result(BeamShape(1, 2), [0, 0], [0, 1], [0]))
-    before = policy.batch.promises(128)[BeamShape(1, 2)]
+    before = policy.batch.expected_rates(128)[BeamShape(1, 2)]
     for _ in range(1000):
         policy.learn(step_result(PLAIN, [0], [0], [0]))
     assert policy.acceptance.chances()[0, 0] < 0.1
-    assert policy.batch.promises(128)[BeamShape(1, 2)] <= before
+    assert policy.batch.expected_rates(128)[BeamShape(1, 2)] <= before
 
 
 def test_answers_that_draft_nothing_make_no_drafter_look_better() -> None:

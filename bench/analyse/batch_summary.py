@@ -7,9 +7,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from redrafter_mlx.bench.analyse.result import Protocol
 from redrafter_mlx.bench.measure.batches import BatchMeasurement, BatchRun, ids_of
-from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import Method
 from redrafter_mlx.bench.statistics import Ragged, Spread, ratio, ratio_of_ratios
 
@@ -44,43 +42,6 @@ class BatchRow:
         shown = asdict(self)
         method = shown.pop("method")
         return {"batch_size": shown.pop("size"), "method": method.pop("name"), **method, **shown}
-
-
-@dataclass(frozen=True)
-class BatchResult:
-    """The whole result of one `bench --batch-size`.
-
-    remarks:     lines that must be shown with the figures
-    interrupted: Ctrl-C came before everything was measured
-    """
-
-    machine: Machine
-    models: tuple[LoadedModel, ...]
-    protocol: Protocol
-    rows: tuple[BatchRow, ...]
-    remarks: tuple[str, ...] = ()
-    interrupted: bool = False
-
-    @property
-    def failed(self) -> bool:
-        """Whether our tokens differ from mlx-lm's although float32 guarantees equality."""
-        differ = any(row.matches_plain is False for row in self.rows if row.method.ours)
-        return differ and all(model.exact for model in self.models)
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """The remarks, and the reason if it failed."""
-        if not self.failed:
-            return self.remarks
-        failure = "our tokens are not those of mlx-lm in float32, where they must be"
-        return (*self.remarks, f"{failure}; please report it")
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the object that `-o json` prints."""
-        changed = {"notes": self.notes, "rows": [row.to_dict() for row in self.rows]}
-        shown = {**asdict(self), "baseline": "mlx-lm BatchGenerator", **changed}
-        del shown["remarks"]
-        return shown
 
 
 def summarise_batches(measured: Sequence[BatchMeasurement]) -> list[BatchRow]:

@@ -66,8 +66,7 @@ class Change:
 def read_result(path: str | Path) -> Saved:
     """Read the object that `bench -o json` or `bench --paper` printed, the last line of a file.
 
-    If a table was measured with several lengths of prompts, its rows have that length. Batches had
-    no other prefixes than "all" before their rows named them.
+    If a table was measured with several lengths of prompts, its rows have that length.
 
     path: that file, or the folder of a report
     Raises BadInputError if there is no such object.
@@ -80,7 +79,7 @@ def read_result(path: str | Path) -> Saved:
         rows: list[SavedRow] = []
         for each in results:
             length = {"prompt_tokens": each["protocol"]["prompt_tokens"]} if results[1:] else {}
-            rows += [{"prefixes": "all", **row, **length} for row in each["rows"]]
+            rows += [{**row, **length} for row in each["rows"]]
         return Saved(rows, _setup(results[0]) if results else {})
     except OSError as error:
         raise BadInputError(f"cannot read {path}: {error.strerror}") from None
@@ -112,10 +111,13 @@ def compare(before: Sequence[SavedRow], after: Sequence[SavedRow]) -> list[Chang
 
 
 def differing(before: Saved, after: Saved) -> list[str]:
-    """Describe in what models, protocol and machine differ, such as `machine chip: M1, M2`."""
+    """Describe in what models, protocol, machine and rows differ, as `machine chip: M1, M2`."""
+    first, second = ({_identity(row) for row in saved.rows} for saved in (before, after))
     names = dict.fromkeys([*before.setup, *after.setup])
     pairs = {name: (before.setup.get(name), after.setup.get(name)) for name in names}
-    return [f"{name}: {a}, {b}" for name, (a, b) in pairs.items() if a != b]
+    if first != second:
+        pairs["rows without a counterpart"] = len(first - second), len(second - first)
+    return [f"{name}: {a}, {b}" for name, (a, b) in pairs.items() if a != b or name not in names]
 
 
 def _setup(result: Mapping[str, object]) -> dict[str, object]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.energy import Energy
 from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import BASELINE
 from redrafter_mlx.bench.measure.questions import WHOLE
+
+AnyRow = TypeVar("AnyRow", Row, BatchRow)
 
 
 @dataclass(frozen=True)
@@ -33,26 +36,27 @@ class Protocol:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Generic[AnyRow]):
     """The whole result of one `bench`.
 
     interrupted: Ctrl-C came before everything was measured
     notes:       lines that must be shown with the figures
+    baseline:    what speedups are over
     energy:      by method; empty if it was not measured
     """
 
     machine: Machine
     models: tuple[LoadedModel, ...]
     protocol: Protocol
-    rows: tuple[Row, ...]
+    rows: tuple[AnyRow, ...]
     interrupted: bool
     notes: tuple[str, ...]
+    baseline: str = BASELINE
     energy: tuple[Energy, ...] = ()
 
     def to_dict(self) -> dict[str, object]:
         """Return the object that `-o json` prints."""
-        rows = [row.to_dict() for row in self.rows]
-        shown = {**asdict(self), "baseline": BASELINE, "rows": rows}
+        shown = {**asdict(self), "rows": [row.to_dict() for row in self.rows]}
         if not self.energy:
             del shown["energy"]
         return shown

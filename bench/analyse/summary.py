@@ -90,6 +90,21 @@ def summarise(answers: Sequence[Answer]) -> list[Row]:
     return rows
 
 
+def of_whole_rounds(answers: Sequence[Answer]) -> list[Answer]:
+    """Return the answers to questions that all methods have answered; all if there are none.
+
+    Otherwise the speed of two methods would be compared over different questions.
+    """
+    methods: dict[str, set[Method]] = {}
+    rounds: dict[tuple[str, int | str, int], set[Method]] = {}
+    for a in answers:
+        methods.setdefault(a.dtype, set()).add(a.method)
+        rounds.setdefault((a.dtype, a.question_id, a.repeat), set()).add(a.method)
+    whole = {key for key, answered in rounds.items() if answered == methods[key[0]]}
+    kept = [a for a in answers if (a.dtype, a.question_id, a.repeat) in whole]
+    return kept or list(answers)
+
+
 def _row(dtype: str, category: str, method: Method, runs: Runs, baseline: Runs) -> Row:
     ours = method.name == "redrafter"
     accepted = [n for run in runs.values() for n in run.accepted]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 import os
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -22,38 +22,8 @@ from redrafter_mlx.runtime.atomic_write import name_in_errors
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Settings:
-    """Settings that answers must share to be summarised together.
-
-    drafts:     all drafters, as `LoadedModel.drafts` describes them
-    draft_model: name and fingerprint of the model of mlx-lm's speculative decoding
-    blas:       file name of the library of matrix products; None for MLX's own
-    ignore_eos: whether answers continue after an ending token, up to max_tokens
-    tf32:       whether float32 products are rounded to TF32
-    ranks:      number of processes that share the target
-    """
-
-    model: str
-    model_hash: str | None
-    drafts: str
-    draft_model: str | None
-    arithmetic: str
-    bits: int | None
-    max_tokens: int
-    seed: int
-    chip: str
-    mlx: str
-    mlx_lm: str
-    redrafter_mlx: str
-    blas: str | None
-    ignore_eos: bool = False
-    tf32: bool = False
-    ranks: int = 1
-
-
-_DEFAULTS = {f.name: f.default for f in fields(Settings) if f.default is not MISSING}
-"""Of settings that lines of earlier versions lack."""
+Settings = dict[str, object]
+"""Settings that answers must share to be summarised together, by name; `settings_of` lists them."""
 
 
 @dataclass(frozen=True)
@@ -93,10 +63,10 @@ class Answer:
         }
         spec_bench = {
             "answer_id": uuid.uuid4().hex,
-            "model_id": f"{settings.model} {self.dtype} {self.method.name}",
+            "model_id": f"{settings['model']} {self.dtype} {self.method.name}",
             "choices": [choice],
         }
-        return {**answer, **spec_bench, **run, "settings": asdict(settings)}
+        return {**answer, **spec_bench, **run, "settings": settings}
 
     @classmethod
     def from_dict(cls, line: dict[str, Any]) -> Answer:
@@ -124,6 +94,10 @@ class Answer:
         )
 
 
+_BEGINNINGS = ('{"question_id": ', '{"batch": ')
+"""How a line of an answers file begins."""
+
+
 class LinesFile(Generic[T]):
     """Measurements on disk, one per line with its settings: read once, then appended to."""
 
@@ -136,7 +110,7 @@ class LinesFile(Generic[T]):
           read: parses a line; may raise KeyError, TypeError, ValueError, IndexError
         """
         self.path = Path(path)
-        self.lines: list[tuple[T, dict[str, object]]] = []
+        self.lines: list[tuple[T, Settings]] = []
         self._read_line = read
         # Only "\n" ends a line: JSON strings may hold the other separators.
         *whole, rest = self._read().split("\n")
@@ -148,15 +122,14 @@ class LinesFile(Generic[T]):
                 self._add(len(whole) + 1, rest)
                 self._append("\n")
             except BadInputError:
-                if not self.lines:
+                if not self.lines and not rest.startswith(_BEGINNINGS):
                     raise
                 os.truncate(self.path, self.path.stat().st_size - len(rest.encode()))
 
-    def check(self, stored: Mapping[str, object], settings: Settings, names: Sequence[str]) -> None:
+    def check(self, stored: Settings, settings: Settings, names: Iterable[str]) -> None:
         """Raise BadInputError unless the settings in `names` equal the stored ones of a line."""
-        made_with, wanted = {**_DEFAULTS, **stored}, asdict(settings)
         for name in names:
-            before, now = made_with.get(name), wanted[name]
+            before, now = stored.get(name), settings[name]
             if before != now:
                 raise BadInputError(
                     f"{self.path} was made with {name} {before}, now it is {now}; give another "
@@ -194,24 +167,12 @@ class LinesFile(Generic[T]):
         self.lines.append((found, settings))
 
 
-class AnswersFile:
-    """Answers on disk, of requests that ran one at a time."""
-
-    def __init__(self, path: str | Path) -> None:
-        """Read the file; raises as `LinesFile` does."""
-        self._file = LinesFile(path, Answer.from_dict)
-
-    def matching(self, dtype: str, settings: Settings) -> list[Answer]:
-        """Return the answers of one dtype; raises BadInputError if settings differ."""
-        for answer, stored in self._file.lines:
-            shared = ("max_tokens", "seed", "ignore_eos")
-            names = [*vars(settings)] if answer.dtype == dtype else shared
-            self._file.check(stored, settings, names)
-        return [answer for answer, _ in self._file.lines if answer.dtype == dtype]
-
-    def append(self, answer: Answer, settings: Settings) -> None:
-        """Write one answer."""
-        self._file.append(answer.to_dict(settings))
+def matching(file: LinesFile[Answer], dtype: str, settings: Settings) -> list[Answer]:
+    """Return a file's answers of one dtype; raises BadInputError if settings differ."""
+    for answer, stored in file.lines:
+        shared = settings if answer.dtype == dtype else ("max_tokens", "seed", "ignore_eos")
+        file.check(stored, settings, shared)
+    return [answer for answer, _ in file.lines if answer.dtype == dtype]
 
 
 def _integers(values: object) -> list[int]:

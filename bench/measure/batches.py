@@ -79,11 +79,11 @@ class BatchMeasurement:
     run: BatchRun
 
     def compared(self, plain: Mapping[int | str, Sequence[int]]) -> BatchMeasurement:
-        """Return the measurement with `matches_plain`, unless it is sampled or has it already.
+        """Return the measurement with `matches_plain`, unless it is sampled.
 
         plain: the tokens of mlx-lm's loop for one prompt, by question id
         """
-        if self.method.temperature > 0 or self.run.matches_plain is not None:
+        if self.method.temperature > 0:
             return self
         matches = all(
             ids == plain[question.id]
@@ -94,7 +94,7 @@ class BatchMeasurement:
     def to_dict(self, settings: Settings) -> dict[str, object]:
         """Return the JSON object that is a line of the answers file."""
         key = BatchKey.of(self.method, self.questions)
-        return {"batch": asdict(key), "run": asdict(self.run), "settings": asdict(settings)}
+        return {"batch": asdict(key), "run": asdict(self.run), "settings": settings}
 
 
 def read_run(line: dict[str, Any]) -> tuple[BatchKey, BatchRun]:
@@ -234,7 +234,8 @@ class BatchRunner:
         mx.random.seed(seed)
         model, mirror, stream = redrafter.model, redrafter.mirror, our_stream()
         stop = [*redrafter.tokenizer.eos_token_ids]
-        batch = PlainBatch([*prompts], max_tokens, stop, method.temperature)
+        limits = [redrafter.room_for(prompt, max_tokens) for prompt in prompts]
+        batch = PlainBatch([*prompts], limits, stop, method.temperature)
         run = batch.run(model, stream) if mirror is None else mirror.run(batch, model, stream)
         steps = [0] * len(prompts)
         for row, token in run:

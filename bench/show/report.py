@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from redrafter_mlx.bench.analyse.grid import Cell, Grid, grids
 from redrafter_mlx.bench.analyse.result import Result
-from redrafter_mlx.bench.show.tables import TextTable, header_lines, tables_of
+from redrafter_mlx.bench.analyse.summary import Row
+from redrafter_mlx.bench.show.tables import TextTable, tables_of
 
 _VIRIDIS = ((68, 59, 33, 94, 253), (1, 82, 145, 201, 231), (84, 139, 140, 98, 37))
 """matplotlib's colours from dark for slow to bright for fast: red, green and blue."""
@@ -17,15 +18,10 @@ _VIRIDIS = ((68, 59, 33, 94, 253), (1, 82, 145, 201, 231), (84, 139, 140, 98, 37
 _BEST = "★"
 
 
-def show(result: Result, console: Console) -> None:
-    """Print the result: header, tables, heatmaps, notes."""
-    for line in header_lines(result):
-        console.print(Text(line), soft_wrap=True)
+def rendered(result: Result[Row]) -> list[RenderableType]:
+    """Draw the tables, with the heatmaps after the first."""
     main, *others = map(rich_table, tables_of(result))
-    for drawn in (main, *map(heatmap, grids(result.rows, least=2)), *others):
-        console.print(drawn)
-    for note in result.notes:
-        console.print(Text(note), soft_wrap=True)
+    return [main, *map(heatmap, grids(result.rows, least=2)), *others]
 
 
 def rich_table(table: TextTable) -> RenderableType:

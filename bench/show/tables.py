@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from redrafter_mlx.bench.analyse.batch_summary import BatchResult, BatchRow
+from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.compare import Change
 from redrafter_mlx.bench.analyse.energy import Energy
 from redrafter_mlx.bench.analyse.result import Result
@@ -32,7 +32,7 @@ class TextTable:
         return cls(title, tuple(columns) or ("nothing was measured",), rows, note)
 
 
-def tables_of(result: Result) -> list[TextTable]:
+def tables_of(result: Result[Row]) -> list[TextTable]:
     """Return all tables of a result, which are everything but the heatmaps."""
     whole = [r for r in result.rows if r.category == WHOLE]
     found = [main_table(whole), acceptance_table(whole)]
@@ -52,7 +52,7 @@ def energy_table(measured: Sequence[Energy]) -> TextTable:
     return TextTable.of("Energy of the chip while tokens after the first one were made", lines)
 
 
-def header_lines(result: Result | BatchResult) -> list[str]:
+def header_lines(result: Result[Row] | Result[BatchRow]) -> list[str]:
     """Return lines that describe the machine, the versions, the models and the questions."""
     m, p = result.machine, result.protocol
     lines = [

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from redrafter_mlx.bench.analyse.batch_summary import BatchResult, summarise_batches
+from redrafter_mlx.bench.analyse.batch_summary import BatchRow, summarise_batches
+from redrafter_mlx.bench.analyse.result import Result
 from redrafter_mlx.bench.measure.answers import LinesFile
 from redrafter_mlx.bench.measure.batches import (
     BatchMeasurement,
@@ -28,13 +29,15 @@ from redrafter_mlx.cli.progress import describe_count, progress_bars
 from redrafter_mlx.cli.terminal import INTERRUPTED
 from redrafter_mlx.runtime.launched import launched_rank
 
+_DIFFER = "our tokens are not those of mlx-lm in float32, where they must be; please report it"
 
-def run_batches(options: BenchOptions) -> list[tuple[int | None, BatchResult]]:
+
+def run_batches(options: BenchOptions) -> tuple[list[tuple[int | None, Result[BatchRow]]], int]:
     """Measure all prompt lengths, batch sizes and methods with one loading.
 
-    Returns a result for each length that prompts are brought to, None leaving them unchanged. After
-    Ctrl-C the results cover the rounds that every method has finished. Raises
-    KeyboardInterrupt if there is none.
+    Returns a result for each length that prompts are brought to, None leaving them unchanged, and
+    the exit status. After Ctrl-C the results cover the rounds that every method has finished.
+    Raises KeyboardInterrupt if there is none.
     """
     (loading,) = options.loadings
     if launched_rank():
@@ -52,10 +55,10 @@ def run_batches(options: BenchOptions) -> list[tuple[int | None, BatchResult]]:
     done = []
     if file is not None:
         for run, stored in file.lines:
-            file.check(stored, settings, [*vars(settings)])
+            file.check(stored, settings, settings)
             done.append(run)
     parts = [plan.split(done) for plan in plans]
-    remarks, interrupted = drafter_notes(loading, drafters), False
+    notes, interrupted = drafter_notes(loading, drafters), False
     try:
         todo = [method for _, missing in parts for method, _ in missing]
         for name in dict.fromkeys(method.drafter for method in todo if method.automatic):
@@ -68,22 +71,21 @@ def run_batches(options: BenchOptions) -> list[tuple[int | None, BatchResult]]:
                         file.append(new.to_dict(settings))
                     progress("runs", sum(len(measured) for measured, _ in parts), total)
     except KeyboardInterrupt:
-        remarks, interrupted = [*remarks, interruption_note(options)], True
-    results = []
+        notes, interrupted = [*notes, interruption_note(options)], True
+    results, failed = [], False
+    exact = all(model.exact for model in models)
     for length, plan, (measured, _) in zip(options.prompt_lengths, plans, parts, strict=True):
         if rows := summarise_batches(plan.complete(measured)):
+            differ = exact and any(row.matches_plain is False for row in rows if row.method.ours)
+            failed |= differ
+            shown = (*notes, *([_DIFFER] if differ else []))
             protocol = protocol_of(options, length)
-            shown = tuple(models), protocol, tuple(rows), tuple(remarks), interrupted
-            results.append((length, BatchResult(machine, *shown)))
+            result = Result(machine, tuple(models), protocol, tuple(rows), interrupted, shown,
+                            "mlx-lm BatchGenerator")  # fmt: skip
+            results.append((length, result))
     if not results:
         raise KeyboardInterrupt
-    return results
-
-
-def status_of(results: Sequence[BatchResult]) -> int:
-    if any(result.interrupted for result in results):
-        return INTERRUPTED
-    return int(any(result.failed for result in results))
+    return results, INTERRUPTED if interrupted else int(failed)
 
 
 def _measure(
@@ -93,14 +95,10 @@ def _measure(
     alone: Runner,
     together: BatchRunner,
 ) -> Iterator[BatchMeasurement]:
-    """Append what is missing to what is measured, and yield it; all is compared with mlx-lm's loop.
-
-    Of earlier runs, those are compared whose file does not tell whether they match.
-    """
-    unknown = [(m.method, m.questions) for m in measured if m.run.matches_plain is None]
+    """Append what is missing to what is measured, compared with mlx-lm's loop, and yield it."""
     asked = {
         question.question.id or 0: question
-        for method, questions in (*unknown, *missing)
+        for method, questions in missing
         if method.temperature == 0
         for question in questions
     }
@@ -108,7 +106,6 @@ def _measure(
         key: alone.run(Method(BASELINE), q.prompt_ids, plan.max_tokens, plan.seed).token_ids
         for key, q in asked.items()
     }
-    measured[:] = [measurement.compared(plain) for measurement in measured]
     for measurement in together.measure(plan, missing):
         measured.append(measurement.compared(plain))
         yield measured[-1]

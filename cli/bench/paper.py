@@ -8,14 +8,15 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from redrafter_mlx.bench.analyse.batch_summary import BatchResult
+from redrafter_mlx.bench.analyse.batch_summary import BatchRow
 from redrafter_mlx.bench.analyse.result import Result
+from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.likelihood import Likelihood, likelihood
 from redrafter_mlx.bench.papers.evidence import AnswerKey, Evidence
 from redrafter_mlx.bench.papers.protocols import PaperProtocol, find_protocol
 from redrafter_mlx.bench.papers.report import Difference, PaperResult, differences
-from redrafter_mlx.cli.bench.batches import run_batches, status_of
+from redrafter_mlx.cli.bench.batches import run_batches
 from redrafter_mlx.cli.bench.checks import check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.session import measure_machine, run_session
@@ -41,7 +42,7 @@ class PaperRun(NamedTuple):
     """A table, the results that it was computed from, and the exit status."""
 
     paper: PaperResult
-    results: Sequence[Result | BatchResult]
+    results: Sequence[Result[Row] | Result[BatchRow]]
     status: int
 
 
@@ -57,11 +58,11 @@ def run_paper(asked: BenchOptions, given: Collection[str]) -> PaperRun:
     changed = _changed(protocol, options, given)
     if protocol.measures == "batches":
         check_measurement(options)
-        by_length = run_batches(options)
+        by_length, status = run_batches(options)
         evidence = Evidence(batches=[(n, row) for n, batch in by_length for row in batch.rows])
         batches = [batch for _, batch in by_length]
         paper = _paper(protocol, evidence, batches[0], changed)
-        return PaperRun(paper, batches, status_of(batches))
+        return PaperRun(paper, batches, status)
     if options.plot is not None and len(options.widths) * len(options.lengths) < 2:
         raise BadInputError(f"--paper {protocol.name} has one beam shape; leave out --plot")
     check_measurement(options)
@@ -184,12 +185,12 @@ def _read_logs(protocol: PaperProtocol, options: BenchOptions) -> PaperRun:
 def _paper(
     protocol: PaperProtocol,
     evidence: Evidence,
-    result: Result | BatchResult,
+    result: Result[Row] | Result[BatchRow],
     changed: Sequence[Difference],
 ) -> PaperResult:
     measured, published = result.protocol, protocol.published
     asked = f"{measured.questions}: {measured.asked}, {measured.max_tokens} tokens"
-    alone = isinstance(result, Result)
+    alone = protocol.measures != "batches"
     baseline = "mlx-lm's own loop" if alone else "our own batches without drafts"
     here = differences(published, result.machine, result.models, asked, baseline, changed)
     return PaperResult(protocol.name, published, tuple(protocol.tables(evidence)), here)

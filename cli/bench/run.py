@@ -14,16 +14,16 @@ from redrafter_mlx.autotune.cost_model import CostModel
 from redrafter_mlx.bench.analyse.compare import compare, differing, read_result
 from redrafter_mlx.bench.analyse.energy import energy_of
 from redrafter_mlx.bench.analyse.grid import grids
-from redrafter_mlx.bench.analyse.result import Result
+from redrafter_mlx.bench.analyse.summary import Row
 from redrafter_mlx.bench.measure.answers import Answer
 from redrafter_mlx.bench.measure.energy import power_meter
 from redrafter_mlx.bench.papers.published import CHIPS, authors_grid
 from redrafter_mlx.bench.show.batch_tables import batch_table
 from redrafter_mlx.bench.show.plot import plot
-from redrafter_mlx.bench.show.report import heatmap, rich_table, show
+from redrafter_mlx.bench.show.report import heatmap, rendered, rich_table
 from redrafter_mlx.bench.show.report_folder import write_report
 from redrafter_mlx.bench.show.tables import compare_table, header_lines
-from redrafter_mlx.cli.bench.batches import run_batches, status_of
+from redrafter_mlx.cli.bench.batches import run_batches
 from redrafter_mlx.cli.bench.checks import check_comparison, check_measurement
 from redrafter_mlx.cli.bench.options import BenchOptions
 from redrafter_mlx.cli.bench.paper import run_paper
@@ -52,10 +52,10 @@ def run(options: BenchOptions, given: Set[str]) -> int:
         return _repeat_paper(options, given)
     check_measurement(options)
     if options.batch_size is not None:
-        ((_, found),) = run_batches(options)
+        ((_, found),), status = run_batches(options)
         table = rich_table(batch_table(found.rows))
         _print(options, found.to_dict(), header_lines(found), [table], found.notes)
-        return status_of([found])
+        return status
     return _answer_questions(options, given)
 
 
@@ -76,10 +76,7 @@ def _answer_questions(options: BenchOptions, given: Set[str]) -> int:
         result = replace(result, energy=energy_of(answers, meter.joules))
     else:
         result, status, _ = run_session(options, profile)
-    if options.output == "json":
-        print(json.dumps(result.to_dict()), flush=True)
-    else:
-        show(result, console())
+    _print(options, result.to_dict(), header_lines(result), rendered(result), result.notes)
     if options.report is not None:
         folder = write_report(options.report, result, profiles, _spelled(options, given))
         print(f"report in {folder}", file=sys.stderr)
@@ -104,7 +101,7 @@ def _spelled(options: BenchOptions, given: Set[str]) -> str:
 def _repeat_paper(options: BenchOptions, given: Set[str]) -> int:
     """Run `--paper`, print its result, draw the picture of `--plot`, and return the exit status."""
     run = run_paper(options, given)
-    rows = [row for result in run.results if isinstance(result, Result) for row in result.rows]
+    rows = [row for result in run.results for row in result.rows if isinstance(row, Row)]
     maps, shown = [*grids(rows, least=2)], [*map(rich_table, run.paper.tables)]
     if run.paper.name == "table2":
         maps += [authors_grid(chip, "float16") for chip in CHIPS]

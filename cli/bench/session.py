@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +12,8 @@ import mlx.core as mx
 import numpy as np
 
 from redrafter_mlx.bench.analyse.result import Protocol, Result, judge
-from redrafter_mlx.bench.analyse.summary import summarise
-from redrafter_mlx.bench.measure.answers import Answer, AnswersFile, Settings
+from redrafter_mlx.bench.analyse.summary import Row, of_whole_rounds, summarise
+from redrafter_mlx.bench.measure.answers import Answer, LinesFile, Settings, matching
 from redrafter_mlx.bench.measure.machine import LoadedModel, Machine
 from redrafter_mlx.bench.measure.methods import Runner, check_draft_model
 from redrafter_mlx.bench.measure.plan import measure
@@ -41,7 +42,7 @@ _TRIALS = 15
 class Outcome(NamedTuple):
     """A result, its exit status, and the answers that it was computed from."""
 
-    result: Result
+    result: Result[Row]
     status: int
     answers: Sequence[Answer]
 
@@ -57,7 +58,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
     """
     if launched_rank():
         load_drafters(options, options.loadings[0])  # never returns: only rank 0 writes the file
-    file = None if options.answers is None else AnswersFile(options.answers)
+    file = None if options.answers is None else LinesFile(options.answers, Answer.from_dict)
     machine = Machine.here()
     models: list[LoadedModel] = []
     notes: list[str] = []
@@ -70,7 +71,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
             models += here
             notes += drafter_notes(loading, drafters)
             before = len(answers)
-            _measure(options, drafters, file, machine, here, answers)
+            notes += _measure(options, drafters, file, machine, here, answers)
             if inspect is not None:
                 inspect(drafters, answers[before:])
             notes += filter(None, [exchange_note(next(iter(drafters.values())))])
@@ -80,6 +81,7 @@ def run_session(options: BenchOptions, inspect: Inspect | None = None) -> Outcom
             raise
         interrupted = True
         notes.append(interruption_note(options))
+        answers = of_whole_rounds(answers)
     rows = summarise(answers)
     verdict = judge(rows, models)
     protocol = protocol_of(options, options.prompt_lengths[0])
@@ -105,7 +107,7 @@ def drafter_notes(loading: Loading, drafters: Mapping[str | None, Redrafter]) ->
 def interruption_note(options: BenchOptions) -> str:
     """Return the note of a result that Ctrl-C has cut short."""
     on = f"; the same command resumes where {options.answers} ends" if options.answers else ""
-    return f"interrupted: the figures are of what was finished{on}"
+    return f"interrupted: the figures are of the questions that all methods have answered{on}"
 
 
 def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, Redrafter]:
@@ -143,12 +145,15 @@ def load_drafters(options: BenchOptions, loading: Loading) -> dict[str | None, R
 def _measure(
     options: BenchOptions,
     drafters: Mapping[str | None, Redrafter],
-    file: AnswersFile | None,
+    file: LinesFile[Answer] | None,
     machine: Machine,
     models: Sequence[LoadedModel],
     answers: list[Answer],
-) -> None:
-    """Append one loading's answers: first those of the file, then the missing ones, measured."""
+) -> list[str]:
+    """Append one loading's answers: first those of the file, then the missing ones, measured.
+
+    Returns a note if methods are compared that answered in different runs of this program.
+    """
     first, dtype = next(iter(drafters.values())), models[0].dtype
     methods = options.methods([name for name, r in drafters.items() if r.drafting is not None])
     profiled = drafters if options.report else {m.drafter for m in methods if m.automatic}
@@ -160,7 +165,7 @@ def _measure(
     runner.check(methods, options.max_tokens)
     settings = settings_of(options, machine, models, draft)
     wanted = {(m, p.question.id, r) for _, p, m, r in plan.order()}
-    before = [a for a in (file.matching(dtype, settings) if file else ()) if a.key[1:] in wanted]
+    before = [a for a in (matching(file, dtype, settings) if file else ()) if a.key[1:] in wanted]
     answers += before
     began, latest = time.monotonic(), ""
 
@@ -176,13 +181,21 @@ def _measure(
         for done, answer in enumerate(measure(plan, runner, before), len(before) + 1):
             answers.append(answer)
             if file is not None:
-                file.append(answer, settings)
+                file.append(answer.to_dict(settings))
             run, method = answer.run, answer.method
             if run.decode_seconds > 0:
                 speed = sum(run.accept_lengths) / run.decode_seconds
                 name = f"{method.name} {shape_words(method)}".strip()
                 latest = f" · {name}: {speed:.1f} tok/s"
             progress("answers", done, plan.size)
+    stored = Counter((answer.question_id, answer.repeat) for answer in before)
+    mixed = [number for number in stored.values() if number < len(methods)]
+    if len(mixed) <= 1:  # an interruption leaves one round unfinished
+        return []
+    return [
+        f"{dtype}: to {len(mixed)} questions, methods answered in different runs of this program: "
+        f"speedups between those compare the machine at different moments"
+    ]
 
 
 def measure_machine(redrafter: Redrafter, batch: int = 1) -> None:
@@ -220,27 +233,33 @@ def settings_of(
 ) -> Settings:
     """Return the settings that new answers must share with those in the answers file.
 
-    draft: the model of mlx-lm's speculative decoding
+    Args:
+      draft: the model of mlx-lm's speculative decoding
+    Returns, among others:
+      drafts: all drafters, as `LoadedModel.drafts` describes them
+      blas:   file name of the library of matrix products; None for MLX's own
+      tf32:   whether float32 products are rounded to TF32
+      ranks:  number of processes that share the target
     """
     model = models[0]
-    return Settings(
-        model=model.model,
-        model_hash=model.model_hash,
-        drafts=", ".join(m.drafts for m in models),
-        draft_model=None if draft is None else f"{draft.source.name} {draft.source.fingerprint}",
-        arithmetic=model.arithmetic,
-        bits=model.bits,
-        max_tokens=options.max_tokens,
-        seed=options.seed,
-        chip=machine.chip,
-        mlx=machine.mlx,
-        mlx_lm=machine.mlx_lm,
-        redrafter_mlx=machine.redrafter_mlx,
-        blas=None if BLAS.library is None else Path(BLAS.library).name,
-        ignore_eos=options.ignore_eos,
-        tf32=model.tf32,
-        ranks=model.ranks,
-    )
+    return {
+        "model": model.model,
+        "model_hash": model.model_hash,
+        "drafts": ", ".join(m.drafts for m in models),
+        "draft_model": None if draft is None else f"{draft.source.name} {draft.source.fingerprint}",
+        "arithmetic": model.arithmetic,
+        "bits": model.bits,
+        "max_tokens": options.max_tokens,
+        "seed": options.seed,
+        "chip": machine.chip,
+        "mlx": machine.mlx,
+        "mlx_lm": machine.mlx_lm,
+        "redrafter_mlx": machine.redrafter_mlx,
+        "blas": None if BLAS.library is None else Path(BLAS.library).name,
+        "ignore_eos": options.ignore_eos,
+        "tf32": model.tf32,
+        "ranks": model.ranks,
+    }
 
 
 def _load_draft_model(options: BenchOptions, loaded: Redrafter) -> LoadedTarget | None:

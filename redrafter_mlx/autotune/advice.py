@@ -49,7 +49,7 @@ def published(drafter_bytes: int, weight_bytes: int) -> Kind:
 
 
 @dataclass(frozen=True)
-class Promise:
+class ExpectedSpeed:
     """Expected speed of a kind of drafter at its best length, 1 if plain decoding is faster."""
 
     length: int
@@ -58,15 +58,15 @@ class Promise:
     speedup: float
 
 
-def promise(
+def expected_speed(
     kind: Kind, costs: CostModel, context: int, lengths: Sequence[int] = (1, *LENGTHS)
-) -> Promise:
+) -> ExpectedSpeed:
     """Return the length with the most tokens per second after `context` tokens of text."""
     plain = costs.step(PLAIN, context)
 
-    def of_length(length: int) -> Promise:
+    def of_length(length: int) -> ExpectedSpeed:
         if length == 1:
-            return Promise(1, 1.0, 1 / plain, 1.0)
+            return ExpectedSpeed(1, 1.0, 1 / plain, 1.0)
         tokens, reached = 1.0, kind.share
         for depth in range(length - 1):
             reached *= kind.chances[min(depth, len(kind.chances) - 1)]
@@ -74,6 +74,6 @@ def promise(
         drafting = (length - 1) * kind.level_cost * costs.verify(1, costs.short_context)
         drafted = costs.verify(length, context) + drafting + costs.chain_overhead
         seconds = kind.share * drafted + (1 - kind.share) * plain
-        return Promise(length, tokens, tokens / seconds, tokens / seconds * plain)
+        return ExpectedSpeed(length, tokens, tokens / seconds, tokens / seconds * plain)
 
     return max(map(of_length, lengths), key=lambda found: found.speedup)

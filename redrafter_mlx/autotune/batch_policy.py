@@ -184,7 +184,7 @@ class BatchPolicy:
                 self.acceptance.of(biased=biased).learn(*drafts)
                 self._stale = True
 
-    def promises(self, length: int) -> dict[BeamShape, tuple[float, float]]:
+    def expected_rates(self, length: int) -> dict[BeamShape, tuple[float, float]]:
         """Return each shape's expected tokens per step and per second, after `length` tokens."""
         self._look_up_costs(length, 1)
         self._tokens[1:] = self.acceptance.tokens()

@@ -131,6 +131,8 @@ class Tuner:
         """Return the policy of a new batch, with what earlier ones learned by this method."""
         with self._lock:
             known = self._acceptance.get(method, self.statistics()).continued(self._candidates)
+            if not known.steps().any():  # what others spent, with a grammar, taught nothing here
+                self._budget = ProbeBudget()
             policy = BatchPolicy(self.costs, known, self._times, self._budget)
             policy.begin_answer()
             self._lent[policy] = method

@@ -79,8 +79,7 @@ class Decoder:
     ) -> tuple[DecodeState, StepOutput]:
         """Prefill the prompts from position `start` on and choose the first token.
 
-        The prompts of a batch may differ in length; shorter ones are padded on the right.
-        `constraints` as in `step`.
+        The prompts have one length; `constraints` as in `step`.
         """
         shape = shape or self.shape
         prefill = Prefill(self.target, self.drafter, cache, start, prompts, parked=shape == PLAIN)
@@ -99,8 +98,8 @@ class Decoder:
         constraints: Sequence[Constraint | None] = (),
     ) -> tuple[DecodeState, StepOutput]:
         """Choose the first token after a finished prefill; `constraints` as in `step`."""
-        hidden = prefill.context
-        length = mx.array([len(prompt) for prompt in prompts], mx.int32)
+        hidden, read = prefill.hidden, prefill.position
+        length = mx.full((len(prompts),), read, mx.int32)
         only = root_alone(mx.array([prompt[-1] for prompt in prompts], mx.int32))
         options = (RowOptions(self.sampling, self.logprobs),) * len(prompts)
         V = self.target.vocab_size
@@ -110,8 +109,7 @@ class Decoder:
         verdict = judge(
             before, self.target.logits(hidden), self._masks(before, constraints, hidden)
         )
-        bound = max(map(len, prompts)) - 1
-        return self._following(before, hidden, verdict, length, bound, shape)
+        return self._following(before, hidden, verdict, length, read - 1, shape)
 
     def step(
         self,

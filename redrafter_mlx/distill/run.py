@@ -185,7 +185,7 @@ class TrainingRun:
             check_disk(corpus, goal, self.target, self.loaded.tokenizer, self._source)
         written = write_corpus(corpus, goal, self.plan.workers, self.loaded, progress, self.ranks)
         if self.ranks is not None:
-            self.ranks.part()
+            self.ranks.leave()
         # As the same command will find it again, once it is planned for what was written.
         goal = replace(goal, answer_tokens=written.answer_tokens)
         written = CorpusGauge(corpus, goal).size()

@@ -36,7 +36,7 @@ class Made:
 
     arrays: for flush: the accepted path, the number of accepted drafts and the length before;
             for take: the batch rows
-    slots:  for trim
+    slots:  for share and trim
     """
 
     how: How

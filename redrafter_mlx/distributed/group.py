@@ -17,9 +17,9 @@ from typing import cast
 
 import mlx.core as mx
 
-from redrafter_mlx.distributed.watch import Door, Facts, FollowerConnection, LeaderConnections
+from redrafter_mlx.distributed.watch import Facts, FollowerConnection, LeaderConnections, Listener
 from redrafter_mlx.errors import RankError
-from redrafter_mlx.runtime.launched import LAUNCH, check_backend, launched_rank, rank_addresses
+from redrafter_mlx.runtime.launched import check_backend, join_once, launched_rank, rank_addresses
 
 _REMEDY = "check the hostfile's addresses"
 
@@ -63,7 +63,7 @@ class Ranks:
     def leads(self) -> bool:
         return self.rank == 0
 
-    def part(self) -> None:
+    def leave(self) -> None:
         """Continue on rank 0 alone; the processes of the other ranks end here."""
         if isinstance(self.connection, LeaderConnections):
             self.connection.close()
@@ -110,7 +110,7 @@ def join_ranks(patience_seconds: float = 60.0) -> Ranks | None:
             raise RankError(
                 f"rank {rank} cannot reach its neighbours: {reason}; {_REMEDY}"
             ) from error
-        LAUNCH.join()
+        join_once()
         if rank and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         return Ranks(group, _connect(group))
@@ -130,10 +130,10 @@ def _patience(seconds: float, why: str) -> Iterator[None]:
 
 def _connect(group: mx.distributed.Group) -> LeaderConnections | FollowerConnection:
     if group.rank() == 0:
-        door = Door()
-        told = json.dumps([_leader_addresses(), door.port, door.token.hex()])
+        listener = Listener()
+        told = json.dumps([_leader_addresses(), listener.port, listener.token.hex()])
         _from_rank_0(group, told.encode())
-        leader = door.admit(group.size() - 1)
+        leader = listener.admit(group.size() - 1)
         atexit.register(leader.close)
         return leader
     hosts, port, token = json.loads(_from_rank_0(group))

@@ -16,10 +16,10 @@ from redrafter_mlx.distributed.group import Ranks
 
 @dataclass(frozen=True)
 class PlainBatch:
-    """Prompts that are answered in one batch."""
+    """Prompts that are answered in one batch, each with its maximum number of tokens."""
 
     prompts: list[list[int]]
-    max_tokens: int
+    max_tokens: list[int]
     stop_tokens: list[int]
     temperature: float
 
@@ -46,7 +46,7 @@ class PlainBatch:
             stream=stream,
         )
         with closing(generator):
-            numbers = generator.insert(self.prompts, [self.max_tokens] * len(self.prompts))
+            numbers = generator.insert(self.prompts, self.max_tokens)
             rows = {number: row for row, number in enumerate(numbers)}
             while responses := generator.next_generated():
                 for response in responses:

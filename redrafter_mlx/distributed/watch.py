@@ -30,7 +30,7 @@ Leave = Callable[[int], None]
 """Ends this process with an exit status; its collectives would wait for ever."""
 
 
-class Door:
+class Listener:
     """The socket on which other ranks connect to rank 0, and the token that they must send.
 
     It listens at all addresses, because each machine of a ring may reach another one of them.
@@ -118,7 +118,7 @@ class LeaderConnections:
         except (OSError, ValueError):
             if not self._closing:
                 why = f"rank {rank} is gone; all ranks end"
-                _say(why)
+                _print_error(why)
                 self._send({"lost": why})
                 self._leave(1)
 
@@ -159,7 +159,7 @@ class FollowerConnection:
                 message = self._line.read()
         except (OSError, ValueError):
             message = {"lost": "rank 0"}
-            _say("rank 0 is gone; all ranks end")
+            _print_error("rank 0 is gone; all ranks end")
         self._leave(0 if "done" in message else 1)
 
 
@@ -215,6 +215,6 @@ def _keep_alive(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
 
-def _say(why: str) -> None:
+def _print_error(why: str) -> None:
     """Print to the process's own stderr, even while it is redirected."""
     print(f"error: {why}", file=sys.__stderr__, flush=True)

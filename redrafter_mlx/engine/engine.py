@@ -21,7 +21,6 @@ from redrafter_mlx.decoding.loop import Decoder
 from redrafter_mlx.decoding.stopping import AnswerText
 from redrafter_mlx.distributed.mirror import Mirror, MirroredTarget
 from redrafter_mlx.drafting.interface import Bindable
-from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.drafting.registry import find_drafting
 from redrafter_mlx.engine.listening import aresponses, responses
 from redrafter_mlx.engine.memory import MemoryBudget
@@ -67,7 +66,7 @@ class Redrafter:
         self,
         model: nn.Module,
         tokenizer: TokenizerWrapper | PreTrainedTokenizerBase,
-        drafter: Bindable | Lookup | str | Path | None = None,
+        drafter: Bindable | str | Path | None = None,
         *,
         lookup: bool = False,
         source: TargetSource | None = None,

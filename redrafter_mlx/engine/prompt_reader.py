@@ -8,14 +8,18 @@ from dataclasses import dataclass
 
 from redrafter_mlx.config import BeamShape
 from redrafter_mlx.decoding.batch import Batch
-from redrafter_mlx.decoding.prefill import Prefill
+from redrafter_mlx.decoding.prefill import PREFILL_CHUNK, Prefill
 from redrafter_mlx.decoding.row import Row
 from redrafter_mlx.engine.request import Answer
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.runtime.blas import BLAS
 
+_PREFILL_SECONDS = 0.25
+"""Maximum time that running answers wait in a round while prompts are read."""
+
 _MOST_TOKENS = 512
-"""Prompt tokens read in a round while nothing is being decoded; no round reads more."""
+"""Prompt tokens read in a round while nothing is being decoded, or more if they take no longer than
+running answers would wait; otherwise no round reads more."""
 
 _LEAST_TOKENS = 32
 """Minimum number of prompt tokens read in a round; used until the prefill speed is measured."""
@@ -60,10 +64,8 @@ class PromptReader:
     reading: the answers whose prompts are being read, oldest first
     """
 
-    def __init__(self, prefill_seconds: float) -> None:
-        """`prefill_seconds`: maximum time that running answers wait in a round."""
+    def __init__(self) -> None:
         self.reading: list[Reading] = []
-        self._seconds = prefill_seconds
         self._speed = 0.0  # tokens per second, 0 until it was measured
         self._oldest_next = False
         self._began, self._tokens = 0.0, 0  # start of this round, and tokens of its chunks
@@ -71,7 +73,7 @@ class PromptReader:
     def read(self, alone: bool) -> list[Reading]:
         """Submit a chunk of each prompt, up to the round's limit of tokens; return those read."""
         self._began, self._tokens = time.perf_counter(), 0
-        room = _MOST_TOKENS if alone else self._affordable
+        room = self._room(alone)
         read: list[Reading] = []
         if self.reading:
             BLAS.use_all_cores()
@@ -101,10 +103,11 @@ class PromptReader:
         self.reading = [reading for reading in self.reading if reading not in ended]
         return ended
 
-    @property
-    def _affordable(self) -> int:
-        """Number of prompt tokens that running answers can wait for."""
-        tokens = int(self._speed * self._seconds)
+    def _room(self, alone: bool) -> int:
+        """Return how many prompt tokens a round reads: running answers wait for them."""
+        tokens = int(self._speed * _PREFILL_SECONDS)
+        if alone:
+            return max(_MOST_TOKENS, min(tokens, PREFILL_CHUNK))
         return max(_LEAST_TOKENS, min(1 << tokens.bit_length() >> 1, _MOST_TOKENS))
 
     def _next(self, read: Sequence[Reading]) -> Reading | None:

@@ -53,7 +53,7 @@ class Scheduler:
         self._prefixes = PrefixCache(self._memory.prefix_bytes)
         self._open: set[Answer] = set()  # all that have not been told of their end
         self._waiting: list[Answer] = []
-        self._prompts = PromptReader(options.prefill_seconds)
+        self._prompts = PromptReader()
         self._batches: dict[BatchKey, Batch] = {}
         self._policies: dict[BatchKey, BatchPolicy] = {}  # of batches without a fixed shape
         self._answers: dict[Row, Answer] = {}

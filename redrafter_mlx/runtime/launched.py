@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -15,6 +16,9 @@ from redrafter_mlx.errors import BadInputError, RankError
 _NAMING_SECONDS = 2.0
 
 _ENDING_SECONDS = 5.0
+
+_JOINED = threading.Event()
+"""Whether this process has joined the other ranks, which follow one model."""
 
 
 def launched_rank() -> int | None:
@@ -113,20 +117,11 @@ def let_rank_0_fail() -> None:
         time.sleep(_ENDING_SECONDS)
 
 
-class Launch:
-    """Records whether this process has joined the other ranks, which follow one model."""
-
-    def __init__(self) -> None:
-        self._joined = False
-
-    def join(self) -> None:
-        """Record that this process joins; raises RankError the second time."""
-        if self._joined:
-            raise RankError(
-                "the ranks of a launch share one model, and have one already; load it once, or "
-                "start another launch"
-            )
-        self._joined = True
-
-
-LAUNCH = Launch()
+def join_once() -> None:
+    """Record that this process joins the other ranks; raises RankError the second time."""
+    if _JOINED.is_set():
+        raise RankError(
+            "the ranks of a launch share one model, and have one already; load it once, or "
+            "start another launch"
+        )
+    _JOINED.set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from redrafter_mlx.errors import RedrafterError
 from redrafter_mlx.server.admission import Gate
 from redrafter_mlx.server.api_error import LOG, ApiError, respond_with_error
-from redrafter_mlx.server.hosting import ModelHost, find_host
+from redrafter_mlx.server.hosting import ModelHost
 from redrafter_mlx.server.metrics import Metrics
 from redrafter_mlx.server.openai.chat_completions import ChatReply
 from redrafter_mlx.server.openai.completions import CompletionReply
@@ -31,36 +31,38 @@ from redrafter_mlx.server.options import ServerOptions
 from redrafter_mlx.server.security import Guard, content_security_policy
 from redrafter_mlx.server.tasks import Ending
 
+_STALL_SECONDS = 60.0
+"""Seconds without any progress of waiting work until /health fails."""
+
 
 def create_app(
-    models: Sequence[ModelHost],
+    host: ModelHost,
     options: ServerOptions,
     *,
     failed: Callable[[Exception], None] | None = None,
     ending: Ending | None = None,
 ) -> Starlette:
-    """Build the application that serves `models`; the first is for requests that name none.
+    """Build the application that serves a model.
 
-    It answers 503 while models are loaded, and calls `failed` if a model's first loading fails.
+    It answers 503 while the model is loaded, and calls `failed` if its first loading fails.
     Once `ending` begins, answers end with an error.
     """
     gate = Gate(options.max_concurrency, options.max_queue)
     metrics = Metrics(lambda: gate.running, lambda: gate.waiting)
-    shared = (models, gate, metrics, options, ending or Ending())
-    information = Information(models, options.stall)
+    shared = (host, gate, metrics, options, ending or Ending())
+    information = Information(host)
     chat = GenerationEndpoint(ChatRequest, ChatReply, *shared)
     completions = GenerationEndpoint(CompletionRequest, CompletionReply, *shared)
 
     async def load() -> None:
-        for host in models:
-            try:
-                await host.start()
-            except Exception as error:
-                LOG.error("%s cannot be loaded: %s", host.name, error)
-                if failed is not None:
-                    failed(error)
-            else:
-                LOG.info("%s is ready", host.name)
+        try:
+            await host.start()
+        except Exception as error:
+            LOG.error("%s cannot be loaded: %s", host.name, error)
+            if failed is not None:
+                failed(error)
+        else:
+            LOG.info("%s is ready", host.name)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -69,8 +71,7 @@ def create_app(
             yield
         finally:
             loading.cancel()
-            for host in models:
-                host.close()
+            host.close()
 
     middleware = [Middleware(Guard, options=options), Middleware(_single_slashes)]
     if options.cors_origin:
@@ -129,8 +130,7 @@ _ANSWERED = (ApiError, HTTPException, RedrafterError, Exception)
 class Information:
     """The endpoints that generate nothing."""
 
-    hosts: Sequence[ModelHost]
-    stall_seconds: float
+    host: ModelHost
 
     async def page(self, _: Request) -> Response:
         """Return the page at /, which works without a model."""
@@ -143,15 +143,16 @@ class Information:
         return HTMLResponse(page, headers=headers)
 
     async def health(self, _: Request) -> Response:
-        """Return 200 if requests are answered, 503 while a model is first loaded or work stalls."""
-        if any(host.starting for host in self.hosts):
+        """Return 200 if requests are answered, 503 while the model first loads or work stalls."""
+        if self.host.starting:
             return JSONResponse({"status": "loading model"}, 503, {"Retry-After": "2"})
-        if any(host.stalled(self.stall_seconds) for host in self.hosts):
+        if self.host.stalled(_STALL_SECONDS):
             return JSONResponse({"status": "work waits and nothing moves"}, 503)
         return JSONResponse({"status": "ok"})
 
     async def models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [host.entry for host in self.hosts]})
+        return JSONResponse({"object": "list", "data": [self.host.entry]})
 
     async def model(self, request: Request) -> Response:
-        return JSONResponse(find_host(self.hosts, request.path_params["name"]).entry)
+        self.host.check_name(request.path_params["name"])
+        return JSONResponse(self.host.entry)

@@ -1,4 +1,4 @@
-"""The server's models: each is loaded, unloaded when idle, and loaded again on request."""
+"""The server's model: it is loaded, unloaded when idle, and loaded again on request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import gc
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -67,6 +67,16 @@ class ModelHost:
             "max_model_len": self._context_length,
             "x_redrafter": {**self._facts, "loaded": self.loaded is not None},
         }
+
+    def check_name(self, name: str | None) -> None:
+        """Raise ApiError unless a request names this model, or none."""
+        if name not in (None, _DEFAULT_NAME, self.name):
+            raise ApiError(
+                404,
+                f"there is no model {name!r:.200}; there is: {self.name}",
+                param="model",
+                code="model_not_found",
+            )
 
     def stalled(self, seconds: float) -> bool:
         """Whether there is work, without any progress for `seconds`."""
@@ -156,17 +166,3 @@ class ModelHost:
         self.loaded = None
         gc.collect()
         mx.clear_cache()
-
-
-def find_host(hosts: Sequence[ModelHost], name: str | None) -> ModelHost:
-    """Return the model of this name, or the first by default; raises ApiError if unknown."""
-    for host in hosts:
-        if name in (None, _DEFAULT_NAME, host.name):
-            return host
-    there = ", ".join(host.name for host in hosts)
-    raise ApiError(
-        404,
-        f"there is no model {name!r:.200}; there are: {there}",
-        param="model",
-        code="model_not_found",
-    )

@@ -25,8 +25,6 @@ class ServerOptions:
     max_body:        maximum size of a request in megabytes
     keep_alive:      seconds that an idle connection stays open
     unload_after:    seconds without a request until the model leaves memory; None keeps it
-    heartbeat:       seconds of silence until a stream gets an empty chunk
-    stall:           seconds without any progress of waiting work until /health fails
     """
 
     host: str = "127.0.0.1"
@@ -40,8 +38,6 @@ class ServerOptions:
     keep_alive: int = 30
     unload_after: float | None = None
     log_level: LogLevel = "info"
-    heartbeat: float = 5.0
-    stall: float = 60.0
 
     def __post_init__(self) -> None:
         check_int("port", self.port, 0, 65535)
@@ -50,9 +46,8 @@ class ServerOptions:
         check_int("max_body", self.max_body, 1, None)
         check_int("keep_alive", self.keep_alive, 0, None)
         check_choice("log_level", self.log_level, LogLevel)
-        for name in ("unload_after", "heartbeat", "stall"):
-            if (seconds := getattr(self, name)) is not None:
-                check_number(name, seconds, low=0.0, low_excluded=True)
+        if self.unload_after is not None:
+            check_number("unload_after", self.unload_after, low=0.0, low_excluded=True)
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
             raise BadInputError("api_key is empty or not ASCII; give another one")
         if self.api_key is not None and self.api_key != self.api_key.strip():

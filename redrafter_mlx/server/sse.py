@@ -17,6 +17,9 @@ from redrafter_mlx.server.tasks import ClientGoneError, client_gone, race
 _UNREAD_SECONDS = 60
 """Seconds after which a client that reads nothing is gone: its answers hold places meanwhile."""
 
+_HEARTBEAT_SECONDS = 5.0
+"""Seconds of silence until a stream gets an empty chunk."""
+
 Json = dict[str, Any]
 Emit = Callable[[Mapping[str, object]], Awaitable[None]]
 
@@ -27,18 +30,16 @@ class EventStream(Response):
     If `produce` fails, the last event is its error. If the client disconnects, `produce` is
     cancelled, and ClientGoneError is raised once it has ended.
 
-    silence:   event without content, sent after every `heartbeat` seconds without another event;
-               events reset clients' time-outs, comments do not
+    silence: event without content, sent after some seconds without another event; events reset
+             clients' time-outs, comments do not
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, produce: Callable[[Emit], Awaitable[None]], silence: Json, heartbeat: float
-    ) -> None:
+    def __init__(self, produce: Callable[[Emit], Awaitable[None]], silence: Json) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._produce, self._silence, self._heartbeat = produce, silence, heartbeat
+        self._produce, self._silence = produce, silence
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         loop = asyncio.get_running_loop()
@@ -62,8 +63,8 @@ class EventStream(Response):
 
         async def beat() -> None:
             while True:
-                await asyncio.sleep(sent_at + self._heartbeat - loop.time())
-                if loop.time() - sent_at >= self._heartbeat:
+                await asyncio.sleep(sent_at + _HEARTBEAT_SECONDS - loop.time())
+                if loop.time() - sent_at >= _HEARTBEAT_SECONDS:
                     await emit(self._silence)
 
         async def produce() -> None:

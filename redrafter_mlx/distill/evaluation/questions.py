@@ -32,12 +32,14 @@ class DrafterQuality:
 
     parameters:     number of the drafter's own parameters, without those of a tied head
     draft_seconds:  time to draft for one step, by beam width; see `draft_seconds`
+    beam_length:    tokens in its candidates, the root included: as asked for, or fewer if it cannot
     """
 
     name: str
     parameters: int
     quality: DraftQuality
     draft_seconds: dict[int, float]
+    beam_length: int
 
     def to_dict(self) -> dict[str, object]:
         """Return one flat object, for JSON."""
@@ -74,7 +76,8 @@ def quality_on(
         drafts = max(shape.length for shape in shapes) - 1
         quality = measure_quality(drafter, read, drafts, shapes)
         parameters = 0 if drafter.module is None else trainable_size(drafter.module)
-        yield DrafterQuality(name, parameters, quality, timed)
+        length = min(drafts + 1, drafter.max_length or drafts + 1)
+        yield DrafterQuality(name, parameters, quality, timed, length)
 
 
 def draft_seconds(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from redrafter_mlx.server.admission import Gate, Turn
 from redrafter_mlx.server.answering import Emitted, generate
 from redrafter_mlx.server.api_error import LOG, ApiError
-from redrafter_mlx.server.hosting import Hosted, ModelHost, find_host
+from redrafter_mlx.server.hosting import Hosted, ModelHost
 from redrafter_mlx.server.metrics import Metrics
 from redrafter_mlx.server.openai.reply import R, Reply
 from redrafter_mlx.server.options import ServerOptions
@@ -36,7 +36,7 @@ class GenerationEndpoint(Generic[R]):
 
     schema: type[R]
     reply: Callable[[R, Hosted], Reply[R]]
-    hosts: Sequence[ModelHost]
+    host: ModelHost
     gate: Gate
     metrics: Metrics
     options: ServerOptions
@@ -50,7 +50,7 @@ class GenerationEndpoint(Generic[R]):
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         body = await _read_body(Request(scope, receive), self.options.max_body * _MEGABYTE)
         asked = self.schema.parse(body)
-        host = find_host(self.hosts, asked.model)
+        self.host.check_name(asked.model)
         if ignored := asked.check_fields():
             LOG.info(
                 "%s: ignored %.300s",
@@ -58,7 +58,7 @@ class GenerationEndpoint(Generic[R]):
                 ", ".join(ascii(name)[1:-1] for name in ignored),
             )
         with self.gate.admitted(asked.answers) as turn:
-            async with host.held() as hosted:
+            async with self.host.held() as hosted:
                 reply = await asyncio.to_thread(self.reply, asked, hosted)
                 try:
                     if asked.stream:
@@ -79,7 +79,7 @@ class GenerationEndpoint(Generic[R]):
             for chunk in reply.closing():
                 await emit(chunk)
 
-        return EventStream(produce, reply.silence(), self.options.heartbeat)
+        return EventStream(produce, reply.silence())
 
     async def _generate(self, hosted: Hosted, reply: Reply[R], turn: Turn, emit: Emit) -> None:
         """Generate the answers, add them to the reply and the metrics, and emit its chunks."""
