@@ -11,7 +11,6 @@ import json
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +94,11 @@ def render_chat(
     special = _control_tokens(tokenizer)
     control = _pattern(special)
     with _TOKENIZER_LOCK:
-        if control and control.search(everything):
+        hidden = control is not None and control.search(everything) is not None
+        if control is not None and hidden:
             checked = [_without_reasoning(message, tokenizer) for message in checked]
-        if not control or not control.search(_all_text([checked, options])):
+            hidden = control.search(_all_text([checked, options])) is not None
+        if control is None or not hidden:
             return [int(i) for i in _render(tokenizer, checked, options, tokenize=True)]
         try:
             (checked, options), originals = _mask([checked, options], control)
@@ -151,7 +152,7 @@ def _without_reasoning(message: dict[str, Any], tokenizer: TokenizerWrapper) -> 
     """
     if message["role"] != "assistant":
         return message
-    parser = OutputParser(replace(markup_of(tokenizer, []), tool_parser=None), [])
+    parser = OutputParser(markup_of(tokenizer, []), tools=[])
     parts = [*parser.feed(message["content"]), *parser.finish()]
     return {**message, "content": "".join(part.content for part in parts)}
 

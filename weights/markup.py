@@ -126,7 +126,8 @@ class OutputParser:
     """
 
     def __init__(self, markup: Markup, tools: Sequence[dict[str, Any]]) -> None:
-        """`tools` are those that may be called, in OpenAI's format."""
+        """`tools` are those that may be called, in OpenAI's format; without any, calls are text."""
+        markup = markup if tools else replace(markup, tool_parser=None)
         self._markup, self._tools = markup, list(tools)
         self._names = {tool["function"]["name"] for tool in tools}
         self._machine = make_text_state_machine(markup).make_state(markup.initial_state)

@@ -115,9 +115,10 @@ def differing(before: Saved, after: Saved) -> list[str]:
     first, second = ({_identity(row) for row in saved.rows} for saved in (before, after))
     names = dict.fromkeys([*before.setup, *after.setup])
     pairs = {name: (before.setup.get(name), after.setup.get(name)) for name in names}
+    found = [f"{name}: {a}, {b}" for name, (a, b) in pairs.items() if a != b]
     if first != second:
-        pairs["rows without a counterpart"] = len(first - second), len(second - first)
-    return [f"{name}: {a}, {b}" for name, (a, b) in pairs.items() if a != b or name not in names]
+        found.append(f"rows without a counterpart: {len(first - second)}, {len(second - first)}")
+    return found
 
 
 def _setup(result: Mapping[str, object]) -> dict[str, object]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import replace
 from typing import Protocol
 
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -100,8 +99,7 @@ class Session:
         try:
             turns, answer, last = self.messages, "", None
             prompt = tuple(self._prompt(asked, options))
-            markup = replace(markup_of(self._engine.tokenizer, prompt), tool_parser=None)
-            parser = OutputParser(markup, [])
+            parser = OutputParser(markup_of(self._engine.tokenizer, prompt), tools=[])
             request = Request(prompt, options, on_prefill=on_prefill)
             responses = self._engine.respond(request)
             try:

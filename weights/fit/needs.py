@@ -9,7 +9,7 @@ from pathlib import Path
 from redrafter_mlx.errors import TooLargeError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.runtime.paths import human_size
-from redrafter_mlx.weights.files.names import weight_names
+from redrafter_mlx.weights.files.names import weight_files, weight_names
 from redrafter_mlx.weights.fit.machine import Machine
 from redrafter_mlx.weights.fit.model_size import StoredModel, of_config, of_gguf
 from redrafter_mlx.weights.gguf.header import read_header
@@ -153,8 +153,7 @@ def stored_model(path: Path) -> StoredModel | None:
     """Return the sizes of a model on disk; None if it is not a dense decoder."""
     if path.is_file():
         return of_gguf(read_header(path))
-    files = weight_names([file.name for file in path.iterdir() if file.is_file()])
-    nbytes = sum((path / file).stat().st_size for file in files)
+    nbytes = sum(file.stat().st_size for file in weight_files(path))
     return of_config(read_object(path / "config.json"), nbytes)
 
 
