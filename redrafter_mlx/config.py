@@ -22,6 +22,10 @@ candidates; "separate": its final candidates without merging, each with its own 
 LEAST_TEMPERATURE = 1e-4
 """Lowest temperature but 0: log-probabilities divided by less swamp a draw's noise in float32."""
 
+MOST_TEMPERATURE = 1e6
+"""Highest temperature: the likeliest of the filtered tokens are equally likely long before it, and
+the quotient of a filtered one stays defined in float32."""
+
 _LONGEST_CONTEXT = 65_536
 """Maximum tokens that the repetition penalty looks back on, of which every node has a copy."""
 
@@ -84,7 +88,7 @@ class SamplingParams:
     logit_bias: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
-        check_number("temperature", self.temperature, low=0.0)
+        check_number("temperature", self.temperature, low=0.0, high=MOST_TEMPERATURE)
         if 0 < self.temperature < LEAST_TEMPERATURE:
             raise BadInputError(
                 f"temperature is {self.temperature:g}; it must be 0 (the likeliest token) or at "

@@ -169,6 +169,7 @@ def test_a_prompt_can_be_text_messages_or_ids(redrafter: Redrafter) -> None:
         ({"temperature": float("nan")}, "temperature is nan"),
         ({"temperature": 10**400}, "temperature is 1000"),
         ({"temperature": 1e-39}, "temperature is 1e-39.*0.0001"),
+        ({"temperature": 1e39}, "temperature is 1e\\+39.*at most 1e\\+06"),
         ({"temperature": 9e-5}, "temperature is 9e-05"),
         ({"logit_bias": None}, "logit_bias is None"),
         ({"logit_bias": 5}, "logit_bias is 5"),

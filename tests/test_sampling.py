@@ -55,6 +55,14 @@ def test_filters_keep_the_tokens_that_mlx_lm_keeps(filters: dict) -> None:
     assert set(np.flatnonzero(ours).tolist()) == kept_by_mlx_lm(logits, params)
 
 
+@pytest.mark.parametrize("top_p", [1e-9, 1e-40, 5e-324])
+def test_the_lowest_top_p_keeps_the_likeliest_token_of_every_node(top_p: float) -> None:
+    logits = mx.random.normal((3, 50), key=mx.random.key(0))
+    left = np.isfinite(np.array(filtered_logits(logits, SamplingParams(1.0, top_p=top_p))))
+    assert left.sum(-1).tolist() == [1, 1, 1]
+    assert left.argmax(-1).tolist() == mx.argmax(logits, -1).tolist()
+
+
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.5])
 @pytest.mark.parametrize("filters", FILTERS)
 def test_probabilities_are_those_of_the_reference(temperature: float, filters: dict) -> None:

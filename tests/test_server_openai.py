@@ -113,6 +113,12 @@ def test_seeds_make_answers_repeatable_and_the_answers_of_one_request_different(
         seed = 2**64 - 7 + number
         alone = model.generate(ASKED, max_tokens=30, temperature=1.5, seed=seed, draft=False)
         assert text == alone.text
+    prompt = {"model": "tiny", "prompt": ["ab", "cd", "cd"], "temperature": 1.5, "seed": 7}
+    several = client.completions.create(**prompt)
+    alone = client.completions.create(**{**prompt, "prompt": "cd"})
+    assert [choice.text for choice in several.choices[1:]] == [alone.choices[0].text] * 2
+    assert several.usage is not None
+    assert several.usage.prompt_tokens == 6
 
 
 @pytest.mark.parametrize(

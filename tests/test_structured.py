@@ -84,8 +84,14 @@ def grammars(of_model: Redrafter) -> Grammars:
     return Grammars(of_model.tokenizer, of_model.target.vocab_size)
 
 
-def plan(of_model: Redrafter, messages: Sequence[Mapping[str, Any]], **asked: Any) -> OutputPlan:
-    return plan_output(of_model, grammars(of_model), messages, **asked)
+def plan(
+    of_model: Redrafter,
+    messages: Sequence[Mapping[str, Any]],
+    thinking: bool | None = False,
+    **asked: Any,
+) -> OutputPlan:
+    """Plan answers without reasoning, which a random model would begin."""
+    return plan_output(of_model, grammars(of_model), messages, thinking=thinking, **asked)
 
 
 def shown(of_model: Redrafter, made: OutputPlan) -> str:
@@ -136,7 +142,29 @@ THINKING_MARKUP = Markup("<think>", "</think>").with_calls_of(JSON_CALLS)
             f"<think>\nhm <b></think>\n\nYes{CALL}",
             [("reasoning", "hm <b>"), ("text", "Yes"), ("clock", '{"zone": "UT"}')],
         ),
-        ("<tool_call>{nope}</tool_call>!", [("text", "<tool_call>{nope}</tool_call>!")]),
+        ("<tool_call>{nope}</tool_call> !", [("text", "<tool_call>{nope}</tool_call> !")]),
+        ("a <tool_call> b\n\nc", [("text", "a <tool_call> b\n\nc")]),
+        (
+            CALL.replace("UT", "a </tool_call> <tool_call>"),
+            [("clock", '{"zone": "a </tool_call> <tool_call>"}')],
+        ),
+        (f'<tool_call>{{"</tool_call> {CALL}', [("text", f'<tool_call>{{"</tool_call> {CALL}')]),
+        (
+            "<think>in <tool_call></tool_call> tags <tool_call>{}\n</tool_call>\n"
+            f"</think>\n{CALL}",
+            [
+                ("reasoning", "in <tool_call></tool_call> tags <tool_call>{}\n</tool_call>\n"),
+                ("clock", '{"zone": "UT"}'),
+            ],
+        ),
+        (
+            "<think>a <tool_call> b\n</think>\n\nYes",
+            [("reasoning", "a <tool_call> b\n"), ("text", "Yes")],
+        ),
+        (
+            "<think>a <tool_call>{ b</think>\n\nYes",
+            [("reasoning", "a <tool_call>{ b"), ("text", "Yes")],
+        ),
         (CALL.replace("clock", "bomb"), [("text", CALL.replace("clock", "bomb"))]),
         (CALL.replace('{"zone": "UT"}', "[1]"), [("text", CALL.replace('{"zone": "UT"}', "[1]"))]),
         (CALL.replace('{"zone": "UT"}', '"{}"'), [("clock", "{}")]),
@@ -417,7 +445,7 @@ def test_reasoning_that_the_template_begins_is_told_apart_and_the_format_comes_a
     assert (first, second) == ("reasoning", "text")
     assert len(reasoning) > 0
     assert json.loads(text)["a"] in (1, 2)
-    plain = plan(of_model, ASKED, response_format=asked, thinking=False)
+    plain = plan(of_model, ASKED, response_format=asked)
     assert merged(answered(of_model, plain, max_tokens=20)[0])[0][0] == "text"
 
 
@@ -458,15 +486,29 @@ def test_reasoning_cannot_end_the_answer_that_a_format_was_asked_for() -> None:
 def test_reasoning_may_end_with_a_mark_of_several_tokens() -> None:
     of_model = model(THINKING)
     schema = {"type": "integer"}
-    lark = answer_grammar((), False, json_term(schema), "[/think]", grammars(of_model))
+    lark = answer_grammar((), False, json_term(schema), (None, "[/think]"), grammars(of_model))
     assert lark is not None
     constraint = grammars(of_model).compile(lark)
     for token in of_model.tokenizer.encode("so: [/think]7", add_special_tokens=False):
         constraint.advance(token)
 
 
+@pytest.mark.parametrize(
+    "asked", [{"tools": [CLOCK]}, {"response_format": {"type": "json_object"}}]
+)
+def test_reasoning_that_the_model_begins_itself_is_free(asked: dict[str, Any]) -> None:
+    """Without a call in what it may say of calls; and it must end before the answer does."""
+    thought, answer = "<think>so <tool_call> or {</think>", CALL if "tools" in asked else "{}"
+    made = plan(model(), ASKED, thinking=None, **asked)
+    assert written(made, thought + answer)
+    assert written(made, answer)
+    assert not written(made, thought.removesuffix("</think>"))
+    assert not written(plan(model(), ASKED, **asked), thought + answer)
+
+
 def test_with_a_format_and_tools_the_answer_is_a_call_or_the_format() -> None:
-    made = plan(model(), ASKED, tools=[CLOCK], response_format={"type": "json_object"})
+    asked = {"type": "json_object"}
+    made = plan(model(), ASKED, tools=[CLOCK], response_format=asked)
     constraint = made.constraint()
     assert constraint is not None
     mark = model().tokenizer.convert_tokens_to_ids("<tool_call>")
@@ -571,6 +613,11 @@ def written(made: OutputPlan, text: str) -> bool:
         ({"properties": {"x": {"pattern": "^(?=a)", "type": "string"}}}, '{"x": "b"}', '{"x": 1}'),
         ({"properties": {"x": {"format": "odd", "type": "string"}}}, '{"x": "b"}', '{"x": 1}'),
         ({"properties": None}, '{"x": 1}', "[1]"),
+        (
+            {"properties": {"x": {"enum": [1]}}, "required": ["x", "y"]},
+            '{"x": 1, "y": 2}',
+            '{"x": 2, "y": 2}',
+        ),
         ({"properties": {"x": {"type": "any"}}}, '{"x": 1}', "[1]"),
         ({"type": "OBJECT", "properties": {"x": {"type": "STRING"}}}, '{"x": 1}', "[1]"),
         ({"properties": {"x": {"$ref": "http://a.example/b.json"}}}, '{"x": 1}', "[1]"),

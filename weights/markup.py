@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -118,9 +119,9 @@ JSON_CALLS = Markup(
 class OutputParser:
     """Splits an answer's text into its parts as the text arrives.
 
-    A call is returned when it is complete. Text between the marks of a call is treated as content
-    if it is not a call of a known tool, or has no end, so that nothing is lost. So are marks of
-    reasoning after content: an answer may speak of them.
+    A call is returned when it is complete. A mark that begins no call of a known tool, or one that
+    has no end, belongs to the reasoning or content around it: an answer may speak of marks. So do
+    marks of reasoning after content.
 
     called: whether there was a call
     """
@@ -130,8 +131,12 @@ class OutputParser:
         markup = markup if tools else replace(markup, tool_parser=None)
         self._markup, self._tools = markup, list(tools)
         self._names = {tool["function"]["name"] for tool in tools}
-        self._machine = make_text_state_machine(markup).make_state(markup.initial_state)
-        self._state, self._call = markup.initial_state, ""
+        self._marks = make_text_state_machine(markup)
+        self._marks_but_calls = make_text_state_machine(replace(markup, tool_parser=None))
+        self._machine = self._marks.make_state(markup.initial_state)
+        self._pieces = _pieces(markup.tool_call_end)
+        self._state, self._before_call = markup.initial_state, markup.initial_state
+        self._call = ""
         self._trim = False
         self._calls = 0
         self._answers = False  # whether there was content
@@ -143,35 +148,51 @@ class OutputParser:
 
     def feed(self, text: str) -> list[Delta]:
         """Return the parts that are certain after this text."""
-        self._machine, segments = TextStateMachine.split(self._machine, text)
-        return [delta for state, part in segments for delta in self._segment(state, part)]
+        return [delta for piece in self._pieces(text) for delta in self._piece(piece)]
 
     def finish(self) -> list[Delta]:
         """Return the parts held back so far, at the end of the answer."""
-        self._machine, rest, state = TextStateMachine.flush(self._machine)
-        deltas = self._segment(state, rest)
-        return deltas + self._end_of_call(whole=False) if self._state == "tool" else deltas
+        deltas = self._flush()
+        if self._state != "tool":
+            return deltas
+        calls = [] if self._markup.tool_call_end else self._calls_in(self._call)
+        return deltas + (calls or [*self._no_call(self._call), *self._flush()])
+
+    def _flush(self) -> list[Delta]:
+        self._machine, held, state = TextStateMachine.flush(self._machine)
+        return self._segment(state, held)
+
+    def _piece(self, text: str) -> list[Delta]:
+        """Read text in which nothing follows the mark that ends a call."""
+        self._machine, segments = TextStateMachine.split(self._machine, text)
+        deltas = []
+        for state, part in segments:
+            ends_call = self._state == "tool" and state != "tool"
+            deltas += self._end_of_call(state) if ends_call else self._segment(state, part)
+        if self._markup.tool_parser is JSON_CALLS.tool_parser and _is_no_json(self._call):
+            self._machine, held, _ = TextStateMachine.flush(self._machine)
+            deltas += self._no_call(self._call + held)
+        return deltas
 
     def _segment(self, state: str, text: str) -> list[Delta]:
-        deltas = []
+        if state == "tool":
+            if self._state != "tool":
+                self._before_call, self._state = self._state, state
+            self._call += text
+            return []
         if state != self._state:
-            if self._state == "tool":
-                deltas += self._end_of_call(whole=True)
             mark = self._quoted_mark(state)
             self._state, self._trim = state, not mark
             text = mark + text
-        if state == "tool":
-            self._call += text
-            return deltas
         if self._trim:  # white space next to a mark belongs to it
             text = text.lstrip()
             self._trim = not text
-        if text and state == "reasoning" and not self._quotes:
-            deltas.append(Delta(reasoning=text))
-        elif text and state in ("normal", "reasoning"):
-            self._answers = self._answers or not text.isspace()
-            deltas.append(Delta(content=text))
-        return deltas
+        if not text or state not in ("normal", "reasoning"):
+            return []
+        if state == "reasoning" and not self._quotes:
+            return [Delta(reasoning=text)]
+        self._answers = self._answers or not text.isspace()
+        return [Delta(content=text)]
 
     def _quoted_mark(self, state: str) -> str:
         """Return the mark that led to this state if it is content, else an empty string."""
@@ -181,15 +202,33 @@ class OutputParser:
         ended, self._quotes = self._quotes, False
         return self._markup.think_end or "" if ended and state == "normal" else ""
 
-    def _end_of_call(self, whole: bool) -> list[Delta]:
-        """Return the calls in the text since the mark; the text itself if there is none."""
-        text, self._call = self._call, ""
-        calls = self._parsed(text) if whole or not self._markup.tool_call_end else []
-        if not calls:
-            end = self._markup.tool_call_end if whole else ""
-            return [Delta(content=f"{self._markup.tool_call_start}{text}{end}")]
+    def _end_of_call(self, state: str) -> list[Delta]:
+        """Return what the mark ends, which leads to `state` unless it is part of a call's text."""
+        end = self._markup.tool_call_end
+        if calls := self._calls_in(self._call):
+            self._call, self._state = "", state
+            self._trim, self._quotes = True, False
+            return calls
+        if _ends_in_string(self._call):
+            self._call += end
+            self._machine = self._marks.make_state("tool")
+            return []
+        return self._no_call(self._call + end)
+
+    def _no_call(self, text: str) -> list[Delta]:
+        """Read the mark of a call and what followed it as if there were no such mark."""
+        self._state, self._call = self._before_call, ""
+        machine, segments = TextStateMachine.split(
+            self._marks_but_calls.make_state(self._state), self._markup.tool_call_start + text
+        )
+        deltas = [delta for state, part in segments for delta in self._segment(state, part)]
+        _, held, state = TextStateMachine.flush(machine)
+        self._machine = self._marks.make_state(state)
+        return deltas + self._piece(held)
+
+    def _calls_in(self, text: str) -> list[Delta]:
         deltas = []
-        for name, arguments in calls:
+        for name, arguments in self._parsed(text):
             call = ToolCall(self._calls, f"call_{uuid.uuid4().hex[:24]}", name, arguments)
             deltas.append(Delta(tool_call=call))
             self._calls += 1
@@ -212,6 +251,28 @@ class OutputParser:
                 return []
             found.append((str(name), to_json(arguments)))
         return found
+
+
+def _pieces(end: str) -> Callable[[str], list[str]]:
+    """Return a function that cuts a text so that nothing follows the mark `end` in a piece."""
+    if not end:
+        return lambda text: [text]
+    last = re.escape(end[-1])
+    return re.compile(f"[^{last}]*{last}|[^{last}]+").findall
+
+
+def _is_no_json(call: str) -> bool:
+    """Whether a call's text, as far as it goes, is no object and no list."""
+    return call.lstrip()[:1] not in ("", "{", "[")
+
+
+def _ends_in_string(call: str) -> bool:
+    """Whether a call's text is JSON that ends within a string."""
+    try:
+        json.loads(call)
+    except json.JSONDecodeError as error:
+        return error.msg.startswith("Unterminated string") and not _is_no_json(call)
+    return False
 
 
 def _object(text: str) -> object:

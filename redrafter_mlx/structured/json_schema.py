@@ -39,8 +39,8 @@ def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
     """Return a Lark term for JSON that matches a schema.
 
     - `oneOf` is read as `anyOf`: the output may match two of its schemas.
-    - An object has only its `properties`, unless `additionalProperties` is given or the schema
-      describes an object in several parts, which may each have properties of their own.
+    - An object has only its `properties`, unless `additionalProperties` is given, it requires
+      others, or the schema describes an object in several parts, each with properties of its own.
     - An unknown `format` is ignored, and so is a keyword whose value is null.
     - Another rule that llguidance does not support is an error; with `lenient` it is ignored, and
       the output may break it.
@@ -55,12 +55,20 @@ def json_term(schema: Mapping[str, object], *, lenient: bool = False) -> str:
             _drop_ignored(one, lenient)
         if not any(map(_has_parts, schemas)):
             for one in schemas:
-                if isinstance(one.get("properties"), dict):
+                if _names_its_properties(one):
                     one.setdefault("additionalProperties", False)
         text = json.dumps({**copied, "x-guidance": options})
     except (ValueError, TypeError, RecursionError) as error:
         raise BadInputError(f"the JSON schema cannot be used: {error}") from error
     return f"%json {text}"
+
+
+def _names_its_properties(schema: Json) -> bool:
+    """Whether an object has `properties`, among them all that it requires."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return False
+    return not isinstance(required, list) or all(name in properties for name in required)
 
 
 def fault_of(term: str) -> str | None:

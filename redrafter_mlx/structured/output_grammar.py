@@ -20,7 +20,7 @@ def answer_grammar(
     tools: Sequence[Tool],
     required: bool,
     json_answer: str | None,
-    reasoning_end: str | None,
+    reasoning: tuple[str | None, str] | None,
     grammars: Grammars,
     *,
     several: bool = True,
@@ -31,7 +31,9 @@ def answer_grammar(
       tools: tools that may be called, as JSON between tags
       required: whether the answer must be one call
       json_answer: term for an answer that is not a call; None for free text
-      reasoning_end: mark that ends the reasoning, if the prompt started it
+      reasoning: marks that start and end the reasoning, the first of them None if the prompt has
+        started it; None if there is no reasoning. It is free, and may be left out if the model
+        is to start it
       several: whether free text may hold several calls, or ends with the first
     Raises:
       BadInputError: a strict tool has a schema that cannot be used
@@ -47,9 +49,12 @@ def answer_grammar(
         rules += _text_with_calls(grammars, several)
     else:
         return None
-    if reasoning_end is None:
+    start, end = reasoning or (None, "")
+    first = None if start is None else grammars.token_of(start)
+    if reasoning is None or (start is not None and first is None):
         return "\n".join(["start: main", *rules])
-    return "\n".join(["start: reasoning main", _up_to(reasoning_end, grammars), *rules])
+    begun = "reasoning" if first is None else f"(<[{first}]> reasoning)?"
+    return "\n".join([f"start: {begun} main", _up_to(end, grammars), *rules])
 
 
 def _call(tools: Sequence[Tool], grammars: Grammars) -> list[str]:

@@ -92,7 +92,7 @@ def plan_output(
             in_json,
             choice.mode == "required",
             json_answer,
-            markup.think_end if markup.initial_state == "reasoning" else None,
+            _reasoning(markup, thinking),
             grammars,
             several=parallel_tool_calls,
         )
@@ -101,6 +101,15 @@ def plan_output(
     except UnsupportedModelError as error:
         raise BadInputError(f"{'tools' if usable else 'response_format'}: {error}") from error
     return OutputPlan(tuple(prompt), grammar, markup, usable, grammars)
+
+
+def _reasoning(markup: Markup, thinking: bool | None) -> tuple[str | None, str] | None:
+    """Return the marks of the reasoning that an answer may hold, as `answer_grammar` takes them."""
+    if markup.think_end is None:
+        return None
+    if markup.initial_state == "reasoning":
+        return None, markup.think_end
+    return None if thinking is False else (markup.think_start, markup.think_end)
 
 
 def read_format(given: Mapping[str, object] | None) -> str | None:

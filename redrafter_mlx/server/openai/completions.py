@@ -30,7 +30,7 @@ class CompletionReply(Reply[CompletionRequest]):
         for prompt in asked.prompt:
             with blamed_on("prompt"):
                 ids = tuple(self._hosted.model.encode(prompt, raw=isinstance(prompt, str)))
-            requests += self._requests(ids, most, first=len(requests), continues=True)
+            requests += self._requests(ids, most, continues=True)
         self._texts = [""] * len(requests)
         self._logprobs = [_no_logprobs() for _ in requests]
         return requests

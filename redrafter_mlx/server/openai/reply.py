@@ -118,16 +118,15 @@ class Reply(ABC, Generic[R]):
     @property
     def _usage(self) -> Json:
         # A prompt counts once, however many answers it has; for the second answer it is cached.
-        pairs = list(zip(self.requests, self.records, strict=True))
-        first = {request.prompt: record.last for request, record in reversed(pairs)}
+        first = slice(None, None, self._asked.n)
         completion = sum(record.last.generation_tokens for record in self.records)
-        prompt = sum(map(len, first))
+        prompt = sum(len(request.prompt) for request in self.requests[first])
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {
-                "cached_tokens": sum(r.cached_tokens for r in first.values())
+                "cached_tokens": sum(record.last.cached_tokens for record in self.records[first])
             },
         }
 
@@ -140,20 +139,18 @@ class Reply(ABC, Generic[R]):
         prompt: tuple[int, ...],
         max_tokens: int | None,
         constraint: Callable[[], Constraint | None] = lambda: None,
-        first: int = 0,
         continues: bool = False,
     ) -> list[Request]:
         """Return the requests of the `n` answers to one prompt.
 
         Args:
           constraint: called once per answer, for its constraint
-          first: index of the first of these answers
           continues: whether they continue the prompt's text
         """
         model, asked = self._hosted.model, self._asked
         most = model.room_for(prompt, max_tokens or model.context_length or _UNLIMITED)
         requests = []
-        for number in range(first, first + asked.n):
+        for number in range(asked.n):
             options = asked.options(number, most)
             with blamed_on("logit_bias"):  # other options were checked with the request
                 options = model.chosen_options(options, {})
