@@ -15,7 +15,7 @@ from redrafter_mlx.cli import options as opt
 from redrafter_mlx.cli.options import Flag
 from redrafter_mlx.cli.progress import progress_bars
 from redrafter_mlx.cli.terminal import console, sanitise
-from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.errors import RedrafterError, UnsupportedModelError
 from redrafter_mlx.runtime.paths import human_size
 
 if TYPE_CHECKING:
@@ -121,7 +121,11 @@ def show(
         facts: Mapping[str, str | None] = _drafter_facts(name)
         if not facts:
             model = show_model(name)
-            facts = {**_facts(model), **_memory_facts(model, this_machine(), context)}
+            facts = {
+                **_facts(model),
+                **_memory_facts(model, this_machine(), context),
+                "unsupported": _unsupported(model),
+            }
     known = {label: " ".join(value.split()) for label, value in facts.items() if value}
     width = max(map(len, known))
     for label, value in known.items():
@@ -130,17 +134,14 @@ def show(
 
 def _check_files(path: Path) -> None:
     """Raise RedrafterError unless the files are of a model or of a supported form of drafter."""
+    from redrafter_mlx.drafting.drafter_files import open_files
+    from redrafter_mlx.drafting.forms import find_form, holds_drafter, is_drafter
     from redrafter_mlx.weights.files.folder import check_model
 
-    try:
+    if path.is_dir() and holds_drafter(path) and is_drafter(files := open_files(path)):
+        find_form(files)
+    else:
         check_model(path)
-    except RedrafterError:
-        from redrafter_mlx.drafting.drafter_files import open_files
-        from redrafter_mlx.drafting.forms import find_form, holds_drafter
-
-        if path.is_file() or not holds_drafter(path):
-            raise
-        find_form(open_files(path))
 
 
 def _drafter_facts(name: str) -> dict[str, str]:
@@ -185,6 +186,19 @@ def _facts(model: ModelStatus) -> dict[str, str | None]:
         "on disk": _size(model.on_disk),
         **model.details,
     }
+
+
+def _unsupported(model: ModelStatus) -> str | None:
+    """Return why a model on disk cannot be used here; None if it can, or if it is not on disk."""
+    from redrafter_mlx.loading.supported import check_supported
+
+    if model.path is None or not (config := model.path / "config.json").is_file():
+        return None
+    try:
+        check_supported(config)
+    except UnsupportedModelError as error:
+        return str(error)
+    return None
 
 
 def _memory_facts(model: ModelStatus, machine: Machine, context: int) -> dict[str, str]:

@@ -26,7 +26,7 @@ from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation.penalties import penalised
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.kv_cache import TreeCache
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache
 from redrafter_mlx.target.model import Target
 
 FEW = 16
@@ -236,6 +236,26 @@ def test_drafters_that_remember_follow_their_rows(form: str) -> None:
     for each in sequences:
         want = [r.tokens for r in each.alone(decoder).results]
         assert [r.tokens for r in each.results] == want
+
+
+def test_rows_give_up_the_slots_of_a_long_text_that_has_left() -> None:
+    """In the target's cache and the drafter's, so that a row that joins later has none either."""
+    model = random_model(vocab_size=258, num_hidden_layers=2)
+    target = Target(model)
+    small = DraftModel(truncated(model, 1), byte_tokenizer()).bind(target, byte_tokenizer())
+    decoder = Decoder(target, small, BeamShape(1, 3), GREEDY)
+    batch = Batch(decoder, FixedShape(decoder.shape))
+    short, long = Decoded([1, 2, 3], 60), Decoded([i % 258 for i in range(1000)], 4)
+    rows = [each.join(batch, decoder) for each in (short, long)]
+    held = []
+    while batch.rows:
+        batch.advance()
+        if rows[1].done and batch.rows:
+            cache = batch._parts[0].state.cache
+            held += [cache.target.capacity, *(keys.shape[2] for keys, _ in cache.memory)]
+    assert len(held) > 0
+    assert max(held) <= 2 * CAPACITY_STEP
+    assert short.emitted == short.alone(decoder).emitted
 
 
 def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled() -> None:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 import pytest
-from eagle_samples import LAYERS, SAMPLES, random_tensors, write_files
+from eagle_samples import LAYERS, SAMPLES, VOCAB, random_tensors, write_files
 from test_draft_model import PROMPT
 from test_eagle import TRAINED, changed_config, load, seen, train
-from tiny import HIDDEN, byte_model, byte_tokenizer, plain_tokens
+from tiny import HIDDEN, LLAMA3_ROPE, byte_model, byte_tokenizer, plain_tokens
 
+from redrafter_mlx.config import BeamShape
 from redrafter_mlx.drafting.forms import DrafterFolder
-from redrafter_mlx.drafting.interface import Drafter
+from redrafter_mlx.drafting.interface import Drafter, Memory, Seen
 from redrafter_mlx.drafting.published import calibration
-from redrafter_mlx.drafting.published.calibration import AS_STORED, best_reading
+from redrafter_mlx.drafting.published.calibration import AS_STORED, acceptance, best_reading
 from redrafter_mlx.drafting.published.eagle import EagleDrafter
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.runtime.paths import cache_dir
+from redrafter_mlx.speculation.beams import Beams
 from redrafter_mlx.target.model import Target
 
 
@@ -82,6 +85,23 @@ def test_files_that_are_right_are_read_as_they_are(model: nn.Module, trained: Pa
     assert bind(trained, model).note is None
 
 
+def test_corrected_files_are_measured_afresh(
+    model: nn.Module, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reading is relative to config.json."""
+
+    def measured(drafter: Drafter, *_: object) -> tuple[float, float]:
+        return float(drafter.features.layers == (2, 3, 4)), 0.0
+
+    monkeypatch.setattr(calibration, "acceptance", measured)
+    folder = changed_config(trained, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    for layers in ([3, 4, 5], [2, 3, 4]):
+        changed = {**config, "eagle_aux_hidden_state_layer_ids": layers}
+        (folder / "config.json").write_text(json.dumps(changed))
+        assert bind(folder, model).features.layers == (2, 3, 4)
+
+
 @pytest.mark.usefixtures("a_learned_answer")
 def test_a_drafter_that_guesses_nothing_is_reported(model: nn.Module, tmp_path: Path) -> None:
     sample = SAMPLES["EAGLE-3, speculators"]
@@ -103,22 +123,74 @@ def test_built_in_answers_are_read_as_a_chat() -> None:
 
 
 def test_another_reading_has_to_be_clearly_better() -> None:
-    assert best_reading({AS_STORED: 0.6, "other": 0.64}) == AS_STORED
-    assert best_reading({AS_STORED: 0.6, "other": 0.7}) == "other"
+    assert best_reading({AS_STORED: (0.6, 0.4), "other": (0.64, 0.44)}) == AS_STORED
+    assert best_reading({AS_STORED: (0.6, 0.4), "other": (0.7, 0.5)}) == "other"
+
+
+def test_readings_with_equal_first_drafts_are_told_apart_by_the_second() -> None:
+    assert best_reading({AS_STORED: (0.6, 0.2), "other": (0.6, 0.4)}) == "other"
+
+
+@dataclass(frozen=True)
+class Scripted(Drafter):
+    """Drafts the tokens of a script at their positions, except for draft number `wrong`."""
+
+    script: mx.array
+    wrong: int = 0
+
+    def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
+        drafts = mx.arange(shape.length)
+        tokens = self.script[seen.root_position[:, None] + drafts]
+        tokens = tokens + (drafts == self.wrong)
+        return Beams(tokens[:, None].astype(mx.int32), mx.zeros((1, 1, shape.length))), memory
+
+
+def test_a_second_draft_counts_after_a_right_first_one_that_the_text_goes_on_with(
+    model: nn.Module,
+) -> None:
+    target = Target(model)
+    answer = PROMPT + plain_tokens(model, PROMPT, len(PROMPT) + 2)
+    for wrong, want in ((0, (1, 1)), (1, (0, 0)), (2, (1, 0))):
+        drafter = Scripted(mx.array(answer), wrong)
+        assert acceptance(drafter, target, [answer[:-1]]) == want
+    other = np.random.default_rng(0).integers(0, VOCAB, 20).tolist()
+    choices = mx.argmax(model(mx.array([other]))[0], axis=-1)
+    drafter = Scripted(mx.concatenate([mx.array([0]), choices.astype(mx.int32)]))
+    assert acceptance(drafter, target, [other]) == (1, 0)
 
 
 @pytest.mark.parametrize("quantised", [False, True])
 @pytest.mark.parametrize(
-    ("words", "change"),
+    ("words", "name", "said", "change"),
     [
-        ("a rotary base of 10000", {"rope_parameters": None}),
-        ("norm_before_residual false", {"norm_before_residual": False}),
+        ("a rotary base of 10000", "EAGLE-3, speculators", {}, {"rope_parameters": None}),
+        (
+            "a rotary base of 10000",
+            "EAGLE-3, the authors'",
+            {"rope_theta": 5e5, "rope_scaling": LLAMA3_ROPE},
+            {"rope_theta": None, "rope_scaling": None},
+        ),
+        (
+            "a rotary base of 10000",
+            "EAGLE-3, the authors'",
+            {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_theta": None},
+        ),
+        (
+            "norm_before_residual false",
+            "EAGLE-3, speculators",
+            {},
+            {"norm_before_residual": False},
+        ),
+        ("norm_output false", "EAGLE-3.1", {}, {"norm_output": False}),
     ],
 )
 def test_a_reading_is_what_other_files_would_say(
-    words: str, change: dict[str, object], quantised: bool, model: nn.Module, tmp_path: Path
-) -> None:
-    target, sample = Target(model), SAMPLES["EAGLE-3, speculators"]
+    words: str, name: str, said: dict[str, object], change: dict[str, object], quantised: bool,
+    model: nn.Module, tmp_path: Path,
+) -> None:  # fmt: skip
+    target = Target(model)
+    sample = replace(SAMPLES[name], config={**SAMPLES[name].config, **said})
     tensors = random_tensors(sample)
     stored, other = (
         loaded(write_files(tmp_path / name, each, tensors), target, quantised)
@@ -130,11 +202,15 @@ def test_a_reading_is_what_other_files_would_say(
     features = np.random.default_rng(0).normal(size=(9, 4 * HIDDEN))
     text = seen(range(20, 30), features, 0, 9, 9)
     read, want, unchanged = (
-        drafter.levels(drafter.empty(1), text, 1).first()
-        for drafter in (stored.readings()[words], other, stored)
+        logits_of_two_levels(drafter, text) for drafter in (stored.readings()[words], other, stored)
     )
     assert mx.array_equal(read, want)
     assert not mx.allclose(read, unchanged, atol=1e-3)
+
+
+def logits_of_two_levels(drafter: EagleDrafter, text: Seen) -> mx.array:
+    levels = drafter.levels(drafter.empty(1), text, 2)
+    return mx.concatenate([levels.first(), levels.following(mx.array([[0]]), mx.array([[7]]))])
 
 
 def loaded(folder: Path, target: Target, quantised: bool) -> EagleDrafter:

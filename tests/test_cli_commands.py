@@ -13,6 +13,7 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from test_chat import FakeToken
 
@@ -361,6 +362,22 @@ def test_list_and_show_need_no_network_and_name_the_remedy(
     assert "vicuna-7b" in capsys.readouterr().out
     assert main.run(["show", "vicuna-7b"]) == 0
     assert "redrafter-mlx pull vicuna-7b" in capsys.readouterr().out
+
+
+def test_show_says_that_a_model_on_disk_cannot_be_a_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mamba = {
+        "model_type": "mamba", "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32,
+        "num_hidden_layers": 32, "state_size": 4, "conv_kernel": 4, "use_bias": False,
+        "use_conv_bias": True, "time_step_rank": 4,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(mamba))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"weight": mx.zeros(4)})
+    assert main.run(["show", str(tmp_path)]) == 0
+    (line,) = (x for x in capsys.readouterr().out.splitlines() if x.startswith("unsupported"))
+    assert "ArraysCache" in line
 
 
 # words

@@ -269,6 +269,22 @@ def test_memory_of_an_abandoned_text_is_not_taken_for_that_of_another() -> None:
         )
 
 
+def test_a_text_that_shares_little_with_a_long_one_takes_no_more_memory_than_alone() -> None:
+    target = Target(random_model())
+    drafter, kept = drafter_for(target, truncated(target.model, 2)), PrefixCache(10**9)
+    decoder, short = Decoder(target, drafter, BeamShape(1, 3), GREEDY), [1, 2, 3, 4]
+    sizes = []
+    for prompt in (short, [1, 2, *range(90)] * 20, [1, 2, 7, 8]):
+        cache, start = kept.take(prompt, drafter) or (decoder.new_cache(), 0)
+        for _ in decode(decoder, cache, start, prompt, sequence_keys(0), lambda _: True):
+            pass
+        before = kept.nbytes
+        kept.keep(cache, prompt, drafter)
+        sizes.append((cache.nbytes, kept.nbytes - before))
+    assert sizes[0] == sizes[2]
+    assert sizes[0][0] < sizes[1][0] / 20
+
+
 def test_buffers_of_the_draft_model_are_written_in_place() -> None:
     """Both caches are in memory only once while decoding; a copied buffer would be there twice."""
     model = random_model(num_attention_heads=2, num_key_value_heads=2, head_dim=64)

@@ -165,6 +165,23 @@ def test_a_form_that_is_not_supported_is_refused_by_name(tmp_path: Path, form: s
         find_form(open_files(tmp_path))
 
 
+@pytest.mark.parametrize("tensor", ["fc.scales", "midlayer.self_attn.q_proj.weight_scale"])
+def test_a_quantised_drafter_is_refused_as_such(tmp_path: Path, tensor: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 1}))
+    shapes = {"midlayer.hidden_norm.weight": (4,), "fc.weight": (4, 2), tensor: (4, 1)}
+    write(tmp_path, "model.safetensors", **shapes)
+    assert holds_drafter(tmp_path)
+    with pytest.raises(UnsupportedModelError, match=f"quantised already.*{tensor}.*--drafter-bits"):
+        find_form(open_files(tmp_path))
+
+
+def test_heads_in_a_quantised_model_are_not_quantised(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"quantization": {"bits": 4}}))
+    shapes = {"medusa_head.0.0.linear.weight": (4, 4), "model.embed_tokens.scales": (4, 1)}
+    write(tmp_path, "model.safetensors", **shapes)
+    assert find_form(open_files(tmp_path)).name == "Medusa"
+
+
 def test_what_is_no_drafter_says_what_was_found(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"num_hidden_layers": 2}))
     write(tmp_path, "model.safetensors", **{"model.embed_tokens.weight": (4, 4)})

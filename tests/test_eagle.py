@@ -430,6 +430,11 @@ def test_damaged_files_are_refused_by_tensor(
         ({"rope_scaling": 3}, DamagedFileError, "rope_scaling is 3"),
         ({"hidden_act": "gelu"}, UnsupportedModelError, "hidden_act is 'gelu'"),
         ({"norm_output": 1}, DamagedFileError, "norm_output is 1"),
+        (
+            {"speculators_model_type": "eagle3", "partial_rotary_factor": 0.5},
+            UnsupportedModelError,
+            "partial_rotary_factor is 0.5",
+        ),
         ({"eagle_config": {"use_aux_hidden_state": False}}, UnsupportedModelError, "use_aux"),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
@@ -445,6 +450,16 @@ def test_keys_that_cannot_be_used_are_refused_by_name(
 ) -> None:  # fmt: skip
     with pytest.raises(error, match=message):
         load(changed_config(trained["EAGLE-3"], tmp_path, **change), Target(model))
+
+
+@pytest.mark.parametrize(("first", "window"), [({"max_window_layers": 0}, 4), ({}, None)], ids=str)
+def test_a_window_is_that_of_the_layers_from_max_window_layers_on(
+    first: dict[str, int], window: int | None, model: nn.Module, trained: dict[str, Path],
+    tmp_path: Path,
+) -> None:  # fmt: skip
+    keys = {"use_sliding_window": True, "sliding_window": 4, **first}
+    folder = changed_config(trained["EAGLE-3"], tmp_path, **keys)
+    assert load(folder, Target(model)).config.window == window
 
 
 def test_a_quantised_target_gives_features_in_its_own_dtype(trained: dict[str, Path]) -> None:

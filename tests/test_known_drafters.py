@@ -30,6 +30,8 @@ from redrafter_mlx.weights.resolve import is_repo
         ("/models/Llama-3.2-3B-Instruct-bf16/", "llama-3.2-3b-instruct"),
         ("mlx-community/Qwen3-8B-4bit-DWQ-053125", "qwen3-8b"),
         ("Qwen/Qwen3-8B-MLX-4bit", "qwen3-8b"),
+        ("mlx-community/Llama-2-7b-chat-4-bit", "llama-2-7b-chat"),
+        ("mlx-community/Qwen3-8B-4bit-gs32", "qwen3-8b"),
         ("mlx-community/Qwen3-8B-mxfp4", "qwen3-8b"),
         ("mlx-community/Qwen3-8B-nvfp4", "qwen3-8b"),
         ("mlx-community/Qwen3-8B-mixed-3-6bit", "qwen3-8b"),

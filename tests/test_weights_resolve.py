@@ -26,7 +26,7 @@ import mlx.core as mx
 import pytest
 from huggingface_hub import constants
 from macs import mac
-from tiny import random_drafter
+from tiny import byte_tokenizer, random_drafter, random_model
 
 from redrafter_mlx.cli import main
 from redrafter_mlx.drafting.checkpoint import save_drafter
@@ -37,9 +37,11 @@ from redrafter_mlx.errors import (
     TooLargeError,
     UnsupportedModelError,
 )
+from redrafter_mlx.loading.drafter import open_drafter, parse_drafter
 from redrafter_mlx.loading.supported import check_supported
-from redrafter_mlx.loading.target import load_target
+from redrafter_mlx.loading.target import LoadedTarget, load_target
 from redrafter_mlx.runtime.paths import cache_dir, check_free_disk, human_size
+from redrafter_mlx.target.source import TargetSource
 from redrafter_mlx.weights import log_progress, registry, wheel
 from redrafter_mlx.weights.resolve import find_local, pull, resolve
 from redrafter_mlx.weights.status import list_models, show_model
@@ -625,6 +627,7 @@ def _weights_asked(hub: FakeHub) -> bool:
         ({"model_type": "mamba"}, None),
         ({"model_type": "llama", "rms_norm_eps": 1e-5}, None),
         ({"model_type": "unheard_of", "num_hidden_layers": 1}, None),
+        ({"model_type": "unheard_of", "draft_vocab_size": 9}, None),
     ],
 )  # fmt: skip
 def test_an_architecture_that_cannot_be_a_target_is_refused_before_its_weights_are_fetched(
@@ -638,6 +641,32 @@ def test_an_architecture_that_cannot_be_a_target_is_refused_before_its_weights_a
         return
     for fetch in (partial(pull, check_config=check_supported), load_target):
         with pytest.raises(UnsupportedModelError, match=named):
+            fetch("org/odd")
+        assert not _weights_asked(hub)
+
+
+@pytest.mark.parametrize(
+    ("config", "form"),
+    [
+        ({"num_hidden_layers": 5, "dflash_config": {}}, "DFlash"),
+        ({"num_hidden_layers": 5, "markov_rank": 256}, "DSpark"),
+        ({"speculators_model_type": "peagle"}, "P-EAGLE"),
+    ],
+)
+def test_an_unsupported_form_of_drafter_is_refused_before_its_weights_are_fetched(
+    hub: FakeHub, tmp_path: Path, config: dict[str, object], form: str
+) -> None:
+    hub.repos["org/odd", "main"] = {
+        "config.json": json.dumps(config).encode(), "tokenizer.json": b"{}",
+        "model.safetensors": b"x" * 5000,
+    }  # fmt: skip
+    source = TargetSource("tiny", tmp_path, "sha256:t", "llama", "float32", None, None)
+    target = LoadedTarget(random_model(), byte_tokenizer(), source)
+    for fetch in (
+        partial(pull, check_config=check_supported),
+        lambda name: open_drafter(parse_drafter(name), target),
+    ):
+        with pytest.raises(UnsupportedModelError, match=f"a {form} drafter"):
             fetch("org/odd")
         assert not _weights_asked(hub)
 
@@ -742,7 +771,8 @@ def test_pull_takes_a_drafter_and_names_one_that_is_not_supported(
     ):
         files = {"config.json": config.read_bytes(), "model.safetensors": weights.read_bytes()}
         hub.repos[repo, "main"] = files
-    hub.repos["org/dflash", "main"]["config.json"] = b'{"num_hidden_layers": 5}'
+    like_a_model = {"config.json": b'{"model_type": "qwen3", "num_hidden_layers": 5}'}
+    hub.repos["org/dflash", "main"] |= like_a_model | {"tokenizer.json": b"{}"}
     assert main.run(["pull", "org/redrafter"]) == 0
     assert Path(capsys.readouterr().out.strip()) == resolve("org/redrafter").path
     assert main.run(["pull", "org/dflash"]) == 1

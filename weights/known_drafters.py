@@ -134,11 +134,11 @@ KNOWN_DRAFTERS: dict[str, tuple[KnownDrafter, ...]] = {
 }  # fmt: skip
 """Drafters by the model's own name in lower case; see `family`."""
 
-_CONVERSION = re.compile(r"\d-?bits?|q\d(_\w+)?|bf16|fp16|f16|f32|mlx|dwq|awq|gptq|hf|\d{6,}")
-"""Words that publishers of conversions append to a model's name."""
-
-_MIXED = re.compile(r"-mixed(-\d)*(?=-\d+-?bits?)|-mxfp\d|-nvfp\d")
-"""Kinds of quantisation in the name of a conversion, with their smaller numbers of bits."""
+_CONVERSION = re.compile(
+    r"(-((mixed-(\d-)*)?\d-?bits?|gs\d+|mxfp\d|nvfp\d|q\d(_\w+)?|bf16|fp16|f16|f32"
+    r"|mlx|dwq|awq|gptq|hf|\d{6,}))+$"
+)
+"""Words that publishers of conversions append to a model's name; `mixed` has several sizes."""
 
 _SNAPSHOT = re.compile(r"models--.+?--([^/]+)/snapshots/[^/]+$")
 """End of the path of a repository's files in the Hub's cache."""
@@ -161,10 +161,7 @@ def family(model: str) -> str:
     path = hub_name(REGISTRY[model].repo if model in REGISTRY else model).rstrip("/")
     cached = _SNAPSHOT.search(path)
     name = cached[1] if cached else path.rsplit("/", 1)[-1].split("@")[0]
-    words = _MIXED.sub("", _GGUF.sub("", name.lower())).split("-")
-    while len(words) > 1 and _CONVERSION.fullmatch(words[-1]):
-        words.pop()
-    return "-".join(words).removeprefix("meta-")
+    return _CONVERSION.sub("", _GGUF.sub("", name.lower())).removeprefix("meta-")
 
 
 def hub_name(model: str) -> str:

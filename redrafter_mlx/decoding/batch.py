@@ -24,10 +24,12 @@ from redrafter_mlx.decoding.rows import join_states, take_states, with_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache, SequenceSnapshot
 from redrafter_mlx.decoding.state import DecodeState, Drafts, RowDrafts
 from redrafter_mlx.decoding.step_result import StepOutput, StepResult, read_report
+from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.tree import TokenTree
-from redrafter_mlx.target.kv_cache import planned_capacity
+from redrafter_mlx.target.cache_slots import round_up
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP, EXTENT_STEP, planned_capacity
 
 _CLEAR_EVERY = 256
 """Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""
@@ -124,7 +126,7 @@ class Batch:
         if following is None or plans or any(row.done for row in self.rows):
             if before is not None:
                 self._parts[0].state.cache.restore(before)
-            ended = _caches_of_ended(self._parts)
+            ended = _caches_of_ended(self._parts, self._decoder.drafter)
             following = self._build(shape, plans, results)
         del before  # MLX would copy buffers that have a second reference
         if target.compiled > compiled:
@@ -219,13 +221,14 @@ class Batch:
     ) -> tuple[list[Row], list[DecodeState]]:
         """Return the rows that are not done and their states, with the planned copies."""
         rows: list[Row] = []
-        states = []
+        states, drafter = [], self._decoder.drafter
         for part in self._parts:
             kept = [b for b, row in enumerate(part.rows) if not row.done]
             if not kept:
                 continue
             mine = [part.rows[b] for b in kept]
-            state = take_states(part.state, kept)
+            slots = planned_capacity(_committed(mine), CAPACITY_STEP)  # a long text may have left
+            state = take_states(part.state, kept, slots, drafter)
             if any(row in plans for row in mine):
                 roots = [results[row].tokens[-1] for row in mine]
                 copied = with_copies(state.drafts, [plans.get(row) for row in mine], roots)
@@ -234,7 +237,6 @@ class Batch:
             states.append(state)
         if len(rows) < len(self.rows) or len(states) > 1:
             self.skip_timing()
-        drafter = self._decoder.drafter
         if len(states) > 1 and drafter is not None:
             for state in states:
                 state.cache.catch_up(drafter)
@@ -290,12 +292,20 @@ def _committed(rows: Sequence[Row]) -> int:
     return max(row.committed for row in rows)
 
 
-def _caches_of_ended(parts: Sequence[_Part]) -> list[tuple[Row, SequenceCache]]:
-    """Return the rows that are done, each with a cache for it alone."""
+def _caches_of_ended(
+    parts: Sequence[_Part], drafter: Drafter | None
+) -> list[tuple[Row, SequenceCache]]:
+    """Return the rows that are done, each with a cache for it alone.
+
+    Copies are computed at once: until then they would hold the buffers of the whole batch.
+    """
     ended = []
     for part in parts:
         for b, row in enumerate(part.rows):
             if row.done:
-                whole = part.state.cache
-                ended.append((row, whole if len(part.rows) == 1 else whole.take([b])))
+                cache = part.state.cache
+                if len(part.rows) > 1:
+                    cache = cache.take([b], round_up(row.committed, EXTENT_STEP), drafter)
+                    mx.async_eval(*cache.target.buffers, *cache.of_drafter)
+                ended.append((row, cache))
     return ended

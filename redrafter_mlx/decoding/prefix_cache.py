@@ -103,6 +103,8 @@ class PrefixCache:
         n = remembered = len(text)
         if drafter is None or _reads_features(drafter):
             remembered = min(cast(int, cache.remembered.item()), n)
+        if drafter is not None:
+            cache.memory = drafter.cut(cache.memory, n)
         prompt = n if prompt is None else min(prompt, n)
         new = _Entry(text, cache, remembered, prompt, *cache.trimmed_size(n))
         if self._make_room(new):

@@ -10,16 +10,22 @@ import mlx.core as mx
 from redrafter_mlx.decoding.copies import CopyPlan, copy_beams, tree_of_copies
 from redrafter_mlx.decoding.sequence_cache import SequenceCache
 from redrafter_mlx.decoding.state import DecodeState, Drafts, RowDrafts
+from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.speculation.tree import TokenTree
 
 
-def take_states(state: DecodeState, rows: Sequence[int]) -> DecodeState:
-    """Return some of the rows; the cache is a copy unless all rows are taken."""
+def take_states(
+    state: DecodeState, rows: Sequence[int], slots: int, drafter: Drafter | None
+) -> DecodeState:
+    """Return some of the rows; the cache is a copy unless all rows are taken.
+
+    slots, drafter: as in `SequenceCache.take`
+    """
     if list(rows) == list(range(len(state.options))):
         return state
     index = mx.array(list(rows))
     return DecodeState(
-        state.cache.take(rows),
+        state.cache.take(rows, slots, drafter),
         state.length[index],
         take_drafts(state.drafts, rows),
         state.keys[index],

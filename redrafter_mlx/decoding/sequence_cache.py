@@ -84,10 +84,14 @@ class SequenceCache:
             self.remembered = seen.root_position
         self.missed = ()
 
-    def take(self, rows: Sequence[int]) -> SequenceCache:
-        """Return a copy of the cache with some of the batch's rows."""
-        index = mx.array(list(rows))
-        taken = SequenceCache(self.target.take(index), take_rows(self.memory, index), len(rows))
+    def take(
+        self, rows: Sequence[int], slots: int | None = None, drafter: Drafter | None = None
+    ) -> SequenceCache:
+        """Return a copy of the cache with some of the batch's rows, of their first slots or all."""
+        index, memory = mx.array(list(rows)), self.memory
+        if drafter is not None and slots is not None:
+            memory = drafter.cut(memory, slots)
+        taken = SequenceCache(self.target.take(index, slots), take_rows(memory, index), len(rows))
         taken.remembered = self.remembered[index]
         taken.missed = tuple(seen.take(index) for seen in self.missed)
         return taken
@@ -106,9 +110,11 @@ class SequenceCache:
     def trim(self, length: int) -> None:
         """Keep only the first positions of one text, computed, in target buffers of just that size.
 
-        No more than one layer is in memory twice, if nothing else refers to the buffers.
+        No more than one layer is in memory twice, if nothing else refers to the buffers. The
+        drafter's memory must have been cut before.
         """
         self.target.trim(length)
+        self.memory = _compact(self.memory)
         self.remembered = mx.minimum(self.remembered, length)
         self.missed = ()
         mx.eval(self.of_drafter)
@@ -129,7 +135,7 @@ class SequenceCache:
         if drafter is None or not drafter.features.every_position:
             return cache
         known = min(cast(int, self.remembered.item()), len(tokens))
-        cache.memory = self.memory or drafter.empty(1)
+        cache.memory = drafter.cut(self.memory, known) if self.memory else drafter.empty(1)
         cache.remembered = mx.array([known], mx.int32)  # later positions belong to another text
         if known < len(tokens):
             assert not drafter.features.any, "it must have seen all that is reused"
@@ -160,6 +166,11 @@ def join_rows(memories: Sequence[Memory]) -> Memory:
         return join_rows([a for a in each if not isinstance(a, mx.array)])
 
     return tuple(join(*each) for each in zip(*memories, strict=True))
+
+
+def _compact(memory: Memory) -> Memory:
+    """Return a drafter's memory in buffers of its own size."""
+    return tuple(mx.contiguous(a) if isinstance(a, mx.array) else _compact(a) for a in memory)
 
 
 def _arrays(memory: Memory) -> Iterator[mx.array]:

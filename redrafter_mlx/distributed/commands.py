@@ -36,13 +36,13 @@ class Made:
 
     arrays: for flush: the accepted path, the number of accepted drafts and the length before;
             for take: the batch rows
-    slots:  for share and trim
+    slots:  for share, trim and take; None takes all
     """
 
     how: How
     of: tuple[Origin, ...] = ()
     arrays: tuple[mx.array, ...] = ()
-    slots: int = 0
+    slots: int | None = 0
 
 
 Origin: TypeAlias = "Stored | Made"

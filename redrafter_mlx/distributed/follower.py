@@ -110,7 +110,7 @@ class Follower:
             of[0].flush()
             return of[0]
         if how == "take":
-            return of[0].take(arrays[0])
+            return of[0].take(arrays[0], origin["slots"])
         if how == "join":
             return TreeCache.joined(of)
         if how == "share":

@@ -103,9 +103,9 @@ class MirroredCache(TreeCache):
             self.origin = Made("flush", (self.origin,), arrays)
         super().flush()
 
-    def take(self, index: mx.array) -> MirroredCache:
-        taken = super().take(index)  # flushes this cache
-        return self._with(taken, Made("take", (self.origin,), (index,)))
+    def take(self, index: mx.array, slots: int | None = None) -> MirroredCache:
+        taken = super().take(index, slots)  # flushes this cache
+        return self._with(taken, Made("take", (self.origin,), (index,), slots=slots))
 
     @classmethod
     def joined(cls, caches: Sequence[TreeCache]) -> MirroredCache:

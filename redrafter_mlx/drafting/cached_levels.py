@@ -72,6 +72,13 @@ def fill_cache(cache: TreeCache, memory: Memory) -> TreeCache:
     return cache
 
 
+def cut_memory(memory: Memory, positions: int) -> Memory:
+    """Return the first positions of what `memory_of` returned; the arrays are shared."""
+    return tuple(
+        (keys[:, :, :positions], values[:, :, :positions]) for keys, values in cast("Pairs", memory)
+    )
+
+
 def memory_of(cache: TreeCache) -> Memory:
     """Return the contents of the cache: a pair of keys and values for each layer."""
     return cast("Memory", tuple((keys, values) for keys, values, *_ in cache.layer_buffers))

@@ -75,6 +75,11 @@ class Combined(Drafter):
         first = one.extend(first, self._part(seen, one))
         return first, other.extend(second, self._part(seen, other))
 
+    def cut(self, memory: Memory, positions: int) -> Memory:
+        first, second = cast("tuple[Memory, Memory]", memory)
+        one, other = self._both
+        return one.cut(first, positions), other.cut(second, positions)
+
     def draft(self, memory: Memory, seen: Seen, shape: BeamShape) -> tuple[Beams, Memory]:
         """Draft with both; a prefix that both propose appears once, with its better score."""
         first, second = cast("tuple[Memory, Memory]", memory)

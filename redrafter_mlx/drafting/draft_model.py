@@ -14,7 +14,13 @@ import mlx.core as mx
 import mlx.nn as nn
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 
-from redrafter_mlx.drafting.cached_levels import CachedLevels, chain, fill_cache, memory_of
+from redrafter_mlx.drafting.cached_levels import (
+    CachedLevels,
+    chain,
+    cut_memory,
+    fill_cache,
+    memory_of,
+)
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import DraftLevels, LevelDrafter
 from redrafter_mlx.errors import MismatchError
@@ -74,6 +80,9 @@ class DraftModel(LevelDrafter):
             cache.plan_prompt(seen.start, tokens.shape[1], seen.bound)
         self._model.hidden(tokens, cache.layers)
         return memory_of(cache)
+
+    def cut(self, memory: Memory, positions: int) -> Memory:
+        return cut_memory(memory, positions)
 
     def levels(self, memory: Memory, seen: Seen, drafts: int) -> DraftLevels:
         del drafts

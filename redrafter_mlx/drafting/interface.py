@@ -229,6 +229,11 @@ class Drafter(ABC):
         del seen
         return memory
 
+    def cut(self, memory: Memory, positions: int) -> Memory:
+        """Return the memory of the first positions alone, if its size grows with the text."""
+        del positions
+        return memory
+
     def drafted(self, shape: BeamShape) -> BeamShape:
         """Return the shape, cut to the maximum width and length that it can draft."""
         width = min(shape.width, self.max_width or shape.width)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mlx_lm.utils import _get_classes
 
+from redrafter_mlx.drafting.forms import check_form
 from redrafter_mlx.errors import UnsupportedModelError
 from redrafter_mlx.runtime.json_file import read_object
 from redrafter_mlx.target.model import Target
@@ -15,17 +16,20 @@ from redrafter_mlx.weights.raw_model import top_level_rope
 
 
 def check_supported(config: Path) -> None:
-    """Raise UnsupportedModelError for a model that cannot be a target.
+    """Raise UnsupportedModelError for a model that cannot be a target, and an unsupported drafter.
 
     The model is built without weights, and none of its arrays is evaluated. A configuration from
-    which none can be built passes, as the error on reading the files says more; so does one with as
-    few layers as a drafter's, which names an architecture too.
+    which none can be built passes, as the error on reading the files says more; so does that of a
+    drafter, which names an architecture too and is recognised by its draft vocabulary or its few
+    layers.
     """
     stored = read_object(config)
+    check_form(stored, config.parent)
     stored |= top_level_rope(stored)
     text = stored.get("text_config")
     layers = (text if isinstance(text, Mapping) else stored).get("num_hidden_layers")
-    if not isinstance(layers, int) or layers <= MOST_DRAFTER_LAYERS:
+    few = not isinstance(layers, int) or layers <= MOST_DRAFTER_LAYERS
+    if few or "draft_vocab_size" in stored:
         return
     try:
         kind, arguments = _get_classes(stored)

@@ -177,13 +177,14 @@ class TreeCache:
                 layer.flush(self.pending)
         self.pending = None
 
-    def take(self, index: mx.array) -> TreeCache:
-        """Return a copy of the cache with the batch rows at `index`."""
+    def take(self, index: mx.array, slots: int | None = None) -> TreeCache:
+        """Return a copy of the cache with the batch rows at `index`, of the first slots or all."""
         self.flush()
         taken = TreeCache(len(self.layers))
         for layer, mine in zip(taken.layers, self.layers, strict=True):
             if mine.keys is not None and mine.values is not None:
-                layer.keys, layer.values = mine.keys[index], mine.values[index]
+                layer.keys = mine.keys[:, :, :slots][index]
+                layer.values = mine.values[:, :, :slots][index]
         return taken
 
     @classmethod

@@ -1,7 +1,7 @@
 """Calibrates a published drafter on first use, because errors in its files raise no error.
 
-Layers off by one, another rotary base, a residual on the wrong side of a norm: these only lower the
-acceptance rate. So on first use, the drafter drafts along a few built-in answers, as do the other
+Layers off by one, another rotary base, a norm in the wrong place: these only lower the acceptance
+rate. So on first use, the drafter drafts along a few built-in answers, as do the other
 readings of its files that its form declares. The best reading is used, and stored for next time.
 """
 
@@ -12,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeAlias, cast
 
 import mlx.core as mx
 from mlx_lm.tokenizer_utils import TokenizerWrapper
@@ -27,11 +28,11 @@ from redrafter_mlx.weights.files.tensors import StoredTensors
 AS_STORED = "as its files say"
 
 _MIN_GAIN = 0.05
-"""How much higher the acceptance rate of another reading must be, to exclude chance."""
+"""How much higher the mean of its `Acceptance` another reading must have, to exclude chance."""
 
 _LOW_ACCEPTANCE = 0.3
-"""Acceptance rate below which the user gets a note. EAGLE-3 heads guess 60 to 80% of the next
-tokens; wrong layers gave 1 to 10% (vLLM issues 43671 and 50170)."""
+"""Acceptance rate of first drafts below which the user gets a note. EAGLE-3 heads guess 60 to 80%
+of the next tokens; wrong layers gave 1 to 10% (vLLM issues 43671 and 50170)."""
 
 _ANSWERS = (
     (
@@ -51,13 +52,16 @@ _ANSWERS = (
 )
 """Questions and plain answers; half of the tokens of each pair are read before the first guess."""
 
+Acceptance: TypeAlias = "tuple[float, float]"
+"""Shares of positions whose first draft is right, and whose first two are."""
+
 
 def calibrated(
     drafter: Drafter, target: Target, tokenizer: TokenizerWrapper, files: StoredTensors, key: str
 ) -> Drafter:
     """Return the drafter, or the reading of its files with a clearly higher acceptance rate.
 
-    key: identifies everything about the target that the results depend on
+    key: identifies what the results depend on besides weights: the target, and config.json
     """
     readings = {AS_STORED: drafter, **drafter.readings()}
     if len(readings) == 1:
@@ -75,22 +79,21 @@ def calibrated(
     return chosen
 
 
-def best_reading(accepted: Mapping[str, float]) -> str:
-    """Return the reading to draft with: another one must be clearly better than the files' own.
-
-    accepted: for each reading, the share of positions where its first draft is the target's choice
-    """
-    best = max(accepted, key=lambda reading: accepted[reading])
-    return best if accepted[best] >= accepted[AS_STORED] + _MIN_GAIN else AS_STORED
+def best_reading(accepted: Mapping[str, Acceptance]) -> str:
+    """Return the reading to draft with: another one must be clearly better than the files' own."""
+    best = max(accepted, key=lambda reading: sum(accepted[reading]))
+    gain = sum(accepted[best]) - sum(accepted[AS_STORED])
+    return best if gain / 2 >= _MIN_GAIN else AS_STORED
 
 
-def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> float:
-    """Return the share of positions in the second half of each text whose first draft is right.
+def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> Acceptance:
+    """Return the acceptance at the positions in the second half of each text.
 
-    A draft is right if it is the target's likeliest token.
+    A draft is right if it is the target's likeliest token. The target's choice after the first
+    draft is known only where the text goes on with it; elsewhere a second draft is wrong.
     """
     reading = target.reading(drafter.features.layers)
-    right, shape = [], BeamShape(1, 2)
+    right, shape = [], BeamShape(1, 3)
     for text in texts:
         tokens = mx.array([text])
         hidden = reading.append(tokens, reading.new_cache(), 0)
@@ -98,18 +101,19 @@ def acceptance(drafter: Drafter, target: Target, texts: list[list[int]]) -> floa
         features = hidden if drafter.features.any else None
         half = len(text) // 2
         memory = drafter.extend(drafter.empty(1), _seen(tokens, features, 0, half))
-        for at in range(half, len(text) - 1):
+        for at in range(half, len(text) - 2):
             beams, memory = drafter.draft(memory, _seen(tokens, features, at, 1), shape)
-            right.append(beams.tokens[0, 0, 1] == choices[0, at + 1])
-    share = mx.mean(mx.stack(right)).item()
-    assert isinstance(share, float)
-    return share
+            first, second = beams.tokens[0, 0, 1:] == choices[0, at + 1 : at + 3]
+            followed = choices[0, at + 1] == tokens[0, at + 2]
+            right.append(mx.stack([first, first & second & followed]))
+    shares = cast("list[float]", mx.mean(mx.stack(right), axis=0).tolist())
+    return shares[0], shares[1]
 
 
-def _note(accepted: Mapping[str, float], name: str) -> str | None:
+def _note(accepted: Mapping[str, Acceptance], name: str) -> str | None:
     """Return one line for the user; None if there is nothing to report."""
     reading = best_reading(accepted)
-    best = accepted[reading]
+    (best, both), (stored, stored_both) = accepted[reading], accepted[AS_STORED]
     if best < _LOW_ACCEPTANCE:
         return (
             f"{name} guesses {best:.0%} of the next tokens where 60% is usual: it was made for "
@@ -118,8 +122,8 @@ def _note(accepted: Mapping[str, float], name: str) -> str | None:
     if reading == AS_STORED:
         return None
     return (
-        f"{name} is read with {reading}: it then guesses {best:.0%} of the next tokens, "
-        f"{accepted[AS_STORED]:.0%} {AS_STORED}"
+        f"{name} is read with {reading}: it then guesses {best:.0%} of the next tokens and "
+        f"{both:.0%} of the next two, {stored:.0%} and {stored_both:.0%} {AS_STORED}"
     )
 
 
@@ -151,11 +155,11 @@ def _path(files: StoredTensors, key: str) -> Path:
     return cache_dir() / "calibration" / f"{digest[:32]}.json"
 
 
-def _stored(path: Path, readings: Mapping[str, Drafter]) -> Mapping[str, float] | None:
+def _stored(path: Path, readings: Mapping[str, Drafter]) -> Mapping[str, Acceptance] | None:
     """Return the stored acceptance rates; None if there are none, or those of other readings."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-        accepted = {str(name): float(share) for name, share in stored.items()}
+        accepted = {str(name): (float(one), float(two)) for name, (one, two) in stored.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         return None
     return accepted if accepted.keys() == readings.keys() else None

@@ -21,7 +21,13 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
-from redrafter_mlx.drafting.cached_levels import CachedLevels, chain, fill_cache, memory_of
+from redrafter_mlx.drafting.cached_levels import (
+    CachedLevels,
+    chain,
+    cut_memory,
+    fill_cache,
+    memory_of,
+)
 from redrafter_mlx.drafting.drafter_files import DrafterFiles, Form, fill
 from redrafter_mlx.drafting.interface import Features, Memory, Seen
 from redrafter_mlx.drafting.level_drafter import LevelDrafter
@@ -34,6 +40,7 @@ from redrafter_mlx.drafting.published.eagle_config import (
     of_network,
     read_eagle_one,
     read_eagle_three,
+    rope_kind,
 )
 from redrafter_mlx.drafting.published.eagle_network import (
     EagleNetwork,
@@ -88,11 +95,18 @@ class EagleDrafter(LevelDrafter):
         return min(read / nbytes_of(self._target.model), 1.0)
 
     def readings(self) -> dict[str, EagleDrafter]:
-        """Readings that correct known errors of files: layers, rotary base, the residual's norm."""
+        """Readings that correct known errors of files: layers, rotary embedding, norms.
+
+        Early trainers rotated with a base of 10000, and without Llama 3's scaling, whatever
+        config.json said. Some wrote norm_output for a head that feeds back its output as it is.
+        """
         config, last = self.config, self._target.n_layers - 1
         changed = {}
         if config.rope_base != ROPE_BASE:
-            changed["a rotary base of 10000"] = replace(config, rope_base=ROPE_BASE)
+            scaling = None if rope_kind(config.rope_scaling) == "llama3" else config.rope_scaling
+            changed["a rotary base of 10000"] = replace(
+                config, rope_base=ROPE_BASE, rope_scaling=scaling
+            )
         for step, words in ((-1, "layers one earlier"), (1, "layers one later")):
             layers = tuple(layer + step for layer in config.layers)
             if layers and layers[0] >= 0 and layers[-1] <= last:
@@ -101,6 +115,8 @@ class EagleDrafter(LevelDrafter):
             other = not config.norm_before_residual
             words = f"norm_before_residual {str(other).lower()}"
             changed[words] = replace(config, norm_before_residual=other)
+        if config.norm_output:
+            changed["norm_output false"] = replace(config, norm_output=False)
         network = self._network
         return {
             words: EagleDrafter(self._name, network.changed(config), self._target, self.vocabulary)
@@ -120,6 +136,9 @@ class EagleDrafter(LevelDrafter):
             cache.plan_prompt(seen.start, seen.tokens.shape[1] - 1, seen.bound)
         self.rows.run((seen.tokens[:, 1:], self.rows.context(seen)), cache.layers)
         return memory_of(cache)
+
+    def cut(self, memory: Memory, positions: int) -> Memory:
+        return cut_memory(memory, positions)
 
     def uncompiled(self) -> EagleDrafter:
         drafter = copy.copy(self)

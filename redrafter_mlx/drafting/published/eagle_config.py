@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import mlx.nn as nn
 from mlx_lm.models.rope_utils import initialize_rope
 
+from redrafter_mlx.config import shown
 from redrafter_mlx.drafting.drafter_files import CONFIG, DrafterFiles, check_pair
 from redrafter_mlx.errors import DamagedFileError, MismatchError, UnsupportedModelError
 from redrafter_mlx.target.model import Target
@@ -185,6 +186,7 @@ def _read(
     own_head = not same_size or ("lm_head.weight" in names and not copied)
     trained = "embed_tokens.weight" in names and files.flag("embed_requires_grad", False)
     rope_base, rope_scaling = _rope(files)
+    n_layers = len({name.split(".")[1] for name in names if name.startswith("layers.")})
     config = EagleConfig(
         stored=frozenset(names),
         layers=layers,
@@ -194,7 +196,7 @@ def _read(
         heads=heads,
         kv_heads=kv_heads,
         head_size=head_size,
-        n_layers=len({name.split(".")[1] for name in names if name.startswith("layers.")}),
+        n_layers=n_layers,
         output_size=_shape(files, "lm_head.weight")[0] if own_head else vocab_size,
         vocab_size=vocab_size,
         own_head=own_head,
@@ -203,7 +205,7 @@ def _read(
         rope_base=rope_base,
         rope_scaling=rope_scaling,
         max_positions=files.integer("max_position_embeddings", 2048),
-        window=_window(files),
+        window=_window(files, n_layers),
     )
     _check_rope(files, config)
     return config
@@ -246,9 +248,12 @@ def _layers(files: DrafterFiles, target: Target) -> tuple[int, ...]:
     return layers
 
 
-def _window(files: DrafterFiles) -> int | None:
+def _window(files: DrafterFiles, n_layers: int) -> int | None:
     """Return the sliding window of all its layers; None if none has one."""
     kinds = files.config.get("layer_types")
+    if kinds is None and files.flag("use_sliding_window", False):
+        whole = files.integer("max_window_layers", 28, least=0)  # as in transformers
+        kinds = ["full_attention" if i < whole else "sliding_attention" for i in range(n_layers)]
     if not isinstance(kinds, list) or "sliding_attention" not in kinds:
         return None
     if {*kinds} != {"sliding_attention"}:
@@ -265,8 +270,19 @@ def _rope(files: DrafterFiles) -> tuple[float, Mapping[str, object] | None]:
     scaling = files.config.get("rope_scaling")
     if scaling is not None and not isinstance(scaling, dict):
         raise files.bad_value("rope_scaling", "an object or null")
-    kind = None if scaling is None else scaling.get("rope_type", scaling.get("type"))
-    return files.number("rope_theta", ROPE_BASE), None if kind in (None, "default") else scaling
+    partial = files.config.get("partial_rotary_factor")
+    if partial not in (None, 1) and "speculators_model_type" in files.config:  # others ignore it
+        raise UnsupportedModelError(
+            f"{files.folder / CONFIG}: partial_rotary_factor is {shown(partial)}; an EAGLE "
+            f"drafter's rotary embedding has to rotate whole heads"
+        )
+    plain = rope_kind(scaling) in (None, "default")
+    return files.number("rope_theta", ROPE_BASE), None if plain else scaling
+
+
+def rope_kind(scaling: Mapping[str, object] | None) -> object:
+    """Return the kind of a rotary scaling, under the key name of old or new files."""
+    return None if scaling is None else scaling.get("rope_type", scaling.get("type"))
 
 
 def _check_rope(files: DrafterFiles, config: EagleConfig) -> None:
