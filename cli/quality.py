@@ -43,7 +43,7 @@ def command(
     """Measure drafters on questions: tokens/step, and how long drafting takes.
 
     The target answers all questions together and greedily. Decoding with each drafter is simulated
-    along these answers: tokens/step is exactly what decoding would give.
+    along these answers: tokens/step is what decoding would give.
     """
     shapes = [BeamShape(w, beam_length) for w in parse_integers("--beam-width", beam_width)]
     if beam_length < 2:

@@ -92,7 +92,7 @@ class TrainOptions:
             raise BadInputError(
                 f"--hours is {self.hours:g}; give more than 0, {_MOST_HOURS} at most"
             )
-        for name in ("answer_tokens", "epochs", "data", "recipe"):
+        for name in ("answer_tokens", "epochs", "recipe"):
             if getattr(self, name) is not None:
                 raise BadInputError(
                     f"--hours plans the run by itself; leave out {opt.option_name(name)}"

@@ -193,6 +193,14 @@ def test_card_holds_every_number_that_was_reported() -> None:
         assert part in card, part
 
 
+def test_card_says_whose_tokens_the_drafter_is_measured_on() -> None:
+    given = replace(JOB, prompts=(), data=Path("given.jsonl"), labels="data")
+    assert "the model's own token is the first guess" in render_card(report())
+    card = render_card(report(job=given))
+    assert "the text's next token is the first guess" in card
+    assert "the model's own token" not in card
+
+
 def test_card_says_so_where_the_log_was_removed() -> None:
     card = render_card(report(seconds=None, quality=None))
     assert "The log of its training was removed" in card

@@ -83,6 +83,19 @@ def test_prompts_answers_and_texts_with_an_excluded_question_are_left_out(tmp_pa
         read_given(truth)
 
 
+def test_texts_that_are_only_read_are_none_of_the_prompts(tmp_path: Path) -> None:
+    """Some of the prompts are held out."""
+    for name, lines in {"asked": ["one?", "two?"], "read": ["two?", "three", "one?"]}.items():
+        (tmp_path / name).write_text("\n".join(lines))
+    asked, read = tmp_path / "asked", tmp_path / "read"
+    job = TrainingJob("tiny", tmp_path, prompts=(asked,), read=(read,), writing=HALF)
+    prompts, others = read_given(job).read
+    assert prompts.texts is None
+    assert others.texts == (Conversation(("three",)),)
+    (alone,) = read_given(replace(job, read=(asked,))).read
+    assert alone == prompts
+
+
 def test_each_part_of_the_texts_that_are_read_is_of_all_files(tmp_path: Path) -> None:
     files = tmp_path / "first.txt", tmp_path / "second.txt"
     for file in files:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import chain
 from pathlib import Path
+from typing import get_args
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -40,7 +42,7 @@ from redrafter_mlx.distill.corpus.shards import Shard, Text, load_shard, save_sh
 from redrafter_mlx.distill.corpus.writer import Writer
 from redrafter_mlx.distill.evaluation.acceptance import simulate_steps
 from redrafter_mlx.distill.job import TrainingJob
-from redrafter_mlx.distill.options import OPENINGS, WritingOptions
+from redrafter_mlx.distill.options import OPENINGS, Labels, TrainOptions, WritingOptions
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.errors import BadInputError, DamagedFileError
 from redrafter_mlx.target.model import Target
@@ -356,6 +358,23 @@ def test_held_out_prompts_are_never_trained_on() -> None:
     assert not looked_at & learnt
 
 
+def test_prompts_are_held_out_whatever_the_seed() -> None:
+    """So runs that start from each other's drafters do not train on each other's held-out ones."""
+    prompts = [Conversation((f"prompt {i}",)) for i in range(335)]
+    held_out, orders = [], []
+    for seed, given in enumerate([prompts, prompts[::-1], prompts]):
+        once = options(own_share=0.0, openings=(0,), seed=seed)
+        writer = Writer(Target(byte_model()), byte_tokenizer(), given, once)
+        parts = writer._given_parts
+        assert sorted(chain(*parts), key=str) == sorted(prompts, key=str)
+        assert len(parts) == writer._parts == 56
+        held_out.append({c for i, part in enumerate(parts) for c in part if writer.held_out(i)})
+        orders.append(parts)
+    assert held_out[0] == held_out[1] == held_out[2]
+    assert len(held_out[0]) == 12
+    assert orders[0] != orders[2]
+
+
 def test_of_a_few_prompts_all_are_trained_on_and_the_targets_own_are_held_out() -> None:
     """Few: they fill fewer blocks than one in which a block is held out."""
     prompts = [Conversation((f"prompt {i}",)) for i in range(5)]
@@ -410,7 +429,10 @@ def test_a_template_that_refuses_system_messages_gets_none() -> None:
     assert shard.left_out["prompt refused by the chat template"] == 1
 
 
-def test_a_later_turn_follows_the_whole_answer_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("ends_in_opening", "said"), [(False, "abc"), (True, "a")])
+def test_a_later_turn_follows_the_whole_answer_before_it(
+    monkeypatch: pytest.MonkeyPatch, ends_in_opening: bool, said: str
+) -> None:
     """Its opening too, which is stored with the prompt, and not the mark of its end as text."""
     model, tokenizer = byte_model(), byte_tokenizer()
     end = tokenizer.encode("<|im_end|>", add_special_tokens=False)[0]
@@ -419,6 +441,8 @@ def test_a_later_turn_follows_the_whole_answer_before_it(monkeypatch: pytest.Mon
         answer = np.array([*tokenizer.encode("bc", add_special_tokens=False), end], np.int32)
         opening = tokenizer.encode("a", add_special_tokens=False)
         states = np.zeros((3, target.hidden_size), np.float32)
+        if ends_in_opening:
+            return [Written([*p, *opening, end], answer[:0], states, True, states) for p in prompts]
         return [Written([*p, *opening], answer, states, True, states[:1]) for p in prompts]
 
     monkeypatch.setattr("redrafter_mlx.distill.corpus.writer.write_answers", answered)
@@ -430,7 +454,7 @@ def test_a_later_turn_follows_the_whole_answer_before_it(monkeypatch: pytest.Mon
         Writer, "_render", lambda self, messages: shown.append(messages) or render(self, messages)
     )
     writer.write(0)
-    assert [m["content"] for m in shown[-1]] == ["first", "abc", "second"]
+    assert [m["content"] for m in shown[-1]] == ["first", said, "second"]
 
 
 def test_a_corpus_whose_blocks_stay_empty_is_given_up() -> None:
@@ -543,3 +567,22 @@ def test_a_corpus_has_another_key_only_if_its_target_is_told_otherwise() -> None
     }
     assert keys["plain", False] == keys["plain", True] == keys["thinks", False]
     assert keys["thinks", False] != keys["thinks", True]
+
+
+def test_the_length_of_drafts_is_in_the_key_of_a_corpus_only_where_it_is_read() -> None:
+    keys = {
+        (labels, length): corpus_key(
+            "target",
+            "float32",
+            TrainingJob(
+                "any", Path("out"), data=Path("data"), labels=labels,
+                training=TrainOptions(draft_length=length, soft_share=0.0),
+            ),
+            Given((), (), NOTHING, 0),
+            byte_tokenizer(),
+        )
+        for labels in get_args(Labels)
+        for length in (3, 5)
+    }  # fmt: skip
+    assert keys["data", 3] == keys["data", 5]
+    assert len(set(keys.values())) == 3

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from test_train_cli import (  # noqa: F401
-    Keys,
     arguments,
     model,
     options_file,
@@ -311,10 +310,9 @@ def test_a_corpus_whose_last_block_is_empty_is_found_again(
     rows = [{"prompt": f"Question {i}?", "answer": f"It is {i} times {i}. " * 4} for i in range(64)]
     rows.append({"prompt": "Question 64?", "answer": "It is too long. " * 999})
     data.write_text("\n".join(map(json.dumps, rows)))
-    keys: Keys = {"": {"answer_tokens": None, "data": str(data), "labels": "data"}}
-    options = options_file(tmp_path / "options.toml", keys)
+    options = options_file(tmp_path / "options.toml", {"": {"answer_tokens": None}})
     asked = ["train", "--config", str(options), "--model", str(model), "--hours", "0.03"]
-    asked += ["--output", str(tmp_path / "drafter")]
+    asked += ["--data", str(data), "--labels", "data", "--output", str(tmp_path / "drafter")]
     assert main.run(asked) == 0
     assert main.run(asked) == 0
 

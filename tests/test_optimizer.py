@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
+from typing import cast
 
 import mlx.core as mx
+import mlx.nn as nn
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
@@ -12,6 +15,7 @@ from test_distill_training import student_of, texts
 from tiny import HIDDEN, random_drafter, random_model
 
 from redrafter_mlx.distill.corpus.examples import lay_out
+from redrafter_mlx.distill.forms.form import Student
 from redrafter_mlx.distill.options import Optimizer, TrainOptions
 from redrafter_mlx.distill.training.learner import Learner
 from redrafter_mlx.drafting.recurrent_config import Head
@@ -50,6 +54,24 @@ def test_muon_moves_matrices_equally_in_all_directions_and_adamw_the_rest(head: 
     for name in set(ours) - set(matrices):
         np.testing.assert_allclose(ours[name], adamw[name], atol=1e-7, err_msg=name)
         assert mx.any(mx.array(ours[name]) != 0), name
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+def test_a_step_keeps_no_gradients_while_weights_are_made(batches: int) -> None:
+    network = nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(8)])
+    student = SimpleNamespace(
+        network=network,
+        options=TrainOptions(optimizer="adamw"),
+        recipe=SimpleNamespace(by_adamw=lambda _: True),
+    )
+    learner = Learner(cast(Student, student), 10)
+    losses = [lambda: mx.sum(network(mx.ones((1, 256))))] * batches
+    learner.step(losses)
+    before = mx.get_active_memory()
+    mx.reset_peak_memory()
+    learner.step(losses)
+    # The sum of the gradients, those of one batch, and the temporaries of their use.
+    assert mx.get_peak_memory() - before < 4 * 8 * 256 * 256 * 4
 
 
 @pytest.mark.parametrize("final", [0.1, 0.0, 1.0])

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import mlx.core as mx
 import pytest
 from mlx_lm.utils import save_model
 from rich.console import Console
@@ -196,6 +197,15 @@ def test_a_drafter_is_trained_further_on_other_text(
     assert "a trained drafter, `sha256:" in (second / "README.md").read_text()
     assert main.run([*arguments(model, prompts, second), "--seed", "1"]) == 1
     assert "started_from" in unwrapped(capsys.readouterr().err)
+    for size in (150, "all"):  # a tied head may have another draft vocabulary
+        output = tmp_path / str(size)
+        given = arguments(model, prompts, output, {"drafter": {"draft_vocab": size}})
+        assert main.run([*given, "--start-from", str(second), "--seed", "1"]) == 0
+        assert sum(losses(output)[:10]) / 10 < sum(afresh) / 10 - 0.1
+        stored = mx.load(str(output / "model.safetensors"))
+        assert [array.shape for name, array in stored.items() if name == "draft_vocab"] == (
+            [(size,)] if size == 150 else []
+        )
 
 
 def test_another_architecture_is_trained_for_by_the_same_command(

@@ -6,11 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 from redrafter_mlx.config import BeamShape
-from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_out
+from redrafter_mlx.distill.corpus.examples import Examples, count_tokens, hold_out, sample_texts
 from redrafter_mlx.distill.corpus.filters import EXCLUDED
 from redrafter_mlx.distill.corpus.folder import CorpusGauge, CorpusGoal, CorpusJob, CorpusSize
 from redrafter_mlx.distill.corpus.prompts.given_texts import corpus_key, read_given
@@ -210,8 +211,8 @@ class TrainingRun:
         """Stage two: train, starting where an earlier session of this run stopped."""
         trainer, output = self._trainer(), self.job.output
         with MetricsLog(output, trainer.steps_made) as log:
-            with atomic_write(output / OPTIONS) as partial:
-                partial.write_text(self._options, encoding="utf-8")
+            with atomic_write(output / OPTIONS) as written:
+                written.write_text(self._options, encoding="utf-8")
             for event in trainer.run(stop):
                 log.append(event)
                 yield event
@@ -221,15 +222,17 @@ class TrainingRun:
         job, options, target, extras = self.job, self.job.training, self.target, self.extras
         shards, (trained_on, held_out) = self._shards(), self._hold_out()
         answered = sum(summarise_shard(path).answer_tokens for path in trained_on)
-        seen = next((texts for path in trained_on if (texts := extras.load(path))), [])
-        if not seen:
+        first = next((texts for path in trained_on if (texts := extras.load(path))), [])
+        if not first:
             raise BadInputError("the corpus holds no text to train on; write more of it")
+        counts = partial(count_tokens, tuple(trained_on), target.vocab_size)
         if job.start_from is None:
-            counts = count_tokens(trained_on, target.vocab_size)
-            drafter = self.recipe.fresh(target, counts, seen, options.seed)
+            drafter = self.recipe.fresh(target, counts(), first, options.seed)
         else:
-            drafter = self.recipe.start(job.start_from, target)
+            drafter = self.recipe.start(job.start_from, target, counts)
         job.output.mkdir(parents=True, exist_ok=True)
+        few = max(1, sum(len(text.answer) for text in held_out) // 4)
+        seen = sample_texts(trained_on, few, extras)
         trained_on += [read for shard in shards for read in extras.read_shards(shard)]
         return Trainer(
             self.recipe.student(drafter, target, options),
@@ -239,7 +242,7 @@ class TrainingRun:
             self._trained_for(SHAPES),
             job.output,
             {**self._made_by(), "blocks": len(shards)},
-            [text.copied() for text in seen[: max(1, len(held_out) // 4)]],
+            seen,
         )
 
     def _shards(self) -> list[Path]:

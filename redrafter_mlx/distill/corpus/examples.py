@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -15,9 +15,9 @@ from redrafter_mlx.distill.corpus.extras import Extras
 from redrafter_mlx.distill.corpus.shards import (
     FORMAT,
     Text,
-    answer_lengths,
     load_arrays,
     naming_damage,
+    outline_shard,
 )
 from redrafter_mlx.distill.options import TrainOptions
 from redrafter_mlx.errors import BadInputError
@@ -179,25 +179,46 @@ def hold_out(
 ) -> tuple[list[Path], list[Text]]:
     """Return the shards to train on, and a sample of the texts in the held-out ones.
 
+    The target may write a prompt again in another block. A held-out text whose prompt is trained on
+    is not in the sample, unless all are.
+
     held_out: whether the block of this number is held out; `shards` are of the blocks 0, 1, ...
     Raises BadInputError if there is nothing to train on or nothing to evaluate on.
     """
     trained_on = [shard for block, shard in enumerate(shards) if not held_out(block)]
     kept = [shard for block, shard in enumerate(shards) if held_out(block)]
-    # One shard at a time is in memory, and of it only what is sampled stays.
-    found = [(shard, i, n) for shard in kept for i, n in enumerate(answer_lengths(shard))]
-    if not trained_on or not found:
+    asked = {prompt for shard in trained_on for prompt, _ in outline_shard(shard)}
+    texts = sample_texts(kept, _HELD_OUT_POSITIONS, extras, asked)
+    texts = texts or sample_texts(kept, _HELD_OUT_POSITIONS, extras)
+    if not trained_on or not texts:
         raise BadInputError("the corpus is too small to hold anything out; write more of it")
-    order, room = [], _HELD_OUT_POSITIONS
+    return trained_on, texts
+
+
+def sample_texts(
+    shards: Sequence[Path], positions: int, extras: Extras, without: Collection[bytes] = ()
+) -> list[Text]:
+    """Draw texts of about `positions` answer tokens from all shards, the same ones each time.
+
+    without: prompts whose texts are not drawn, as of `outline_shard`
+    """
+    found = [
+        (shard, i, n)
+        for shard in shards
+        for i, (prompt, n) in enumerate(outline_shard(shard))
+        if prompt not in without
+    ]
+    order, room = [], positions
     for n in np.random.default_rng(0).permutation(len(found)):
         if room > 0:
             order.append(found[n][:2])
             room -= found[n][2]
+    # One shard at a time is in memory, and of it only what is drawn stays.
     texts: dict[tuple[Path, int], Text] = {}
-    for shard in kept:
+    for shard in dict.fromkeys(shard for shard, _ in order):
         loaded = extras.load(shard)
         texts |= {key: loaded[key[1]].copied() for key in order if key[0] == shard}
-    return trained_on, [texts[key] for key in order]
+    return [texts[key] for key in order]
 
 
 def count_tokens(shards: Sequence[Path], vocab_size: int) -> np.ndarray:

@@ -157,10 +157,16 @@ def summarise_shard(path: Path) -> ShardSummary:
         return ShardSummary(int(metadata["answer_tokens"]), int(metadata["texts"]), left_out)
 
 
-def answer_lengths(path: Path) -> list[int]:
-    """Read the number of answer tokens of each text, and nothing else; raises as `load_shard`."""
+def outline_shard(path: Path) -> list[tuple[bytes, int]]:
+    """Read each text's prompt, as bytes, and its number of answer tokens, and nothing else.
+
+    Raises as `load_shard`.
+    """
     with naming_damage(path):
-        return cast("list[int]", load_arrays(path, FORMAT)[0]["lengths"][:, 1].tolist())
+        arrays, _ = load_arrays(path, FORMAT)
+        prompts, answers = np.array(arrays["lengths"]).T
+        tokens = np.split(np.array(arrays["prompts"]), np.cumsum(prompts))[:-1]
+        return [(own.tobytes(), int(n)) for own, n in zip(tokens, answers, strict=True)]
 
 
 def load_shard(path: Path) -> Shard:

@@ -7,10 +7,12 @@ be interrupted and grow.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -118,17 +120,33 @@ class Writer:
 
     def _write_given(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
         """Write answers to the next of the user's prompts, with other openings in each round."""
-        opt, size = self.options, self._part_size
         round_, part = self._round_and_part(block)
-        order = list(self.prompts)
-        random.Random(opt.seed).shuffle(order)
-        group, within = divmod(part, _SORTED_BLOCKS)
-        span = order[group * _SORTED_BLOCKS * size : (group + 1) * _SORTED_BLOCKS * size]
-        span.sort(key=lambda conversation: sum(map(len, conversation.turns)))
-        blocks = [span[at : at + size] for at in range(0, len(span), size)]
-        random.Random(f"{opt.seed} {group}").shuffle(blocks)  # held-out ones are not the shortest
-        openings = tuple(n + 3 * round_ for n in opt.openings)
-        return self._converse(blocks[within], openings, key, left_out)
+        openings = tuple(n + 3 * round_ for n in self.options.openings)
+        return self._converse(self._given_parts[part], openings, key, left_out)
+
+    @cached_property
+    def _given_parts(self) -> list[list[Conversation]]:
+        """The user's prompts, block by block of a round.
+
+        The held-out ones are those with the smallest digests, whatever the seed: runs that start
+        from each other's drafters, with as many of the same prompts in a block, hold out the same.
+        """
+        size, seed = self._part_size, self.options.seed
+        by_digest = sorted(self.prompts, key=_digest)
+        apart = size * -(-self._parts // HELD_OUT_EVERY)
+        held_out, others = by_digest[:apart], by_digest[apart:]
+        random.Random(seed).shuffle(held_out)
+        random.Random(seed).shuffle(others)
+        parts: list[list[Conversation]] = []
+        for at in range(0, len(others), _SORTED_BLOCKS * size):
+            span = others[at : at + _SORTED_BLOCKS * size]
+            span.sort(key=lambda conversation: sum(map(len, conversation.turns)))
+            sorted_ = [span[i : i + size] for i in range(0, len(span), size)]
+            random.Random(f"{seed} {at}").shuffle(sorted_)  # a short run has prompts of any length
+            parts += sorted_
+        for at in range(0, len(held_out), size):
+            parts.insert(at // size * HELD_OUT_EVERY, held_out[at : at + size])
+        return parts
 
     def _write_own(self, block: int, key: mx.array, left_out: Counter[str]) -> list[Text]:
         """Write the target's own prompts, after the opening of its chat template, and answers."""
@@ -231,7 +249,7 @@ class Writer:
         answered = []
         for (conversation, prompt), first in zip(asked, written[:: len(openings)], strict=True):
             if first.ended:
-                tokens = [*first.prompt[len(prompt) :], *first.answer[:-1].tolist()]
+                tokens = [*first.prompt, *first.answer.tolist()][len(prompt) : -1]
                 answers = (*conversation.answers, self.tokenizer.decode(tokens))
                 answered.append(replace(conversation, answers=answers))
         return self._filtered(written, left_out), answered
@@ -270,6 +288,10 @@ class Writer:
         except BadInputError:
             return False
         return True
+
+
+def _digest(conversation: Conversation) -> bytes:
+    return hashlib.sha256(json.dumps(asdict(conversation)).encode()).digest()
 
 
 def _count_in_share(block: int, share: float) -> int:

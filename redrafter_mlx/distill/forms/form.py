@@ -182,8 +182,13 @@ class Recipe(ABC):
         """Keys of config.json that name the target."""
         return {"target": self.target, "target_fingerprint": self.fingerprint}
 
-    def start(self, folder: Path, target: Target) -> LevelDrafter:
-        """Return the drafter in a folder, which has passed `check_start`."""
+    def start(self, folder: Path, target: Target, counts: Callable[[], np.ndarray]) -> LevelDrafter:
+        """Return the drafter in a folder, which has passed `check_start`.
+
+        counts: returns [V], how often each token is a label, for a form that can choose anew which
+          tokens are drafted
+        """
+        del counts
         return self.published.load(open_files(folder), target)
 
     def check_start(self, folder: Path) -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten
 
 from redrafter_mlx.distill.corpus.examples import choose_vocabulary, lay_out
 from redrafter_mlx.distill.corpus.shards import Text
@@ -19,8 +20,8 @@ from redrafter_mlx.distill.forms.fresh_weights import (
     scale_recurrent,
 )
 from redrafter_mlx.distill.forms.positions import PositionRecipe
-from redrafter_mlx.drafting.checkpoint import RECURRENT, read_config, save_drafter
-from redrafter_mlx.drafting.drafter_files import DrafterFiles
+from redrafter_mlx.drafting.checkpoint import RECURRENT, load_recurrent, read_config, save_drafter
+from redrafter_mlx.drafting.drafter_files import DrafterFiles, open_files
 from redrafter_mlx.drafting.recurrent import RecurrentDrafter, RecurrentNetwork
 from redrafter_mlx.drafting.recurrent_config import DrafterConfig
 from redrafter_mlx.target.model import Target
@@ -102,8 +103,23 @@ class RecurrentRecipe(PositionRecipe):
         scale_recurrent(network, read, embedding_rms(target, counts), logit_rms(target, tokens))
         return network.bind(target)
 
+    def start(
+        self, folder: Path, target: Target, counts: Callable[[], np.ndarray]
+    ) -> RecurrentDrafter:
+        """Return the drafter in a folder; one of another draft vocabulary is given a new one."""
+        given = load_recurrent(open_files(folder), target)
+        weights, size = dict(tree_flatten(given.parameters())), self.config.draft_vocab_size
+        if given.config.draft_vocab_size != size:
+            weights.pop("draft_vocab", None)
+            if size is not None:
+                weights["draft_vocab"] = mx.array(choose_vocabulary(counts(), size))
+        network = RecurrentNetwork(self.config)
+        network.load_weights(list(weights.items()))
+        return network.bind(target)
+
     def compared(self, files: DrafterFiles) -> tuple[Mapping[str, object], Mapping[str, object]]:
-        wanted = {key: value for key, value in vars(self.config).items() if key not in _NOT_FORM}
+        free = {*_NOT_FORM, *(["draft_vocab_size"] if self.config.head == "tied" else [])}
+        wanted = {key: value for key, value in vars(self.config).items() if key not in free}
         return vars(read_config(files.folder)), wanted
 
     def by_adamw(self, name: str) -> bool:

@@ -13,6 +13,7 @@ from redrafter_mlx.distill.evaluation.acceptance import DraftQuality
 from redrafter_mlx.distill.evaluation.speed import TIMED_TOKENS, MeasuredRow, verdict
 from redrafter_mlx.distill.forms.form import Recipe
 from redrafter_mlx.distill.job import TrainingJob
+from redrafter_mlx.distill.options import Labels
 from redrafter_mlx.distill.report.markdown import block, code, plain, table
 from redrafter_mlx.distill.report.plots import ACCURACY, LOSS
 from redrafter_mlx.runtime.atomic_write import atomic_write
@@ -65,7 +66,7 @@ def render_card(report: TrainingReport, pictures: Sequence[str] = ()) -> str:
         _what(report),
         _use(report),
         _measured(report),
-        _held_out(report.quality),
+        _held_out(report.quality, report.job.labels),
         _made(report),
         *(f"![{name.split('.')[0]} over the steps of training]({name})" for name in pictures),
         _limits(report),
@@ -130,7 +131,7 @@ def _measured(report: TrainingReport) -> str:
     )
 
 
-def _held_out(quality: DraftQuality | None) -> str:
+def _held_out(quality: DraftQuality | None, labels: Labels) -> str:
     """Return the section on the drafter's quality on held-out texts."""
     if quality is None:
         return "## How good its guesses are\n\nThe log of its training was removed."
@@ -146,8 +147,9 @@ def _held_out(quality: DraftQuality | None) -> str:
         )
         for width, per_step in sorted(quality.tokens_per_step.items())
     ]
+    whose = "the model's own" if labels == "target" else "the text's next"
     return (
-        "## How good its guesses are\n\nOn held-out texts: how often the model's own "
+        f"## How good its guesses are\n\nOn held-out texts: how often {whose} "
         "token is the first guess, and among the first five.\n\n"
         + table(("token ahead", "first", "first five"), guesses)
         + "\n\nWhat that comes to in decoding those texts, and the share of steps in which at "

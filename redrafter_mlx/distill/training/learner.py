@@ -39,12 +39,14 @@ class Learner:
             loss, fresh = nn.value_and_grad(self._network, batch)()
             total = total + loss
             gradients = fresh if gradients is None else tree_map(mx.add, gradients, fresh)
+            del fresh  # gradients are as large as the network: no name keeps them for longer
             mx.eval(total, gradients)
         assert gradients is not None
         share = 1 / len(losses)
-        mean = tree_map(lambda gradient: gradient * share, gradients)
-        clipped, _ = optim.clip_grad_norm(mean, self._clip)
-        self.optimizer.update(self._network, clipped)
+        gradients = tree_map(lambda gradient: gradient * share, gradients)
+        gradients, _ = optim.clip_grad_norm(gradients, self._clip)
+        self.optimizer.update(self._network, gradients)
+        del gradients
         mx.eval(self._network.parameters(), self.optimizer.state)
         return float(total) * share
 

@@ -25,7 +25,7 @@ class Given:
     conversations: prompts, without the answers that a file may have for them; or, from `data`,
                    conversations with finished answers
     read:          texts that are only read: the prompts, if they are trained on, and those of files
-                   in random order
+                   in random order, without `conversations`, of which some are held out
     exclude:       questions to exclude from training
     left_out:      number of conversations and texts that were excluded
     """
@@ -47,6 +47,8 @@ def read_given(job: TrainingJob) -> Given:
     read = [text for file in job.read for text in read_conversations(file)]
     random.Random(job.writing.seed).shuffle(read)  # each block reads some of every file
     asked = list(dict.fromkeys(asked))  # or one could be both held out and trained on
+    asked_turns = {conversation.turns for conversation in asked}
+    read = [text for text in read if text.turns not in asked_turns]
     exclude = Exclusions.read(job.exclude)
     conversations, texts = exclude.filter(asked), exclude.filter(read)
     for given, kept in ((asked, conversations), (read, texts)):
@@ -56,7 +58,7 @@ def read_given(job: TrainingJob) -> Given:
             )
     left_out = len(asked) + len(read) - len(conversations) - len(texts)
     only_read = [ReadTexts()] if job.learn_prompts and job.training.soft_share > 0 else []
-    only_read += [ReadTexts(tuple(texts))] if job.read else []
+    only_read += [ReadTexts(tuple(texts))] if texts else []
     return Given(tuple(conversations), tuple(only_read), exclude, left_out)
 
 
@@ -75,10 +77,14 @@ def corpus_key(
         "dtype": dtype,
         "writing": writing,
         "conversations": [asdict(conversation) for conversation in given.conversations],
-        "labels": (job.labels, job.training.draft_length) if job.data else None,
+        "labels": job.labels if job.data else None,
     }
+    if job.data and job.labels == "target":
+        key["labels"] = (job.labels, job.training.draft_length)
     if job.data is None and _heeds_thinking(tokenizer, thinking=job.writing.thinking):
         key["thinking"] = job.writing.thinking
+    if job.data is None and given.conversations:
+        key["held out"] = "by digest"  # the prompts, which were once held out by seed
     if given.exclude.runs:  # they change the prompts that the target writes
         key["reserved"] = sorted(given.exclude.runs)
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
