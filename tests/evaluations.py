@@ -18,6 +18,11 @@ from redrafter_mlx.distill.evaluation.acceptance import (
 from redrafter_mlx.drafting.level_drafter import LevelDrafter, MemorylessDrafter
 
 
+def never_counted() -> np.ndarray:
+    """Stand for the counts of a corpus's tokens, where nothing may depend on them."""
+    raise AssertionError("the tokens were counted")
+
+
 def logits_along(drafter: MemorylessDrafter, batch: Batch) -> Iterator[mx.array]:
     """Yield the drafter's logits [P, V'] after a batch's roots and labels, depth by depth."""
     P, T = batch.labels.shape

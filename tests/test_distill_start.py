@@ -9,7 +9,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from evaluations import logits_along
+from evaluations import logits_along, never_counted
 from mlx.utils import tree_flatten
 from tiny import random_drafter, random_model
 
@@ -88,7 +88,8 @@ def test_a_fresh_drafters_weights_follow_from_its_seed_and_not_from_the_global_s
 def test_a_trained_drafter_starts_with_its_weights(given: Path) -> None:
     recipe = RecurrentRecipe(read_config(given))
     target = Target(random_model())
-    drafter = recipe.student(recipe.start(given, target), target, TrainOptions()).network
+    started = recipe.start(given, target, never_counted)
+    drafter = recipe.student(started, target, TrainOptions()).network
     stored = mx.load(str(given / WEIGHTS))
     mine = dict(tree_flatten(drafter.parameters()))
     assert set(mine) == set(stored)
@@ -105,12 +106,37 @@ def test_the_shape_it_is_used_with_and_its_targets_name_may_differ(given: Path) 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("rnn", False), ("draft_vocab_size", 60), ("context_layers", (1,)), ("head", "own")],
+    [("rnn", False), ("num_draft_layers", 3), ("context_layers", (1,)), ("head", "own")],
 )
 def test_another_form_is_refused_by_name(given: Path, key: str, value: object) -> None:
     wanted = replace(read_config(given), **{key: value})  # type: ignore[arg-type]
     with pytest.raises(MismatchError, match=f"has {key} "):
         RecurrentRecipe(wanted).check_start(given)
+
+
+@pytest.mark.parametrize("size", [5, None])
+def test_a_tied_head_may_start_with_another_draft_vocabulary(given: Path, size: int | None) -> None:
+    """The most frequent tokens of the corpus, or all; what it knows of tokens stays the same."""
+    config, target = read_config(given), Target(random_model())
+    recipe = RecurrentRecipe(replace(config, draft_vocab_size=size))
+    recipe.check_start(given)
+    started = recipe.start(given, target, lambda: np.arange(target.vocab_size))
+    assert started.vocabulary.size == (size or target.vocab_size)
+    before = RecurrentRecipe(config).start(given, target, never_counted)
+    if size is not None:
+        assert started.module.draft_vocab.tolist() == [*range(target.vocab_size)][-size:]
+    else:
+        features = mx.random.normal((1, 1, target.hidden_size), key=mx.random.key(0))
+        both = [d.logits(features, features) for d in (started, before)]
+        assert mx.array_equal(both[0][..., before.module.draft_vocab], both[1])
+
+
+def test_a_head_of_its_own_may_not(tmp_path: Path) -> None:
+    drafter = random_drafter(head="own", draft_vocab_size=50, target_fingerprint="mine")
+    save_drafter(drafter, tmp_path, dtype=mx.float16)
+    wanted = replace(read_config(tmp_path), draft_vocab_size=60)
+    with pytest.raises(MismatchError, match="has draft_vocab_size "):
+        RecurrentRecipe(wanted).check_start(tmp_path)
 
 
 def test_another_target_is_refused_before_anything_is_written(given: Path) -> None:
@@ -135,4 +161,4 @@ def test_training_starts_from_weights_under_any_name_and_knows_them_again(given:
     (given / WEIGHTS).rename(given / "drafter.safetensors")
     assert recipe.check_start(given) == digest
     target = Target(random_model())
-    assert recipe.start(given, target).vocabulary.size == 50
+    assert recipe.start(given, target, never_counted).vocabulary.size == 50

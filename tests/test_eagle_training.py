@@ -20,7 +20,7 @@ from eagle_samples import (
     random_tensors,
     write_files,
 )
-from evaluations import accepted_along
+from evaluations import accepted_along, never_counted
 from mlx.utils import tree_flatten
 from test_eagle import load, seen
 from test_eagle_sequences import random_text
@@ -172,7 +172,7 @@ def test_training_further_starts_with_the_saved_weights_and_refuses_another_form
     recipe = recipe_of(target)
     recipe.check_start(tmp_path)
     reading = target.reading((0, 2))
-    started = recipe.start(tmp_path, reading)
+    started = recipe.start(tmp_path, reading, never_counted)
     again = recipe.student(started, reading, TrainOptions(draft_length=3))
     stored = dict(tree_flatten(again.network.trainable_parameters()))
     for name, array in tree_flatten(student.network.trainable_parameters()):
