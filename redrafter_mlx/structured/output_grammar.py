@@ -49,11 +49,10 @@ def answer_grammar(
         rules += _text_with_calls(grammars, several)
     else:
         return None
-    start, end = reasoning or (None, "")
-    first = None if start is None else grammars.token_of(start)
-    if reasoning is None or (start is not None and first is None):
+    if reasoning is None:
         return "\n".join(["start: main", *rules])
-    begun = "reasoning" if first is None else f"(<[{first}]> reasoning)?"
+    start, end = reasoning
+    begun = "reasoning" if start is None else f"({_mark(start, grammars)} reasoning)?"
     return "\n".join([f"start: {begun} main", _up_to(end, grammars), *rules])
 
 

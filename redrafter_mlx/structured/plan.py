@@ -92,7 +92,7 @@ def plan_output(
             in_json,
             choice.mode == "required",
             json_answer,
-            _reasoning(markup, thinking),
+            _reasoning(markup, thinking, grammars),
             grammars,
             several=parallel_tool_calls,
         )
@@ -103,13 +103,20 @@ def plan_output(
     return OutputPlan(tuple(prompt), grammar, markup, usable, grammars)
 
 
-def _reasoning(markup: Markup, thinking: bool | None) -> tuple[str | None, str] | None:
-    """Return the marks of the reasoning that an answer may hold, as `answer_grammar` takes them."""
-    if markup.think_end is None:
+def _reasoning(
+    markup: Markup, thinking: bool | None, grammars: Grammars
+) -> tuple[str | None, str] | None:
+    """Return the marks of the reasoning that an answer may hold, as `answer_grammar` takes them.
+
+    A model begins it itself only with a mark of one token: text could be mistaken for another.
+    """
+    start, end = markup.think_start, markup.think_end
+    if end is None:
         return None
     if markup.initial_state == "reasoning":
-        return None, markup.think_end
-    return None if thinking is False else (markup.think_start, markup.think_end)
+        return None, end
+    begins = start is not None and grammars.token_of(start) is not None
+    return (start, end) if begins and thinking is not False else None
 
 
 def read_format(given: Mapping[str, object] | None) -> str | None:
