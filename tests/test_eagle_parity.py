@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from eagle_samples import HEADS, INNER, KV_HEADS, LAYERS, VOCAB
 from test_eagle import load, seen
-from test_eagle_training import fresh
+from test_eagle_training import fresh, save
 from tiny import HIDDEN, LLAMA3_ROPE, byte_model
 
 from redrafter_mlx.drafting.export import export_drafter
@@ -99,7 +99,7 @@ def test_speculators_loads_what_is_trained_here(model: nn.Module, tmp_path: Path
     pytest.importorskip("torch", reason="pip install torch")
     pytest.importorskip("speculators", reason="pip install speculators")
     eagle3 = importlib.import_module("speculators.models.eagle3")
-    fresh(Target(model)).save(tmp_path / "trained")
+    save(fresh(Target(model)), tmp_path / "trained")
     folder = tmp_path / "exported"
     export_drafter(tmp_path / "trained", folder, "speculators")
     config = eagle3.Eagle3SpeculatorConfig.from_pretrained(folder)
