@@ -79,11 +79,12 @@ class Held:
     """A model whose answers pause after `after` tokens until `let_go` is set.
 
     begun, ended: number of answers that have begun, and that have ended, in any way
+    paused: whether an answer has paused
     """
 
     def __init__(self, model: Redrafter, after: int) -> None:
         self._arespond, self._after = model.arespond, after
-        self.begun, self.ended, self.let_go = 0, 0, False
+        self.begun, self.ended, self.paused, self.let_go = 0, 0, False, False
 
     async def __call__(self, request: Request) -> AsyncGenerator[Response, None]:
         self.begun += 1
@@ -99,6 +100,7 @@ class Held:
             self.ended += 1
 
     async def _wait(self) -> None:
+        self.paused = True
         while not self.let_go:
             await asyncio.sleep(0.01)
 

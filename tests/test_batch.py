@@ -26,6 +26,7 @@ from redrafter_mlx.drafting.prompt_lookup import Lookup, TextIndex
 from redrafter_mlx.speculation.penalties import penalised
 from redrafter_mlx.speculation.sampling import sequence_keys
 from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target import kv_cache
 from redrafter_mlx.target.kv_cache import CAPACITY_STEP, TreeCache
 from redrafter_mlx.target.model import Target
 
@@ -256,6 +257,19 @@ def test_rows_give_up_the_slots_of_a_long_text_that_has_left() -> None:
     assert len(held) > 0
     assert max(held) <= 2 * CAPACITY_STEP
     assert short.emitted == short.alone(decoder).emitted
+
+
+@pytest.mark.parametrize(("backend", "graphs"), [("cpu", 4), ("apple", 1), ("cuda", 1)])
+def test_a_gpu_builds_few_graphs_though_it_reads_more_slots(
+    backend: str, graphs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kv_cache, "backend", lambda: backend)
+    decoder = Decoder(tiny(), None, PLAIN, GREEDY)
+    sequence, batch = Decoded([1, 2, 3], 120), Batch(decoder, FixedShape(decoder.shape))
+    sequence.join(batch, decoder)
+    while batch.rows:
+        batch.advance()
+    assert decoder.target.compiled == graphs
 
 
 def test_no_time_is_reported_of_a_step_beside_which_a_graph_was_compiled() -> None:

@@ -24,6 +24,7 @@ from redrafter_mlx.drafting.interface import Drafter
 from redrafter_mlx.drafting.oracle import Oracle
 from redrafter_mlx.drafting.prompt_lookup import Lookup
 from redrafter_mlx.speculation.sampling import sequence_keys
+from redrafter_mlx.target import kv_cache
 from redrafter_mlx.target.model import Target
 
 GREEDY = SamplingParams()
@@ -149,7 +150,7 @@ def test_the_targets_joint_distribution_is_kept(
     accept: AcceptMethod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three tokens after a prompt over a vocabulary of 5, another shape at each step."""
-    monkeypatch.setattr("redrafter_mlx.target.kv_cache.EXTENT_STEP", 4)
+    monkeypatch.setitem(kv_cache.EXTENT_STEPS, "cpu", 4)
     monkeypatch.setattr("redrafter_mlx.target.kv_cache.CAPACITY_STEP", 16)
     params = SamplingParams(1.0, accept=accept)
     _, target = tiny_target()

@@ -31,6 +31,7 @@ from redrafter_mlx.speculation.beam_search import Levels
 from redrafter_mlx.speculation.draft_vocabulary import DraftVocabulary
 from redrafter_mlx.speculation.sampling import TRIAL, sampled_log_probs, sequence_keys, uniform_at
 from redrafter_mlx.speculation.tree import TokenTree
+from redrafter_mlx.target import kv_cache
 from redrafter_mlx.target.model import Target
 
 V, N_TOKENS, ROWS = 5, 3, 4_000
@@ -46,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("small_buffers")
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink the buffers: with thousands of short rows, unused capacity would dominate the cost."""
-    monkeypatch.setattr("redrafter_mlx.target.kv_cache.EXTENT_STEP", 4)
+    monkeypatch.setitem(kv_cache.EXTENT_STEPS, "cpu", 4)
     monkeypatch.setattr("redrafter_mlx.target.kv_cache.CAPACITY_STEP", 16)
 
 

@@ -20,6 +20,7 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 from serving import (  # noqa: E402
     CONTEXT,
     DEADLINE,
+    Held,
     figure,
     hold,
     host,
@@ -67,16 +68,16 @@ def client(host: ModelHost, **options: object) -> Iterator[TestClient]:
         yield api
 
 
-def leave_after(lines: int) -> Callable[[str, bool], None]:
-    """Return a client that leaves after `lines` lines of the answer."""
+def leave_after(lines: int) -> Callable[[Held, str, bool], None]:
+    """Return a client that leaves after `lines` lines of a stream, or when its answer pauses."""
 
-    def ask(url: str, stream: bool) -> None:
-        timeout = httpx.Timeout(DEADLINE, read=0.3 if not lines or not stream else DEADLINE)
-        body = {**ASKED, "stream": stream}
-        with (
-            contextlib.suppress(httpx.ReadTimeout),
-            httpx.stream("POST", url + CHAT, json=body, timeout=timeout) as answer,
-        ):
+    def ask(held: Held, url: str, stream: bool) -> None:
+        if not stream:
+            with request(url, stream):
+                wait_for(lambda: held.paused)
+            return
+        body = {**ASKED, "stream": True}
+        with httpx.stream("POST", url + CHAT, json=body, timeout=DEADLINE) as answer:
             for number, _ in enumerate(answer.iter_lines(), 1):
                 if number >= lines:
                     return
@@ -84,13 +85,19 @@ def leave_after(lines: int) -> Callable[[str, bool], None]:
     return ask
 
 
-def leave_at_once(url: str, stream: bool) -> None:
+def leave_at_once(_: Held, url: str, stream: bool) -> None:
     """Send a request and leave before reading anything."""
+    request(url, stream).close()
+
+
+def request(url: str, stream: bool) -> socket.socket:
+    """Send a request and return its connection, of which nothing is read."""
     body = json.dumps({**ASKED, "stream": stream}).encode()
     name, port = url.removeprefix("http://").split(":")
     head = f"POST {CHAT} HTTP/1.1\r\nHost: {name}\r\nContent-Length: {len(body)}\r\n\r\n"
-    with socket.create_connection((name, int(port))) as connection:
-        connection.sendall(head.encode() + body)
+    connection = socket.create_connection((name, int(port)))
+    connection.sendall(head.encode() + body)
+    return connection
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "whole"])
@@ -100,12 +107,12 @@ def leave_at_once(url: str, stream: bool) -> None:
     ids=["in prefill", "in decoding", "before reading"],
 )
 def test_work_ends_when_its_client_leaves(
-    model: Redrafter, tokens: int, leave: Callable[[str, bool], None], stream: bool
+    model: Redrafter, tokens: int, leave: Callable[[Held, str, bool], None], stream: bool
 ) -> None:
     held = hold(model, tokens)
     with running(host(model)) as url:
         wait_until_ready(url)
-        leave(url, stream)
+        leave(held, url, stream)
         wait_for(lambda: held.begun == held.ended == 1)
         wait_for(lambda: figure(url, "vllm:num_requests_running") == 0)
         if tokens and leave is not leave_at_once:

@@ -29,7 +29,7 @@ from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.cache_slots import round_up
-from redrafter_mlx.target.kv_cache import CAPACITY_STEP, EXTENT_STEP, planned_capacity
+from redrafter_mlx.target.kv_cache import CAPACITY_STEP, SPARE_STEP, planned_capacity
 
 _CLEAR_EVERY = 256
 """Number of steps after which unused memory is returned to the system, as in mlx-lm's loop."""
@@ -305,7 +305,7 @@ def _caches_of_ended(
             if row.done:
                 cache = part.state.cache
                 if len(part.rows) > 1:
-                    cache = cache.take([b], round_up(row.committed, EXTENT_STEP), drafter)
+                    cache = cache.take([b], round_up(row.committed, SPARE_STEP), drafter)
                     mx.async_eval(*cache.target.buffers, *cache.of_drafter)
                 ended.append((row, cache))
     return ended

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from redrafter_mlx.runtime.device import backend
 from redrafter_mlx.speculation.constants import iota
 from redrafter_mlx.speculation.tree import TokenTree
 from redrafter_mlx.target.cache_slots import concatenate_padded, round_up
@@ -29,9 +30,15 @@ from redrafter_mlx.target.masks import attention_mask, chain_mask
 CAPACITY_STEP = 256
 """Buffers grow in steps of this many slots, so that they are rarely copied."""
 
-EXTENT_STEP = 32
+SPARE_STEP = 32
+"""Copies of a cache, which nothing may be appended to for long, end at a multiple of this many
+slots."""
+
+EXTENT_STEPS = {"cpu": 32, "apple": 128, "cuda": 128}
 """Attention reads the buffers up to the bound of the length, rounded up to a multiple of this many
-slots, or in long texts by up to an eighth: each extent needs its own compiled graph."""
+slots, or in long texts by up to an eighth: each extent needs its own compiled graph. A CPU computes
+attention over 100 slots too many for longer than it builds graphs. A GPU hardly notices them (3 MB
+of SmolLM2's keys and values, beside weights of 270 MB), and waits while the host builds."""
 
 
 @dataclass(frozen=True)
@@ -217,7 +224,7 @@ class TreeCache:
         of the right size are not copied.
         """
         self.flush()
-        most = round_up(slots, EXTENT_STEP)
+        most = round_up(slots, SPARE_STEP)
         for layer in self.layers:
             if layer.keys is not None and layer.values is not None:
                 layer.keys = mx.contiguous(layer.keys[:, :, :most])
@@ -227,7 +234,7 @@ class TreeCache:
 
     def trimmed_size(self, slots: int) -> tuple[int, int]:
         """Return the bytes and the number of the buffers that `trim` leaves; computes nothing."""
-        most = round_up(slots, EXTENT_STEP)
+        most = round_up(slots, SPARE_STEP)
         kept = [a for layer in self.layers for a in (layer.keys, layer.values) if a is not None]
         return sum(a.nbytes // a.shape[2] * min(a.shape[2], most) for a in kept), len(kept)
 
@@ -264,7 +271,7 @@ def planned_capacity(length: int, nodes: int) -> int:
 
 
 def _extent(slots: int) -> int:
-    return round_up(slots, max(EXTENT_STEP, (1 << slots.bit_length()) >> 4))
+    return round_up(slots, max(EXTENT_STEPS[backend()], (1 << slots.bit_length()) >> 4))
 
 
 def _tree_size(layer: LayerCache) -> int:
