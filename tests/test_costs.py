@@ -57,10 +57,13 @@ def test_a_longer_context_costs_in_proportion_and_never_less() -> None:
 
 
 def test_few_rows_at_the_long_context_are_enough() -> None:
-    """Context adds as much to a row count as it adds to the next measured one."""
+    """What context adds lies on straight lines between them: each node reads all of it."""
     sparse = replace(COSTS, long=tuple(p for p in COSTS.long if p[0] in (1, 8, 32)))
-    added = sparse.verify(8, 2048) - sparse.verify(8, 128)
-    assert sparse.verify(5, 2048) - sparse.verify(5, 128) == pytest.approx(added)
+    one, four, eight, most = (
+        sparse.verify(rows, 2048) - sparse.verify(rows, 128) for rows in (1, 4, 8, 32)
+    )
+    assert four == pytest.approx(one + (eight - one) * 3 / 7)
+    assert sparse.verify(40, 2048) - sparse.verify(40, 128) == pytest.approx(most)
 
 
 def test_drafting_lies_on_straight_lines_between_lengths() -> None:

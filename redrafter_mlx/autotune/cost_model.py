@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+
 from redrafter_mlx.config import PLAIN, BeamShape
 from redrafter_mlx.runtime.atomic_write import write_private_text
 from redrafter_mlx.runtime.paths import cache_dir
@@ -195,11 +197,12 @@ class CostModel:
         """Return the seconds of the target's call on `batch` trees after at most `context` tokens.
 
         Matrix products take as long as those of one tree with as many nodes; attention reads as
-        many tokens for each batch row as for the longest.
+        many tokens for each batch row as for the longest, and again for every further node of a
+        few, so its part is interpolated between the measured row counts.
         """
-        like = self.long[min(bisect_left(self.long, (nodes,)), len(self.long) - 1)][0]
         # More context never makes a call cheaper: measurements that say so are noise.
-        longer = max(_at(self.long, like) - _at(self.short, like), 0.0)
+        extra = [max(seconds - _at(self.short, rows), 0.0) for rows, seconds in self.long]
+        longer = float(np.interp(nodes, [rows for rows, _ in self.long], extra))
         share = (context - self.short_context) / (self.long_context - self.short_context)
         return _at(self.short, batch * nodes) + batch * longer * max(share, 0.0)
 
