@@ -156,6 +156,29 @@ def test_top_k_equals_sorting(k: int) -> None:
     np.testing.assert_array_equal(np.take_along_axis(np.array(x), np.array(index), -1), want)
 
 
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("size", [40_000, 65_536, 3 * 12_345])
+@pytest.mark.parametrize("distinct", [3, 10_000])
+def test_the_largest_of_many_values_are_the_first_of_equal_ones(
+    k: int, size: int, distinct: int
+) -> None:
+    x = np.random.default_rng(k).integers(distinct, size=(2, size)).astype(np.float32)
+    x[:, ::3] = -np.inf
+    x[1, 10:] = -np.inf
+    values, index = top_k(mx.array(x), k)
+    want = np.argsort(-x, axis=-1, kind="stable")[:, :k]
+    np.testing.assert_array_equal(np.array(index), want)
+    np.testing.assert_array_equal(np.array(values), np.take_along_axis(x, want, -1))
+
+
+@pytest.mark.parametrize("k", [5, 10, 100])
+def test_wide_beams_find_the_largest_of_many_values(k: int) -> None:
+    x = np.random.default_rng(k).normal(size=(2, 51_200)).astype(np.float32)
+    values, index = top_k(mx.array(x), k)
+    np.testing.assert_array_equal(np.array(values), -np.sort(-x, axis=-1)[:, :k])
+    np.testing.assert_array_equal(np.take_along_axis(x, np.array(index), -1), np.array(values))
+
+
 @pytest.mark.parametrize("k", [2, 3, 4, 5])
 @pytest.mark.parametrize("finite", [0, 1, 2])
 def test_top_k_takes_nothing_twice_where_little_is_finite(k: int, finite: int) -> None:
