@@ -34,11 +34,11 @@ SPARE_STEP = 32
 """Copies of a cache, which nothing may be appended to for long, end at a multiple of this many
 slots."""
 
-EXTENT_STEPS = {"cpu": 32, "apple": 128, "cuda": 128}
+EXTENT_STEPS = {"cpu": 32, "apple": CAPACITY_STEP, "cuda": 128}
 """Attention reads the buffers up to the bound of the length, rounded up to a multiple of this many
 slots, or in long texts by up to an eighth: each extent needs its own compiled graph. A CPU computes
-attention over 100 slots too many for longer than it builds graphs. A GPU hardly notices them (3 MB
-of SmolLM2's keys and values, beside weights of 270 MB), and waits while the host builds."""
+attention over 100 slots too many for longer than it builds graphs. A GPU hardly notices them
+(Metal's kernel for few query rows reads no masked slot), and waits while the host builds."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,15 @@ class TreeCache:
             planned_capacity(bound, N),
             keep=not tree.is_chain,
         )
+
+    def grow(self) -> None:
+        """Grow the buffers for the planned call.
+
+        Within a compiled call it would take a graph of its own, for one step in 256 slots.
+        """
+        assert isinstance(self.plan, TreePlan)
+        for layer in self.layers:
+            layer.grow(self.plan.capacity)
 
     def plan_level(self, mask: mx.array, depth: int, length: mx.array, bound: int) -> None:
         """Plan a call that appends W nodes of one depth to a tree of M - W nodes after the text.

@@ -162,6 +162,12 @@ class LayerCache:
         self.values = write_slots(self.values, values, plan.slots)
         return self.keys[:, :, : plan.extent], self.values[:, :, : plan.extent]
 
+    def grow(self, capacity: int) -> None:
+        """Grow the buffers to at least `capacity` slots, if there are any."""
+        if self.keys is not None and self.values is not None:
+            self.keys = with_capacity(self.keys, self.keys, capacity)
+            self.values = with_capacity(self.values, self.values, capacity)
+
     def flush(self, pending: Pending) -> None:
         """Move the pending path to its slots."""
         if self.tree_keys is not None:
