@@ -18,7 +18,7 @@ import mlx.nn as nn
 import numpy as np
 import pytest
 from tiny import byte_model, byte_tokenizer, random_drafter
-from waiting import wait_for
+from waiting import DEADLINE, wait_for
 
 from redrafter_mlx.autotune.batch_policy import BatchPolicy
 from redrafter_mlx.autotune.tuner import Tuner
@@ -33,7 +33,7 @@ from redrafter_mlx.drafting.prompt_lookup import TextIndex
 from redrafter_mlx.engine.engine import Redrafter
 from redrafter_mlx.engine.memory import MemoryBudget
 from redrafter_mlx.engine.options import EngineOptions
-from redrafter_mlx.engine.request import Request
+from redrafter_mlx.engine.request import Answer, Request
 from redrafter_mlx.errors import BadInputError, BusyError, EngineFailedError
 from redrafter_mlx.runtime.blas import BLAS
 from redrafter_mlx.speculation.static_tree import StaticTree
@@ -66,6 +66,31 @@ def redrafter(model: nn.Module) -> Iterator[Redrafter]:
     made = make(model)
     yield made
     made.close()
+
+
+def test_an_answer_cancelled_between_two_looks_at_it_ends(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its caller would wait for ever. Here the answer that waits is cancelled after each look."""
+    honest = Answer.over.fget
+    assert honest is not None
+
+    def looked_at(answer: Answer) -> bool:
+        over = honest(answer)
+        if answer.request.prompt == (7, 8, 9):
+            answer.cancel()
+        return over
+
+    redrafter = make(model, None, max_batch=1)
+    running = redrafter.stream([1, 2, 3], max_tokens=ENDLESS)
+    next(running)
+    monkeypatch.setattr(Answer, "over", property(looked_at))
+    waiting = threading.Thread(target=lambda: list(redrafter.stream([7, 8, 9])), daemon=True)
+    waiting.start()
+    waiting.join(DEADLINE)
+    assert not waiting.is_alive()
+    running.close()
+    redrafter.close()
 
 
 @pytest.fixture

@@ -103,8 +103,10 @@ class Scheduler:
 
     def _drop(self) -> list[Answer]:
         """Drop and return the answers that ended before their first token."""
-        over = [answer for answer in self._waiting if answer.over]
-        self._waiting = [answer for answer in self._waiting if not answer.over]
+        over, waiting = list[Answer](), list[Answer]()
+        for answer in self._waiting:  # asked once: callers may cancel meanwhile
+            (over if answer.over else waiting).append(answer)
+        self._waiting = waiting
         for reading in [reading for reading in self._prompts.reading if reading.answer.over]:
             answer, prefill = reading.answer, reading.prefill
             self._prompts.reading.remove(reading)
