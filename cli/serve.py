@@ -134,9 +134,11 @@ def run(serving: ServerOptions, loading: opt.ModelOptions) -> None:
 def _listen(serving: ServerOptions) -> socket.socket:
     """Return a socket that listens on the server's address; raises BadInputError if it cannot."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
+        found = socket.getaddrinfo(
             serving.host, serving.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
+        )
+        # Of `localhost`, clients try 127.0.0.1 first, or nothing else.
+        family, kind, protocol, _, address = min(found, key=lambda one: one[0] != socket.AF_INET)
         listener = socket.socket(family, kind, protocol)
     except OSError as error:
         raise BadInputError(f"host is {serving.host!r}, which is no address: {error}") from None

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx2 as httpx
 import uvicorn
 from tiny import byte_model, byte_tokenizer
-from waiting import wait_for
+from waiting import DEADLINE, wait_for
 
 from redrafter_mlx.cli import main as cli
 from redrafter_mlx.cli import options as opt
@@ -28,7 +28,6 @@ from redrafter_mlx.server.app import create_app
 from redrafter_mlx.server.hosting import ModelHost
 from redrafter_mlx.server.options import ServerOptions
 
-DEADLINE = 20.0
 CONTEXT = 2048
 
 
@@ -72,7 +71,7 @@ def running(host: ModelHost, **options: object) -> Iterator[str]:
 
 def wait_until_ready(url: str) -> None:
     """Wait until the model is in memory."""
-    wait_for(lambda: httpx.get(f"{url}/health").status_code == 200)
+    wait_for(lambda: httpx.get(f"{url}/health", timeout=DEADLINE).status_code == 200)
 
 
 class Held:
@@ -114,7 +113,7 @@ def hold(model: Redrafter, after: int) -> Held:
 
 def figure(url: str, name: str) -> float:
     """Return a metric of /metrics, summed over its labels."""
-    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=DEADLINE).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.split("{")[0].split()[0] == name)
 
 

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from waiting import DEADLINE
 
 from redrafter_mlx.cli.chat.command import Chat, run_chat
 from redrafter_mlx.cli.options import GENERATION
@@ -29,8 +30,6 @@ from redrafter_mlx.cli.terminal import Terminal
 from redrafter_mlx.config import BeamShape, GenerationOptions
 from redrafter_mlx.decoding.step_result import Source
 from redrafter_mlx.errors import BadInputError, RedrafterError
-
-DEADLINE = 30.0
 
 
 @dataclass(frozen=True)

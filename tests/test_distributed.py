@@ -15,13 +15,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import ranks
+from waiting import DEADLINE
 
 SCRIPT = Path(ranks.__file__)
 PATIENCE = 10.0
 """Seconds within which the loss of a rank must end the others."""
-
-DEADLINE = 60.0
-"""Seconds for everything else, which is slow on a busy machine."""
 
 
 class Run:

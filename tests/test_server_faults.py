@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote
 
 import mlx.core as mx
 import pytest
@@ -19,7 +20,6 @@ pytest.importorskip("starlette", reason="needs the extra `serve`")
 
 from serving import (  # noqa: E402
     CONTEXT,
-    DEADLINE,
     Held,
     figure,
     hold,
@@ -29,7 +29,7 @@ from serving import (  # noqa: E402
     wait_until_ready,
 )
 from starlette.testclient import TestClient  # noqa: E402
-from waiting import wait_for  # noqa: E402
+from waiting import DEADLINE, wait_for  # noqa: E402
 
 from redrafter_mlx.engine.engine import Redrafter  # noqa: E402
 from redrafter_mlx.engine.options import EngineOptions  # noqa: E402
@@ -362,6 +362,24 @@ def test_an_idle_model_is_unloaded_and_a_request_loads_it_again() -> None:
         assert len(loads) == 3
 
 
+def test_the_time_to_the_first_token_counts_the_loading_of_the_model() -> None:
+    loads: list[float] = []
+
+    def load() -> Redrafter:
+        time.sleep(0.5 * len(loads))
+        loads.append(time.monotonic())
+        return tiny_redrafter()
+
+    idle = ModelHost("tiny", load, unload_after=0.05)
+    with client(idle) as api:
+        wait_for(lambda: idle.loaded is None)
+        assert api.post(CHAT, json={**ASKED, "max_tokens": 1}).status_code == 200
+        lines = api.get("/metrics").text.splitlines()
+    assert len(loads) == 2
+    (first,) = [line for line in lines if line.startswith("vllm:time_to_first_token_seconds_sum")]
+    assert float(first.split()[-1]) >= 0.5
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
@@ -371,6 +389,8 @@ def test_an_idle_model_is_unloaded_and_a_request_loads_it_again() -> None:
         ({"Host": "host.docker.internal:8080"}, 200),
         ({"Host": "App.localhost"}, 200),
         ({"Host": "box.tail.example:443"}, 200),
+        ({"Host": "localhost.:8080"}, 200),
+        ({"Host": "[FD00::5]:8080"}, 200),
         ({"Host": "internal"}, 403),
         ({"Host": "evil.internal.example"}, 403),
         ({"Host": "evilinternal"}, 403),
@@ -386,9 +406,28 @@ def test_an_idle_model_is_unloaded_and_a_request_loads_it_again() -> None:
 def test_only_this_machine_and_pages_that_are_allowed_may_ask(
     model: Redrafter, headers: dict[str, str], status: int
 ) -> None:
-    allowed = {"allow_host": ("Box.tail.example",), "cors_origin": ("http://ui.example",)}
+    allowed = {"allow_host": ("Box.tail.example", "fd00::5"), "cors_origin": ("http://ui.example",)}
     with client(host(model), **allowed) as api:
         assert api.get("/v1/models", headers=headers).status_code == status
+
+
+def test_a_probe_without_a_host_header_is_answered(model: Redrafter) -> None:
+    """HTTP/1.0 needs none; browsers always send one."""
+    with running(host(model)) as url:
+        wait_until_ready(url)
+        name, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((name, int(port))) as connection:
+            connection.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+            assert connection.recv(100).split()[1] == b"200"
+
+
+def test_a_model_that_is_served_by_its_folder_is_found_by_its_name(model: Redrafter) -> None:
+    name = "/Users/me/my models//qwen"
+    with client(ModelHost(name, lambda: model)) as api:
+        (listed,) = api.get("/v1/models").json()["data"]
+        assert listed["id"] == name
+        assert api.get(f"/v1/models/{quote(name, safe='')}").json() == listed
+        assert api.get("/v1/models/Users/me").status_code == 404
 
 
 @pytest.mark.parametrize(
@@ -468,7 +507,10 @@ def test_a_key_is_asked_for_where_something_is_done(model: Redrafter) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [{"host": "0.0.0.0"}, {"host": "192.168.0.7"}, {"port": -1}, {"max_concurrency": 0},
-     {"api_key": " "}, {"log_level": "loud"}, {"unload_after": 0}],
+     {"api_key": " "}, {"log_level": "loud"}, {"unload_after": 0},
+     {"allow_host": ("box.lan:8443",)}, {"allow_host": ("[fd00::5]:80",)},
+     {"allow_host": ("http://box.lan",)}, {"cors_origin": ("http://localhost:3000/",)},
+     {"cors_origin": ("localhost:3000",)}, {"cors_origin": ("HTTP://Localhost:3000",)}],
 )  # fmt: skip
 def test_options_that_cannot_be_used_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(BadInputError, match=next(iter(wrong))):

@@ -18,8 +18,8 @@ import pytest
 httpx = pytest.importorskip("httpx2")
 pytest.importorskip("starlette", reason="needs the extra `serve`")
 
-from serving import DEADLINE, tiny_redrafter, wait_until_ready  # noqa: E402
-from waiting import wait_for  # noqa: E402
+from serving import tiny_redrafter, wait_until_ready  # noqa: E402
+from waiting import DEADLINE, wait_for  # noqa: E402
 
 from redrafter_mlx.cli.main import run  # noqa: E402
 from redrafter_mlx.cli.terminal import one_line  # noqa: E402

@@ -117,10 +117,14 @@ def _single_slashes(app: ASGIApp) -> ASGIApp:
 
     async def call(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            scope = {**scope, "path": re.sub("/+", "/", scope["path"])}
+            scope = {**scope, "path": _with_single_slashes(scope["path"])}
         await app(scope, receive, send)
 
     return call
+
+
+def _with_single_slashes(path: str) -> str:
+    return re.sub("/+", "/", path)
 
 
 _ANSWERED = (ApiError, HTTPException, RedrafterError, Exception)
@@ -154,5 +158,7 @@ class Information:
         return JSONResponse({"object": "list", "data": [self.host.entry]})
 
     async def model(self, request: Request) -> Response:
-        self.host.check_name(request.path_params["name"])
+        name, own = request.path_params["name"], self.host.name
+        # A folder's name begins with a slash, which the path of a request has already.
+        self.host.check_name(own if name == _with_single_slashes(own).lstrip("/") else name)
         return JSONResponse(self.host.entry)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,6 +12,11 @@ from redrafter_mlx.errors import BadInputError
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
+_HOST = re.compile(r"[^\s/:\[\]]+|\[[^\s/\[\]]+\]|[0-9a-fA-F]*:[0-9a-fA-F:.]*:[0-9a-fA-F:.]*")
+"""A host's name or address, an IPv6 address with brackets or without."""
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/A-Z]+")
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -18,7 +24,8 @@ class ServerOptions:
 
     host, port:      port 0 picks any free port
     api_key:         bearer token that clients must send; required to listen beyond this machine
-    allow_host:      further names of this server that requests may have in their Host header
+    allow_host:      further names of this server that requests may have in their Host header,
+                     without a port
     cors_origin:     allowed origins of web pages, such as "http://localhost:3000"; "*" allows all
     max_concurrency: maximum number of answers that are generated at once
     max_queue:       maximum number of answers that wait; further requests are refused
@@ -48,6 +55,17 @@ class ServerOptions:
         check_choice("log_level", self.log_level, LogLevel)
         if self.unload_after is not None:
             check_number("unload_after", self.unload_after, low=0.0, low_excluded=True)
+        for name in self.allow_host:
+            if not _HOST.fullmatch(name):
+                raise BadInputError(
+                    f"allow_host is {name!r}; give a name or an address alone, without a port"
+                )
+        for origin in self.cors_origin:
+            if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+                raise BadInputError(
+                    f"cors_origin is {origin!r}; give it as browsers send it, such as "
+                    f"http://localhost:3000, in small letters and without a path or a final slash"
+                )
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
             raise BadInputError("api_key is empty or not ASCII; give another one")
         if self.api_key is not None and self.api_key != self.api_key.strip():

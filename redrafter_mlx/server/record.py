@@ -12,11 +12,12 @@ from redrafter_mlx.server.answering import Emitted
 class Record:
     """Accumulates the steps of one answer.
 
+    arrived: when the request came, by `time.perf_counter`
     drafted, accepted: number of draft tokens so far
     """
 
-    def __init__(self) -> None:
-        self._began = time.perf_counter()
+    def __init__(self, arrived: float) -> None:
+        self._arrived = arrived
         self.first_token_seconds: float | None = None
         self.drafted = 0
         self.accepted = 0
@@ -35,7 +36,7 @@ class Record:
     @property
     def seconds(self) -> float:
         """Seconds since the request arrived."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self._arrived
 
     def add(self, emitted: Emitted) -> None:
         if self.first_token_seconds is None:

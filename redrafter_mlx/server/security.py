@@ -25,9 +25,9 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 class Guard:
     """ASGI middleware that refuses requests not meant for this server.
 
-    - If the server is for this machine only, the Host header must name this machine, or be a
+    - If the server is for this machine only, a Host header must name this machine, or be a
       reserved or an allowed name. This refuses a page of another site whose name was pointed at
-      127.0.0.1 (DNS rebinding).
+      127.0.0.1 (DNS rebinding). Browsers always send the header; a probe may leave it out.
     - A browser's Origin header must be this server's own or an allowed one. Otherwise a page of
       another site could send a request, even without reading the answer.
     - With a key, everything except / and /health needs it.
@@ -37,8 +37,9 @@ class Guard:
         self._app = app
         self._hosts = None
         if options.this_machine_only:
-            names = (options.host, *options.allow_host)
-            self._hosts = {"localhost", "127.0.0.1", "[::1]", *(name.lower() for name in names)}
+            names = [name.lower() for name in (options.host, *options.allow_host)]
+            bracketed = [f"[{name}]" if name[:1] != "[" and ":" in name else name for name in names]
+            self._hosts = {"localhost", "127.0.0.1", "[::1]", *bracketed}
         self._origins = options.cors_origin
         self._key = None if options.api_key is None else options.api_key.encode()
 
@@ -51,7 +52,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "").lower()
-        if not self._knows(re.sub(r":\d+$", "", host)):
+        if "host" in headers and not self._knows(re.sub(r":\d+$", "", host).rstrip(".")):
             return ApiError(
                 403,
                 f"the Host header is {host!r:.80}; ask this server as localhost, or start it with "

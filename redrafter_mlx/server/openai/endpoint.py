@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
@@ -31,11 +32,11 @@ class GenerationEndpoint(Generic[R]):
     """An ASGI application for one path.
 
     schema: schema of the request
-    reply:  makes the reply to a request, from the request and the model
+    reply:  makes the reply to a request, from the request, the model and the time of its arrival
     """
 
     schema: type[R]
-    reply: Callable[[R, Hosted], Reply[R]]
+    reply: Callable[[R, Hosted, float], Reply[R]]
     host: ModelHost
     gate: Gate
     metrics: Metrics
@@ -48,6 +49,7 @@ class GenerationEndpoint(Generic[R]):
             await self._answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        arrived = time.perf_counter()
         body = await _read_body(Request(scope, receive), self.options.max_body * _MEGABYTE)
         asked = self.schema.parse(body)
         self.host.check_name(asked.model)
@@ -59,7 +61,7 @@ class GenerationEndpoint(Generic[R]):
             )
         with self.gate.admitted(asked.answers) as turn:
             async with self.host.held() as hosted:
-                reply = await asyncio.to_thread(self.reply, asked, hosted)
+                reply = await asyncio.to_thread(self.reply, asked, hosted, arrived)
                 try:
                     if asked.stream:
                         await self._stream(hosted, reply, turn)(scope, receive, send)

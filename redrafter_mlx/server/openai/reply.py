@@ -35,13 +35,16 @@ class Reply(ABC, Generic[R]):
     chunk_name: ClassVar[str]
     id_prefix: ClassVar[str]
 
-    def __init__(self, asked: R, hosted: Hosted) -> None:
-        """Raises ApiError if the model cannot do what the request asks."""
+    def __init__(self, asked: R, hosted: Hosted, arrived: float) -> None:
+        """Raises ApiError if the model cannot do what the request asks.
+
+        arrived: when the request came, by `time.perf_counter`
+        """
         self._asked, self._hosted = asked, hosted
         self._id = f"{self.id_prefix}-{uuid.uuid4().hex}"
         self._created = int(time.time())
         self.requests = self._plan()
-        self.records = [Record() for _ in self.requests]
+        self.records = [Record(arrived) for _ in self.requests]
         self.alternatives = asked.alternatives or 0
 
     @property
