@@ -11,14 +11,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def kept_awake() -> Iterator[None]:
-    """Keep macOS awake on mains power (`caffeinate`); do nothing on other systems."""
+    """Keep macOS awake on mains power (`caffeinate`); do nothing on other systems.
+
+    Its option -s holds on mains power only; -i would drain a battery too.
+    """
     program = shutil.which("caffeinate")
     if program is None:
         yield
         return
-    watch = subprocess.Popen(
-        [program, "-i", "-s", "-w", str(os.getpid())], stdin=subprocess.DEVNULL
-    )
+    watch = subprocess.Popen([program, "-s", "-w", str(os.getpid())], stdin=subprocess.DEVNULL)
     try:
         yield
     finally:
