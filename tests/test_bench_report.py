@@ -11,6 +11,7 @@ import pytest
 from test_bench_cli import QUICK, SHAPES, loader, refusal  # noqa: F401
 
 from redrafter_mlx.bench.analyse.compare import read_result
+from redrafter_mlx.bench.show.report_folder import check_report
 from redrafter_mlx.cli import main
 
 pytestmark = pytest.mark.usefixtures("loader")
@@ -85,6 +86,15 @@ def test_a_folder_that_is_no_report_is_refused_before_anything_is_measured(
     assert not (tmp_path / "x").exists()
     (other / "result.json").write_text("{}")
     assert "thesis.txt" in refusal(capsys, "--report", str(other))
+
+
+def test_hidden_files_as_finder_leaves_them_do_not_keep_a_report_from_being_replaced(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "report.md").write_text("older")
+    (tmp_path / "result.json").write_text("{}")
+    (tmp_path / ".DS_Store").write_text("Finder's")
+    check_report(tmp_path)
 
 
 def test_answers_in_the_reports_folder_stay_and_are_resumed(tmp_path: Path) -> None:

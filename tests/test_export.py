@@ -22,7 +22,7 @@ from redrafter_mlx.drafting.published.mlp_speculator import (
     SpeculatorNetwork,
     save_speculator,
 )
-from redrafter_mlx.errors import RedrafterError
+from redrafter_mlx.errors import BadInputError, RedrafterError
 from redrafter_mlx.target.model import Target
 
 HEADS = 3
@@ -108,6 +108,16 @@ def test_medusa_heads_get_the_authors_names(tmp_path: Path) -> None:
     assert config == {
         "medusa_num_heads": HEADS, "medusa_num_layers": 1, "base_model_name_or_path": "org/base"
     }  # fmt: skip
+
+
+def test_a_folder_counts_as_empty_if_it_holds_hidden_files_alone(tmp_path: Path) -> None:
+    """Finder leaves a .DS_Store in every folder that it has shown."""
+    given, out = medusa(tmp_path / "given"), tmp_path / "out"
+    out.mkdir()
+    (out / ".DS_Store").write_text("Finder's")
+    export_drafter(given, out, "medusa")
+    with pytest.raises(BadInputError, match="--output"):
+        export_drafter(given, out, "medusa")
 
 
 def test_medusa_refuses_heads_of_some_tokens(tmp_path: Path) -> None:

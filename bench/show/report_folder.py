@@ -28,15 +28,15 @@ _FILES = (REPORT, RESULT, HEATMAP, "profile*.png")
 
 
 def check_report(folder: str | Path, answers: str | None = None) -> None:
-    """Raise BadInputError if the folder cannot be written or holds anything but a report.
+    """Raise BadInputError if the folder cannot be written or holds other files than a report.
 
     answers: the file of `--answers`, which may be in the folder
     """
     folder = Path(folder)
     if not str(folder).strip() or folder.is_file():
         raise BadInputError(f"--report is {str(folder)!r}, which is a file; give a folder")
-    kept = {Path(answers or "").absolute(), folder.absolute() / _PARTIAL}
-    there = {path.absolute() for path in folder.glob("*")} - kept
+    # Hidden files are nobody's work: Finder leaves .DS_Store, and an interrupted report `_PARTIAL`.
+    there = {path.absolute() for path in folder.glob("[!.]*")} - {Path(answers or "").absolute()}
     ours = _files_in(folder.absolute()) if (folder / RESULT).is_file() else ()
     if others := sorted(there.difference(ours)):
         raise BadInputError(

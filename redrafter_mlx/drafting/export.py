@@ -57,7 +57,8 @@ def export_drafter(folder: Path, output: Path, form: ExportFormat) -> None:
         raise MismatchError(
             f"{folder} is a drafter of the form {found.name}; {form} holds {held} drafters"
         )
-    if output.exists() and any(output.iterdir() if output.is_dir() else [output]):
+    # Finder's .DS_Store does not count.
+    if output.exists() and any(output.glob("[!.]*") if output.is_dir() else [output]):
         raise BadInputError(f"{output} is there already; give another --output")
     tensors, config, weights = _converted(files, form)
     write_drafter(output, tensors, config, mx.float16, weights)
