@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import unquote, urlsplit
 
 import mlx.core as mx
@@ -522,6 +523,16 @@ def test_full_disk_is_noticed_before_the_download(
 
 def test_free_disk_check_passes_where_there_is_room(tmp_path: Path) -> None:
     check_free_disk(tmp_path / "not" / "there", 1, "X")
+
+
+@pytest.mark.parametrize("platform", ["darwin", "linux"])
+def test_a_refusal_for_lack_of_disk_says_on_a_mac_why_finder_shows_more(
+    platform: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("redrafter_mlx.runtime.paths.sys", SimpleNamespace(platform=platform))
+    with pytest.raises(DownloadError) as caught:
+        check_free_disk(tmp_path, 10**18, "X")
+    assert ("Finder" in str(caught.value)) == (platform == "darwin")
 
 
 def test_sizes_are_readable() -> None:

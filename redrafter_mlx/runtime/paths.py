@@ -94,9 +94,11 @@ def check_free_disk(folder: Path, needed: int, variable: str) -> None:
     parent = existing_part(folder)
     free = shutil.disk_usage(parent).free
     if free < needed + _SPARE:
+        finder = " (Finder's figure includes what macOS has yet to free)"
         raise NoRoomError(
-            f"it needs {human_size(needed)} of disk and {parent} has {human_size(free)} free; make "
-            f"room, or set {variable} to a folder on another disk"
+            f"it needs {human_size(needed)} of disk and {parent} has {human_size(free)} free"
+            f"{finder if sys.platform == 'darwin' else ''}; make room, or set {variable} to a "
+            f"folder on another disk"
         )
 
 
